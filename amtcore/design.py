@@ -1,0 +1,75 @@
+"""Filter design: from frequencies in Hz to the coefficient rows that the recurrences take.
+
+All in float64 torch, so that a learnable frequency gets its gradient through the design, then
+cast to the working type at the end. Formulas: Butterworth by the bilinear transform; state-
+variable form of the same (see `recurrence.biquad.reference`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def butter1(cutoff_hz: float, fs_hz: float, kind: str = "low") -> tuple[list[float], list[float]]:
+    """First-order Butterworth, b and a: low- or high-pass by the bilinear transform."""
+    w = math.tan(math.pi * cutoff_hz / fs_hz)
+    a = [1.0, (w - 1.0) / (w + 1.0)]
+    b = [w / (1.0 + w)] * 2 if kind == "low" else [1.0 / (1.0 + w), -1.0 / (1.0 + w)]
+    return b, a
+
+
+def butter2(cutoff_hz: float, fs_hz: float) -> tuple[list[float], list[float]]:
+    """Second-order Butterworth low-pass, b and a, by the bilinear transform."""
+    w = math.tan(math.pi * cutoff_hz / fs_hz)
+    norm = 1.0 / (1.0 + math.sqrt(2.0) * w + w * w)
+    b0 = w * w * norm
+    a1, a2 = 2.0 * (w * w - 1.0) * norm, (1.0 - math.sqrt(2.0) * w + w * w) * norm
+    return [b0, 2.0 * b0, b0], [1.0, a1, a2]
+
+
+def first_order_rows(b: Tensor, a: Tensor) -> Tensor:
+    """(2,) numerator and denominator -> (3,): b0, b1, a1 with a0 = 1."""
+    return torch.stack((b[0], b[1], a[1])) / a[0]
+
+
+def state_variable_rows(g: Tensor, k: Tensor, m0: Tensor, m1: Tensor, m2: Tensor) -> Tensor:
+    """Rows of the second-order section: a1, a2, a3, m0, m1, m2 along a new last axis."""
+    a1 = 1.0 / (1.0 + g * (g + k))
+    a2 = g * a1
+    return torch.stack((a1, a2, g * a2, m0, m1, m2), -1)
+
+
+def section_rows(b: Tensor, a: Tensor) -> Tensor:
+    """(3,) numerator and denominator -> rows of the same filter in state-variable form.
+
+    With D(z) = 1 + a1/z + a2/z^2 and s = 1/(1 + g k + g^2) the two forms agree where
+    D(1) = 4 g^2 s, D(-1) = 4 s, 1 - a2 = 2 g k s, and for the numerator B
+    B(-1) = m0 D(-1), B(1) = (m0 + m2) D(1), b0 - b2 = m0 (1 - a2) + 2 m1 g s.
+    """
+    b, a = b.double() / a[0], a.double() / a[0]
+    at_one, at_minus = 1 + a[1] + a[2], 1 - a[1] + a[2]
+    g, s = torch.sqrt(at_one / at_minus), at_minus / 4
+    k = (1 - a[2]) / (2 * g * s)
+    m0 = (b[0] - b[1] + b[2]) / at_minus
+    m1 = (b[0] - b[2] - m0 * (1 - a[2])) / (2 * g * s)
+    return state_variable_rows(g, k, m0, m1, b.sum() / at_one - m0)
+
+
+def lowpass2_rows(cutoff_hz: Tensor, fs_hz: float) -> Tensor:
+    """Second-order Butterworth low-pass rows for each cutoff."""
+    g = torch.tan(math.pi * cutoff_hz.double() / fs_hz)
+    zero = torch.zeros_like(g)
+    return state_variable_rows(g, zero + math.sqrt(2.0), zero, zero, zero + 1.0)
+
+
+def bandpass1_rows(low_hz: Tensor, high_hz: Tensor, fs_hz: float) -> Tensor:
+    """First-order Butterworth band-pass rows (one second-order section) for each pair of edges."""
+    w_low = torch.tan(math.pi * low_hz.double() / fs_hz)
+    w_high = torch.tan(math.pi * high_hz.double() / fs_hz)
+    g = torch.sqrt(w_low * w_high)
+    k = (w_high - w_low) / g
+    zero = torch.zeros_like(g)
+    return state_variable_rows(g, k, zero, k, zero)

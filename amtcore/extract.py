@@ -1,0 +1,272 @@
+"""From a model to feature streams: names, widths, rates, axes, and the numbers themselves.
+
+An `Extractor` is one warm model with the streams a job asked for. Frames come out of the fused
+kernel, already pooled; full-rate modulation output is never held. Stream descriptions are read
+off the compiled chain itself. For full-rate outputs or gradients call the model instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .errors import ParameterError, ShapeError
+from .models.registry import MODELS, ModelEntry, get_model, nearest_hint
+from .recurrence.chain.program import PooledChain, compile_chain
+from .recurrence.chain.runner import run_pooled
+from .recurrence.threads import get_num_threads, set_num_threads
+
+Frames = NDArray[np.floating[Any]]
+
+DEFAULT_FRAME_RATE_HZ = 100.0
+DEFAULT_POOL = "mean"
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class StreamInfo:
+    """One feature stream.
+
+    Args:
+        name: Name of the stream.
+        model: Name of the model.
+        unit: Unit of the values.
+        width: Columns per frame.
+        frame_rate_hz: Frames per second.
+        pool: Statistic of a frame: mean, rms, max or subsample.
+        axes: Names of the two axes.
+        channel_offsets: (channel + 1), cuts the columns into channels of M_i columns.
+        fc_hz: Centre frequency of each channel.
+        mfc_hz: Modulation centre frequency of each column; empty where there is no modulation axis.
+    """
+
+    name: str
+    model: str
+    unit: str
+    width: int
+    frame_rate_hz: float
+    pool: str
+    axes: tuple[str, ...]
+    channel_offsets: tuple[int, ...]
+    fc_hz: tuple[float, ...]
+    mfc_hz: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StreamInfo:
+        """The inverse of `to_dict`."""
+        plain: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return cls(**plain)
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What `list_models` tells of a model."""
+
+    name: str
+    summary: str
+    input_unit: str
+    default_fs_hz: float
+    params: Mapping[str, Any]
+    streams: Mapping[str, str]
+
+
+class ExtractStream:
+    """Features of one long signal, chunk by chunk, in memory that does not grow.
+
+    Invariants:
+        The frames of all pushes, put together, are those of the whole signal.
+    """
+
+    def __init__(self, chains: Mapping[str, PooledChain], dtype: np.dtype[Any]) -> None:
+        self._chains = chains
+        self._dtype = dtype
+        self._states = {name: chain.rest.copy() for name, chain in chains.items()}
+        self._samples = 0
+
+    def push(self, chunk: NDArray[np.floating[Any]]) -> dict[str, Frames]:
+        """Feed the next samples (1-D, input unit); returns the frames they complete."""
+        samples = _as_clip(chunk, self._dtype)
+        frames = {
+            name: run_pooled(
+                chain.tables, [samples], chain.coef, [self._states[name]], self._samples
+            )[0]
+            for name, chain in self._chains.items()
+        }
+        self._samples += len(samples)
+        return frames
+
+
+class Extractor:
+    """One warm model and its streams; not for several callers at once.
+
+    Build it with `build_extractor`.
+    """
+
+    def __init__(
+        self,
+        entry: ModelEntry,
+        model: Any,
+        streams: tuple[StreamInfo, ...],
+        chains: Mapping[str, PooledChain],
+        params: Mapping[str, Any],
+    ) -> None:
+        self.fs_hz: float = model.fs
+        self.input_unit: str = model.input_unit
+        self.streams = streams
+        self._entry, self._model, self._chains, self._params = entry, model, chains, dict(params)
+        self._dtype = next(iter(chains.values())).coef.dtype
+
+    def n_frames(self, n_samples: int) -> dict[str, int]:
+        """Whole frames of each stream in so many samples."""
+        return {name: chain.tables.frames_before(n_samples) for name, chain in self._chains.items()}
+
+    def extract(self, clips: Sequence[NDArray[np.floating[Any]]]) -> list[dict[str, Frames]]:
+        """Features of several clips.
+
+        Args:
+            clips: 1-D signals in the model's input unit at `fs_hz`, of any lengths.
+        Returns:
+            Per clip, stream name -> (frames, width). A clip's values do not depend on its
+            neighbours.
+        """
+        signals = [_as_clip(clip, self._dtype) for clip in clips]
+        features: list[dict[str, Frames]] = [{} for _ in signals]
+        for name, chain in self._chains.items():
+            states = [chain.rest.copy() for _ in signals]
+            frames = run_pooled(chain.tables, signals, chain.coef, states, 0)
+            for of_clip, values in zip(features, frames, strict=True):
+                of_clip[name] = values
+        return features
+
+    def open_stream(self) -> ExtractStream:
+        """Start on a long signal."""
+        return ExtractStream(self._chains, self._dtype)
+
+    def buffers_sha256(self) -> str:
+        """Hash of every constant of the model: two equal hashes compute the same features."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self._model.state_dict().items()):
+            digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """What provenance records of the model."""
+        return {
+            "model": self._entry.name,
+            "fs_hz": self.fs_hz,
+            "params": self._params,
+            "input_unit": self.input_unit,
+            "dtype": str(self._dtype),
+            "backend": "cpu",
+            "threads": get_num_threads(),
+            "buffers_sha256": self.buffers_sha256(),
+            "streams": [stream.to_dict() for stream in self.streams],
+        }
+
+
+def _as_clip(clip: NDArray[np.floating[Any]], dtype: np.dtype[Any]) -> Frames:
+    array = np.asarray(clip)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
+        raise ShapeError(
+            f"expected a 1-D floating-point signal, got {array.dtype} of shape {array.shape}"
+        )
+    return np.ascontiguousarray(array, dtype)
+
+
+def build_extractor(
+    model: str,
+    *,
+    fs_hz: float | None = None,
+    params: Mapping[str, Any] | None = None,
+    streams: Mapping[str, Mapping[str, Any] | None] | None = None,
+    threads: int | None = None,
+    dtype: str = "float32",
+    backend: str | None = None,
+) -> Extractor:
+    """Build a model with its streams; everything wrong with the request is raised here.
+
+    Args:
+        model: Registered name, see `list_models`.
+        fs_hz: Sampling rate of the input; None takes the model's default.
+        params: Constructor arguments of the model.
+        streams: Stream name -> options `frame_rate_hz` (default 100) and `pool` (default mean);
+            None asks for the model's first stream.
+        threads: Threads for the kernels of this process; None keeps the number.
+        dtype: "float32" or "float64".
+        backend: None or "cpu": the fused kernel has no other backend yet.
+    """
+    entry = get_model(model)
+    if dtype not in _DTYPES:
+        raise ParameterError(f"dtype must be float32 or float64, got {dtype!r}")
+    if backend not in (None, "cpu"):
+        raise ParameterError(f"extraction runs on backend 'cpu' only, got {backend!r}")
+    if threads is not None:
+        set_num_threads(threads)
+    built = entry.build(fs_hz or entry.default_fs_hz, params or {}, _DTYPES[dtype])
+    infos, chains = [], {}
+    for name, options in (streams or {next(iter(entry.streams)): {}}).items():
+        info, chains[name] = _build_stream(entry, built, name, dict(options or {}))
+        infos.append(info)
+    return Extractor(entry, built, tuple(infos), chains, params or {})
+
+
+def _build_stream(
+    entry: ModelEntry, model: Any, name: str, options: dict[str, Any]
+) -> tuple[StreamInfo, PooledChain]:
+    if name not in entry.streams:
+        raise ParameterError(
+            f"model {entry.name!r} has no stream {name!r}{nearest_hint(name, entry.streams)}"
+        )
+    rate = options.pop("frame_rate_hz", DEFAULT_FRAME_RATE_HZ)
+    pool = options.pop("pool", DEFAULT_POOL)
+    if options:
+        extra = next(iter(options))
+        raise ParameterError(
+            f"stream {name!r} has no option {extra!r}"
+            f"{nearest_hint(extra, ['frame_rate_hz', 'pool'])}"
+        )
+    ops, bank = model.chain(name)
+    chain = compile_chain(ops, bank, pool, model.fs, rate)
+    kind = entry.streams[name]
+    modulated = "modulation" in kind.axes[-1]
+    info = StreamInfo(
+        name=name,
+        model=entry.name,
+        unit=kind.unit,
+        width=chain.tables.width,
+        frame_rate_hz=float(rate),
+        pool=pool,
+        axes=kind.axes,
+        channel_offsets=bank.offsets,
+        fc_hz=tuple(model.fc.double().tolist()),
+        mfc_hz=tuple(model.modulation.mfc_hz.double().tolist()) if modulated else (),
+    )
+    return info, chain
+
+
+def list_models() -> list[ModelInfo]:
+    """Every registered model with its parameters and streams."""
+    return [
+        ModelInfo(
+            entry.name,
+            entry.summary,
+            entry.model.input_unit,
+            entry.default_fs_hz,
+            entry.parameters(),
+            {name: kind.summary for name, kind in entry.streams.items()},
+        )
+        for entry in MODELS.values()
+    ]

@@ -1,0 +1,1 @@
+"""The five nonlinear feedback loops of auditory-nerve adaptation."""

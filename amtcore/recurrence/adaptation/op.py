@@ -1,0 +1,31 @@
+"""Operator of the adaptation family: `amtcore::adaptation`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..chain.cpu import ADAPTATION
+from ..chain.runner import run_op
+from ..dispatch import check_recurrence, use_reference
+from . import reference
+
+
+@torch.library.custom_op("amtcore::adaptation", mutates_args=(), device_types="cpu")
+def _adaptation(x: Tensor, coef: Tensor, state: Tensor, limit: bool) -> tuple[Tensor, Tensor]:
+    return run_op(ADAPTATION, 2 * state.shape[2] + int(limit), x, coef, state)
+
+
+@_adaptation.register_fake
+def _(x: Tensor, coef: Tensor, state: Tensor, limit: bool) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
+
+
+def adaptation(
+    x: Tensor, coef: Tensor, state: Tensor, limit: bool, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Adaptation loops; arguments as in `reference.adaptation`."""
+    check_recurrence(x, coef, state, 3 + 3 * state.shape[2], state.shape[2])
+    if use_reference(x, backend):
+        return reference.adaptation(x, coef, state, limit)
+    return _adaptation(x, coef, state, limit)

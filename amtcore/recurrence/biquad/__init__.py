@@ -1,0 +1,1 @@
+"""Real first- and second-order sections: hair-cell low-passes and slow modulation filters."""

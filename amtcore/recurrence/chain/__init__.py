@@ -1,0 +1,1 @@
+"""Several recurrences run block by block over cached data, ending in full rate or pooled frames."""

@@ -1,0 +1,198 @@
+"""The fused kernel: a program of block operations over one clip and one group of channels.
+
+    for each block of samples:  load -> op 1 -> .. -> op n -> store
+                                                           -> filters of a bank -> store or pool
+
+A block (at most BLOCK samples of LANES channels) stays in the first-level cache from the waveform
+to the frame sums, so full-rate intermediates are never in memory. An operation is one row of
+`ops`: code, first coefficient row, first state row, and one integer argument. The families' own
+block functions do the work; a single-family operator is a program of one row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from ..adaptation.cpu import adaptation_block
+from ..biquad.cpu import first_order_block, state_variable_block
+from ..one_pole.cpu import modulation_block, one_pole_cascade_block
+from ..simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
+
+#: Samples per block: two buffers of 128 x 32 float32 are 32 kB, inside a 48 kB first-level cache.
+BLOCK = 128
+
+# Operation codes (first column of `ops`); the argument is the fourth column.
+ONE_POLE_CASCADE = 0  # argument: order
+FIRST_ORDER = 1  # argument: 1 to half-wave rectify the input
+STATE_VARIABLE = 2  # argument: as above
+ADAPTATION = 3  # argument: 2 * loops + limiter on
+# Filters of a bank (first column of `bank`).
+BANK_STATE_VARIABLE = 0
+BANK_REAL = 1
+BANK_MODULUS = 2
+BANK_IDENTITY = 3
+# What happens to the result.
+STORE = 0
+STORE_BANK = 1
+POOL_BANK = 2
+# Frame statistics.
+POOLS = {"mean": 0, "rms": 1, "max": 2, "subsample": 3}
+
+
+@njit
+def _load(x: Any, shared: bool, channels: int, t0: int, n: int, buffer: Any) -> None:
+    """Samples t0..t0+n of up to LANES rows of `x`, sample after sample.
+
+    Missing rows repeat the last one; with `shared` there is one row for all lanes.
+    """
+    if shared:
+        for t in range(n):
+            vstore(buffer, t * LANES, vsplat(buffer, x[0, t0 + t]))
+        return
+    for lane in range(LANES):
+        row = min(lane, channels - 1)
+        for t in range(n):
+            buffer[t * LANES + lane] = x[row, t0 + t]
+
+
+@njit
+def _run_op(op: Any, a: Any, b: Any, n: int, coef: Any, state: Any) -> None:
+    code, c, s, argument = op[0], op[1], op[2], op[3]
+    if code == ONE_POLE_CASCADE:
+        one_pole_cascade_block(a, b, n, argument, coef, c, state, s)
+    elif code == FIRST_ORDER:
+        first_order_block(a, a, n, argument == 1, coef, c, state, s)
+    elif code == STATE_VARIABLE:
+        state_variable_block(a, a, n, argument == 1, coef, c, state, s)
+    else:
+        adaptation_block(a, n, argument // 2, argument % 2 == 1, coef, c, state, s)
+
+
+@njit
+def _run_filter(filter_: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
+    code, c, s = filter_[0], filter_[1], filter_[2]
+    if code == BANK_STATE_VARIABLE:
+        state_variable_block(x, y, n, False, coef, c, state, s)
+    elif code == BANK_IDENTITY:
+        for t in range(n):
+            vstore(y, t * LANES, vload(x, t * LANES))
+    else:
+        modulation_block(x, y, n, code == BANK_MODULUS, coef, c, state, s)
+
+
+@njit
+def _pool(y: Any, n: int, pool: int, first: bool, state: Any, s: int) -> None:
+    """Add `n` samples of one frame to its running statistic in state row `s`."""
+    total = vload(state, s * LANES)
+    if pool == 0:
+        for t in range(n):
+            total = total + vload(y, t * LANES)
+    elif pool == 1:
+        for t in range(n):
+            value = vload(y, t * LANES)
+            total = fma(value, value, total)
+    else:
+        if first:
+            total = vload(y, 0)
+        if pool == 2:
+            for t in range(n):
+                total = vmax(vload(y, t * LANES), total)
+    vstore(state, s * LANES, total)
+
+
+@njit
+def _emit(filters: Any, columns: Any, pool: int, length: int, state: Any, out: Any) -> None:
+    """Write one frame: the statistics of every filter that a channel has; then clear them."""
+    weight = 1.0 / length if pool < 2 else 1.0
+    for m in range(filters.shape[0]):
+        s = filters[m, 3]
+        value = vload(state, s * LANES) * vsplat(state, weight)
+        vstore(state, s * LANES, vsqrt(value) if pool == 1 else value)
+        for lane in range(columns.shape[1]):
+            if columns[m, lane] >= 0:
+                out[columns[m, lane]] = state[s * LANES + lane]
+        vstore(state, s * LANES, vsplat(state, 0.0))
+
+
+@njit
+def _store(buffer: Any, n: int, rows: Any, t0: int, out: Any) -> None:
+    for lane in range(rows.shape[0]):
+        if rows[lane] >= 0:
+            for t in range(n):
+                out[rows[lane], t0 + t] = buffer[t * LANES + lane]
+
+
+def _sources_digest() -> str:
+    """Hash of every source that is compiled into the kernel."""
+    root = Path(__file__).parent.parent
+    sources = sorted(root.glob("*.py")) + sorted(root.glob("*/cpu.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+def _build(digest: str) -> Any:
+    """Compile-on-first-use kernel. `digest` is part of the key of numba's disk cache, which by
+    itself looks at this file only and would keep stale code after a change in a block function."""
+
+    @njit(nogil=True, cache=True)
+    def run(
+        x: Any,
+        length: int,
+        shared: bool,
+        channels: int,
+        ops: Any,
+        coef: Any,
+        state: Any,
+        mode: int,
+        filters: Any,
+        rows: Any,
+        pool: int,
+        frame: Any,
+        out: Any,
+    ) -> None:
+        """Run the program over samples 0..length of one clip for one group of channels.
+
+        x (rows, time); coef and state flat, LANES numbers a row; rows (filter or 1, lane) the
+        output row or column, -1 for none; frame = (samples, per frames, absolute start, first
+        frame): frame f covers samples ceil(f samples / frames) up to the next one's start;
+        out (rows, time), or (frames, columns) when pooled.
+        """
+        if digest == "":
+            return
+        a, b = np.empty(BLOCK * LANES, x.dtype), np.empty(BLOCK * LANES, x.dtype)
+        num, den, start, emitted = frame[0], frame[1], frame[2], 0
+        t = 0
+        f = start * den // num if mode == POOL_BANK else 0
+        begin = end = 0
+        if mode == POOL_BANK:
+            begin, end = -(-f * num // den), -(-(f + 1) * num // den)
+        while t < length:
+            n = min(BLOCK, length - t)
+            if mode == POOL_BANK:
+                n = min(n, end - start - t)
+            _load(x, shared, channels, t, n, a)
+            for k in range(ops.shape[0]):
+                _run_op(ops[k], a, b, n, coef, state)
+            if mode == STORE:
+                _store(a, n, rows[0], t, out)
+            for m in range(filters.shape[0]):
+                _run_filter(filters[m], a, b, n, coef, state)
+                if mode == STORE_BANK:
+                    _store(b, n, rows[m], t, out)
+                else:
+                    _pool(b, n, pool, start + t == begin, state, filters[m, 3])
+            t += n
+            if mode == POOL_BANK and start + t == end:
+                _emit(filters, rows, pool, end - begin, state, out[emitted])
+                emitted += 1
+                f += 1
+                begin, end = end, -(-(f + 1) * num // den)
+
+    return run
+
+
+run_chain = _build(_sources_digest())

@@ -1,0 +1,190 @@
+"""From tensors to the kernel: channels are packed into lanes, clips and groups go to threads.
+
+Public recurrences keep their state as (batch, channel, value); packing it into lanes and back is
+a small copy per call. The pooled chain keeps it packed between the chunks of a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..simd import LANES
+from ..threads import parallel_for
+from .cpu import POOL_BANK, STORE, STORE_BANK, run_chain
+
+_NO_FILTERS = np.zeros((0, 4), np.int64)
+_NO_FRAME = np.zeros(3, np.int64)
+#: Coefficient rows and state rows of every filter of a bank.
+FILTER_COEFS, FILTER_STATES = 6, 2
+
+
+def groups_of(channels: int) -> int:
+    """How many lane groups hold this many channels."""
+    return -(-channels // LANES)
+
+
+def pack(values: Tensor) -> NDArray[Any]:
+    """(.., channel, value) -> (.., group, value * LANES); missing channels repeat the last one."""
+    channels = values.shape[-2]
+    wanted = torch.arange(groups_of(channels) * LANES).clamp(max=channels - 1)
+    lanes = values.detach()[..., wanted, :].unflatten(-2, (-1, LANES)).transpose(-1, -2)
+    return lanes.flatten(-2).contiguous().numpy()
+
+
+def unpack(packed: NDArray[Any], channels: int) -> Tensor:
+    """The inverse of `pack`: (.., group, value * LANES) -> (.., channel, value)."""
+    lanes = torch.from_numpy(packed).unflatten(-1, (-1, LANES)).transpose(-1, -2)
+    return lanes.flatten(-3, -2)[..., :channels, :].contiguous()
+
+
+def run_op(
+    code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One operation at full rate: x (batch, channel or 1, time) -> (batch, channel, time)."""
+    batch, channels, samples = x.shape[0], coef.shape[0], x.shape[-1]
+    inputs, out = x.detach().contiguous().numpy(), x.new_empty(batch, channels, samples)
+    ops = np.array([[code, 0, 0, argument]], np.int64)
+    packed_coef, packed_state, shared = pack(coef), pack(state), x.shape[1] == 1
+
+    def one(b: int, g: int) -> None:
+        part = slice(g * LANES, min((g + 1) * LANES, channels))
+        rows = np.arange(part.start, part.stop, dtype=np.int64)[None]
+        source = inputs[b] if shared else inputs[b, part]
+        run_chain(
+            source, samples, shared, part.stop - part.start, ops, packed_coef[g],
+            packed_state[b, g], STORE, _NO_FILTERS, rows, 0, _NO_FRAME, out_np[b],
+        )  # fmt: skip
+
+    out_np = out.numpy()
+    _over_items(one, batch, groups_of(channels))
+    return out, unpack(packed_state, channels)
+
+
+def bank_layout(
+    kinds: Sequence[int], offsets: Sequence[int], coef_row: int, state_row: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Kernel tables of a bank: filters (m, 4) and, per group, the output column of each lane."""
+    channels, most = len(offsets) - 1, len(kinds)
+    filters = np.array(
+        [
+            [kind, coef_row + FILTER_COEFS * m, state_row + FILTER_STATES * m,
+             state_row + FILTER_STATES * most + m]
+            for m, kind in enumerate(kinds)
+        ],
+        np.int64,
+    )  # fmt: skip
+    columns = np.full((groups_of(channels), most, LANES), -1, np.int64)
+    for channel in range(channels):
+        for m in range(offsets[channel + 1] - offsets[channel]):
+            columns[channel // LANES, m, channel % LANES] = offsets[channel] + m
+    return filters, columns
+
+
+def spread(values: Tensor, offsets: Sequence[int], most: int) -> Tensor:
+    """(.., filter, value) -> (.., channel, most * value), zeros where a channel has no filter m."""
+    channels, width = len(offsets) - 1, values.shape[-1]
+    wide = values.new_zeros(*values.shape[:-2], channels, most, width)
+    for channel in range(channels):
+        count = offsets[channel + 1] - offsets[channel]
+        wide[..., channel, :count, :] = values[..., offsets[channel] : offsets[channel + 1], :]
+    return wide.flatten(-2)
+
+
+def gather(wide: Tensor, offsets: Sequence[int], most: int) -> Tensor:
+    """The inverse of `spread`."""
+    split = wide.unflatten(-1, (most, -1))
+    parts = [
+        split[..., channel, : offsets[channel + 1] - offsets[channel], :]
+        for channel in range(len(offsets) - 1)
+    ]
+    return torch.cat(parts, -2)
+
+
+def run_bank(
+    x: Tensor, coef: Tensor, state: Tensor, kinds: Sequence[int], offsets: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """A modulation bank at full rate: x (batch, channel, time) -> (batch, filter, time)."""
+    batch, channels, samples = x.shape
+    most = len(kinds)
+    inputs, out = x.detach().contiguous().numpy(), x.new_empty(batch, offsets[-1], samples)
+    filters, columns = bank_layout(kinds, offsets, 0, 0)
+    packed_coef = pack(spread(coef, offsets, most))
+    packed_state = pack(spread(state, offsets, most))
+    no_ops = np.zeros((0, 4), np.int64)
+
+    def one(b: int, g: int) -> None:
+        part = slice(g * LANES, min((g + 1) * LANES, channels))
+        run_chain(
+            inputs[b, part], samples, False, part.stop - part.start, no_ops, packed_coef[g],
+            packed_state[b, g], STORE_BANK, filters, columns[g], 0, _NO_FRAME, out_np[b],
+        )  # fmt: skip
+
+    out_np = out.numpy()
+    _over_items(one, batch, groups_of(channels))
+    return out, gather(unpack(packed_state, channels), offsets, most)
+
+
+@dataclass(frozen=True)
+class PooledTables:
+    """What the kernel needs to know of a pooled chain besides coefficients and state."""
+
+    ops: NDArray[np.int64]
+    filters: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    channels: int
+    width: int
+    pool: int
+    samples_per_frame: tuple[int, int]
+
+    def frames_before(self, sample: int) -> int:
+        """Whole frames in the first `sample` samples."""
+        samples, frames = self.samples_per_frame
+        return sample * frames // samples
+
+
+def run_pooled(
+    tables: PooledTables,
+    clips: Sequence[NDArray[Any]],
+    coef: NDArray[Any],
+    states: Sequence[NDArray[Any]],
+    start: int,
+) -> list[NDArray[Any]]:
+    """Waveforms to frames, every clip on its own.
+
+    Args:
+        tables: The program.
+        clips: 1-D waveforms of any lengths.
+        coef: (group, rows * LANES).
+        states: Per clip (group, rows * LANES); changed in place to the state after the clip.
+        start: Absolute index of the first sample of every clip (frames are counted from 0).
+    Returns:
+        Per clip (frames, width).
+    """
+    frame = np.array([*tables.samples_per_frame, start], np.int64)
+    groups = coef.shape[0]
+    first = tables.frames_before(start)
+    outs = [
+        np.empty((tables.frames_before(start + len(clip)) - first, tables.width), coef.dtype)
+        for clip in clips
+    ]
+
+    def one(i: int, g: int) -> None:
+        lanes = min(LANES, tables.channels - g * LANES)
+        run_chain(
+            clips[i][None], len(clips[i]), True, lanes, tables.ops, coef[g], states[i][g],
+            POOL_BANK, tables.filters, tables.columns[g], tables.pool, frame, outs[i],
+        )  # fmt: skip
+
+    _over_items(one, len(clips), groups)
+    return outs
+
+
+def _over_items(one: Callable[[int, int], None], clips: int, groups: int) -> None:
+    parallel_for(lambda item: one(item // groups, item % groups), clips * groups)

@@ -1,0 +1,1 @@
+"""Cascades of one complex one-pole section: gammatone and modulation filters."""

@@ -1,0 +1,60 @@
+"""Operators of the one-pole family: `amtcore::one_pole_cascade`, `amtcore::modulation_bank`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..chain.cpu import ONE_POLE_CASCADE
+from ..chain.runner import FILTER_COEFS, FILTER_STATES, run_bank, run_op
+from ..dispatch import check_recurrence, use_reference
+from . import reference
+
+
+@torch.library.custom_op("amtcore::one_pole_cascade", mutates_args=(), device_types="cpu")
+def _cascade(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    return run_op(ONE_POLE_CASCADE, order, x, coef, state)
+
+
+@_cascade.register_fake
+def _(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
+
+
+@torch.library.custom_op("amtcore::modulation_bank", mutates_args=(), device_types="cpu")
+def _bank(
+    x: Tensor, coef: Tensor, state: Tensor, kinds: list[int], offsets: list[int]
+) -> tuple[Tensor, Tensor]:
+    return run_bank(x, coef, state, kinds, offsets)
+
+
+@_bank.register_fake
+def _(
+    x: Tensor, coef: Tensor, state: Tensor, kinds: list[int], offsets: list[int]
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], offsets[-1], x.shape[2]), torch.empty_like(state)
+
+
+def one_pole_cascade(
+    x: Tensor, coef: Tensor, state: Tensor, order: int, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cascade of equal complex one-pole sections; arguments as in `reference.one_pole_cascade`."""
+    check_recurrence(x, coef, state, 3, 2 * order)
+    if use_reference(x, backend):
+        return reference.one_pole_cascade(x, coef, state, order)
+    return _cascade(x, coef, state, order)
+
+
+def modulation_bank(
+    x: Tensor,
+    coef: Tensor,
+    state: Tensor,
+    kinds: list[int],
+    offsets: list[int],
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Modulation filters of every channel; arguments as in `reference.modulation_bank`."""
+    check_recurrence(x[:, :1], coef, state, FILTER_COEFS, FILTER_STATES)
+    if use_reference(x, backend):
+        return reference.modulation_bank(x, coef, state, kinds, offsets)
+    return _bank(x, coef, state, kinds, offsets)

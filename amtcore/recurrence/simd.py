@@ -1,0 +1,250 @@
+"""A vector of LANES numbers as a numba value: load, store, arithmetic, exp.
+
+Recurrences cannot be vectorised over time, so a kernel works on LANES channels at once and keeps
+its state in vector registers. LLVM maps `<LANES x float>` onto whatever the machine has.
+Numbers are the same for every lane position, so neighbours never change a channel's result.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.typing import signature
+from numba.extending import intrinsic, models, overload, register_model
+
+#: Channels per vector: two AVX-512 registers of float32, which hides the latency of a recurrence.
+LANES = 32
+
+
+class VecType(types.Type):
+    """The numba type of LANES numbers of one scalar type."""
+
+    def __init__(self, scalar: types.Type) -> None:
+        self.scalar = scalar
+        super().__init__(name=f"Vec({scalar}x{LANES})")
+
+
+@register_model(VecType)
+class _VecModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, vec: VecType) -> None:
+        element = manager.lookup(vec.scalar).get_value_type()
+        super().__init__(manager, vec, ir.VectorType(element, LANES))
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    """Address of `array[index]` as a pointer to a whole vector."""
+    data = cgutils.create_struct_proxy(array_type)(context, builder, array).data
+    vector = ir.VectorType(context.get_value_type(array_type.dtype), LANES)
+    return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
+
+
+def _align(array_type: Any) -> int:
+    return array_type.dtype.bitwidth // 8
+
+
+@intrinsic
+def vload(typing: Any, array: Any, index: Any) -> Any:
+    """LANES numbers of the flat, contiguous `array` from `index` on. Bounds are not checked."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = context.cast(builder, args[1], sig.args[1], types.intp)
+        value = builder.load(_pointer(context, builder, sig.args[0], args[0], at))
+        value.align = _align(sig.args[0])
+        return value
+
+    return signature(VecType(array.dtype), array, index), codegen
+
+
+@intrinsic
+def vstore(typing: Any, array: Any, index: Any, vec: Any) -> Any:
+    """Write a vector into the flat, contiguous `array` from `index` on. Bounds are not checked."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = context.cast(builder, args[1], sig.args[1], types.intp)
+        store = builder.store(args[2], _pointer(context, builder, sig.args[0], args[0], at))
+        store.align = _align(sig.args[0])
+        return context.get_dummy_value()
+
+    return signature(types.void, array, index, vec), codegen
+
+
+@intrinsic
+def vsplat(typing: Any, like: Any, number: Any) -> Any:
+    """`number` in every lane, with the scalar type of `like` (an array or a vector)."""
+    scalar = like.dtype if isinstance(like, types.Array) else like.scalar
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        vector = context.get_value_type(sig.return_type)
+        undefined = ir.Constant(vector, ir.Undefined)
+        first = context.cast(builder, args[1], sig.args[1], scalar)
+        one = builder.insert_element(undefined, first, ir.Constant(ir.IntType(32), 0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        return builder.shuffle_vector(one, undefined, zeros)
+
+    return signature(VecType(scalar), like, number), codegen
+
+
+def _binary(instruction: str) -> Any:
+    @intrinsic
+    def function(typing: Any, left: Any, right: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return getattr(builder, instruction)(args[0], args[1])
+
+        return signature(left, left, right), codegen
+
+    return function
+
+
+def _overload_operator(python_operator: Callable[..., Any], instruction: str) -> None:
+    function = _binary(instruction)
+
+    @overload(python_operator)
+    def _choose(left, right):  # type: ignore[no-untyped-def]  # numba compares signatures
+        if isinstance(left, VecType) and isinstance(right, VecType):
+            return lambda left, right: function(left, right)
+        return None
+
+
+for _operator, _instruction in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
+    _overload_operator(_operator, _instruction)
+
+
+def _llvm(builder: Any, name: str, vector: Any, arguments: int) -> Any:
+    """The LLVM intrinsic `name` for this vector type (llvmlite cannot name vector variants)."""
+    suffix = "f32" if isinstance(vector.element, ir.FloatType) else "f64"
+    kind = ir.FunctionType(vector, [vector] * arguments)
+    return cgutils.get_or_insert_function(
+        builder.module, kind, f"llvm.{name}.v{vector.count}{suffix}"
+    )
+
+
+@intrinsic
+def fma(typing: Any, factor: Any, other: Any, addend: Any) -> Any:
+    """`factor * other + addend`, rounded once: results do not depend on the compiler's mood."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.call(_llvm(builder, "fma", args[0].type, 3), args)
+
+    return signature(factor, factor, other, addend), codegen
+
+
+def _unary(name: str) -> Any:
+    @intrinsic
+    def function(typing: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return builder.call(_llvm(builder, name, args[0].type, 1), args)
+
+        return signature(value, value), codegen
+
+    return function
+
+
+vsqrt = _unary("sqrt")
+_round = _unary("rint")
+
+
+@intrinsic
+def where_greater(typing: Any, left: Any, right: Any, yes: Any, no: Any) -> Any:
+    """Per lane: `yes` where `left > right`, else `no`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", args[0], args[1]), args[2], args[3])
+
+    return signature(yes, left, right, yes, no), codegen
+
+
+@intrinsic
+def any_greater(typing: Any, left: Any, right: Any) -> Any:
+    """True when any lane of `left` is above its lane of `right`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        mask = ir.IntType(LANES)
+        bits = builder.bitcast(builder.fcmp_ordered(">", args[0], args[1]), mask)
+        return builder.icmp_unsigned("!=", bits, ir.Constant(mask, 0))
+
+    return signature(types.boolean, left, right), codegen
+
+
+@njit
+def vmax(left: Any, right: Any) -> Any:
+    """The larger of two vectors, per lane."""
+    return where_greater(left, right, left, right)
+
+
+@intrinsic
+def _power_of_two(typing: Any, exponent: Any) -> Any:
+    """2 ** exponent for integral exponents inside the normal range, by building the bits."""
+    single = exponent.scalar == types.float32
+    width, bias, shift = (32, 127, 23) if single else (64, 1023, 52)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        integers = ir.VectorType(ir.IntType(width), LANES)
+        bits = builder.fptosi(args[0], integers)
+        bits = builder.add(bits, ir.Constant(integers, [bias] * LANES))
+        bits = builder.shl(bits, ir.Constant(integers, [shift] * LANES))
+        return builder.bitcast(bits, args[0].type)
+
+    return signature(exponent, exponent), codegen
+
+
+_LOG2_E = 1.4426950408889634
+# ln 2 in two parts; the first has trailing zero bits, so that n * part is exact.
+_LN2_HIGH_32, _LN2_LOW_32 = 0.693145751953125, 1.42860682030941723212e-6
+_LN2_HIGH_64, _LN2_LOW_64 = 6.93147180369123816490e-1, 1.90821492927058770002e-10
+
+
+def _exp_body(value):  # type: ignore[no-untyped-def]
+    raise TypeError("compiled code only")
+
+
+@overload(_exp_body)
+def _choose_exp(value):  # type: ignore[no-untyped-def]
+    """exp(x) = 2**n * exp(r), |r| <= ln2/2, the latter by its Taylor polynomial.
+
+    The first left-out term is below 2e-9 (degree 7, float32) and 5e-18 (degree 13, float64).
+    """
+    if value.scalar == types.float32:
+
+        def single(value):  # type: ignore[no-untyped-def]
+            x = vmax(value, vsplat(value, -80.0))
+            n = _round(x * vsplat(x, _LOG2_E))
+            r = fma(n, vsplat(x, -_LN2_LOW_32), fma(n, vsplat(x, -_LN2_HIGH_32), x))
+            p = vsplat(x, 1.0 / 5040.0)
+            p = fma(p, r, vsplat(x, 1.0 / 720.0))
+            p = fma(p, r, vsplat(x, 1.0 / 120.0))
+            p = fma(p, r, vsplat(x, 1.0 / 24.0))
+            p = fma(p, r, vsplat(x, 1.0 / 6.0))
+            p = fma(p, r, vsplat(x, 0.5))
+            p = fma(p, r, vsplat(x, 1.0))
+            return fma(p, r, vsplat(x, 1.0)) * _power_of_two(n)
+
+        return single
+
+    def double(value):  # type: ignore[no-untyped-def]
+        x = vmax(value, vsplat(value, -700.0))
+        n = _round(x * vsplat(x, _LOG2_E))
+        r = fma(n, vsplat(x, -_LN2_LOW_64), fma(n, vsplat(x, -_LN2_HIGH_64), x))
+        p = vsplat(x, 1.0 / 6227020800.0)
+        inverse = 1.0 / 6227020800.0
+        for k in range(13, 0, -1):
+            inverse = inverse * k
+            p = fma(p, r, vsplat(x, inverse))
+        return p * _power_of_two(n)
+
+    return double
+
+
+@njit
+def vexp(value: Any) -> Any:
+    """exp per lane, for values from -80 (float32) or -700 (float64), where it is clamped, to 80."""
+    return _exp_body(value)

@@ -1,0 +1,67 @@
+"""The threads that kernels run on.
+
+Kernels release the interpreter lock, so a plain thread pool is all the parallelism they need: no
+OpenMP runtime, nothing to break after a fork. Pool threads flush denormals to zero; in silence
+the filters' states decay into that range, where the processor is a hundred times slower.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from ..errors import ParameterError
+
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+_threads = 0
+
+
+def get_num_threads() -> int:
+    """Threads that kernels use: as set, else torch's own number."""
+    return _threads or torch.get_num_threads()
+
+
+def set_num_threads(threads: int) -> None:
+    """Set how many threads kernels of this process use (1 or more)."""
+    global _threads, _pool
+    if threads < 1:
+        raise ParameterError(f"threads must be 1 or more, got {threads}")
+    with _lock:
+        if threads != _threads:
+            _threads, _pool = threads, None
+
+
+def _forget() -> None:
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _get_pool() -> ThreadPoolExecutor:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(
+                get_num_threads(),
+                thread_name_prefix="amtcore",
+                initializer=torch.set_flush_denormal,
+                initargs=(True,),
+            )
+        return _pool
+
+
+def parallel_for(function: Callable[[int], None], count: int) -> None:
+    """Call `function(i)` for i in 0..count-1 on the pool; the first exception is re-raised."""
+    _wait(_get_pool().map(function, range(count)))
+
+
+def _wait(results: Iterable[None]) -> None:
+    for _ in results:
+        pass

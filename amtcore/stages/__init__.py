@@ -1,0 +1,8 @@
+"""The stages that models are built from, as nn.Modules with explicit state."""
+
+from .adaptation import AdaptLoop
+from .gammatone import GammatoneFilterbank
+from .hair_cell import IHCEnvelope
+from .modulation import ModulationFilterbank
+
+__all__ = ["AdaptLoop", "GammatoneFilterbank", "IHCEnvelope", "ModulationFilterbank"]

@@ -1,0 +1,155 @@
+"""Neural adaptation: five feedback loops in series, each dividing by a low-passed own output.
+
+Pueschel (1988), Dau, Pueschel and Kohlrausch (1996), with the overshoot limiter of Dau et al.
+(1997, section II). Steady input of L dB comes out as about L (model units), onsets overshoot.
+The limiter is scaled by each loop's resting divisor, not by the running one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ParameterError
+from ..recurrence.adaptation.op import adaptation
+from ..recurrence.chain.cpu import ADAPTATION
+from ..recurrence.chain.program import BlockOp
+from .base import ChannelStage
+
+_DAU_TAU_S = (0.005, 0.050, 0.129, 0.253, 0.500)
+_EVEN_TAU_S = tuple(0.005 + i * (0.500 - 0.005) / 4 for i in range(5))
+_PAULICK_TAU_S = (0.007, 0.0318, 0.0878, 0.2143, 0.500)
+
+
+@dataclass(frozen=True)
+class _Preset:
+    """Time constants in s and overshoot limit (0: none)."""
+
+    tau_s: tuple[float, ...]
+    limit: float
+
+
+PRESETS = {
+    "dau1997": _Preset(_DAU_TAU_S, 10.0),
+    "osses2021": _Preset(_DAU_TAU_S, 5.0),
+    "dau1996": _Preset(_DAU_TAU_S, 0.0),
+    "breebaart2001": _Preset(_EVEN_TAU_S, 0.0),
+    "puschel1988": _Preset(_EVEN_TAU_S, 0.0),
+    "paulick2024": _Preset(_PAULICK_TAU_S, 10.0),
+}
+
+
+class AdaptLoop(ChannelStage):
+    """Adaptation loops.
+
+    Args:
+        fs: Sampling rate in Hz.
+        preset: A key of `PRESETS`, gives `tau` and `limit` where these are None.
+        tau: Time constants in s, one per loop.
+        limit: Overshoot limit relative to the steady state; 0 switches the limiter off.
+        minspl: Level in dB SPL that maps to 0, for input in units of RMS 1 = 100 dB SPL.
+        min_level: The same as an amplitude in the input's own unit, one value or one per channel;
+            overrides `minspl`.
+        learnable: Make `tau`, `limit` (when on) and `min_level` parameters.
+        dtype: torch.float32 or torch.float64.
+        backend: Kernel choice; None picks.
+
+    Shape:
+        (batch, channel, time) or (channel, time), same shape out, in model units.
+
+    Invariants:
+        Input at or below the minimum level for ever gives 0; steady input of 1 gives 100.
+
+    >>> AdaptLoop(fs=16000)(torch.zeros(1, 2, 100)).abs().max() < 1e-3
+    tensor(True)
+    """
+
+    tau: Tensor
+    limit: Tensor
+    min_level: Tensor
+
+    def __init__(
+        self,
+        fs: float,
+        preset: str = "dau1997",
+        tau: Sequence[float] | Tensor | None = None,
+        limit: float | None = None,
+        minspl: float = 0.0,
+        min_level: Tensor | Sequence[float] | float | None = None,
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(fs, learnable, dtype, backend)
+        if preset not in PRESETS:
+            raise ParameterError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
+        self.preset = preset
+        chosen = PRESETS[preset].limit if limit is None else float(limit)
+        if chosen < 0:
+            raise ParameterError(f"limit must be 0 (off) or above 1, got {limit}")
+        self.limited = chosen > 1.0
+        tau_s = torch.as_tensor(PRESETS[preset].tau_s if tau is None else tau, dtype=torch.float64)
+        if tau_s.ndim != 1 or tau_s.numel() == 0 or not bool((tau_s > 0).all()):
+            raise ParameterError("tau must be a list of time constants above 0 s")
+        level = 10.0 ** ((minspl - 100.0) / 20.0) if min_level is None else min_level
+        levels = torch.as_tensor(level, dtype=torch.float64)
+        if levels.ndim > 1 or not bool(((levels > 0) & (levels < 1)).all()):
+            raise ParameterError("min_level must lie between 0 and 1 in units of the input")
+        self.constant("tau", tau_s)
+        self.constant("limit", chosen)
+        self.constant("min_level", levels)
+        if self.limited and not bool((self._overshoot(levels.reshape(-1, 1)) > 0).all()):
+            raise ParameterError(f"limit {chosen:g} is too close to 1 for this minimum level")
+
+    @property
+    def num_loops(self) -> int:
+        """Number of feedback loops."""
+        return int(self.tau.shape[0])
+
+    def _resting(self, levels: Tensor) -> Tensor:
+        """(channel, 1) minimum levels -> (channel, loop) divisors at rest, level^(1/2^j)."""
+        powers = 0.5 ** torch.arange(1, self.num_loops + 1, dtype=torch.float64)
+        return levels.double() ** powers.to(levels.device)
+
+    def _overshoot(self, levels: Tensor) -> Tensor:
+        """m_j = (1 - s_j^2) limit - 1 with the divisors at rest."""
+        return (1.0 - self._resting(levels) ** 2) * self.limit.double() - 1.0
+
+    def coefficients(self, channels: int) -> Tensor:
+        """(channel, 3 + 3 loops) rows of the recurrence."""
+        levels = self.min_level.double().reshape(-1, 1).expand(channels, 1)
+        resting = self._resting(levels)
+        rise = -torch.expm1(-1.0 / (self.tau.double() * self.fs)).expand_as(resting)
+        overshoot = self._overshoot(levels) if self.limited else torch.ones_like(resting)
+        offset = resting[:, -1:]
+        loops = torch.stack((rise, overshoot, -2.0 / overshoot), -1).flatten(1)
+        return torch.cat((levels, offset, 100.0 / (1.0 - offset), loops), 1).to(self.dtype)
+
+    def rest_state(self, batch: int, channels: int) -> Tensor:
+        """The divisors at rest, (batch, channel, loop)."""
+        levels = self.min_level.reshape(-1, 1).expand(channels, 1)
+        return self._resting(levels).to(self.dtype).expand(batch, channels, -1)
+
+    def block_ops(self, channels: int) -> list[BlockOp]:
+        """The stage as operations of the fused kernel."""
+        argument = 2 * self.num_loops + int(self.limited)
+        coef, rest = self.coefficients(channels).detach(), self.rest_state(1, channels)[0].detach()
+        return [BlockOp(ADAPTATION, argument, coef, rest)]
+
+    def _run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        channels = x.shape[1]
+        if self.min_level.numel() not in (1, channels):
+            raise ParameterError(
+                f"there are {self.min_level.numel()} minimum levels for {channels} channels"
+            )
+        return adaptation(x, self.coefficients(channels), state, self.limited, self.backend)
+
+    def extra_repr(self) -> str:
+        """Preset, loops and limiter."""
+        return (
+            f"preset={self.preset}, tau={[round(float(t), 4) for t in self.tau]} s, "
+            f"limit={float(self.limit):g}, fs={self.fs:g}, learnable={self.learnable}"
+        )

@@ -1,0 +1,253 @@
+"""Modulation filterbank: each channel's envelope split by modulation rate.
+
+Dau, Kollmeier and Kohlrausch (1997, section II), Jepsen et al. (2008), Paulick et al. (2024).
+`efilt` filters are frequency-shifted first-order low-passes: up to 10 Hz the real part is kept,
+above it the modulus. `butterworth` filters are real band-passes with the same centres and
+bandwidths; their output is the band signal itself, neither rectified nor attenuated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .. import design
+from ..errors import ParameterError
+from ..recurrence.biquad.op import first_order
+from ..recurrence.chain.cpu import BANK_MODULUS, BANK_REAL, BANK_STATE_VARIABLE, FIRST_ORDER
+from ..recurrence.chain.program import Bank, BlockOp
+from ..recurrence.one_pole.op import modulation_bank
+from .base import ChannelStage, check_below_nyquist
+
+_FIRST_BANDWIDTH_HZ = 5.0
+_PHASE_LIMIT_HZ = 10.0  # up to here the modulation phase is kept
+_PREFILTER_HZ = 150.0
+
+
+@dataclass(frozen=True)
+class _Preset:
+    """Envelope gain, whether the range ends at fc/4, and whether 150 Hz is filtered first."""
+
+    att_factor: float
+    use_upper_limit: bool
+    prefilter: bool
+    lp_cutoff: float = 2.5
+    max_mfc: float = 150.0
+
+
+PRESETS = {
+    "dau1997": _Preset(1.0, False, False),
+    "jepsen2008": _Preset(1.0 / math.sqrt(2.0), True, True),
+    "paulick2024": _Preset(1.0 / math.sqrt(2.0), True, True),
+}
+
+
+def modulation_centres(upper_hz: float, q: float) -> list[float]:
+    """Modulation centre frequencies in Hz up to a limit: 0; 5, 10; then constant Q.
+
+    Neighbouring constant-Q filters meet at their band edges, which makes the ratio of centres
+    (1 + 1/(2Q)) / (1 - 1/(2Q)), 5/3 for Q = 2.
+    """
+    half = 1.0 / (2.0 * q)
+    centres = [0.0] + [f for f in (_FIRST_BANDWIDTH_HZ, _PHASE_LIMIT_HZ) if f <= upper_hz]
+    next_hz = (centres[-1] + _FIRST_BANDWIDTH_HZ / 2) / (1.0 - half)
+    if centres[-1] < _PHASE_LIMIT_HZ:
+        return centres
+    while next_hz <= upper_hz:
+        centres.append(next_hz)
+        next_hz *= (1.0 + half) / (1.0 - half)
+    return centres
+
+
+class ModulationFilterbank(ChannelStage):
+    """Modulation filters of every channel.
+
+    Args:
+        fs: Sampling rate in Hz.
+        fc: Centre frequencies of the channels in Hz.
+        Q: Quality factor of the filters above 10 Hz, above 0.5.
+        max_mfc: Highest modulation centre frequency in Hz; None takes the preset's.
+        lp_cutoff: Cutoff in Hz of the low-pass that is filter 0; None takes the preset's.
+        att_factor: Gain of the modulus outputs; None takes the preset's.
+        use_upper_limit: Whether a channel's range ends at fc/4; None takes the preset's.
+        filter_type: "efilt" or "butterworth".
+        preset: A key of `PRESETS`.
+        learnable: Make `mfc_hz`, `bandwidth_hz` and `lp_cutoff` parameters.
+        dtype: torch.float32 or torch.float64.
+        backend: Kernel choice; None picks.
+
+    Shape:
+        (batch, channel, time) -> list over channels of (batch, M_i, time);
+        (channel, time) -> list of (M_i, time).
+
+    >>> bank = ModulationFilterbank(16000, torch.tensor([80.0, 1000.0]), preset="jepsen2008")
+    >>> [tuple(y.shape) for y in bank(torch.zeros(2, 2, 160))]
+    [(2, 4, 160), (2, 8, 160)]
+    """
+
+    fc: Tensor
+    mfc_hz: Tensor
+    bandwidth_hz: Tensor
+    lp_cutoff: Tensor
+
+    def __init__(
+        self,
+        fs: float,
+        fc: Tensor | Sequence[float],
+        Q: float = 2.0,
+        max_mfc: float | None = None,
+        lp_cutoff: float | None = None,
+        att_factor: float | None = None,
+        use_upper_limit: bool | None = None,
+        filter_type: str = "efilt",
+        preset: str = "dau1997",
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(fs, learnable, dtype, backend)
+        if preset not in PRESETS:
+            raise ParameterError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
+        if filter_type not in ("efilt", "butterworth"):
+            raise ParameterError(
+                f"filter_type must be 'efilt' or 'butterworth', got {filter_type!r}"
+            )
+        if not Q > 0.5:
+            raise ParameterError(f"Q must be above 0.5, got {Q}")
+        values = PRESETS[preset]
+        self.preset, self.filter_type, self.Q = preset, filter_type, float(Q)
+        self.max_mfc = values.max_mfc if max_mfc is None else float(max_mfc)
+        self.att_factor = values.att_factor if att_factor is None else float(att_factor)
+        self.use_upper_limit = (
+            values.use_upper_limit if use_upper_limit is None else bool(use_upper_limit)
+        )
+        self.prefilter = values.prefilter
+        fc_hz = [float(f) for f in fc]
+        self._set_filters(fc_hz)
+        self.constant("lp_cutoff", values.lp_cutoff if lp_cutoff is None else float(lp_cutoff))
+        self.register_buffer("fc", torch.tensor(fc_hz, dtype=dtype))
+
+    def _set_filters(self, fc_hz: list[float]) -> None:
+        """Centres and bandwidths of all filters, and what the m-th filter of a channel is."""
+        limits = [min(f / 4, self.max_mfc) if self.use_upper_limit else self.max_mfc for f in fc_hz]
+        centres = [modulation_centres(limit, self.Q) for limit in limits]
+        self.offsets = [0]
+        for of_channel in centres:
+            self.offsets.append(self.offsets[-1] + len(of_channel))
+        longest = max(centres, key=len)
+        check_below_nyquist("the highest modulation frequency", longest[-1], self.fs)
+        flat = [mfc for of_channel in centres for mfc in of_channel]
+        widths = [_FIRST_BANDWIDTH_HZ if f < _PHASE_LIMIT_HZ else f / self.Q for f in flat]
+        self.constant("mfc_hz", flat)
+        self.constant("bandwidth_hz", widths)
+        self.kinds = [self._kind(mfc) for mfc in longest]
+
+    def _kind(self, mfc_hz: float) -> int:
+        if mfc_hz == 0 or self.filter_type == "butterworth":
+            return BANK_STATE_VARIABLE
+        return BANK_REAL if mfc_hz <= _PHASE_LIMIT_HZ else BANK_MODULUS
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels."""
+        return len(self.offsets) - 1
+
+    @property
+    def mfc(self) -> list[Tensor]:
+        """Modulation centre frequencies in Hz, one tensor (M_i,) per channel."""
+        return list(self.mfc_hz.split(self._counts))
+
+    @property
+    def _counts(self) -> list[int]:
+        return [b - a for a, b in pairwise(self.offsets)]
+
+    def coefficients(self) -> Tensor:
+        """(filter, 6) rows of all filters, channel after channel."""
+        mfc, width = self.mfc_hz.double(), self.bandwidth_hz.double()
+        low = design.lowpass2_rows(self.lp_cutoff, self.fs).expand(len(mfc), 6)
+        if self.filter_type == "butterworth":
+            # The low-pass rows have no band edges: give them harmless ones.
+            centre = torch.where(mfc > 0, mfc, 2 * width)
+            rows = design.bandpass1_rows(centre - width / 2, centre + width / 2, self.fs)
+        else:
+            rows = self._complex_rows(mfc, width)
+        is_low = torch.zeros(len(mfc), dtype=torch.bool, device=mfc.device)
+        is_low[torch.tensor(self.offsets[:-1], device=mfc.device)] = True
+        return torch.where(is_low.unsqueeze(1), low, rows).to(self.dtype)
+
+    def _complex_rows(self, mfc: Tensor, width: Tensor) -> Tensor:
+        """Pole r exp(i w), input gain 2 (1 - r), output gain; r = exp(-pi width / fs)."""
+        angle, r = 2 * math.pi * mfc / self.fs, torch.exp(-math.pi * width / self.fs)
+        m = torch.cat([torch.arange(count) for count in self._counts]).to(mfc.device)
+        modulus = torch.tensor([kind == BANK_MODULUS for kind in self.kinds], device=mfc.device)[m]
+        scale = torch.where(modulus, self.att_factor, 1.0).to(mfc)
+        zero = torch.zeros_like(mfc)
+        rows = (r * torch.cos(angle), r * torch.sin(angle), 2 * (1 - r), scale, zero, zero)
+        return torch.stack(rows, -1)
+
+    def _prefilter_rows(self, channels: int) -> Tensor:
+        b, a = design.butter1(_PREFILTER_HZ, self.fs)
+        rows = design.first_order_rows(
+            torch.tensor(b, dtype=torch.float64), torch.tensor(a, dtype=torch.float64)
+        )
+        return rows.to(self.fc).expand(channels, -1)
+
+    def block_ops(self) -> list[BlockOp]:
+        """What comes before the bank, as operations of the fused kernel."""
+        if not self.prefilter:
+            return []
+        coef = self._prefilter_rows(self.num_channels)
+        return [BlockOp(FIRST_ORDER, 0, coef, coef.new_zeros(self.num_channels, 1))]
+
+    def bank(self) -> Bank:
+        """The filters, for the fused kernel."""
+        return Bank(tuple(self.kinds), self.coefficients().detach(), tuple(self.offsets))
+
+    def stream(  # type: ignore[override]
+        self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
+        """Process the next chunk.
+
+        Args:
+            x: (batch, channel, time) or (channel, time).
+            state: What the previous chunk returned: prefilter (batch, channel, 1) and filters
+                (batch, filter, 2); None at the start.
+        """
+        x = self.as_input(x, (2, 3), "(batch, channel, time) or (channel, time)")
+        batched = x if x.ndim == 3 else x.unsqueeze(0)
+        if batched.shape[1] != self.num_channels:
+            raise ParameterError(
+                f"expected {self.num_channels} channels, got {batched.shape[1]} in {tuple(x.shape)}"
+            )
+        batch = batched.shape[0]
+        if state is None:
+            state = (
+                x.new_zeros(batch, self.num_channels, 1),
+                x.new_zeros(batch, self.offsets[-1], 2),
+            )
+        before, filters = state
+        if self.prefilter:
+            rows = self._prefilter_rows(self.num_channels)
+            batched, before = first_order(batched, rows, before, False, self.backend)
+        y, filters = modulation_bank(
+            batched, self.coefficients(), filters, self.kinds, self.offsets, self.backend
+        )
+        parts = y if x.ndim == 3 else y.squeeze(0)
+        return list(parts.split(self._counts, -2)), (before, filters)
+
+    def forward(self, x: Tensor) -> list[Tensor]:  # type: ignore[override]
+        """The whole signal at once: list over channels of (batch, M_i, time)."""
+        return self.stream(x)[0]
+
+    def extra_repr(self) -> str:
+        """Preset, size and range."""
+        return (
+            f"preset={self.preset}, num_channels={self.num_channels}, filters={self.offsets[-1]}, "
+            f"max_mfc={self.max_mfc:g} Hz, Q={self.Q:g}, filter_type={self.filter_type}, "
+            f"fs={self.fs:g}, learnable={self.learnable}"
+        )

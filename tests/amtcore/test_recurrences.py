@@ -1,0 +1,149 @@
+"""Fast kernels against the plain loops: values, state, chunks, lane padding, forced backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from amtcore.errors import BackendError, ShapeError
+from amtcore.recurrence.adaptation.op import adaptation
+from amtcore.recurrence.biquad.op import first_order, state_variable
+from amtcore.recurrence.one_pole.op import modulation_bank, one_pole_cascade
+
+from ..compare import KERNEL32, KERNEL64, assert_close
+
+BATCH, CHANNELS, TIME = 2, 37, 300  # more than one lane group, the second one mostly padding
+Case = tuple[Tensor, Tensor, Tensor, Callable[..., tuple[Tensor, Tensor]]]
+
+
+def _cascade(dtype: torch.dtype) -> Case:
+    angle = torch.rand(CHANNELS, dtype=dtype)
+    coef = torch.stack((0.9 * angle.cos(), 0.9 * angle.sin(), angle), 1)
+    state = torch.randn(BATCH, CHANNELS, 8, dtype=dtype)
+    x = torch.randn(BATCH, 1, TIME, dtype=dtype)
+    return x, coef, state, lambda *a, **k: one_pole_cascade(*a, 4, **k)
+
+
+def _first_order(dtype: torch.dtype, rectify: bool) -> Case:
+    x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype)
+    coef = 0.9 * torch.rand(CHANNELS, 3, dtype=dtype)
+    state = torch.rand(BATCH, CHANNELS, 1, dtype=dtype)
+    return x, coef, state, lambda *a, **k: first_order(*a, rectify, **k)
+
+
+def _state_variable(dtype: torch.dtype, rectify: bool) -> Case:
+    g, k = torch.rand(CHANNELS, dtype=dtype), 0.5 + torch.rand(CHANNELS, dtype=dtype)
+    a1 = 1 / (1 + g * (g + k))
+    coef = torch.stack((a1, g * a1, g * g * a1, *torch.rand(3, CHANNELS, dtype=dtype)), 1)
+    x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype)
+    state = torch.randn(BATCH, CHANNELS, 2, dtype=dtype)
+    return x, coef, state, lambda *a, **k: state_variable(*a, rectify, **k)
+
+
+def _adaptation(dtype: torch.dtype, limit: bool) -> Case:
+    rest = 1e-5 ** (0.5 ** torch.arange(1, 6, dtype=dtype))
+    m = (1 - rest**2) * 10 - 1
+    loops = torch.stack((0.02 * torch.rand(5, dtype=dtype), m, -2 / m), 1).flatten()
+    fixed = torch.stack((rest[0] ** 2, rest[-1], 100 / (1 - rest[-1])))
+    coef = torch.cat((fixed, loops)).repeat(CHANNELS, 1)
+    x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype).square()
+    state = rest.repeat(BATCH, CHANNELS, 1)
+    return x, coef, state, lambda *a, **k: adaptation(*a, limit, **k)
+
+
+def _bank(dtype: torch.dtype) -> Case:
+    offsets = [0]
+    for channel in range(CHANNELS):
+        offsets.append(offsets[-1] + channel % 4 + 1)
+    coef = 0.5 * torch.rand(offsets[-1], 6, dtype=dtype)
+    x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype)
+    state = torch.randn(BATCH, offsets[-1], 2, dtype=dtype)
+    return x, coef, state, lambda *a, **k: modulation_bank(*a, [0, 1, 1, 2], offsets, **k)
+
+
+CASES: dict[str, Callable[[torch.dtype], Case]] = {
+    "one_pole_cascade": _cascade,
+    "first_order": lambda dtype: _first_order(dtype, False),
+    "first_order_rectified": lambda dtype: _first_order(dtype, True),
+    "state_variable": lambda dtype: _state_variable(dtype, False),
+    "state_variable_rectified": lambda dtype: _state_variable(dtype, True),
+    "adaptation": lambda dtype: _adaptation(dtype, False),
+    "adaptation_limited": lambda dtype: _adaptation(dtype, True),
+    "modulation_bank": _bank,
+}
+DTYPES = {"float32": (torch.float32, KERNEL32), "float64": (torch.float64, KERNEL64)}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_equals_plain_loop(case: str, dtype: str) -> None:
+    kind, tolerance = DTYPES[dtype]
+    x, coef, state, run = CASES[case](kind)
+    before = state.clone()
+    y, after = run(x, coef, state, backend="cpu")
+    expected, expected_after = run(x, coef, state, backend="reference")
+    assert_close(y, expected, tolerance, case)
+    assert_close(after, expected_after, tolerance, f"{case} state")
+    assert torch.equal(state, before), "the caller's state must not change"
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("cut", [1, 127, 128, 129, 299])
+def test_two_chunks_equal_the_whole_exactly(case: str, cut: int) -> None:
+    x, coef, state, run = CASES[case](torch.float32)
+    whole, last = run(x, coef, state)
+    first, middle = run(x[..., :cut], coef, state)
+    second, after = run(x[..., cut:], coef, middle)
+    assert torch.equal(torch.cat((first, second), -1), whole)
+    assert torch.equal(after, last)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operator_is_well_formed(case: str) -> None:
+    """Schema and fake kernel agree with the real one, which is what torch.compile relies on."""
+    x, coef, state, run = CASES[case](torch.float64)
+
+    def call(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return run(x, coef, state)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for got, expected in zip(compiled(x, coef, state), call(x, coef, state), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_a_silent_tail_costs_no_accuracy() -> None:
+    """States decay through the denormal range; flushing them must not show in the output."""
+    x, coef, state, run = _cascade(torch.float32)
+    x = torch.nn.functional.pad(x, (0, 20000))
+    y, after = run(x, coef, state)
+    assert y[..., -1000:].abs().max() < 1e-30
+    assert torch.isfinite(after).all()
+
+
+def test_forced_backends_raise_when_they_cannot_run() -> None:
+    x, coef, state, run = _cascade(torch.float32)
+    with pytest.raises(BackendError, match="backend must be one of"):
+        run(x, coef, state, backend="fpga")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, c, s: (x[0], c, s), "expected input"),
+        (lambda x, c, s: (x, c[:, :2], s), "coefficients per channel"),
+        (lambda x, c, s: (x, c, s[:1]), "expected a state of shape"),
+        (lambda x, c, s: (x.double(), c, s), "one dtype"),
+    ],
+)
+def test_wrong_shapes_are_named(change: Callable[..., tuple[Tensor, ...]], message: str) -> None:
+    x, coef, state, run = _cascade(torch.float32)
+    with pytest.raises(ShapeError, match=message):
+        run(*change(x, coef, state))
