@@ -25,7 +25,7 @@ test: lint
 	$(BIN)/python -m pytest
 
 bench: setup
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
 
 clean:
 	rm -rf $(VENV) demo-out build *.egg-info

@@ -1,0 +1,1 @@
+"""Scripts that measure speed and write what they saw into RESULTS.md."""

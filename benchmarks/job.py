@@ -1,0 +1,163 @@
+"""The whole job against the bare kernel: an hour of generated FLAC, decoded to committed fp16 Zarr.
+
+For each sampling rate of the files the bare kernel runs on the same audio in this process (already
+decoded and resampled, in memory) right before and right after the job, and the job's rate is
+divided by the mean of the two. The memory of every process of the job is sampled all along.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+import soundfile
+import soxr
+
+from amtcore.extract import build_extractor
+from benchmarks.report import table, write_section
+from jobs.demo_audio import speech
+
+MODEL_FS_HZ = 44100
+CLIP_S = 20.0
+CLIPS = 180
+VOICES = 12
+KERNEL_BATCH = 10
+SAMPLE_EVERY_S = 0.25
+TARGETS = {16000: 0.75, 44100: 0.85}
+_HEAD = ("files", "kernel before", "job", "kernel after", "job / kernel", "wanted", "start-up")
+
+
+@dataclass
+class Memory:
+    """Resident memory of one process over the run, in MB, and when each value was read."""
+
+    name: str
+    at_s: list[float] = field(default_factory=list)
+    mb: list[float] = field(default_factory=list)
+
+    def summary(self, begin_s: float) -> tuple[str, ...]:
+        """Highest of the second and of the last quarter of the work, and their ratio."""
+        work = [mb for at, mb in zip(self.at_s, self.mb, strict=True) if at >= begin_s]
+        quarter = max(1, len(work) // 4)
+        second, last = max(work[quarter : 2 * quarter]), max(work[-quarter:])
+        return self.name, f"{second:.0f}", f"{last:.0f}", f"{last / second:.2f}"
+
+
+def write_corpus(folder: Path, rate_hz: int) -> None:
+    """An hour of distinct clips: a few voices, shifted and scaled."""
+    folder.mkdir(parents=True)
+    voices = [speech(np.random.default_rng(i), rate_hz, CLIP_S) for i in range(VOICES)]
+    for i in range(CLIPS):
+        rng = np.random.default_rng([rate_hz, i])
+        wave = np.roll(voices[i % VOICES], int(rng.integers(len(voices[0]))))
+        wave = 0.05 * rng.uniform(0.5, 1.5) * wave / np.sqrt(np.mean(wave**2))
+        soundfile.write(folder / f"{i:03d}.flac", np.clip(wave, -1, 1), rate_hz)
+
+
+def kernel_seconds(folder: Path) -> float:
+    """Time of the bare kernel over the whole corpus; decoding and resampling are not timed."""
+    extractor = build_extractor("dau1997", fs_hz=MODEL_FS_HZ, threads=2)
+    extractor.extract([np.zeros(MODEL_FS_HZ, np.float32)])
+    paths, total = sorted(folder.glob("*.flac")), 0.0
+    for i in range(0, len(paths), KERNEL_BATCH):
+        clips = []
+        for path in paths[i : i + KERNEL_BATCH]:
+            wave, rate_hz = soundfile.read(path, dtype="float32")
+            clips.append(soxr.resample(wave, rate_hz, MODEL_FS_HZ))
+        begin = time.perf_counter()
+        extractor.extract(clips)
+        total += time.perf_counter() - begin
+    return total
+
+
+def run_job(root: Path, corpus: Path) -> tuple[dict[str, dict], list[Memory], float]:
+    """Run the command line in a process of its own.
+
+    Returns its last event of each kind, the memory of each process, and when work began.
+    """
+    spec = {
+        "source": {"kind": "files", "uri": str(corpus)},
+        "extract": [{"model": "dau1997", "fs_hz": MODEL_FS_HZ}],
+        "output": {"uri": str(root / "out"), "formats": ["zarr"], "shard_seconds": 300},
+    }
+    job = root / "job.yaml"
+    job.write_text(json.dumps(spec))  # JSON is YAML
+    command = [sys.executable, "-m", "jobs.cli", "extract", str(job), "--json"]
+    begin, ready = time.perf_counter(), 0.0
+    events: dict[str, dict] = {}
+    memory: dict[int, Memory] = {}
+    log = root / "events.jsonl"
+    with log.open("w") as stream, subprocess.Popen(command, stdout=stream) as process:
+        while process.poll() is None:
+            _sample(process.pid, time.perf_counter() - begin, memory)
+            time.sleep(SAMPLE_EVERY_S)
+            if not ready and "workers_ready" in log.read_text():
+                ready = time.perf_counter() - begin
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        events[event["event"]] = event
+    if process.returncode:
+        raise SystemExit(f"the job ended with exit code {process.returncode}: {events}")
+    return events, list(memory.values()), ready
+
+
+def _sample(pid: int, now_s: float, memory: dict[int, Memory]) -> None:
+    try:
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in processes:
+        try:
+            name = " ".join(process.cmdline()[:1])[-40:] or process.name()
+            used = process.memory_info().rss / 2**20
+        except psutil.Error:
+            continue
+        entry = memory.setdefault(process.pid, Memory(name.rsplit("/", 1)[-1]))
+        entry.at_s.append(now_s)
+        entry.mb.append(used)
+
+
+def main() -> None:
+    """Measure both rates and write the section."""
+    rows, details = [], []
+    for rate_hz, wanted in TARGETS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            write_corpus(root / "corpus", rate_hz)
+            seconds = CLIPS * CLIP_S
+            before = seconds / kernel_seconds(root / "corpus")
+            events, memory, ready = run_job(root, root / "corpus")
+            after = seconds / kernel_seconds(root / "corpus")
+        job = seconds / events["summary"]["wall_s"]
+        ratio = job / ((before + after) / 2)
+        rows.append(
+            (f"{rate_hz} Hz", f"{before:.0f}", f"{job:.0f}", f"{after:.0f}", f"{ratio:.0%}",
+             f"{wanted:.0%}", f"{ready:.1f} s")
+        )  # fmt: skip
+        kept = [entry for entry in memory if max(entry.at_s) - ready > 5 and len(entry.mb) > 16]
+        details.append(
+            f"Resident memory in MB, files of {rate_hz} Hz, highest value of a quarter of the "
+            "work:\n\n"
+            + table(
+                ("process", "second quarter", "last quarter", "last / second"),
+                [entry.summary(ready) for entry in kept],
+            )
+        )
+    intro = (
+        f"{CLIPS} clips of {CLIP_S:g} s of generated speech, Dau1997 at {MODEL_FS_HZ} Hz pooled "
+        "to 100 Hz, float16 Zarr. Rates are seconds of audio per second on two cores; the job's "
+        "starts when the first worker is warm and ends after the index is written."
+    )
+    body = intro + "\n\n" + table(_HEAD, rows) + "\n\n" + "\n\n".join(details)
+    write_section("The whole job", "python -m benchmarks.job", body)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""Run every benchmark, one process each, so that none warms another's caches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPTS = ("kernel", "startup", "job")
+
+
+def main() -> None:
+    """Run all scripts in order; stop at the first that fails."""
+    for script in SCRIPTS:
+        subprocess.run([sys.executable, "-m", f"benchmarks.{script}"], check=True)
+
+
+if __name__ == "__main__":
+    main()
