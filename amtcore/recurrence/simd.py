@@ -248,3 +248,9 @@ def _choose_exp(value):  # type: ignore[no-untyped-def]
 def vexp(value: Any) -> Any:
     """exp per lane, for values from -80 (float32) or -700 (float64), where it is clamped, to 80."""
     return _exp_body(value)
+
+
+@njit
+def accumulate(rows: Any, row: int, value: Any) -> None:
+    """Add a vector to one row of a flat array of rows."""
+    vstore(rows, row * LANES, vload(rows, row * LANES) + value)

@@ -11,7 +11,28 @@ from typing import Any
 
 from numba import njit
 
-from ..simd import LANES, any_greater, fma, vexp, vload, vmax, vsplat, vstore, where_greater
+from ..simd import (
+    LANES,
+    accumulate,
+    any_greater,
+    fma,
+    vexp,
+    vload,
+    vmax,
+    vsplat,
+    vstore,
+    where_greater,
+)
+
+
+@njit
+def _limited(y: Any, one: Any, limit: bool, coef: Any, c: int, j: int) -> Any:
+    if limit and any_greater(y, one):
+        m = vload(coef, (c + 4 + 3 * j) * LANES)
+        steepness = vload(coef, (c + 5 + 3 * j) * LANES)
+        soft = (m + m) / (one + vexp(steepness * (y - one))) - (m - one)
+        y = where_greater(y, one, soft, y)
+    return y
 
 
 @njit
@@ -32,11 +53,82 @@ def adaptation_block(
         for j in range(loops):
             divisor = vload(state, (s + j) * LANES)
             y = y / divisor
-            if limit and any_greater(y, one):
-                m = vload(coef, (c + 4 + 3 * j) * LANES)
-                steepness = vload(coef, (c + 5 + 3 * j) * LANES)
-                limited = (m + m) / (one + vexp(steepness * (y - one))) - (m - one)
-                y = where_greater(y, one, limited, y)
+            y = _limited(y, one, limit, coef, c, j)
             rise = vload(coef, (c + 3 + 3 * j) * LANES)
             vstore(state, (s + j) * LANES, fma(rise, y - divisor, divisor))
         vstore(x, t * LANES, (y - offset) * scale)
+
+
+@njit
+def adaptation_adjoint(
+    x: Any, gy: Any, gx: Any, n: int, loops: int, limit: bool, coef: Any, gcoef: Any, c: int,
+    state: Any, gstate: Any, s: int, scratch: Any,
+) -> None:  # fmt: skip
+    """Gradients of one block, backwards in time; `gstate` and `gcoef` as in the one-pole family.
+
+    Per loop, with u = y_in / s, y = limiter(u), s' = s + r (y - s) and l the gradient of s':
+    gy += r l,  gr += l (y - s),  gu = gy limiter'(u),  gy_in = gu / s,
+    and before the sample l = (1 - r) l - gu u / s.
+    """
+    floor = vload(coef, c * LANES)
+    offset, scale = vload(coef, (c + 1) * LANES), vload(coef, (c + 2) * LANES)
+    one, zero = vsplat(x, 1.0), vsplat(x, 0.0)
+    rows = 2 * loops  # per sample: each loop's divisor before it, and its input over the divisor
+    _adaptation_tape(x, n, loops, limit, coef, c, state, s, scratch)
+    for t in range(n - 1, -1, -1):
+        upstream = vload(gy, t * LANES)
+        g_y = upstream * scale
+        last = _limited(vload(scratch, (rows * t + 2 * loops - 1) * LANES), one, limit,
+                        coef, c, loops - 1)  # fmt: skip
+        accumulate(gcoef, c + 1, zero - g_y)
+        accumulate(gcoef, c + 2, upstream * (last - offset))
+        for j in range(loops - 1, -1, -1):
+            divisor = vload(scratch, (rows * t + 2 * j) * LANES)
+            u = vload(scratch, (rows * t + 2 * j + 1) * LANES)
+            rise, later = vload(coef, (c + 3 + 3 * j) * LANES), vload(gstate, (s + j) * LANES)
+            y = _limited(u, one, limit, coef, c, j)
+            g_y = fma(rise, later, g_y)
+            accumulate(gcoef, c + 3 + 3 * j, later * (y - divisor))
+            if limit and any_greater(u, one):
+                g_y = _limiter_adjoint(u, one, g_y, coef, gcoef, c + 4 + 3 * j)
+            g_in = g_y / divisor
+            vstore(gstate, (s + j) * LANES, fma(zero - g_in, u, (one - rise) * later))
+            g_y = g_in
+        value = vload(x, t * LANES)
+        passes = where_greater(value, floor, one, zero)
+        vstore(gx, t * LANES, g_y * passes)
+        accumulate(gcoef, c, g_y * (one - passes))
+
+
+@njit
+def _adaptation_tape(
+    x: Any, n: int, loops: int, limit: bool, coef: Any, c: int, state: Any, s: int, tape: Any
+) -> None:
+    """The forward pass again, writing down each loop's divisor and quotient; `state` stays."""
+    floor, one = vload(coef, c * LANES), vsplat(x, 1.0)
+    for j in range(loops):
+        vstore(tape, 2 * j * LANES, vload(state, (s + j) * LANES))
+    for t in range(n):
+        y = vmax(vload(x, t * LANES), floor)
+        for j in range(loops):
+            at = (2 * loops * t + 2 * j) * LANES
+            divisor = vload(tape, at)
+            y = y / divisor
+            vstore(tape, at + LANES, y)
+            y = _limited(y, one, limit, coef, c, j)
+            rise = vload(coef, (c + 3 + 3 * j) * LANES)
+            vstore(tape, at + 2 * loops * LANES, fma(rise, y - divisor, divisor))
+
+
+@njit
+def _limiter_adjoint(u: Any, one: Any, g_y: Any, coef: Any, gcoef: Any, c: int) -> Any:
+    """With e = exp(k (u - 1)) and y = 2 m / (1 + e) - (m - 1): the gradient of u, m and k."""
+    m, steepness = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
+    zero, past = vsplat(one, 0.0), u - one
+    e = vexp(steepness * past)
+    inverse = one / (one + e)
+    slope = zero - (m + m) * e * inverse * inverse  # dy / d(k (u - 1))
+    over = where_greater(u, one, g_y, zero)
+    accumulate(gcoef, c, over * (inverse + inverse - one))
+    accumulate(gcoef, c + 1, over * slope * past)
+    return where_greater(u, one, g_y * slope * steepness, g_y)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..autograd import differentiate
 from ..chain.cpu import ADAPTATION
 from ..chain.runner import run_op
 from ..dispatch import check_recurrence, use_reference
@@ -19,6 +20,11 @@ def _adaptation(x: Tensor, coef: Tensor, state: Tensor, limit: bool) -> tuple[Te
 @_adaptation.register_fake
 def _(x: Tensor, coef: Tensor, state: Tensor, limit: bool) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
+
+
+differentiate(
+    _adaptation, ADAPTATION, lambda constants, state: 2 * state.shape[2] + int(constants[0])
+)
 
 
 def adaptation(

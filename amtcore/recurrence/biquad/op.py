@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..autograd import differentiate
 from ..chain.cpu import FIRST_ORDER, STATE_VARIABLE
 from ..chain.runner import run_op
 from ..dispatch import check_recurrence, use_reference
@@ -29,6 +30,10 @@ def _second(x: Tensor, coef: Tensor, state: Tensor, rectify: bool) -> tuple[Tens
 @_second.register_fake
 def _(x: Tensor, coef: Tensor, state: Tensor, rectify: bool) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
+
+
+differentiate(_first, FIRST_ORDER, lambda constants, state: int(constants[0]))
+differentiate(_second, STATE_VARIABLE, lambda constants, state: int(constants[0]))
 
 
 def first_order(

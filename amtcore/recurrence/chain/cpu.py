@@ -11,8 +11,6 @@ block functions do the work; a single-family operator is a program of one row.
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from numba import njit
 
 from ..adaptation.cpu import adaptation_block
 from ..biquad.cpu import first_order_block, state_variable_block
+from ..digest import sources_digest
 from ..one_pole.cpu import modulation_block, one_pole_cascade_block
 from ..simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
 
@@ -45,7 +44,7 @@ POOLS = {"mean": 0, "rms": 1, "max": 2, "subsample": 3}
 
 
 @njit
-def _load(x: Any, shared: bool, channels: int, t0: int, n: int, buffer: Any) -> None:
+def load_rows(x: Any, shared: bool, channels: int, t0: int, n: int, buffer: Any) -> None:
     """Samples t0..t0+n of up to LANES rows of `x`, sample after sample.
 
     Missing rows repeat the last one; with `shared` there is one row for all lanes.
@@ -61,7 +60,7 @@ def _load(x: Any, shared: bool, channels: int, t0: int, n: int, buffer: Any) -> 
 
 
 @njit
-def _run_op(op: Any, a: Any, b: Any, n: int, coef: Any, state: Any) -> None:
+def run_op_block(op: Any, a: Any, b: Any, n: int, coef: Any, state: Any) -> None:
     code, c, s, argument = op[0], op[1], op[2], op[3]
     if code == ONE_POLE_CASCADE:
         one_pole_cascade_block(a, b, n, argument, coef, c, state, s)
@@ -74,7 +73,7 @@ def _run_op(op: Any, a: Any, b: Any, n: int, coef: Any, state: Any) -> None:
 
 
 @njit
-def _run_filter(filter_: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
+def run_filter_block(filter_: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
     code, c, s = filter_[0], filter_[1], filter_[2]
     if code == BANK_STATE_VARIABLE:
         state_variable_block(x, y, n, False, coef, c, state, s)
@@ -120,18 +119,11 @@ def _emit(filters: Any, columns: Any, pool: int, length: int, state: Any, out: A
 
 
 @njit
-def _store(buffer: Any, n: int, rows: Any, t0: int, out: Any) -> None:
+def store_rows(buffer: Any, n: int, rows: Any, t0: int, out: Any) -> None:
     for lane in range(rows.shape[0]):
         if rows[lane] >= 0:
             for t in range(n):
                 out[rows[lane], t0 + t] = buffer[t * LANES + lane]
-
-
-def _sources_digest() -> str:
-    """Hash of every source that is compiled into the kernel."""
-    root = Path(__file__).parent.parent
-    sources = sorted(root.glob("*.py")) + sorted(root.glob("*/cpu.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def _build(digest: str) -> Any:
@@ -174,15 +166,15 @@ def _build(digest: str) -> Any:
             n = min(BLOCK, length - t)
             if mode == POOL_BANK:
                 n = min(n, end - start - t)
-            _load(x, shared, channels, t, n, a)
+            load_rows(x, shared, channels, t, n, a)
             for k in range(ops.shape[0]):
-                _run_op(ops[k], a, b, n, coef, state)
+                run_op_block(ops[k], a, b, n, coef, state)
             if mode == STORE:
-                _store(a, n, rows[0], t, out)
+                store_rows(a, n, rows[0], t, out)
             for m in range(filters.shape[0]):
-                _run_filter(filters[m], a, b, n, coef, state)
+                run_filter_block(filters[m], a, b, n, coef, state)
                 if mode == STORE_BANK:
-                    _store(b, n, rows[m], t, out)
+                    store_rows(b, n, rows[m], t, out)
                 else:
                     _pool(b, n, pool, start + t == begin, state, filters[m, 3])
             t += n
@@ -195,4 +187,4 @@ def _build(digest: str) -> Any:
     return run
 
 
-run_chain = _build(_sources_digest())
+run_chain = _build(sources_digest())

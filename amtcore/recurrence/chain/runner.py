@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ..simd import LANES
 from ..threads import parallel_for
-from .cpu import POOL_BANK, STORE, STORE_BANK, run_chain
+from .adjoint import run_adjoint
+from .cpu import ADAPTATION, BLOCK, ONE_POLE_CASCADE, POOL_BANK, STORE, STORE_BANK, run_chain
 
-_NO_FILTERS = np.zeros((0, 4), np.int64)
+_NO_OPS = _NO_FILTERS = np.zeros((0, 4), np.int64)
 _NO_FRAME = np.zeros(3, np.int64)
 #: Coefficient rows and state rows of every filter of a bank.
 FILTER_COEFS, FILTER_STATES = 6, 2
@@ -117,18 +118,89 @@ def run_bank(
     filters, columns = bank_layout(kinds, offsets, 0, 0)
     packed_coef = pack(spread(coef, offsets, most))
     packed_state = pack(spread(state, offsets, most))
-    no_ops = np.zeros((0, 4), np.int64)
 
     def one(b: int, g: int) -> None:
         part = slice(g * LANES, min((g + 1) * LANES, channels))
         run_chain(
-            inputs[b, part], samples, False, part.stop - part.start, no_ops, packed_coef[g],
+            inputs[b, part], samples, False, part.stop - part.start, _NO_OPS, packed_coef[g],
             packed_state[b, g], STORE_BANK, filters, columns[g], 0, _NO_FRAME, out_np[b],
         )  # fmt: skip
 
     out_np = out.numpy()
     _over_items(one, batch, groups_of(channels))
     return out, gather(unpack(packed_state, channels), offsets, most)
+
+
+def _scratch_rows(code: int, argument: int) -> int:
+    """Rows that the adjoint of an operation writes down per block."""
+    depth = {ONE_POLE_CASCADE: argument, ADAPTATION: argument // 2}.get(code, 1)
+    return 2 * depth * (BLOCK + 1)
+
+
+def run_op_adjoint(
+    code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `run_op` with respect to x, coef and state."""
+    channels = coef.shape[0]
+    ops, rows = np.array([[code, 0, 0, argument]], np.int64), np.arange(channels)[None]
+    packed = (pack(coef), pack(state), pack(gstate))
+    gx, gcoef = _run_adjoint(
+        x, gy, ops, _NO_FILTERS, lambda part: rows[:, part], packed, channels,
+        _scratch_rows(code, argument),
+    )  # fmt: skip
+    if x.shape[1] != channels:
+        gx = gx.sum(1, keepdim=True)
+    return gx, gcoef, unpack(packed[2], channels)
+
+
+def run_bank_adjoint(
+    x: Tensor,
+    coef: Tensor,
+    state: Tensor,
+    kinds: Sequence[int],
+    offsets: Sequence[int],
+    gy: Tensor,
+    gstate: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `run_bank` with respect to x, coef and state."""
+    channels, most = x.shape[1], len(kinds)
+    filters, columns = bank_layout(kinds, offsets, 0, 0)
+    packed = tuple(pack(spread(values, offsets, most)) for values in (coef, state, gstate))
+    gx, gcoef = _run_adjoint(
+        x, gy, _NO_OPS, filters, lambda part: columns[part.start // LANES], packed, channels,
+        _scratch_rows(-1, 1),
+    )  # fmt: skip
+    return gx, gather(gcoef, offsets, most), gather(unpack(packed[2], channels), offsets, most)
+
+
+def _run_adjoint(
+    x: Tensor,
+    gy: Tensor,
+    ops: NDArray[np.int64],
+    filters: NDArray[np.int64],
+    rows_of: Callable[[slice], NDArray[np.int64]],
+    packed: tuple[NDArray[Any], ...],
+    channels: int,
+    scratch_rows: int,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the input, (batch, channel, time), and of the coefficients; packed[2] is changed
+    from the gradient of the last state to that of the first."""
+    coef, state, gstate = packed
+    inputs, upstream = x.detach().contiguous().numpy(), gy.detach().contiguous().numpy()
+    gx, shared = x.new_empty(x.shape[0], channels, x.shape[2]), x.shape[1] != channels
+    gcoef = np.zeros((x.shape[0], *coef.shape), coef.dtype)
+
+    def one(b: int, g: int) -> None:
+        part = slice(g * LANES, min((g + 1) * LANES, channels))
+        source = inputs[b] if shared else inputs[b, part]
+        run_adjoint(
+            source, upstream[b], gx_np[b, part], shared, part.stop - part.start, ops, coef[g],
+            gcoef[b, g], state[b, g], gstate[b, g], filters, rows_of(part), scratch_rows,
+        )  # fmt: skip
+
+    gx_np = gx.numpy()
+    _over_items(one, x.shape[0], groups_of(channels))
+    return gx, unpack(gcoef, channels).sum(0)
 
 
 @dataclass(frozen=True)

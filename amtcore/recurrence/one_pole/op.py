@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..autograd import differentiate
 from ..chain.cpu import ONE_POLE_CASCADE
 from ..chain.runner import FILTER_COEFS, FILTER_STATES, run_bank, run_op
 from ..dispatch import check_recurrence, use_reference
@@ -33,6 +34,10 @@ def _(
     x: Tensor, coef: Tensor, state: Tensor, kinds: list[int], offsets: list[int]
 ) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], offsets[-1], x.shape[2]), torch.empty_like(state)
+
+
+differentiate(_cascade, ONE_POLE_CASCADE, lambda constants, state: constants[0])
+differentiate(_bank, None)
 
 
 def one_pole_cascade(

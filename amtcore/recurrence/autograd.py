@@ -1,0 +1,86 @@
+"""Gradients of the recurrences as operators of their own, and how the forward ones find them.
+
+`amtcore::recurrence_adjoint` and `amtcore::bank_adjoint` run the hand-written adjoint kernels. They
+have fake kernels too, so a compiled training step stays one graph. Second derivatives do not exist.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .chain.runner import run_bank_adjoint, run_op_adjoint
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+@torch.library.custom_op("amtcore::recurrence_adjoint", mutates_args=(), device_types="cpu")
+def _recurrence_adjoint(
+    code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
+) -> Gradients:
+    return run_op_adjoint(code, argument, x, coef, state, gy, gstate)
+
+
+@_recurrence_adjoint.register_fake
+def _(
+    code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
+) -> Gradients:
+    return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
+
+
+@torch.library.custom_op("amtcore::bank_adjoint", mutates_args=(), device_types="cpu")
+def _bank_adjoint(
+    x: Tensor,
+    coef: Tensor,
+    state: Tensor,
+    kinds: list[int],
+    offsets: list[int],
+    gy: Tensor,
+    gstate: Tensor,
+) -> Gradients:
+    return run_bank_adjoint(x, coef, state, kinds, offsets, gy, gstate)
+
+
+@_bank_adjoint.register_fake
+def _(
+    x: Tensor,
+    coef: Tensor,
+    state: Tensor,
+    kinds: list[int],
+    offsets: list[int],
+    gy: Tensor,
+    gstate: Tensor,
+) -> Gradients:
+    return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep the three tensors and whatever constants the operator took after them."""
+    ctx.save_for_backward(*inputs[:3])
+    ctx.constants = inputs[3:]
+
+
+def differentiate(
+    operator: Any, code: int | None, arguments: Any = lambda constants, state: 0
+) -> None:
+    """Give a forward operator its gradient.
+
+    Args:
+        operator: A custom op (x, coef, state, *constants) -> (y, state).
+        code: Operation code of the kernel, None for a bank.
+        arguments: (constants, state) -> the kernel's integer argument.
+    """
+
+    def backward(context: Any, gy: Tensor, gstate: Tensor) -> tuple[Any, ...]:
+        x, coef, state = context.saved_tensors
+        constants = context.constants
+        if code is None:
+            gradients = _bank_adjoint(x, coef, state, *constants, gy, gstate)
+        else:
+            argument = arguments(constants, state)
+            gradients = _recurrence_adjoint(code, argument, x, coef, state, gy, gstate)
+        return (*gradients, *(None for _ in constants))
+
+    operator.register_autograd(backward, setup_context=_keep)

@@ -1,0 +1,142 @@
+"""Gradients of one recurrence or one bank: backwards over blocks, states recomputed on the way.
+
+    forward over all blocks, keeping only the state at the start of each
+    for blocks from the last to the first:  the family's adjoint on the block and its start state
+
+Memory is that of the signals plus one state a block, whatever the length; no time step is ever a
+node of a graph. The families' adjoint functions hold the equations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from ..adaptation.cpu import adaptation_adjoint
+from ..biquad.cpu import first_order_adjoint, state_variable_adjoint
+from ..digest import sources_digest
+from ..one_pole.cpu import modulation_adjoint, one_pole_cascade_adjoint
+from ..simd import LANES
+from .cpu import (
+    BANK_IDENTITY,
+    BANK_MODULUS,
+    BANK_STATE_VARIABLE,
+    BLOCK,
+    FIRST_ORDER,
+    ONE_POLE_CASCADE,
+    STATE_VARIABLE,
+    load_rows,
+    run_filter_block,
+    run_op_block,
+    store_rows,
+)
+
+
+@njit
+def _op_adjoint(
+    op: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
+    scratch: Any,
+) -> None:  # fmt: skip
+    code, c, s, argument = op[0], op[1], op[2], op[3]
+    if code == ONE_POLE_CASCADE:
+        one_pole_cascade_adjoint(x, gy, gx, n, argument, coef, gcoef, c, state, gstate, s, scratch)
+    elif code == FIRST_ORDER:
+        first_order_adjoint(x, gy, gx, n, argument == 1, coef, gcoef, c, state, gstate, s, scratch)
+    elif code == STATE_VARIABLE:
+        state_variable_adjoint(
+            x, gy, gx, n, argument == 1, False, coef, gcoef, c, state, gstate, s, scratch
+        )
+    else:
+        adaptation_adjoint(
+            x, gy, gx, n, argument // 2, argument % 2 == 1, coef, gcoef, c, state, gstate, s,
+            scratch,
+        )  # fmt: skip
+
+
+@njit
+def _filter_adjoint(
+    filter_: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any,
+    gstate: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """As above for one filter of a bank; `gx` is added to."""
+    code, c, s = filter_[0], filter_[1], filter_[2]
+    if code == BANK_STATE_VARIABLE:
+        state_variable_adjoint(x, gy, gx, n, False, True, coef, gcoef, c, state, gstate, s, scratch)
+    elif code == BANK_IDENTITY:
+        gx[: n * LANES] += gy[: n * LANES]
+    else:
+        modulation_adjoint(
+            x, gy, gx, n, code == BANK_MODULUS, coef, gcoef, c, state, gstate, s, scratch
+        )
+
+
+@njit
+def _load_gradient(gy: Any, rows: Any, t0: int, n: int, buffer: Any) -> None:
+    """As `load_rows`, but lanes without a row get zeros: they must not contribute."""
+    for lane in range(LANES):
+        row = rows[lane] if lane < rows.shape[0] else -1
+        for t in range(n):
+            buffer[t * LANES + lane] = gy[row, t0 + t] if row >= 0 else 0.0
+
+
+def _build(digest: str) -> Any:
+    @njit(nogil=True, cache=True)
+    def run(
+        x: Any,
+        gy: Any,
+        gx: Any,
+        shared: bool,
+        channels: int,
+        ops: Any,
+        coef: Any,
+        gcoef: Any,
+        state: Any,
+        gstate: Any,
+        filters: Any,
+        rows: Any,
+        scratch_rows: int,
+    ) -> None:
+        """Gradients of one clip and one group of channels.
+
+        x, gy (rows, time) as in the forward kernel; gx (channel, time) of this group; gcoef flat,
+        added to; gstate flat, gradient of the last state in, of the first state out. One operation
+        (ops has one row and filters none) or one bank (the other way round).
+        """
+        if digest == "":
+            return
+        length = x.shape[1]
+        blocks = -(-length // BLOCK)
+        a, b = np.empty(BLOCK * LANES, x.dtype), np.empty(BLOCK * LANES, x.dtype)
+        g, ga = np.empty(BLOCK * LANES, x.dtype), np.empty(BLOCK * LANES, x.dtype)
+        scratch = np.empty(scratch_rows * LANES, x.dtype)
+        starts = np.empty((blocks, state.shape[0]), x.dtype)
+        for i in range(blocks):
+            starts[i] = state
+            n = min(BLOCK, length - i * BLOCK)
+            load_rows(x, shared, channels, i * BLOCK, n, a)
+            for m in range(filters.shape[0]):
+                run_filter_block(filters[m], a, b, n, coef, state)
+            for k in range(ops.shape[0]):
+                run_op_block(ops[k], a, b, n, coef, state)
+        own = np.full((1, LANES), -1, np.int64)
+        for lane in range(channels):
+            own[0, lane] = lane
+        for i in range(blocks - 1, -1, -1):
+            n = min(BLOCK, length - i * BLOCK)
+            load_rows(x, shared, channels, i * BLOCK, n, a)
+            for k in range(ops.shape[0]):
+                _load_gradient(gy, rows[0], i * BLOCK, n, g)
+                _op_adjoint(ops[k], a, g, ga, n, coef, gcoef, starts[i], gstate, scratch)
+            if filters.shape[0] > 0:
+                ga[:] = 0.0
+            for m in range(filters.shape[0]):
+                _load_gradient(gy, rows[m], i * BLOCK, n, g)
+                _filter_adjoint(filters[m], a, g, ga, n, coef, gcoef, starts[i], gstate, scratch)
+            store_rows(ga, n, own[0], i * BLOCK, gx)
+
+    return run
+
+
+run_adjoint = _build(sources_digest())

@@ -1,0 +1,18 @@
+"""A hash of the kernels' sources, which becomes part of the key of numba's disk cache.
+
+By itself numba looks only at the file of the function it caches and would go on using code that
+was compiled from an older version of a function it calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+
+
+@functools.cache
+def sources_digest() -> str:
+    """Hash of every source of the recurrences."""
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
