@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SCRIPTS = ("kernel", "startup", "job")
+SCRIPTS = ("exactness", "startup", "kernel", "job")
 
 
 def main() -> None:
