@@ -1,0 +1,206 @@
+"""Close a complete dataset: one index over all rows, good and bad, and the cards beside it.
+
+Refuses unless plan and commits add up row by row. The index is sorted by the plan and named by its
+own content, so that running twice, or finalising a resumed and an undisturbed run, gives the same
+file. Nothing else is touched: a dataset can be read from its commits without being finalised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline import layout as paths
+from pipeline.accounts import plan_row_of
+from pipeline.card import write_cards
+from pipeline.commit import READ_THREADS, commits
+from pipeline.dataset_file import read_dataset
+from pipeline.errors import CommitError, OutputError
+from pipeline.layout import Layout
+from pipeline.rows import OutFile
+from pipeline.sinks.table import EXTRA_PREFIX
+from pipeline.verify import (
+    SNAPSHOT_CHARS,
+    ShardTables,
+    commit_problems,
+    read_plan,
+    read_tables,
+    snapshot_of,
+    table_problems,
+)
+
+STATUS_OK = "ok"
+STATUS_BAD = "quarantined"
+_NAMED_PROBLEMS = 5
+
+
+@dataclass(frozen=True)
+class Finalised:
+    """A closed dataset.
+
+    Args:
+        snapshot: Name of the index: the start of its sha256. path: Relative to the root.
+        rows_ok, rows_bad: Rows in it. seconds: Audio behind the good ones, s.
+    """
+
+    snapshot: str
+    path: str
+    rows_ok: int
+    rows_bad: int
+    seconds: float
+
+
+def finalise(layout: Layout) -> Finalised:
+    """Write index, README.md and croissant.json; doing it again changes nothing.
+
+    Raises:
+        CommitError: A shard is not committed, or a row is missing, double or foreign.
+        OutputError: There is no dataset here.
+    """
+    dataset = read_dataset(layout)
+    if dataset is None:
+        raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
+    plan = read_plan(layout, dataset.plan_id)
+    records = commits(layout)
+    _refuse(commit_problems(dataset, plan, records))
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        tables = list(pool.map(lambda record: read_tables(layout, record), records.values()))
+    _refuse([line for shard in tables for line in table_problems(shard, plan[shard.record.shard])])
+    streams = [str(stream["name"]) for stream in dataset.streams]
+    index = build_index(tables, plan, streams)
+    file = _store(layout, index)
+    done = Finalised(
+        snapshot=file.sha256[:SNAPSHOT_CHARS],
+        path=file.path,
+        rows_ok=sum(record.rows_ok for record in records.values()),
+        rows_bad=sum(record.rows_bad for record in records.values()),
+        seconds=sum(record.seconds for record in records.values()),
+    )
+    write_cards(layout, dataset, list(records.values()), index, file)
+    return done
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        more = len(problems) - _NAMED_PROBLEMS
+        tail = f"; and {more} more, see `earmill verify`" if more > 0 else ""
+        raise CommitError(
+            f"cannot finalise, plan and commits do not add up: "
+            f"{'; '.join(problems[:_NAMED_PROBLEMS])}{tail}"
+        )
+
+
+def build_index(
+    tables: Sequence[ShardTables], plan: Mapping[str, list[str]], streams: Sequence[str]
+) -> pa.Table:
+    """One row per good or quarantined row, in the plan's order.
+
+    Columns: row_id, plan_row_id, channel, shard, row (position in the shard's files), seconds, uri,
+    `<stream>_start` and `<stream>_n_frames`, status, stage, error_class, message, attempts, and the
+    carried-through `extra_` columns. What a quarantined row does not have is null.
+    """
+    parts = []
+    for shard in tables:
+        parts.append(_good(shard, streams))
+        if shard.bad is not None:
+            parts.append(_bad(shard, shard.bad, plan[shard.record.shard]))
+    whole = pa.concat_tables(_same_extras(parts), promote_options="default").combine_chunks()
+    return whole.take(_plan_order(whole, plan)).replace_schema_metadata(None)
+
+
+def _good(shard: ShardTables, streams: Sequence[str]) -> pa.Table:
+    rows = shard.rows
+    columns = {name: rows.column(name) for name in ("row_id", "plan_row_id", "channel")}
+    columns["shard"] = pa.array([shard.record.shard] * rows.num_rows, pa.string())
+    columns["row"] = pa.array(np.arange(rows.num_rows))
+    columns |= {name: rows.column(name) for name in ("seconds", "uri")}
+    for stream in streams:
+        for name in (f"{stream}_start", f"{stream}_n_frames"):
+            columns[name] = rows.column(name)
+    columns["status"] = pa.array([STATUS_OK] * rows.num_rows, pa.string())
+    nothing = pa.nulls(rows.num_rows, pa.string())
+    columns |= {"stage": nothing, "error_class": nothing, "message": nothing}
+    columns["attempts"] = pa.nulls(rows.num_rows, pa.int64())
+    columns |= {n: rows.column(n) for n in rows.column_names if n.startswith(EXTRA_PREFIX)}
+    return pa.table(columns)
+
+
+def _bad(shard: ShardTables, bad: pa.Table, plan_rows: Sequence[str]) -> pa.Table:
+    planned = frozenset(plan_rows)
+    row_ids = bad.column("row_id").to_pylist()
+    columns = {
+        "row_id": bad.column("row_id"),
+        "plan_row_id": pa.array([plan_row_of(row_id, planned) for row_id in row_ids], pa.string()),
+        "shard": pa.array([shard.record.shard] * bad.num_rows, pa.string()),
+        "uri": bad.column("uri"),
+        "status": pa.array([STATUS_BAD] * bad.num_rows, pa.string()),
+    }
+    columns |= {name: bad.column(name) for name in ("stage", "error_class", "message", "attempts")}
+    return pa.table(columns)
+
+
+def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
+    """Give every carried-through column one type: the numeric ones double, else text."""
+    kinds: dict[str, set[pa.DataType]] = {}
+    for part in parts:
+        for column in part.schema:
+            if column.name.startswith(EXTRA_PREFIX) and part.num_rows:
+                kinds.setdefault(column.name, set()).add(column.type)
+    numbers = {pa.int64(), pa.float64()}
+    common = {
+        name: next(iter(seen))
+        if len(seen) == 1
+        else (pa.float64() if seen <= numbers else pa.string())
+        for name, seen in kinds.items()
+    }
+    return [_cast(part, common) for part in parts]
+
+
+def _cast(part: pa.Table, common: Mapping[str, pa.DataType]) -> pa.Table:
+    for position, column in enumerate(part.schema):
+        if column.name.startswith(EXTRA_PREFIX):
+            kind = common.get(column.name, column.type)
+            values = part.column(position).cast(kind) if part.num_rows else pa.nulls(0, kind)
+            part = part.set_column(position, pa.field(column.name, kind), values)
+    return part
+
+
+def _plan_order(index: pa.Table, plan: Mapping[str, list[str]]) -> np.ndarray:
+    """Row numbers that sort by plan position, then by channel and name."""
+    position: dict[str, int] = {}
+    for rows in plan.values():
+        for row_id in rows:
+            position[row_id] = len(position)
+    keys = [position[row_id] for row_id in index.column("plan_row_id").to_pylist()]
+    channels = index.column("channel").fill_null(-1).to_pylist()
+    names = index.column("row_id").to_pylist()
+    order = sorted(range(len(keys)), key=lambda i: (keys[i], channels[i], names[i]))
+    return np.array(order, dtype=np.int64)
+
+
+def _store(layout: Layout, index: pa.Table) -> OutFile:
+    """Write the index unless an equal one is there.
+
+    Equality is that of the table: another pyarrow may encode the same rows into other bytes.
+    """
+    for path in layout.list("index"):
+        content = layout.read_bytes(path)
+        if pq.read_table(io.BytesIO(content)).equals(index):
+            return _described(path, content)
+    buffer = io.BytesIO()
+    pq.write_table(index, buffer, compression="zstd", compression_level=3, write_page_index=True)
+    content = buffer.getvalue()
+    path = paths.index_path(snapshot_of(content))
+    layout.put_if_absent(path, content)
+    return _described(path, content)
+
+
+def _described(path: str, content: bytes) -> OutFile:
+    return OutFile(path, len(content), hashlib.sha256(content).hexdigest())

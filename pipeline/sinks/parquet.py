@@ -1,0 +1,162 @@
+"""A shard as one Parquet file: a row a clip, scalars beside one nested column a stream.
+
+A stream is `list<fixed_size_list<halffloat or float>[width]>`, which pyarrow, polars, DuckDB and
+Hugging Face datasets read; `arrow.fixed_shape_tensor` would be refused by the last. The outer list
+counts frames, not values, so its 32-bit offsets last for 2^31 frames a row group. Row groups decide
+what one row costs to read: small ones for random access, large ones for scans.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import CommitError
+from pipeline.rows import FeatureRow
+from pipeline.sinks.digest import ShardDigest, StreamHasher
+from pipeline.sinks.table import row_table
+
+if TYPE_CHECKING:
+    from amtcore.extract import StreamInfo
+
+MB = 2**20
+# profile: (close the row group at, never beyond unless one row is larger), uncompressed bytes.
+ROW_GROUP_BYTES = {"random": (2 * MB, 4 * MB), "scan": (64 * MB, 128 * MB)}
+COMPRESSION_LEVEL = 3
+# Parquet counts the values of a column chunk in 32 bits in several readers.
+MAX_ROW_VALUES = 2**31 - 1
+STREAMS_KEY = b"earmill.streams"
+ATTRS_KEY = b"earmill.attrs"
+
+_ARROW_DTYPES = {"float16": pa.float16(), "float32": pa.float32()}
+
+
+def write_parquet(
+    rows: Sequence[FeatureRow],
+    streams: Sequence[StreamInfo],
+    local_dir: Path,
+    rel_name: str,
+    attrs: Mapping[str, Any],
+    *,
+    dtype: str,
+    row_group_profile: str,
+    extra_types: Mapping[str, str] | None,
+) -> Path:
+    """Write the rows to `local_dir/rel_name` and return that path.
+
+    Raises:
+        CommitError: A row is too long for one Parquet value, or a column cannot be stored.
+    """
+    scalars = row_table(rows, streams, extra_types)
+    schema = _schema(scalars.schema, streams, attrs, dtype)
+    path = local_dir / rel_name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = scalars.schema.names
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        compression_level=COMPRESSION_LEVEL,
+        # Features never repeat, so a dictionary or min/max of them costs and finds nothing.
+        use_dictionary=names,
+        write_statistics=names,
+        write_page_index=True,
+    ) as writer:
+        for start, stop in row_groups([_row_bytes(row) for row in rows], row_group_profile):
+            group = rows[start:stop]
+            columns = [*scalars.slice(start, stop - start).columns]
+            columns += [_stream_column(group, info, dtype) for info in streams]
+            writer.write_table(pa.table(columns, schema=schema), row_group_size=stop - start)
+    return path
+
+
+def _schema(
+    scalars: pa.Schema, streams: Sequence[StreamInfo], attrs: Mapping[str, Any], dtype: str
+) -> pa.Schema:
+    fields = [*scalars]
+    for info in streams:
+        if info.name in scalars.names:
+            raise CommitError(f"stream {info.name!r} has the name of a scalar column: rename it")
+        fields.append(pa.field(info.name, pa.list_(pa.list_(_ARROW_DTYPES[dtype], info.width))))
+    metadata = {
+        STREAMS_KEY: json.dumps([info.to_dict() for info in streams]).encode(),
+        ATTRS_KEY: json.dumps(dict(attrs), sort_keys=True).encode(),
+    }
+    return pa.schema(fields, metadata=metadata)
+
+
+def _row_bytes(row: FeatureRow) -> int:
+    return sum(values.nbytes for values in row.streams.values())
+
+
+def row_groups(row_bytes: Sequence[int], profile: str) -> Iterator[tuple[int, int]]:
+    """Cut rows into (start, stop) groups of the profile's size; a row is never divided.
+
+    A group is closed once it reaches the lower size, or when the next row would take it beyond the
+    upper one.
+    """
+    if profile not in ROW_GROUP_BYTES:
+        raise ValueError(f"row_group_profile is one of {sorted(ROW_GROUP_BYTES)}, got {profile!r}")
+    enough, limit = ROW_GROUP_BYTES[profile]
+    start = held = 0
+    for position, size in enumerate(row_bytes):
+        if position > start and (held >= enough or held + size > limit):
+            yield start, position
+            start, held = position, 0
+        held += size
+    if len(row_bytes) > start:
+        yield start, len(row_bytes)
+
+
+def _stream_column(rows: Sequence[FeatureRow], info: StreamInfo, dtype: str) -> pa.Array:
+    """The frames of some rows as one nested Arrow array; one copy, none for a row of its own."""
+    frames = [row.streams[info.name] for row in rows]
+    for row, values in zip(rows, frames, strict=True):
+        if values.size > MAX_ROW_VALUES:
+            raise CommitError(
+                f"row {row.row_id!r}, stream {info.name}: {values.size} values in one row, Parquet "
+                f"takes {MAX_ROW_VALUES}; write Zarr only, or cut the file with manifest spans"
+            )
+    offsets = np.zeros(len(frames) + 1, dtype=np.int32)
+    np.cumsum([len(values) for values in frames], out=offsets[1:])
+    whole = frames[0] if len(frames) == 1 else np.concatenate(frames, axis=0)
+    flat = np.ascontiguousarray(whole, dtype=dtype).reshape(-1)
+    blocks = pa.FixedSizeListArray.from_arrays(pa.array(flat), info.width)
+    return pa.ListArray.from_arrays(pa.array(offsets), blocks)
+
+
+def digest_parquet(path: Path, stream_names: Sequence[str]) -> ShardDigest:
+    """Read a written file back, a row group at a time."""
+    row_ids: list[str] = []
+    sizes: dict[str, list[np.ndarray]] = {name: [] for name in stream_names}
+    with pq.ParquetFile(path) as file:
+        hashers = {name: _hasher(file.schema_arrow.field(name).type) for name in stream_names}
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=["row_id", *stream_names], use_threads=False)
+            row_ids += table.column("row_id").to_pylist()
+            for name in stream_names:
+                for chunk in table.column(name).chunks:
+                    sizes[name].append(np.diff(chunk.offsets.to_numpy()))
+                    hashers[name].update(frames_of(chunk))
+    digests = {
+        name: hashers[name].digest(np.concatenate([np.zeros(0, np.int64), *sizes[name]]))
+        for name in stream_names
+    }
+    return ShardDigest(tuple(row_ids), digests)
+
+
+def _hasher(kind: pa.DataType) -> StreamHasher:
+    block = kind.value_type
+    return StreamHasher(block.list_size, np.dtype(block.value_type.to_pandas_dtype()).name)
+
+
+def frames_of(chunk: pa.ListArray) -> np.ndarray:
+    """All frames of one nested column chunk as (frames, width), without a copy."""
+    blocks = chunk.flatten()
+    return blocks.flatten().to_numpy().reshape(-1, chunk.type.value_type.list_size)

@@ -1,0 +1,187 @@
+"""The scalar columns of a shard: identity, durations, provenance facts, carried-through columns.
+
+One table a shard, written in every case (`rows/`), so that a Zarr-only dataset has row provenance
+and the index is built without opening features; the Parquet features repeat the scalars. Known
+facts always have a column of a fixed type, so that shards agree. The source's own columns get the
+prefix `extra_`: a later fact can then never collide with one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import CommitError
+from pipeline.rows import FeatureRow, QuarantineRow, Scalar
+
+if TYPE_CHECKING:
+    from amtcore.extract import StreamInfo
+
+EXTRA_PREFIX = "extra_"
+
+BASE_TYPES: dict[str, pa.DataType] = {
+    "row_id": pa.string(),
+    "plan_row_id": pa.string(),
+    "channel": pa.int32(),
+    "seconds": pa.float64(),
+}
+# Known provenance facts. Rates are float: a header may say 22050.5 Hz.
+FACT_TYPES: dict[str, pa.DataType] = {
+    "uri": pa.string(),
+    "start_s": pa.float64(),
+    "end_s": pa.float64(),
+    "etag": pa.string(),
+    "size": pa.int64(),
+    "mtime": pa.float64(),
+    "container": pa.string(),
+    "codec": pa.string(),
+    "rate_hz": pa.float64(),
+    "channels": pa.int64(),
+    "frames": pa.int64(),
+    "nbytes": pa.int64(),
+    "bytes_sha256": pa.string(),
+    "pcm_sha256": pa.string(),
+    "decoder": pa.string(),
+    "decoder_version": pa.string(),
+    "resampler": pa.string(),
+    "resampled_from_hz": pa.float64(),
+    "gain_db": pa.float64(),
+}
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        ("row_id", pa.string()),
+        ("uri", pa.string()),
+        ("stage", pa.string()),
+        ("error_class", pa.string()),
+        ("message", pa.string()),
+        ("attempts", pa.int64()),
+    ]
+)
+_EXTRA_TYPES = {
+    "string": pa.string(),
+    "int64": pa.int64(),
+    "double": pa.float64(),
+    "bool": pa.bool_(),
+}
+
+
+def extra_types(extras: Iterable[Mapping[str, Scalar]]) -> dict[str, str]:
+    """Column types that fit the carried-through values of a whole plan, by column name.
+
+    Integers and floats together give double; any other mixture, and a column without a value,
+    gives string.
+    """
+    seen: dict[str, set[str]] = {}
+    for extra in extras:
+        for name, value in extra.items():
+            kinds = seen.setdefault(name, set())
+            if value is not None:
+                kinds.add(_kind(name, value))
+    return {name: _merge(kinds) for name, kinds in sorted(seen.items())}
+
+
+def _kind(name: str, value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "bool"
+    if isinstance(value, int | np.integer):
+        return "int64" if -(2**63) <= int(value) < 2**63 else "string"
+    if isinstance(value, float | np.floating):
+        return "double"
+    if isinstance(value, str):
+        return "string"
+    raise CommitError(
+        f"column {name!r}: expected text, a number, true/false or nothing, "
+        f"got {type(value).__name__}; convert it in the source"
+    )
+
+
+def _merge(kinds: set[str]) -> str:
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "double" if kinds == {"int64", "double"} else "string"
+
+
+def row_table(
+    rows: Sequence[FeatureRow],
+    streams: Sequence[StreamInfo],
+    types: Mapping[str, str] | None = None,
+) -> pa.Table:
+    """The scalars of every row: identity, start and frame count per stream, facts, extras.
+
+    Args:
+        types: Types of the carried-through columns; None takes them from these rows.
+    """
+    columns: dict[str, pa.Array] = {
+        name: pa.array([getattr(row, name) for row in rows], kind)
+        for name, kind in BASE_TYPES.items()
+    }
+    for info in streams:
+        sizes = np.array([len(row.streams[info.name]) for row in rows], dtype=np.int64)
+        columns[f"{info.name}_start"] = pa.array(np.cumsum(sizes) - sizes)
+        columns[f"{info.name}_n_frames"] = pa.array(sizes)
+    for name, column in {**_facts(rows), **_extras(rows, types)}.items():
+        if name in columns:
+            raise CommitError(
+                f"two columns are called {name!r}: rename the fact or the feature stream"
+            )
+        columns[name] = column
+    return pa.table(columns)
+
+
+def _facts(rows: Sequence[FeatureRow]) -> dict[str, pa.Array]:
+    others = extra_types(
+        {k: v for k, v in row.facts.items() if k not in FACT_TYPES} for row in rows
+    )
+    kinds = {**FACT_TYPES, **{name: _EXTRA_TYPES[kind] for name, kind in others.items()}}
+    return {
+        name: _column(name, [row.facts.get(name) for row in rows], kind)
+        for name, kind in kinds.items()
+    }
+
+
+def _extras(rows: Sequence[FeatureRow], types: Mapping[str, str] | None) -> dict[str, pa.Array]:
+    if types is None:
+        types = extra_types(row.extra for row in rows)
+    unknown = {name for row in rows for name in row.extra} - set(types)
+    if unknown:
+        raise CommitError(
+            f"expected the carried-through columns {sorted(types)}, got also {sorted(unknown)}; "
+            "the source changed since the plan was made: plan again into a new output"
+        )
+    return {
+        EXTRA_PREFIX + name: _column(
+            name, [row.extra.get(name) for row in rows], _EXTRA_TYPES[types[name]]
+        )
+        for name in sorted(types)
+    }
+
+
+def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
+    if kind == pa.string():
+        values = [
+            value if value is None or isinstance(value, str) else str(value) for value in values
+        ]
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as err:
+        raise CommitError(f"column {name!r}: expected {kind} values: {err}") from err
+
+
+def quarantine_table(bad: Sequence[QuarantineRow]) -> pa.Table:
+    """The bad rows as a table."""
+    return pa.table(
+        {name: [getattr(row, name) for row in bad] for name in QUARANTINE_SCHEMA.names},
+        schema=QUARANTINE_SCHEMA,
+    )
+
+
+def write_table(table: pa.Table, path: Path) -> Path:
+    """One small table as Parquet; equal tables give equal bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, compression="zstd", compression_level=3, write_page_index=True)
+    return path

@@ -1,0 +1,226 @@
+"""README.md and croissant.json agree with the files they describe."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from pipeline import croissant as croissant_module
+from pipeline.card import readme
+from pipeline.commit import commits
+from pipeline.dataset_file import open_dataset
+from pipeline.finalise import finalise
+from pipeline.layout import Layout
+from pipeline.rows import OutFile
+from tests.pipeline.outputs import (
+    SPEC,
+    STREAMS,
+    dataset_file,
+    make_row,
+    publish,
+    s3_server,
+    small_dataset,
+    write_plan,
+)
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    layout = small_dataset(tmp_path_factory.mktemp("card"))
+    finalise(layout)
+    return layout
+
+
+@pytest.fixture(scope="module")
+def card(layout: Layout) -> str:
+    return layout.read_bytes("README.md").decode()
+
+
+@pytest.fixture(scope="module")
+def described(layout: Layout) -> dict[str, Any]:
+    return json.loads(layout.read_bytes("croissant.json"))
+
+
+def nodes(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object inside a JSON value."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for member in value:
+            yield from nodes(member)
+
+
+def test_hugging_face_loads_the_folder_by_its_card(layout: Layout, tmp_path: Path) -> None:
+    from datasets import load_dataset
+
+    loaded = load_dataset(layout.root, cache_dir=str(tmp_path / "cache"))["train"]
+    assert loaded["row_id"][:] == ["a.wav", "b.wav", "c.flac"]
+    assert [len(rows) for rows in loaded["modulation"][:]] == [30, 7, 120]
+
+
+def test_the_front_matter_names_the_committed_parquet_files(layout: Layout, card: str) -> None:
+    front = yaml.safe_load(card.split("---")[1])
+    assert front["configs"][0]["data_files"] == [
+        record.path("parquet") for record in commits(layout).values()
+    ]
+    assert front["pretty_name"] == "speech"
+
+
+def test_the_numbers_are_those_of_the_files(layout: Layout, card: str) -> None:
+    named = [file for record in commits(layout).values() for file in record.files]
+    size = sum(len(layout.read_bytes(file.path)) for file in named)
+    for line in (
+        "| rows | 3 |",
+        "| rows in quarantine | 2 |",
+        "| audio | 0.0004361 h |",
+        f"| files | {len(named)} |",
+        f"| size | {size / 1e6:.4g} MB |",
+        f"| index | `{layout.list('index')[0]}` |",
+        "| `modulation` | dau1997 | 8 | 3 | 100 Hz | mean | model units | time, channel",
+        "| decode | not_audio | 1 |",
+        "| decode | zero_length | 1 |",
+        "| spec sha256 | `" + "ab" * 32 + "` |",
+    ):
+        assert line in card
+    assert json.loads(card.split("```json\n")[1].split("\n```")[0]) == SPEC
+
+
+def test_the_python_in_the_card_is_python(card: str) -> None:
+    code = card.split("```python\n")[1].split("\n```")[0]
+    compile(code, "README.md", "exec")
+    assert "open_features" in code and "load_dataset" in code and "xarray" in code
+
+
+def test_hostile_names_cannot_break_the_card(layout: Layout) -> None:
+    dataset = dataset_file(name='a "b" | c\n# d', spec={"source": {"uri": "x|y\nz"}})
+    index = pa.table({"stage": pa.nulls(1, pa.string()), "error_class": pa.nulls(1, pa.string())})
+    text = readme(dataset, list(commits(layout).values()), index, OutFile("index/x", 1, "0" * 64))
+    assert yaml.safe_load(text.split("---")[1])["pretty_name"] == 'a "b" | c\n# d'
+    assert '\n# a "b" \\| c # d\n' in text
+    assert "## Quarantine" not in text
+
+
+def test_croissant_states_its_version_and_required_properties(described: dict[str, Any]) -> None:
+    assert described["conformsTo"] == "http://mlcommons.org/croissant/1.1"
+    for name in ("@context", "@type", "name", "description", "license", "url", "creator"):
+        assert described[name]
+    assert described["datePublished"] >= described["dateCreated"]
+    terms = {
+        key
+        for node in nodes({k: v for k, v in described.items() if k != "@context"})
+        for key in node
+    }
+    schema_org = set(
+        "name description license url creator datePublished dateCreated version distribution "
+        "contentUrl contentSize encodingFormat sha256".split()
+    )
+    plain = {term for term in terms if not term.startswith(("@", "prov:"))} - schema_org
+    assert plain <= set(described["@context"])
+
+
+def test_croissant_references_lead_somewhere(described: dict[str, Any]) -> None:
+    defined = [node["@id"] for node in nodes(described) if "@type" in node and "@id" in node]
+    assert len(defined) == len(set(defined))
+    body = {key: value for key, value in described.items() if key != "@context"}
+    used = [node["@id"] for node in nodes(body) if set(node) == {"@id"}]
+    assert used and set(used) <= set(defined)
+
+
+def test_croissant_files_exist_and_hash_as_stated(
+    layout: Layout, described: dict[str, Any]
+) -> None:
+    index, *sets = described["distribution"]
+    content = layout.read_bytes(index["contentUrl"])
+    assert hashlib.sha256(content).hexdigest() == index["sha256"]
+    assert index["contentSize"] == f"{len(content)} B"
+    assert [file_set["@id"] for file_set in sets] == [
+        "rows",
+        "features-parquet",
+        "features-zarr",
+        "quarantine",
+    ]
+    present = [name for folder in ("data", "rows", "quarantine") for name in layout.list(folder)]
+    named = {pattern: fnmatch.filter(present, pattern) for s in sets for pattern in s["includes"]}
+    assert all(named.values())
+    assert sorted(name for names in named.values() for name in names) == sorted(present)
+
+
+def test_croissant_columns_and_shapes_are_those_of_the_files(
+    layout: Layout, described: dict[str, Any]
+) -> None:
+    index, features = described["recordSet"]
+    schemas = {
+        "index-rows": pq.read_schema(layout.path(layout.list("index")[0])),
+        "features": pq.read_schema(layout.path("data/00000-00000000.parquet")),
+    }
+    for record_set in (index, features):
+        schema = schemas[record_set["@id"]]
+        for field in [*record_set["field"], *record_set.get("annotation", [])]:
+            assert field["source"]["extract"]["column"] in schema.names
+    shapes = {f["name"]: f["arrayShape"] for f in features["field"] if f.get("isArray")}
+    assert shapes == {
+        info.name: f"-1,{schemas['features'].field(info.name).type.value_type.list_size}"
+        for info in STREAMS
+    }
+
+
+def test_croissant_tells_the_lineage(described: dict[str, Any]) -> None:
+    assert described["prov:wasDerivedFrom"]["prov:label"] == "source audio: corpus"
+    activity = described["prov:wasGeneratedBy"]
+    assert activity["prov:startedAtTime"] == "2026-01-02T03:04:05.000+00:00"
+    assert activity["prov:endedAtTime"] > activity["prov:startedAtTime"]
+    assert activity["prov:wasAssociatedWith"]["prov:label"] == "earmill 0.1.0, git 1234"
+    assert any("ab" * 32 in entity["prov:label"] for entity in activity["prov:used"])
+    of_rows = described["recordSet"][1]["annotation"]
+    assert [note["name"] for note in of_rows] == ["uri", "pcm_sha256"]
+    assert all(note["equivalentProperty"] == "prov:wasDerivedFrom" for note in of_rows)
+
+
+def test_zarr_alone_has_no_parquet_to_offer(tmp_path: Path) -> None:
+    layout = Layout.open(tmp_path)
+    write_plan(layout, {"00000": ["a"]})
+    open_dataset(layout, dataset_file())
+    publish(layout, rows=[make_row("a")], formats=("zarr",))
+    finalise(layout)
+    card = layout.read_bytes("README.md").decode()
+    assert "configs:" not in card and "load_dataset" not in card and "xarray" in card
+    described = json.loads(layout.read_bytes("croissant.json"))
+    assert [file_set["@id"] for file_set in described["distribution"]] == [
+        "index",
+        "rows",
+        "features-zarr",
+    ]
+    assert [record_set["@id"] for record_set in described["recordSet"]] == ["index-rows"]
+
+
+def test_many_shards_are_named_by_pattern(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(croissant_module, "MAX_NAMED_FILES", 2)
+    described = croissant_module.croissant(
+        dataset_file(), list(commits(layout).values()), OutFile("index/x", 1, "0" * 64), "url"
+    )
+    sets = {file_set["@id"]: file_set.get("includes") for file_set in described["distribution"]}
+    assert sets["features-parquet"] == ["data/*.parquet"]
+    assert sets["features-zarr"] == ["data/*.zarr/**"]
+    assert sets["rows"] == ["rows/*.parquet"]
+
+
+def test_credentials_reach_no_file() -> None:
+    with s3_server() as options:
+        layout = small_dataset("s3://out/secret", options)
+        finalise(layout)
+        assert json.loads(layout.read_bytes("croissant.json"))["url"] == "s3://out/secret"
+        for name in layout.fs.find(layout.root):
+            content = layout.fs.cat_file(name)
+            assert b"user-key" not in content and b"user-secret" not in content
