@@ -1,0 +1,287 @@
+"""Which rows a dataset has and which files hold them, for the reader.
+
+Truth is what commits name. After finalise the index is one read, and a shard's record is fetched
+when the shard is first needed; before it, every commit and its table of rows is read, so a running
+job can be looked at. Either way the rows come out in one order: by shard, then position in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.commit import READ_THREADS, CommitRecord, commits, read_commit
+from pipeline.dataset_file import DatasetFile, read_dataset
+from pipeline.errors import CommitError, SourceError
+from pipeline.layout import DATASET_FILE, Layout, commit_path
+from pipeline.sinks.parquet import row_groups
+from pipeline.sinks.table import BASE_TYPES, EXTRA_PREFIX, FACT_TYPES
+from pipeline.verify import snapshot_of
+
+if TYPE_CHECKING:
+    from amtcore.extract import StreamInfo
+
+SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
+DTYPES = ("float16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPaths:
+    """The files of one committed shard: feature files by format, and the table of its rows."""
+
+    data: Mapping[str, str]
+    rows: str
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Everything about a dataset but its features.
+
+    Args:
+        dataset: The content of dataset.json.
+        streams: Every stream, by name.
+        formats: In which features are stored.
+        dtype: Of the stored values.
+        table: One line a good row: identity, seconds, shard, row, `<stream>_start` and
+            `<stream>_n_frames`, carried-through columns as `extra_<name>`.
+        paths: Known shards; after finalise it fills up as shards are opened.
+    """
+
+    dataset: DatasetFile
+    streams: Mapping[str, StreamInfo]
+    formats: tuple[str, ...]
+    dtype: str
+    table: pa.Table
+    paths: dict[str, ShardPaths] = field(default_factory=dict)
+
+    def shard_paths(self, layout: Layout, shard: str) -> ShardPaths:
+        """The files of a shard, from its commit record.
+
+        Raises:
+            CommitError: The record is gone, or belongs to another spec.
+        """
+        if shard not in self.paths:
+            record = read_commit(layout, shard)
+            if record is None:
+                raise CommitError(
+                    f"{layout.url(commit_path(shard))} is missing although the index names shard "
+                    f"{shard}; run `earmill verify`"
+                )
+            check_spec(layout, record, self.dataset.spec_sha256)
+            self.paths[shard] = _paths(record)
+        return self.paths[shard]
+
+    def column(self, name: str) -> np.ndarray:
+        """A numeric column as an array."""
+        return self.table.column(name).to_numpy()
+
+    @cached_property
+    def shards(self) -> tuple[tuple[str, ...], np.ndarray]:
+        """Shard ids in order, and how many good rows each has."""
+        counted = self.table.column("shard").value_counts()
+        return tuple(counted.field("values").to_pylist()), counted.field("counts").to_numpy()
+
+    @cached_property
+    def row_bytes(self) -> np.ndarray:
+        """Stored size of each row over all streams, uncompressed."""
+        size = np.zeros(len(self.table), np.int64)
+        for name, stream in self.streams.items():
+            size += self.column(f"{name}_n_frames") * stream.width
+        return size * np.dtype(self.dtype).itemsize
+
+    @cached_property
+    def block_rows(self) -> np.ndarray:
+        """Rows per row group, in table order; the rule of the Parquet sink, for any format.
+
+        Taken over all streams, so that neither a selection of streams nor the format that is read
+        changes the shuffle order.
+        """
+        profile = self.dataset.spec["output"]["row_group_profile"]
+        blocks, start = [], 0
+        for n_rows in self.shards[1].tolist():
+            sizes = self.row_bytes[start : start + n_rows].tolist()
+            blocks += [stop - first for first, stop in row_groups(sizes, profile)]
+            start += n_rows
+        return np.array(blocks, np.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal rows in equal shards under one spec: positions then mean the same."""
+        digest = hashlib.sha256(json.dumps([self.dataset.spec_sha256, self.shards[0]]).encode())
+        for values in (self.shards[1], *(self.column(f"{name}_n_frames") for name in self.streams)):
+            digest.update(values.astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def id_order(self) -> np.ndarray:
+        """Row positions sorted by row id; UTF-8 order is Python's string order."""
+        return pc.sort_indices(self.table.column("row_id")).to_numpy()
+
+    def choose_format(self, wanted: str | None) -> str:
+        """The wanted format, checked; None takes Zarr where it exists.
+
+        Zarr fetches chunks of 1 MB where Parquet fetches row groups of 2 to 128 MB, and decodes
+        float16 twice as fast; Parquet needs fewer requests when whole row groups are wanted.
+        """
+        if wanted is None:
+            return "zarr" if "zarr" in self.formats else self.formats[0]
+        if wanted not in self.formats:
+            raise ValueError(
+                f"this feature set is stored as {list(self.formats)}, got format={wanted!r}; "
+                "leave it out to choose"
+            )
+        return wanted
+
+    def choose_streams(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
+        """The wanted streams, checked; None takes all."""
+        if wanted is None:
+            return tuple(self.streams)
+        if isinstance(wanted, str):
+            raise TypeError(f"streams takes a list of names, got the string {wanted!r}")
+        unknown = [name for name in wanted if name not in self.streams]
+        if unknown or not wanted:
+            raise ValueError(
+                f"expected streams out of {list(self.streams)}, got {list(wanted)}; "
+                "leave it out for all"
+            )
+        return tuple(dict.fromkeys(wanted))
+
+    def choose_dtype(self, wanted: str | None) -> str:
+        """The wanted dtype, checked; None takes the stored one."""
+        name = self.dtype if wanted is None else np.dtype(wanted).name
+        if name not in DTYPES:
+            raise ValueError(f"dtype is one of {list(DTYPES)}, got {wanted!r}")
+        return name
+
+
+def load_catalog(layout: Layout) -> Catalog:
+    """Read a dataset's catalog, from its index or else its commits.
+
+    Raises:
+        SourceError: No dataset here, or nothing committed yet.
+        OutputError: dataset.json is damaged or of another layout version.
+        CommitError: Shards of different specs.
+    """
+    dataset = _dataset(layout)
+    streams = _streams(dataset)
+    table = _read_index(layout, list(streams))
+    paths: dict[str, ShardPaths] = {}
+    if table is None:
+        records = commits(layout)
+        for record in records.values():
+            check_spec(layout, record, dataset.spec_sha256)
+        paths = {shard: _paths(record) for shard, record in records.items()}
+        table = _rows_of(layout, paths, list(streams))
+    output = dataset.spec["output"]
+    return Catalog(
+        dataset=dataset,
+        streams=streams,
+        formats=tuple(output["formats"]),
+        dtype=output["dtype"],
+        table=table.combine_chunks(),
+        paths=paths,
+    )
+
+
+def check_spec(layout: Layout, record: CommitRecord, spec_sha256: str) -> None:
+    """Refuse a shard that was made under another spec than the dataset's."""
+    if record.spec_sha256 != spec_sha256:
+        raise CommitError(
+            f"{layout.url(commit_path(record.shard))}: expected spec {spec_sha256[:12]} as in "
+            f"{DATASET_FILE}, got {str(record.spec_sha256)[:12]}; features of two specs cannot be "
+            "read as one dataset, write each to its own output"
+        )
+
+
+def read_rows(layout: Layout, rel: str) -> pa.Table:
+    """A small Parquet table in one read."""
+    return pq.read_table(pa.BufferReader(layout.read_bytes(rel)), use_threads=False)
+
+
+def fact_names(table: pa.Table, streams: Sequence[str]) -> list[str]:
+    """The provenance columns of a table of rows."""
+    frames = {f"{name}_{part}" for name in streams for part in ("start", "n_frames")}
+    return [
+        name
+        for name in table.column_names
+        if name in FACT_TYPES or not (name in BASE_TYPES or name in frames or is_extra(name))
+    ]
+
+
+def is_extra(name: str) -> bool:
+    """Whether a column was carried through from the source."""
+    return name.startswith(EXTRA_PREFIX)
+
+
+def _dataset(layout: Layout) -> DatasetFile:
+    dataset = read_dataset(layout)
+    if dataset is None:
+        raise SourceError(
+            f"expected a feature set with a {DATASET_FILE}, found none at {layout.url()}; "
+            "check the address (it is the job's output.uri) and the credentials"
+        )
+    return dataset
+
+
+def _streams(dataset: DatasetFile) -> dict[str, StreamInfo]:
+    from amtcore.extract import StreamInfo
+
+    return {info["name"]: StreamInfo.from_dict(info) for info in dataset.streams}
+
+
+def _paths(record: CommitRecord) -> ShardPaths:
+    data = {fmt: record.path(fmt) for fmt in record.formats}
+    rows = record.path("rows")
+    return ShardPaths({fmt: path for fmt, path in data.items() if path}, str(rows))
+
+
+def _rows_of(layout: Layout, paths: Mapping[str, ShardPaths], streams: Sequence[str]) -> pa.Table:
+    """The good rows of all committed shards, their tables read side by side."""
+
+    def of_shard(shard: str) -> pa.Table:
+        table = read_rows(layout, paths[shard].rows)
+        names = pa.array([shard] * table.num_rows, pa.string())
+        rows = pa.array(np.arange(table.num_rows))
+        return _shown(table.append_column("shard", names).append_column("row", rows), streams)
+
+    if not paths:
+        raise SourceError(
+            f"{layout.url()}: no shard is committed yet; wait for the first one or run the job"
+        )
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        return pa.concat_tables(pool.map(of_shard, sorted(paths)), promote_options="permissive")
+
+
+def _read_index(layout: Layout, streams: Sequence[str]) -> pa.Table | None:
+    """The good rows of the index, in shard order; None before finalise."""
+    indexes = layout.list("index")
+    if not indexes:
+        return None
+    # More than one only if another release encoded the same rows into other bytes.
+    content = layout.read_bytes(indexes[-1])
+    if snapshot_of(content) != Path(indexes[-1]).stem:
+        raise CommitError(
+            f"{layout.url(indexes[-1])} does not hash to its own name: it is damaged; remove it "
+            "and finalise again"
+        )
+    table = pq.read_table(pa.BufferReader(content))
+    good = table.filter(pc.equal(table.column("status"), "ok"))
+    return _shown(good, streams).sort_by([("shard", "ascending"), ("row", "ascending")])
+
+
+def _shown(table: pa.Table, streams: Sequence[str]) -> pa.Table:
+    """The columns of `Catalog.table`, in one order whatever they came from."""
+    frames = [f"{name}_{part}" for name in streams for part in ("start", "n_frames")]
+    extras = sorted(filter(is_extra, table.column_names))
+    return table.select([*SHOWN, *frames, *extras])

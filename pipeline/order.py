@@ -1,0 +1,245 @@
+"""Which row comes when: the epoch order, and its split over ranks and workers. Pure arithmetic.
+
+The order is a function of (seed, epoch), the block sizes and the settings; never of rank, world
+size or worker count. Keys come from splitmix64 (Steele, Lea, Flood 2014), so the same seed gives
+the same order under every numpy. Nothing here reads data: resuming means slicing an array.
+
+How a block shuffle keeps reads cheap, for B = batch rows, S = lanes:
+
+    blocks (row groups)   b0 b1 b2 ... shuffled -> b7 b2 b9 b0 | b4 b1 b3 b8 | ...
+    lanes                                          lane 0        lane 1        lane S-1
+    windows               rows are shuffled inside a window of `window_rows` rows of their lane
+    batches               batch 0 = B rows of lane 0, batch 1 = B rows of lane 1, ... round robin
+
+Batch g goes to rank g % world, and there to worker (g // world) % workers. When world * workers
+divides S a lane has one reader, so every block is read about once by one process. Other counts
+give the same order and only read some blocks more than once.
+
+The trade: a batch mixes the blocks of one window of one lane, not of the whole set. More window
+is better mixing and more memory; `choose_window` makes it a full shuffle when the set is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.int64]
+Even = Literal["pad", "drop"] | bool
+
+MAX_LANES = 8
+MAX_SEED = 2**63 - 1
+# splitmix64: increment and multipliers of the published generator.
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
+BLOCK_SALT, ROW_SALT = 1, 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything but (seed, epoch) and the block sizes that decides an order.
+
+    Args:
+        shuffle: False keeps the index order and ignores `lanes` and `window_rows`.
+        batch_rows: Rows dealt at a time; the DataLoader's batch size.
+        lanes: Independent sub-orders, interleaved batch by batch.
+        window_rows: Rows of one lane that are shuffled together.
+    """
+
+    shuffle: bool
+    batch_rows: int
+    lanes: int
+    window_rows: int
+
+    def __post_init__(self) -> None:
+        for name in ("batch_rows", "lanes", "window_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 1, got {getattr(self, name)}; leave it out for the "
+                    "default"
+                )
+
+
+def splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The output function of splitmix64 at the given counter states; uint64 wraps on purpose."""
+    z = state + GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * MIX_1
+    z = (z ^ (z >> np.uint64(27))) * MIX_2
+    return z ^ (z >> np.uint64(31))
+
+
+def _keys(n: int, *, seed: int, epoch: int, salt: int) -> NDArray[np.uint64]:
+    """n sort keys for one purpose (salt) of one epoch."""
+    base = np.zeros(1, np.uint64)
+    for part in (seed, epoch, salt):
+        base = splitmix64(base ^ np.uint64(part))
+    return splitmix64(base + GOLDEN * np.arange(n, dtype=np.uint64))
+
+
+def check_counter(name: str, value: int) -> None:
+    """Refuse a seed or epoch that the 64-bit keys cannot hold."""
+    if not 0 <= value <= MAX_SEED:
+        raise ValueError(f"{name} must be an integer from 0 to 2**63 - 1, got {value!r}")
+
+
+def epoch_order(block_rows: Rows, settings: Settings, *, seed: int, epoch: int) -> Rows:
+    """The order of one epoch: a permutation of all rows.
+
+    Args:
+        block_rows: Rows per block, blocks in index order; a block is what one read returns.
+        settings: Shuffle settings.
+        seed: 0 or more.
+        epoch: 0 or more.
+    Returns:
+        Row indices, int64, each of `range(sum(block_rows))` once.
+    """
+    check_counter("seed", seed)
+    check_counter("epoch", epoch)
+    n_rows = int(block_rows.sum())
+    if not settings.shuffle or n_rows == 0:
+        return np.arange(n_rows, dtype=np.int64)
+    blocks = np.argsort(
+        _keys(len(block_rows), seed=seed, epoch=epoch, salt=BLOCK_SALT), kind="stable"
+    )
+    rows = _expand(block_rows, blocks)
+    keys = _keys(n_rows, seed=seed, epoch=epoch, salt=ROW_SALT)
+    bounds = _lane_bounds(n_rows, settings)
+    rows = rows[_window_shuffle(bounds, keys, settings)]
+    return _interleave(rows, bounds, settings.batch_rows)
+
+
+def _expand(block_rows: Rows, blocks: Rows) -> Rows:
+    """Rows of the blocks, one block after the other in the given block order."""
+    first = np.cumsum(block_rows) - block_rows
+    sizes = block_rows[blocks]
+    done = np.cumsum(sizes) - sizes
+    return np.repeat(first[blocks] - done, sizes) + np.arange(sizes.sum(), dtype=np.int64)
+
+
+def _lane_bounds(n_rows: int, settings: Settings) -> Rows:
+    """Where each lane starts, in batches; lanes differ by one batch at most, the last is longest.
+
+    The last lane is the longest because floor((l + 1) C / S) - floor(l C / S) is ceil(C / S) for
+    l = S - 1. The one short batch is its last, hence the very last batch of the epoch.
+    """
+    n_batches = -(-n_rows // settings.batch_rows)
+    lanes = min(settings.lanes, n_batches)
+    return np.arange(lanes + 1, dtype=np.int64) * n_batches // lanes
+
+
+def _window_shuffle(bounds: Rows, keys: NDArray[np.uint64], settings: Settings) -> Rows:
+    """Positions, shuffled inside each window of each lane."""
+    position = np.arange(len(keys), dtype=np.int64)
+    lane_first = bounds * settings.batch_rows
+    lane = np.searchsorted(lane_first, position, side="right") - 1
+    window = (position - lane_first[lane]) // settings.window_rows
+    return np.lexsort((keys, window, lane)).astype(np.int64, copy=False)
+
+
+def _interleave(rows: Rows, bounds: Rows, batch_rows: int) -> Rows:
+    """Deal batches of the lanes in round robin: batch t of lane 0, of lane 1, ..."""
+    batch = np.arange(bounds[-1], dtype=np.int64)
+    lane = np.searchsorted(bounds, batch, side="right") - 1
+    turn = batch - bounds[lane]
+    padded = np.full(len(batch) * batch_rows, -1, np.int64)
+    padded[: len(rows)] = rows
+    dealt = padded.reshape(-1, batch_rows)[np.lexsort((lane, turn))].reshape(-1)
+    return dealt[dealt >= 0]
+
+
+def check_split(rank: int, world_size: int) -> None:
+    """Refuse a rank outside its world."""
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
+
+
+def check_even(even: Even) -> Even:
+    """Refuse an unknown `even` mode."""
+    if even not in (False, True, "pad", "drop"):
+        raise ValueError(f"even must be False, True (= 'pad'), 'pad' or 'drop', got {even!r}")
+    return even
+
+
+def rank_share(
+    order: Rows, *, rank: int, world_size: int, batch_rows: int, even: Even, start: int = 0
+) -> Rows:
+    """The rows of one rank from position `start` of the order on, in the order it sees them.
+
+    Whole steps of `world_size * batch_rows` rows are dealt batch by batch; the remaining tail is
+    cut into `world_size` pieces that differ by one row at most.
+
+        order[start:]   | step 0: r0 r1 .. | step 1: r0 r1 .. | ... | tail: r0 r1 .. |
+
+    Args:
+        even: False: every row once, ranks differ by one row at most. True or "pad": the tail is
+            filled up with rows from the front of `order`, at most `world_size - 1` of them, so all
+            ranks get the same number and none is lost. "drop": the last rows, at most
+            `world_size - 1` of them, are left out instead.
+        start: Rows of the order that all ranks together have had already.
+    """
+    check_split(rank, world_size)
+    n_step = world_size * batch_rows
+    n_full = (len(order) - start) // n_step * n_step
+    main = order[start : start + n_full].reshape(-1, world_size, batch_rows)[:, rank].reshape(-1)
+    tail = _even_tail(order, order[start + n_full :], world_size, check_even(even))
+    cut = [r * len(tail) // world_size for r in (rank, rank + 1)]
+    return np.concatenate([main, tail[cut[0] : cut[1]]])
+
+
+def _even_tail(order: Rows, tail: Rows, world_size: int, even: Even) -> Rows:
+    excess = len(tail) % world_size
+    if even is False or excess == 0:
+        return tail
+    if even == "drop":
+        return tail[: len(tail) - excess]
+    # np.resize repeats the order when it is shorter than the padding itself.
+    return np.concatenate([tail, np.resize(order, world_size - excess)])
+
+
+def rank_rows(n_rows: int, *, rank: int, world_size: int, batch_rows: int, even: Even) -> int:
+    """`len(rank_share(...))` for `n_rows` rows still to come, without building the order."""
+    check_split(rank, world_size)
+    n_step = world_size * batch_rows
+    tail = n_rows % n_step
+    excess = tail % world_size
+    if check_even(even) is not False and excess and n_rows:
+        tail += -excess if even == "drop" else world_size - excess
+    piece = (rank + 1) * tail // world_size - rank * tail // world_size
+    return n_rows // n_step * batch_rows + piece
+
+
+def worker_batches(rows: Rows, *, worker: int, workers: int, batch_rows: int) -> Iterator[Rows]:
+    """The batches of one DataLoader worker: batch j belongs to worker j % workers.
+
+    The loader takes its workers in the same round robin, so with its `batch_size` equal to
+    `batch_rows` it hands out `rows` in order whatever the number of workers.
+    """
+    for start in range(worker * batch_rows, len(rows), workers * batch_rows):
+        yield rows[start : start + batch_rows]
+
+
+def choose_window(block_rows: Rows, *, total_bytes: int, window_bytes: int) -> dict[str, Any]:
+    """Lanes and window rows for a memory budget; a set inside the budget is shuffled whole.
+
+    Args:
+        block_rows: Rows per block.
+        total_bytes: Size of all features as stored.
+        window_bytes: Bytes that all open windows together may hold.
+    Returns:
+        {"lanes", "window_rows"}: as many lanes (8, 4, 2, 1) as leave each window two blocks.
+    """
+    n_rows = max(1, int(block_rows.sum()))
+    if total_bytes <= window_bytes:
+        return {"lanes": 1, "window_rows": n_rows}
+    block_bytes = total_bytes / max(1, len(block_rows))
+    lanes = MAX_LANES
+    while lanes > 1 and lanes * 2 * block_bytes > window_bytes:
+        lanes //= 2
+    return {"lanes": lanes, "window_rows": max(1, int(window_bytes / lanes * n_rows / total_bytes))}

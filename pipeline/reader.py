@@ -1,0 +1,366 @@
+"""Read a feature set: rows by number, by id, and slices in seconds, from Zarr or Parquet.
+
+`open_features(uri)` trusts only what commits name, so it works on a finished set and on one that is
+still being written (it then shows the shards committed by now). Nothing but the frames that were
+asked for is fetched; decoded blocks are kept per process within a bound in bytes. An opened set can
+be pickled into workers and survives a fork: handles are opened again wherever it is used.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.catalog import (
+    Catalog,
+    ShardPaths,
+    fact_names,
+    is_extra,
+    load_catalog,
+    read_rows,
+)
+from pipeline.errors import CommitError
+from pipeline.layout import Layout
+from pipeline.shard_readers import IoCounts, OpenShards, Span
+from pipeline.sinks.table import EXTRA_PREFIX
+
+if TYPE_CHECKING:
+    from amtcore.extract import StreamInfo
+    from pipeline.dataset_file import DatasetFile
+    from pipeline.datasets_torch import FeatureDataset, FeatureStream
+
+__all__ = ["Features", "Row", "open_features"]
+
+CACHE_BYTES = 256 * 2**20
+MAX_OPEN_SHARDS = 128
+# Seconds times frames per second lands this close to a whole frame by rounding alone.
+FRAME_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One clip with its features.
+
+    Args:
+        index: Position in the dataset.
+        row_id: Unique name.
+        seconds: Duration of the whole clip, also in a slice.
+        extra: The source's own columns.
+        features: Stream name to (n_frames, width).
+        first_frame: Stream name to where the features start in the clip; not 0 only in a slice.
+    """
+
+    index: int
+    row_id: str
+    seconds: float
+    extra: Mapping[str, Any]
+    features: Mapping[str, Any] = field(repr=False)
+    first_frame: Mapping[str, int]
+
+    def map(self, f: Callable[[Any], Any]) -> Row:
+        """The same row with `f` applied to each stream's features."""
+        return replace(self, features={name: f(value) for name, value in self.features.items()})
+
+
+def open_features(
+    uri: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    streams: Sequence[str] | None = None,
+    dtype: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    cache_bytes: int = CACHE_BYTES,
+) -> Features:
+    """Open the feature set at a local path or fsspec URI.
+
+    Args:
+        format: "zarr" or "parquet"; the values are the same. None takes Zarr where both exist.
+        streams: Which streams to read; None reads all. Others are never fetched.
+        dtype: Convert to float16, float32 or float64; None leaves the stored dtype.
+        storage_options: For the filesystem: credentials, endpoint.
+        cache_bytes: Decoded blocks kept in each process, at most.
+    Raises:
+        SourceError: No feature set there, or nothing committed yet.
+        CommitError: A mix of specs, or an index without its commits.
+        ValueError: A format, stream or dtype that this set does not have.
+    Example:
+        ds = open_features("s3://bucket/features", dtype="float32")
+        row = ds[0]
+        row.features["modulation"]            # (n_frames, width)
+        ds.slice(0, 1.5, 2.0)                 # frames from 1.5 s to 2 s only
+    """
+    layout = Layout.open(os.fspath(uri), storage_options)
+    catalog = load_catalog(layout)
+    return Features(
+        # Absolute: a worker may start in another folder.
+        layout.url() if layout.is_local else os.fspath(uri),
+        catalog,
+        format=catalog.choose_format(format),
+        streams=catalog.choose_streams(streams),
+        dtype=catalog.choose_dtype(dtype),
+        storage_options=dict(storage_options or {}),
+        cache_bytes=cache_bytes,
+    )
+
+
+@dataclass
+class _Process:
+    """What belongs to one process and is never pickled: connections, handles, cached blocks."""
+
+    layout: Layout
+    shards: OpenShards
+    pid: int = field(default_factory=os.getpid)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    # The table of rows that was read last, with its path.
+    rows: tuple[str, pa.Table] = ("", pa.table({}))
+
+
+class Features:
+    """An opened feature set; get one from `open_features`. A sequence of `Row`.
+
+    Safe to use from several threads (one reads at a time), to pickle, and to use after a fork.
+    The pickle holds `storage_options`, credentials included; the text form does not.
+
+    Attributes:
+        format: "zarr" or "parquet", whichever is read.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        catalog: Catalog,
+        *,
+        format: str,
+        streams: Sequence[str],
+        dtype: str,
+        storage_options: Mapping[str, Any],
+        cache_bytes: int,
+    ) -> None:
+        self._uri = uri
+        self._catalog = catalog
+        self.format = format
+        self._names = tuple(streams)
+        self._dtype = np.dtype(dtype)
+        self._storage_options = storage_options
+        self._cache_bytes = cache_bytes
+        self._starts = {name: catalog.column(f"{name}_start") for name in streams}
+        self._sizes = {name: catalog.column(f"{name}_n_frames") for name in streams}
+        self._rows = catalog.column("row")
+        self._extras = [name for name in catalog.table.column_names if is_extra(name)]
+        self._process: _Process | None = None
+
+    @property
+    def streams(self) -> dict[str, StreamInfo]:
+        """Descriptions of the streams that are read, by name."""
+        return {name: self._catalog.streams[name] for name in self._names}
+
+    @property
+    def table(self) -> pa.Table:
+        """One line a row, in the order of `ds[i]`: ids, seconds, shard, frames, extra columns."""
+        return self._catalog.table
+
+    @property
+    def dataset(self) -> DatasetFile:
+        """The content of dataset.json: spec, versions, streams."""
+        return self._catalog.dataset
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the features that are returned."""
+        return self._dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all features as stored, uncompressed."""
+        return int(self._catalog.row_bytes.sum())
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when rows are added or the spec changes; a resumed position depends on it."""
+        return self._catalog.fingerprint
+
+    @property
+    def io(self) -> IoCounts:
+        """What this process has read so far."""
+        return self._here().shards.counts
+
+    def block_rows(self) -> np.ndarray:
+        """Rows per row group, in order: what is cheap to read together."""
+        return self._catalog.block_rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"Features({self._url()!r}, rows={len(self)}, streams={list(self._names)})"
+
+    def __getitem__(self, index: SupportsIndex) -> Row:
+        """Row by number; negative numbers count from the end."""
+        position = self._position(index)
+        frames = {name: (0, int(self._sizes[name][position])) for name in self._names}
+        return self._row(position, frames)
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[i] for i in range(len(self)))
+
+    def by_id(self, row_id: str) -> Row:
+        """Row by its id.
+
+        Raises:
+            KeyError: No good row has it.
+        """
+        return self[self.index_of(row_id)]
+
+    def index_of(self, row_id: str) -> int:
+        """Position of a row id."""
+        order, ids = self._catalog.id_order, self.table.column("row_id")
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high) // 2
+            if ids[int(order[middle])].as_py() < row_id:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(order) or ids[int(order[low])].as_py() != row_id:
+            raise KeyError(
+                f"no row {row_id!r} among the {len(self)} good rows of {self._url()}; ids are in "
+                "ds.table['row_id'], rows that failed in the quarantine tables"
+            )
+        return int(order[low])
+
+    def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
+        """The frames of a row that overlap [start_s, stop_s), fetching only what holds them.
+
+        Frame k stands for the time from k / frame_rate to (k + 1) / frame_rate, so neighbouring
+        slices cut at frame times share no frame. `stop_s` past the end, or None, means the end.
+        """
+        position = self._position(index)
+        seconds = self._scalar("seconds", position)
+        end_s = seconds if stop_s is None else stop_s
+        if not 0 <= start_s < seconds or not end_s > start_s:
+            raise ValueError(
+                f"expected 0 <= start_s < stop_s inside the clip of {seconds:g} s "
+                f"(row {self._scalar('row_id', position)!r}), got {start_s} to {stop_s}"
+            )
+        frames = {
+            name: frame_range(stream, int(self._sizes[name][position]), start_s, end_s)
+            for name, stream in self.streams.items()
+        }
+        return self._row(position, frames)
+
+    def provenance(self, index: SupportsIndex) -> dict[str, Any]:
+        """Where a row came from: uri, hashes, decoder, rates, gain, shard."""
+        position = self._position(index)
+        process = self._here()
+        with process.lock:
+            shard, paths = self._shard_of(process, position)
+            if process.rows[0] != paths.rows:
+                process.rows = (paths.rows, read_rows(process.layout, paths.rows))
+            table = process.rows[1]
+        names = fact_names(table, list(self._catalog.streams))
+        row = table.select(names).slice(int(self._rows[position]), 1).to_pylist()[0]
+        return {"shard": shard, "row": int(self._rows[position]), **row}
+
+    def torch(self) -> FeatureDataset:
+        """A map-style torch dataset."""
+        from pipeline.datasets_torch import FeatureDataset
+
+        return FeatureDataset(self)
+
+    def iterable(self, **settings: Any) -> FeatureStream:
+        """A torch IterableDataset; see `pipeline.datasets_torch.FeatureStream` for the settings."""
+        from pipeline.datasets_torch import FeatureStream
+
+        return FeatureStream(self, **settings)
+
+    def close(self) -> None:
+        """Close what this process has open; reading again opens it anew."""
+        if self._process is not None:
+            self._process.shards.close()
+            self._process = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_process": None}
+
+    def _here(self) -> _Process:
+        """This process's handles; after a fork the parent's are left alone.
+
+        Without a lock, as one held during a fork would never open again in the child: two threads
+        that come first together may open one set too many, which goes with the object.
+        """
+        if self._process is None or self._process.pid != os.getpid():
+            layout = Layout.open(self._uri, self._storage_options)
+            shards = OpenShards(max_open=MAX_OPEN_SHARDS, max_bytes=self._cache_bytes)
+            weakref.finalize(self, shards.close)
+            self._process = _Process(layout, shards)
+        return self._process
+
+    def _url(self) -> str:
+        """For messages: without credentials, unlike the URI that was given."""
+        return self._here().layout.url()
+
+    def _position(self, index: SupportsIndex) -> int:
+        if isinstance(index, str):
+            raise TypeError(f"rows are numbered from 0, got {index!r}; use ds.by_id for row ids")
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} of a feature set with {len(self)} rows")
+        return number % len(self)
+
+    def _scalar(self, column: str, position: int) -> Any:
+        return self.table.column(column)[position].as_py()
+
+    def _row(self, position: int, frames: Mapping[str, tuple[int, int]]) -> Row:
+        process = self._here()
+        with process.lock:
+            features = {
+                name: self._read(process, position, name, span) for name, span in frames.items()
+            }
+        return Row(
+            index=position,
+            row_id=self._scalar("row_id", position),
+            seconds=self._scalar("seconds", position),
+            extra={
+                name.removeprefix(EXTRA_PREFIX): self._scalar(name, position)
+                for name in self._extras
+            },
+            features=features,
+            first_frame={name: first for name, (first, _) in frames.items()},
+        )
+
+    def _shard_of(self, process: _Process, position: int) -> tuple[str, ShardPaths]:
+        shard = self._scalar("shard", position)
+        return shard, self._catalog.shard_paths(process.layout, shard)
+
+    def _read(
+        self, process: _Process, position: int, name: str, frames: tuple[int, int]
+    ) -> np.ndarray:
+        fmt = self.format
+        shard, paths = self._shard_of(process, position)
+        span = Span(int(self._rows[position]), int(self._starts[name][position]), *frames)
+        try:
+            values = process.shards.get(process.layout, paths.data[fmt], fmt).read(name, span)
+        except (FileNotFoundError, KeyError, pa.ArrowInvalid) as err:
+            raise CommitError(
+                f"{process.layout.url()}: the {fmt} file of shard {shard} is missing or damaged "
+                f"although it is committed ({type(err).__name__}: {err}); run `earmill verify`"
+            ) from err
+        return values.astype(self._dtype, copy=False)
+
+
+def frame_range(
+    stream: StreamInfo, n_frames: int, start_s: float, stop_s: float
+) -> tuple[int, int]:
+    """Frames [first, last) of a clip that overlap [start_s, stop_s)."""
+    first = math.floor(start_s * stream.frame_rate_hz + FRAME_EPSILON)
+    last = min(n_frames, math.ceil(min(stop_s * stream.frame_rate_hz, n_frames) - FRAME_EPSILON))
+    return min(first, n_frames), max(min(first, n_frames), last)

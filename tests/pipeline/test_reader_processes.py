@@ -1,0 +1,226 @@
+"""One opened set in many places: cache, threads, pickles, forks, and an S3 server."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from pipeline import open_features, reader
+from pipeline.layout import Layout
+from tests.pipeline.reader_data import (
+    FORMATS,
+    N_ROWS,
+    check_row,
+    values,
+    write_chunked,
+    write_set,
+)
+
+SECRET = "not-to-be-shown"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 short rows in 4 shards, both formats, not finalised."""
+    path = tmp_path_factory.mktemp("small")
+    write_set(path, n_rows=N_ROWS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def chunked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """6 long rows over many small chunks, objects and row groups."""
+    path = tmp_path_factory.mktemp("chunked")
+    write_chunked(path)
+    return path
+
+
+@pytest.mark.parametrize("fmt", ["zarr", "parquet"])
+def test_the_cache_is_bounded_and_spares_reads(chunked: Path, fmt: str) -> None:
+    once = open_features(chunked, format=fmt)
+    for _ in range(2):
+        rows = list(once)
+    blocks = once.io.blocks_read
+    assert once.io.bytes_read <= once.nbytes + 8 * 22  # each value once, and the row offsets
+    tight = open_features(chunked, format=fmt, cache_bytes=10_000)
+    for number, row in [*enumerate(rows), *enumerate(rows)]:
+        np.testing.assert_array_equal(
+            tight[number].features["modulation"], row.features["modulation"]
+        )
+    cache = tight._here().shards.cache
+    assert tight.io.blocks_read > blocks
+    assert cache.nbytes <= max(
+        10_000, max(sum(a.nbytes for a in b) for b in cache._blocks.values())
+    )
+
+
+@pytest.mark.parametrize("fmt", ["zarr", "parquet"])
+def test_changing_a_row_changes_no_later_read(small: Path, fmt: str) -> None:
+    ds = open_features(small, format=fmt)
+    ds[4].features["modulation"][:] = -1
+    check_row(ds[4], 4)
+
+
+def test_open_files_are_bounded_and_closed(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def n_open() -> int:
+        names = [entry.path for entry in psutil.Process().open_files()]
+        return sum(name.startswith(str(small)) for name in names)
+
+    monkeypatch.setattr(reader, "MAX_OPEN_SHARDS", 2)
+    ds = open_features(small, format="parquet")
+    for row in ds:
+        assert row.features
+        assert n_open() <= 2
+    assert ds.io.shards_opened == 4
+    ds.close()
+    assert n_open() == 0
+    check_row(ds[3], 3)
+    del ds
+    assert n_open() == 0
+
+
+def test_threads_share_one_set(chunked: Path) -> None:
+    ds = open_features(chunked, cache_bytes=20_000)
+    wanted = [row.features["modulation"] for row in open_features(chunked)]
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [(i, pool.submit(ds.__getitem__, i)) for i in [*range(6)] * 4]
+        for i, job in jobs:
+            np.testing.assert_array_equal(job.result().features["modulation"], wanted[i])
+
+
+def test_a_pickle_holds_no_handle_and_reads_anew(small: Path) -> None:
+    ds = open_features(small, dtype="float32")
+    ds[0]
+    ds.slice(0, 0.0)
+    text = pickle.dumps(ds)
+    assert b"OpenShards" not in text
+    copy = pickle.loads(text)
+    assert copy.io.shards_opened == 0
+    check_row(copy[9], 9, "float32")
+
+
+def test_a_relative_path_holds_in_another_folder(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers may start elsewhere."""
+    monkeypatch.chdir(small.parent)
+    text = pickle.dumps(open_features(small.name))
+    monkeypatch.chdir("/")
+    check_row(pickle.loads(text)[2], 2)
+
+
+def test_any_fsspec_filesystem_will_do() -> None:
+    write_set("memory://reader/set", n_rows=4, rows_per_shard=2)
+    for fmt in ("zarr", "parquet"):
+        ds = open_features("memory://reader/set", format=fmt)
+        check_row(ds[3], 3)
+        assert repr(ds).startswith("Features('memory:///reader/set', rows=4")
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.parametrize("fmt", ["zarr", "parquet"])
+def test_a_forked_child_reads_with_its_own_handles(small: Path, fmt: str) -> None:
+    """Both sides read in turn: a shared file position would mix them up."""
+    ds = open_features(small, format=fmt, cache_bytes=1)
+    check_row(ds[0], 0)
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+
+    def child() -> None:
+        for number in iter(there.recv, None):
+            there.send(ds[number])
+        there.send(ds.io.shards_opened)
+
+    process = context.Process(target=child)
+    process.start()
+    for number in range(0, N_ROWS, 3):
+        here.send(number)
+        check_row(ds[number], number)
+        assert here.poll(60)
+        check_row(here.recv(), number)
+    here.send(None)
+    assert here.recv() == 4
+    process.join(60)
+    assert process.exitcode == 0
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    """A real S3 protocol server on this machine; storage options for it."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield {
+        "key": "testing",
+        "secret": SECRET,
+        "client_kwargs": {"endpoint_url": f"http://{host}:{port}", "region_name": "eu-west-1"},
+    }
+    server.stop()
+
+
+@pytest.mark.parametrize("finalised", [False, True], ids=["commits", "index"])
+def test_rows_and_slices_from_s3(s3: dict[str, Any], finalised: bool) -> None:
+    bucket = f"features-{finalised}".lower()
+    Layout.open("s3://", s3).fs.mkdir(bucket)
+    uri = f"s3://{bucket}/set"
+    write_set(uri, n_rows=8, storage_options=s3, finalised=finalised)
+    for fmt in FORMATS:
+        ds = open_features(uri, format=fmt, storage_options=s3)
+        for number in (0, 7, 3):
+            check_row(ds[number], number)
+        part = ds.slice(3, 0.5, 0.75).features["modulation"]
+        np.testing.assert_array_equal(part, values(3, 132, 7)[50:75])
+        assert SECRET not in repr(ds)
+        check_row(pickle.loads(pickle.dumps(ds))[5], 5)
+        ds.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_s3_after_a_fork(s3: dict[str, Any]) -> None:
+    """The child makes its own connections; the parent's keep working."""
+    Layout.open("s3://", s3).fs.mkdir("forked")
+    write_set("s3://forked/set", n_rows=8, storage_options=s3)
+    ds = open_features("s3://forked/set", storage_options=s3)
+    check_row(ds[1], 1)
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=lambda: there.send([ds[6], ds.slice(3, 0.5, 0.75)]))
+    process.start()
+    assert here.poll(60)
+    row, part = here.recv()
+    process.join(60)
+    check_row(row, 6)
+    np.testing.assert_array_equal(part.features["modulation"], values(3, 132, 7)[50:75])
+    check_row(ds[6], 6)
+
+
+def test_importing_the_package_is_cheap_and_lazy() -> None:
+    code = (
+        "import sys, pipeline\n"
+        "assert not {'torch', 'pyarrow', 'zarr', 'numpy'} & set(sys.modules), sys.modules\n"
+        "assert 'open_features' in dir(pipeline)\n"
+        "from pipeline import open_features\n"
+        "assert open_features.__module__ == 'pipeline.reader'\n"
+        "assert 'pipeline.datasets_torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ.copy())
+
+
+def test_the_package_has_no_other_lazy_name() -> None:
+    import pipeline
+
+    with pytest.raises(AttributeError, match="no attribute 'close_features'"):
+        pipeline.close_features  # noqa: B018

@@ -1,0 +1,214 @@
+"""Stopping and going on: what a resumed stream gives is exactly what the first had left."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import open_features
+from pipeline.datasets_torch import FeatureLoader, FeatureStream
+from tests.pipeline.reader_data import (
+    GROUPED_ROWS,
+    ids,
+    loaded,
+    small_row_groups,
+    write_set,
+)
+
+N_ROWS = 26
+quick = settings(max_examples=40, deadline=None, derandomize=True)
+# Python 3.12 warns about forking a process with threads; readers open anew in the child.
+forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """26 short rows in 4 shards."""
+    path = tmp_path_factory.mktemp("torch")
+    write_set(path, n_rows=N_ROWS, rows_per_shard=7)
+    return path
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """160 rows of 0.5 s in 40 row groups of 4; the sinks' sizes stay scaled down for the reader."""
+    path = tmp_path_factory.mktemp("grouped")
+    with small_row_groups():
+        write_set(path, n_rows=GROUPED_ROWS, rows_per_shard=20, seconds=lambda _: 0.5)
+        yield path
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays() -> Iterator[None]:
+    """Workers end with the loader that started them."""
+    before = set(multiprocessing.active_children())
+    yield
+    assert set(multiprocessing.active_children()) <= before
+
+
+@quick
+@given(
+    k=st.integers(0, N_ROWS),
+    world=st.integers(1, 3),
+    batch_size=st.integers(1, 5),
+    even=st.sampled_from([False, True, "drop"]),
+    shuffle=st.booleans(),
+)
+def test_resume_at_k_is_the_tail(
+    small: Path, k: int, world: int, batch_size: int, even: Any, shuffle: bool
+) -> None:
+    """Stop after any number of rows: the resumed rest is the rest of an undisturbed run."""
+    ds = open_features(small)
+    for rank in range(world):
+        make = partial(
+            ds.iterable,
+            seed=5,
+            epoch=1,
+            rank=rank,
+            world_size=world,
+            batch_size=batch_size,
+            even=even,
+            shuffle=shuffle,
+        )
+        whole = ids(make())
+        stopped = make()
+        rows = iter(stopped)
+        k = min(k, len(whole))
+        assert ids(next(rows) for _ in range(k)) == whole[:k]
+        state = json.loads(json.dumps(stopped.state_dict()))
+        resumed = make()
+        resumed.load_state_dict(state)
+        if k == len(whole):
+            assert resumed.epoch == 2
+            continue
+        resumed.set_epoch(1)
+        assert ids(resumed) == whole[k:]
+        assert resumed.state_dict()["epoch"] == 2
+        resumed.set_epoch(2)
+        assert len(ids(resumed)) == len(whole)
+
+
+def test_resume_reads_nothing_of_what_came_before(grouped: Path) -> None:
+    stopped = open_features(grouped).iterable(seed=1, lanes=1, window_rows=8)
+    rows = iter(stopped)
+    for _ in range(GROUPED_ROWS - 8):
+        next(rows)
+    ds = open_features(grouped, format="parquet", streams=["modulation"])
+    resumed = ds.iterable(seed=1, lanes=1, window_rows=8)
+    resumed.load_state_dict(stopped.state_dict())
+    assert len(ids(resumed)) == 8
+    assert ds.io.blocks_read == 2  # one window of two row groups
+
+
+@forks
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_counts_batches_not_prefetched_rows(grouped: Path, workers: int) -> None:
+    """Workers are far ahead when the loop stops; the state is what the loop has seen."""
+    ds = open_features(grouped)
+    make = partial(ds.iterable, seed=8, batch_size=16, lanes=2, window_rows=16)
+    whole = loaded(FeatureLoader(make()))
+    loader = FeatureLoader(make(), num_workers=workers)
+    batches: Any = iter(loader)
+    seen = [next(batches).indices.tolist() for _ in range(3)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    batches.close()
+    resumed = FeatureLoader(make(), num_workers=workers)
+    resumed.load_state_dict(state)
+    assert seen + loaded(resumed) == whole
+    # The epoch is over: state and next iteration are those of the next one.
+    assert resumed.state_dict()["epoch"] == 1
+    resumed.set_epoch(1)
+    again = make()
+    again.set_epoch(1)
+    assert loaded(resumed) == loaded(FeatureLoader(again)) != whole
+
+
+def test_iterating_again_starts_the_epoch_again(small: Path) -> None:
+    """A look at the first batch costs nothing; a resume point holds until its epoch ends."""
+    stream = open_features(small).iterable(seed=1)
+    first = ids(stream)
+    next(iter(stream))
+    assert ids(stream) == first
+    rows = iter(stream)
+    for _ in range(10):
+        next(rows)
+    resumed = open_features(small).iterable(seed=1)
+    resumed.load_state_dict(stream.state_dict())
+    next(iter(resumed))
+    assert ids(resumed) == first[10:]
+    assert ids(resumed) == first
+
+
+@forks
+def test_workers_that_stay_see_the_next_epoch(small: Path) -> None:
+    stream = open_features(small).iterable(seed=6, batch_size=4)
+    loader = FeatureLoader(stream, num_workers=2, persistent_workers=True)
+    epochs = []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        epochs.append([number for batch in loaded(loader) for number in batch])
+    assert epochs == [
+        ids(open_features(small).iterable(seed=6, batch_size=4, epoch=e)) for e in range(3)
+    ]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    del loader
+
+
+@quick
+@given(steps=st.integers(0, 6), old=st.integers(1, 4), new=st.integers(1, 4))
+def test_another_world_size_takes_over_between_steps(
+    small: Path, steps: int, old: int, new: int
+) -> None:
+    """What the old ranks have had and what the new ones get is each row exactly once."""
+    ds = open_features(small)
+    make = partial(ds.iterable, seed=9, batch_size=2)
+    steps = min(steps, N_ROWS // (2 * old))
+    seen: list[int] = []
+    states = []
+    for rank in range(old):
+        stream = make(rank=rank, world_size=old)
+        rows = iter(stream)
+        seen += ids(next(rows) for _ in range(2 * steps))
+        states.append(stream.state_dict())
+    if any(state["epoch"] for state in states):
+        return  # the old world had finished the epoch
+    assert all(state == states[0] for state in states)
+    for rank in range(new):
+        stream = make(rank=rank, world_size=new)
+        stream.load_state_dict(states[0])
+        seen += ids(stream)
+    assert Counter(seen) == Counter(range(N_ROWS))
+
+
+def test_a_state_that_does_not_fit_is_refused(small: Path, grouped: Path) -> None:
+    ds = open_features(small)
+    stream = ds.iterable(seed=1, world_size=2, batch_size=4)
+    next(iter(stream))
+    state = stream.state_dict()
+    cases: list[tuple[FeatureStream, str]] = [
+        (ds.iterable(seed=2, world_size=2, batch_size=4), "seed=1, this stream has 2"),
+        (ds.iterable(seed=1, world_size=2, batch_size=5), "batch_size=4"),
+        (ds.iterable(seed=1, world_size=2, batch_size=4, shuffle=False), "shuffle=True"),
+        (ds.iterable(seed=1, world_size=2, batch_size=4, even=True), "even=False"),
+        (ds.iterable(seed=1, world_size=3, batch_size=4), "does not end a whole step of 4 rows"),
+        (open_features(grouped).iterable(seed=1, world_size=2, batch_size=4), "same dataset"),
+    ]
+    for other, message in cases:
+        with pytest.raises(ValueError, match=message):
+            other.load_state_dict(state)
+    with pytest.raises(ValueError, match="version 1, got 2"):
+        stream.load_state_dict(state | {"version": 2})
+
+
+def test_a_loader_out_of_order_is_refused(small: Path) -> None:
+    with pytest.raises(ValueError, match="in_order=False would make positions meaningless"):
+        FeatureLoader(open_features(small).iterable(), in_order=False)
