@@ -1,0 +1,28 @@
+"""Sources of audio: files, manifests, Hugging Face datasets. `open_source` picks by kind."""
+
+from __future__ import annotations
+
+from pipeline.source_spec import FilesSpec, HfSpec, ManifestSpec
+from pipeline.sources.base import Item, Source
+
+__all__ = ["Item", "Source", "open_source"]
+
+
+def open_source(spec: FilesSpec | ManifestSpec | HfSpec) -> Source:
+    """The source a job names; SourceError when it is missing or cannot be read.
+
+    Cheap enough for every worker: rows are listed by `items()`, which is also where an empty source
+    shows.
+    """
+    # Each kind is imported on use: `datasets` alone takes two seconds.
+    if isinstance(spec, FilesSpec):
+        from pipeline.sources.files import FilesSource
+
+        return FilesSource(spec)
+    if isinstance(spec, ManifestSpec):
+        from pipeline.sources.manifest import ManifestSource
+
+        return ManifestSource(spec)
+    from pipeline.sources.hf import HfSource
+
+    return HfSource(spec)

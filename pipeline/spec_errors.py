@@ -1,0 +1,133 @@
+"""Validation errors of the job spec as one line a person can act on.
+
+pydantic reports a list of (location, type, input); the line here names the key path in the form
+`--set` takes (`extract.0.fs_hz`), and for a wrong key or word the nearest valid one.
+Inputs under `storage_options` are never printed: they hold credentials.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+MAX_INPUT_CHARS = 60
+SECRET_KEY = "storage_options"
+
+# pydantic speaks of Python types; these say what to write in the YAML.
+PHRASES = {
+    "too_short": "expected at least one entry",
+    "tuple_type": "expected a list",
+    "dict_type": "expected a mapping",
+    "model_type": "expected a mapping",
+    "model_attributes_type": "expected a mapping",
+    "string_type": "expected text",
+    "int_parsing": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_parsing": "expected a number",
+}
+
+Node = type[BaseModel] | Mapping[str, type[BaseModel]] | None
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The most telling error of `error` as one line, and how many more there are."""
+    details = error.errors(include_url=False, include_context=True)
+    # A misspelt required key shows up twice; the misspelling is the cause, so it goes first.
+    details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
+    line = _explain_one(details[0], model)
+    more = len(details) - 1
+    return line if not more else f"{line} (and {more} more)"
+
+
+def nearest(word: str, valid: Sequence[str]) -> str:
+    """`; did you mean 'x'?` for the nearest valid word, or nothing."""
+    matches = difflib.get_close_matches(word, valid, n=1, cutoff=0.6)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def _explain_one(detail: Any, model: type[BaseModel]) -> str:
+    path, parent = _locate(detail["loc"], model)
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        valid = list(parent.model_fields) if isinstance(parent, type) else []
+        return f"{path}: unknown key{nearest(str(detail['loc'][-1]), valid)} ({_listed(valid)})"
+    if kind == "missing":
+        return f"{path}: missing, and it has no default"
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        return _explain_tag(detail, path)
+    if kind == "value_error":
+        return f"{path}: {detail['ctx']['error']}"
+    message = PHRASES.get(kind, detail["msg"][:1].lower() + detail["msg"][1:])
+    hint = ""
+    if kind == "literal_error":
+        words = [word.strip("'") for word in _expected_words(detail)]
+        message = f"expected {_alternatives(words)}"
+        hint = nearest(str(detail["input"]), words)
+    return f"{path}: {message}, got {_shown(detail['input'], path)}{hint}"
+
+
+def _explain_tag(detail: Any, path: str) -> str:
+    words = _tag_words(detail)
+    if detail["type"] == "union_tag_not_found":
+        return f"{path}.kind: missing; expected {_alternatives(words)}"
+    got = str(detail["ctx"]["tag"])
+    return f"{path}.kind: expected {_alternatives(words)}, got {got!r}{nearest(got, words)}"
+
+
+def _tag_words(detail: Any) -> list[str]:
+    tags = detail["ctx"].get("expected_tags", "'files', 'manifest', 'hf'")
+    return [word.strip(" '") for word in str(tags).split(",")]
+
+
+def _expected_words(detail: Any) -> list[str]:
+    return str(detail["ctx"]["expected"]).replace(" or ", ", ").split(", ")
+
+
+def _alternatives(words: Sequence[str]) -> str:
+    return ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
+
+
+def _listed(valid: Sequence[str]) -> str:
+    return "valid keys: " + ", ".join(valid)
+
+
+def _shown(value: Any, path: str) -> str:
+    if SECRET_KEY in path:
+        return "a value that is not shown"
+    if isinstance(value, list | tuple | Mapping):
+        return f"a {'mapping' if isinstance(value, Mapping) else 'list'} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= MAX_INPUT_CHARS else text[: MAX_INPUT_CHARS - 3] + "..."
+
+
+def _locate(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[str, Node]:
+    """Key path of `loc`, and the model that holds its last key (None below a free mapping)."""
+    path: list[str] = []
+    node: Node = model
+    parent: Node = model
+    for part in loc:
+        if isinstance(node, Mapping):  # a tagged union: pydantic puts the tag into the location
+            node = node.get(str(part))
+            continue
+        path.append(str(part))
+        if isinstance(part, str):
+            parent, node = node, _child(node, part)
+    return ".".join(path) or "the job", parent
+
+
+def _child(node: Node, key: str) -> Node:
+    if not isinstance(node, type) or key not in node.model_fields:
+        return None
+    models = _models_in(node.model_fields[key].annotation)
+    if len(models) > 1:
+        return {str(get_args(m.model_fields["kind"].annotation)[0]): m for m in models}
+    return models[0] if models else None
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
