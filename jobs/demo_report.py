@@ -1,0 +1,174 @@
+"""What the demo leaves behind: one figure and one table, made from the stored features.
+
+Figure, two columns (one clip of speech, one of music), three rows: waveform in Pa, auditory
+spectrogram (hair-cell envelope against centre frequency), modulation spectrum (RMS over time of
+each modulation filter against centre frequency). The features are read back from the dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from amtcore.extract import StreamInfo
+    from pipeline.reader import Row
+
+# Digital RMS of 1 is 100 dB SPL, which is 2 Pa.
+PA_PER_UNIT = 2.0
+SPECTROGRAM_RANGE_DB = 50.0
+MODULATION_RANGE_DB = 30.0
+WAVE_COLOR = "#33658a"
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "white",
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One clip of the figure: its title, its audio file and its row."""
+
+    title: str
+    audio: Path
+    row: Row
+
+
+def draw(path: Path, examples: Sequence[Example], streams: Mapping[str, StreamInfo]) -> None:
+    """Write the figure as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            3,
+            len(examples),
+            figsize=(11, 8.5),
+            layout="constrained",
+            height_ratios=(1, 2, 2),
+            squeeze=False,
+        )
+        _waveforms(axes[0], examples)
+        _spectrograms(figure, axes[1], examples, streams["envelope"])
+        _modulation_spectra(figure, axes[2], examples, streams["modulation"])
+        figure.suptitle("earmill demo: Dau 1997 features, read back from the dataset", fontsize=12)
+        figure.savefig(path, dpi=140)
+        plt.close(figure)
+
+
+def _waveforms(axes: Sequence[Axes], examples: Sequence[Example]) -> None:
+    highest_pa = 0.0
+    for panel, example in zip(axes, examples, strict=True):
+        samples, rate_hz = soundfile.read(example.audio, always_2d=True)
+        pressure_pa = samples.mean(axis=1) * PA_PER_UNIT
+        time_s = np.arange(len(pressure_pa)) / rate_hz
+        panel.plot(time_s, pressure_pa, color=WAVE_COLOR, linewidth=0.4, rasterized=True)
+        panel.set(
+            title=f"{example.title}: {example.row.row_id}, {rate_hz / 1000:g} kHz",
+            xlabel="time (s)",
+            ylabel="pressure (Pa)",
+            xlim=(0, time_s[-1]),
+        )
+        highest_pa = max(highest_pa, float(np.abs(pressure_pa).max()))
+    for panel in axes:
+        panel.set_ylim(-1.1 * highest_pa, 1.1 * highest_pa)
+
+
+def _spectrograms(
+    figure: Figure, axes: Sequence[Axes], examples: Sequence[Example], stream: StreamInfo
+) -> None:
+    levels_db = [_db(np.asarray(e.row.features[stream.name], np.float64).T) for e in examples]
+    top_db = max(level.max() for level in levels_db)
+    image: Any = None
+    for panel, example, level_db in zip(axes, examples, levels_db, strict=True):
+        frames = level_db.shape[1]
+        image = panel.pcolormesh(
+            (np.arange(frames) + 0.5) / stream.frame_rate_hz,
+            np.arange(len(stream.fc_hz)),
+            level_db - top_db,
+            vmin=-SPECTROGRAM_RANGE_DB,
+            vmax=0,
+            cmap="magma",
+            shading="nearest",
+            rasterized=True,
+        )
+        panel.set(title="auditory spectrogram", xlabel="time (s)", xlim=(0, example.row.seconds))
+        _frequency_axis(panel, stream.fc_hz)
+    figure.colorbar(image, ax=list(axes), label="hair-cell envelope (dB re maximum)", pad=0.01)
+
+
+def _modulation_spectra(
+    figure: Figure, axes: Sequence[Axes], examples: Sequence[Example], stream: StreamInfo
+) -> None:
+    rates_hz = sorted(set(stream.mfc_hz))
+    levels_db = [_modulation_db(example.row, stream, rates_hz) for example in examples]
+    top_db = max(np.nanmax(level) for level in levels_db)
+    image: Any = None
+    for panel, level_db in zip(axes, levels_db, strict=True):
+        image = panel.imshow(
+            level_db - top_db,
+            origin="lower",
+            aspect="auto",
+            vmin=-MODULATION_RANGE_DB,
+            vmax=0,
+            cmap="viridis",
+            interpolation="nearest",
+        )
+        panel.set(title="modulation spectrum", xlabel="modulation centre frequency (Hz)")
+        panel.set_xticks(range(len(rates_hz)), [f"{rate:.3g}" for rate in rates_hz])
+        _frequency_axis(panel, stream.fc_hz)
+    figure.colorbar(image, ax=list(axes), label="RMS over time (dB re maximum)", pad=0.01)
+
+
+def _modulation_db(row: Row, stream: StreamInfo, rates_hz: Sequence[float]) -> NDArray[np.float64]:
+    """(channel, modulation rate) level in dB; NaN where a channel lacks the filter."""
+    from pipeline.collate import per_channel
+
+    levels = np.full((len(stream.fc_hz), len(rates_hz)), np.nan)
+    features = np.asarray(row.features[stream.name], np.float64)
+    for channel, frames in enumerate(per_channel(features, stream)):
+        first = stream.channel_offsets[channel]
+        for number, values in enumerate(frames):
+            place = rates_hz.index(stream.mfc_hz[first + number])
+            levels[channel, place] = np.sqrt(np.mean(values**2))
+    return _db(levels)
+
+
+def _db(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 20 * np.log10(np.maximum(np.abs(values), 1e-9))
+
+
+def _frequency_axis(axes: Axes, fc_hz: Sequence[float]) -> None:
+    """Label channels by centre frequency; they are equally spaced on the ERB scale."""
+    shown = np.linspace(0, len(fc_hz) - 1, 7).round().astype(int)
+    labels = [f"{fc_hz[k] / 1000:.2g}" if fc_hz[k] >= 1000 else f"0.{fc_hz[k] / 10:02.0f}"
+              for k in shown]  # fmt: skip
+    axes.set_yticks(shown, labels)
+    axes.set_ylabel("centre frequency (kHz)")
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that reads well as plain text, too."""
+    widths = [max(len(line[k]) for line in [header, *rows]) for k in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        return f"| {' | '.join(padded)} |"
+
+    rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
+    return "\n".join([line(header), rule, *(line(row) for row in rows)])

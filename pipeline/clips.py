@@ -1,0 +1,285 @@
+"""One row's bytes to signals ready for the models: decode, pick channels, resample, calibrate.
+
+A clip of up to two minutes is held whole; a longer one stays a stream and is read block by block,
+twice where its level has to be known first. Which of the two depends on the decoded length alone,
+so the same file always takes the same path. Runs in decode threads; knows no model beyond its rate
+and unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.decode import AudioFacts, BlockReader, Limits, open_blocks
+from pipeline.resample import Resampler, ResampleStream
+from pipeline.rows import Scalar
+from pipeline.sources.base import Item
+
+if TYPE_CHECKING:
+    from amtcore.units import Calibration
+    from pipeline.spec import AudioSpec
+
+Signal = npt.NDArray[np.float32]
+
+# Longer clips are streamed: 21 MB of samples at 44.1 kHz.
+LONG_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one model wants its input to be: a sample rate and a unit."""
+
+    fs_hz: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One channel of one row, whole.
+
+    Args:
+        channel: Source channel, -1 for mixed.
+        signals: One per target, in the targets' order; equal targets share one array.
+        facts: Provenance columns of the row.
+    """
+
+    item: Item
+    channel: int
+    seconds: float
+    signals: tuple[Signal, ...]
+    facts: dict[str, Scalar] = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum({id(signal): signal.nbytes for signal in self.signals}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Preparer:
+    """Turns streams into clips.
+
+    Args:
+        audio: Channel policy, calibration, resampler and limits of the job.
+        targets: What the models want.
+        long_s: Clips above this are streamed.
+    """
+
+    audio: AudioSpec
+    targets: tuple[Target, ...]
+    long_s: float = LONG_S
+
+    def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
+        """Decode a row: its clips, one a channel, or a long clip that is still to be read.
+
+        The stream is closed here, or by the long clip. Raises a RowError for bad input.
+        """
+        try:
+            reader = self.read(item, stream)
+            blocks, frames = [], 0
+            rest = iter(reader)
+            for block in rest:
+                blocks.append(block)
+                frames += block.shape[1]
+                if frames > self.long_s * reader.rate_hz:
+                    return LongClip(self, item, stream, reader, blocks, rest)
+            reader.close()
+        except BaseException:
+            stream.close()
+            raise
+        stream.close()
+        waveform = np.concatenate(blocks, axis=1)
+        return [
+            self._clip(item, channel, signal, reader.facts)
+            for channel, signal in zip(reader.channel_ids, waveform, strict=True)
+        ]
+
+    def gains(self, rms: float) -> tuple[float, ...]:
+        """Linear gain for each target, for a clip of this RMS."""
+        calibration = self.calibration
+        return tuple(calibration.gain_for_rms(rms, target.unit) for target in self.targets)
+
+    @property
+    def calibration(self) -> Calibration:
+        """What the samples mean."""
+        # Drags in torch, which the driver must not wait for before it has checked the job.
+        from amtcore.units import Calibration
+
+        return Calibration.from_dict(self.audio.calibration.to_dict())
+
+    def resampler(self, from_hz: float, to_hz: float) -> Resampler:
+        """The job's resampler for one pair of rates."""
+        return Resampler(from_hz, to_hz, self.audio.resampler)
+
+    def facts(self, item: Item, audio: AudioFacts, gains: Sequence[float]) -> dict[str, Scalar]:
+        """Provenance of a row; `gain_db` is the gain into the first model's unit."""
+        resampled = any(target.fs_hz != audio.rate_hz for target in self.targets)
+        return {
+            "uri": item.uri,
+            "start_s": item.start_s,
+            "end_s": item.end_s,
+            "etag": item.etag,
+            "size": item.size,
+            "mtime": item.mtime,
+            "container": audio.container,
+            "codec": audio.codec,
+            "rate_hz": float(audio.rate_hz),
+            "channels": audio.channels,
+            "frames": audio.frames,
+            "nbytes": audio.nbytes,
+            "bytes_sha256": audio.bytes_sha256,
+            "pcm_sha256": audio.pcm_sha256,
+            "decoder": audio.decoder,
+            "decoder_version": audio.decoder_version,
+            "resampler": self.audio.resampler if resampled else None,
+            "resampled_from_hz": float(audio.rate_hz) if resampled else None,
+            # Digital silence at a normalised level has no gain.
+            "gain_db": 20 * math.log10(gains[0]) if gains[0] > 0 else None,
+        }
+
+    def read(self, item: Item, stream: BinaryIO) -> BlockReader:
+        """A fresh reader of the row's blocks."""
+        return open_blocks(
+            stream,
+            uri=item.uri,
+            start_s=item.start_s,
+            end_s=item.end_s,
+            channels=self.audio.channels,
+            limits=Limits(self.audio.min_rate_hz, self.audio.max_rate_hz),
+        )
+
+    def _clip(self, item: Item, channel: int, signal: Signal, audio: AudioFacts) -> Clip:
+        rms = _rms([signal]) if self.calibration.needs_whole_clip else 1.0
+        gains = self.gains(rms)
+        by_rate = {
+            fs_hz: self.resampler(audio.rate_hz, fs_hz).process(signal)
+            for fs_hz in {target.fs_hz for target in self.targets}
+        }
+        ready = {
+            target: scaled(by_rate[target.fs_hz], gain)
+            for target, gain in zip(self.targets, gains, strict=True)
+        }
+        return Clip(
+            item=item,
+            channel=channel,
+            seconds=audio.seconds,
+            signals=tuple(ready[target] for target in self.targets),
+            facts=self.facts(item, audio, gains),
+        )
+
+
+class LongClip:
+    """A row too long to hold: read it once with `pieces`, then ask for `seconds` and `facts`.
+
+    Args:
+        blocks: What was decoded before the length was known; `rest` continues there.
+    """
+
+    def __init__(
+        self,
+        preparer: Preparer,
+        item: Item,
+        stream: BinaryIO,
+        reader: BlockReader,
+        blocks: list[Signal],
+        rest: Iterator[Signal],
+    ) -> None:
+        self.item = item
+        self.channels = reader.channel_ids
+        self._preparer, self._stream, self._reader = preparer, stream, reader
+        self._blocks, self._rest = blocks, rest
+        self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self.channels]
+
+    @property
+    def nbytes(self) -> int:
+        """Samples held right now."""
+        return sum(block.nbytes for block in self._blocks)
+
+    @property
+    def seconds(self) -> float:
+        """Duration; known after the last piece."""
+        return self._reader.facts.seconds
+
+    def facts(self, channel_position: int) -> dict[str, Scalar]:
+        """Provenance of one channel's row; known after the last piece."""
+        gains = self._gains[channel_position]
+        return self._preparer.facts(self.item, self._reader.facts, gains)
+
+    def pieces(self) -> Iterator[list[tuple[Signal, ...]]]:
+        """The clip piece by piece: per channel, one signal per target.
+
+        Targets get pieces of their own lengths, some of them empty. Closes the stream at the end.
+        Raises a RowError where the damage is, maybe after many good pieces.
+        """
+        try:
+            if self._preparer.calibration.needs_whole_clip:
+                self._measure()
+            resamplers = [self._resamplers() for _ in self.channels]
+            for block in self._remaining():
+                yield [
+                    self._push(streams, signal, gains)
+                    for streams, signal, gains in zip(resamplers, block, self._gains, strict=True)
+                ]
+            yield [
+                self._finish(streams, gains)
+                for streams, gains in zip(resamplers, self._gains, strict=True)
+            ]
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the stream back; safe to call again."""
+        self._reader.close()
+        self._stream.close()
+
+    def _remaining(self) -> Iterator[Signal]:
+        # Each block is let go once it was handed out.
+        while self._blocks:
+            yield self._blocks.pop(0)
+        yield from self._rest
+
+    def _measure(self) -> None:
+        """The first of two passes: the level of each channel."""
+        squares, frames = np.zeros(len(self.channels)), 0
+        for block in self._remaining():
+            squares += np.square(block, dtype=np.float64).sum(axis=1)
+            frames += block.shape[1]
+        self._gains = [self._preparer.gains(math.sqrt(total / frames)) for total in squares]
+        self._reader.close()
+        self._reader = self._preparer.read(self.item, self._stream)
+        self._rest = iter(self._reader)
+
+    def _resamplers(self) -> dict[float, ResampleStream]:
+        rates = {target.fs_hz for target in self._preparer.targets}
+        from_hz = self._reader.rate_hz
+        return {rate: self._preparer.resampler(from_hz, rate).stream() for rate in rates}
+
+    def _push(
+        self, streams: dict[float, ResampleStream], signal: Signal, gains: tuple[float, ...]
+    ) -> tuple[Signal, ...]:
+        ready = {rate: stream.push(signal) for rate, stream in streams.items()}
+        return self._scaled(ready, gains)
+
+    def _finish(
+        self, streams: dict[float, ResampleStream], gains: tuple[float, ...]
+    ) -> tuple[Signal, ...]:
+        return self._scaled({rate: stream.finish() for rate, stream in streams.items()}, gains)
+
+    def _scaled(self, ready: dict[float, Signal], gains: tuple[float, ...]) -> tuple[Signal, ...]:
+        targets = self._preparer.targets
+        return tuple(scaled(ready[t.fs_hz], g) for t, g in zip(targets, gains, strict=True))
+
+
+def scaled(signal: Signal, gain: float) -> Signal:
+    """The signal times a gain, in float32."""
+    return signal if gain == 1.0 else signal * np.float32(gain)
+
+
+def _rms(blocks: Sequence[Signal]) -> float:
+    squares = sum(float(np.square(block, dtype=np.float64).sum()) for block in blocks)
+    return math.sqrt(squares / sum(block.size for block in blocks))

@@ -1,0 +1,49 @@
+"""How long a shard may take, and what the driver does about one that takes longer.
+
+Before any shard is done the limit is generous (a slow model on a slow machine must not be killed);
+with three done it follows the observed rate. Past the limit an idle worker runs a second copy,
+which is safe because only one of them can commit; past twice the limit the worker is called hung.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+# Start-up, compilation and slow storage, whatever the audio.
+BASE_S = 300.0
+# Before any rate was seen: ten times slower than real time still counts as work.
+WALL_PER_AUDIO_S = 10.0
+# With rates seen: this many times the median.
+OVER_MEDIAN = 20.0
+RATES_NEEDED = 3
+HUNG_FACTOR = 2.0
+
+
+class Deadlines:
+    """Limits for shards, learned from the shards before.
+
+    Args:
+        fixed_s: The job's own limit for every shard; None derives it from the audio.
+    """
+
+    def __init__(self, fixed_s: float | None = None) -> None:
+        self._fixed_s = fixed_s
+        self._wall_per_audio: list[float] = []
+
+    def learn(self, wall_s: float, audio_s: float) -> None:
+        """A shard of `audio_s` took `wall_s`."""
+        if audio_s > 0:
+            self._wall_per_audio.append(wall_s / audio_s)
+
+    def limit_s(self, audio_s: float) -> float:
+        """When a second copy may be started."""
+        if self._fixed_s is not None:
+            return self._fixed_s
+        per_audio_s = WALL_PER_AUDIO_S
+        if len(self._wall_per_audio) >= RATES_NEEDED:
+            per_audio_s = OVER_MEDIAN * statistics.median(self._wall_per_audio)
+        return BASE_S + per_audio_s * audio_s
+
+    def hung_s(self, audio_s: float) -> float:
+        """When the worker is killed."""
+        return HUNG_FACTOR * self.limit_s(audio_s)

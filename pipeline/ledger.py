@@ -1,0 +1,274 @@
+"""The driver's books: what is pending, suspect, under search, done or given up. No Ray here.
+
+    pending ---> in flight ---> done
+       ^            | lost, hung or failed
+       +--suspect---+                      a suspect runs alone, so that blame is certain
+                    | max_attempts times
+                 search ---> suspect, its guilty rows marked ---> done, they in quarantine
+
+Whether a shard is done is read from its commit record; what a worker returned only says when to
+look. So a worker that dies after its commit, a lost reply and a second copy of a slow shard all
+end well.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pipeline import events
+from pipeline.bisect import Bisection
+from pipeline.messages import Lost, Outcome, ShardOrder
+from pipeline.plan import item_seconds
+
+if TYPE_CHECKING:
+    from pipeline.plan import Shard
+    from pipeline.sources.base import Item
+
+# Searches that end without a guilty row before the shard is given up: the first may have been bad
+# luck (a lost node), the second is not.
+FRUITLESS_SEARCHES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What the driver needs to know of a commit record."""
+
+    rows_ok: int
+    rows_bad: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Result:
+    """How the run ended, shard by shard.
+
+    Args:
+        failed: Shard id -> reason. fatal: Why nothing more was tried.
+        stopped: Ended by request. seconds: Planned audio committed during this run.
+        worked_s: Wall seconds from the first warm worker to the end.
+    """
+
+    done: dict[str, Committed] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    fatal: str = ""
+    stopped: bool = False
+    seconds: float = 0.0
+    worked_s: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class ShardWork:
+    """One shard and its history in this run.
+
+    Attributes:
+        attempts: Failed attempts since the last search that were surely this shard's doing;
+            `failures` counts every attempt that failed.
+        copies: Calls in flight for it; two while a slow shard is tried a second time.
+    """
+
+    shard: Shard
+    attempts: int = 0
+    failures: int = 0
+    fruitless: int = 0
+    copies: int = 0
+    guilty: dict[str, str] = field(default_factory=dict)
+    search: Bisection | None = None
+
+    @property
+    def shard_id(self) -> str:
+        return self.shard.shard_id
+
+    @property
+    def seconds(self) -> float:
+        """Planned audio."""
+        return self.shard.seconds
+
+    def order(self) -> ShardOrder:
+        """The next attempt on the whole shard, under a fresh name."""
+        return ShardOrder(
+            shard=self.shard,
+            attempt=secrets.token_hex(4),
+            attempts=self.failures + 1,
+            guilty=dict(self.guilty),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Work for one worker: a whole shard, or some of its rows as a probe.
+
+    Args:
+        probe: The rows to run without publishing; None for the whole shard.
+        alone: No other shard may be on the worker meanwhile.
+    """
+
+    work: ShardWork
+    probe: tuple[Item, ...] | None = None
+    alone: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Planned audio of the rows in question."""
+        if self.probe is None:
+            return self.work.seconds
+        return sum(item_seconds(item) for item in self.probe)
+
+
+class Ledger:
+    """All shards of a run and the rules by which they move.
+
+    Args:
+        shards: What is left to do, in order.
+        committed: Reads a shard's commit record; None when there is none.
+        max_attempts: Failed attempts on a shard before its rows are searched.
+        sink: Takes events.
+    Invariants:
+        Each shard ends in `result.done` or `result.failed`, unless the caller stops asking; a row
+        is marked guilty only after it failed alone, twice.
+    """
+
+    def __init__(
+        self,
+        shards: Iterable[Shard],
+        committed: Callable[[str], Committed | None],
+        *,
+        max_attempts: int,
+        sink: events.Sink = events.ignore,
+    ) -> None:
+        self._committed, self._max_attempts, self._sink = committed, max_attempts, sink
+        self._pending = deque(ShardWork(shard) for shard in shards)
+        self._suspects: deque[ShardWork] = deque()
+        self._searches: deque[ShardWork] = deque()
+        self._n_shards = len(self._pending)
+        self.result = Result()
+
+    @property
+    def all_settled(self) -> bool:
+        """Every shard is done or given up."""
+        return len(self.result.done) + len(self.result.failed) == self._n_shards
+
+    @property
+    def nothing_waits(self) -> bool:
+        """All that is left is in flight."""
+        return not (self._pending or self._suspects or self._searches)
+
+    def next(self, *, idle: bool) -> Assignment | None:
+        """Take the next piece of work.
+
+        Args:
+            idle: The asking worker has nothing in flight; suspects and probes need that. They come
+                last, so that one bad shard does not hold up the good ones.
+        """
+        if self._pending:
+            return Assignment(self._pending.popleft())
+        if idle and self._suspects:
+            return Assignment(self._suspects.popleft(), alone=True)
+        if idle and self._searches:
+            work = self._searches.popleft()
+            wanted = set((work.search.next_probe() if work.search else None) or ())
+            items = tuple(item for item in work.shard.items if item.row_id in wanted)
+            return Assignment(work, probe=items, alone=True)
+        return None
+
+    def put_back(self, work: ShardWork) -> None:
+        """A shard lost through no fault of its own goes to the head of the queue, uncharged."""
+        if not self._is_settled(work) and not work.copies:
+            (self._suspects if work.failures else self._pending).appendleft(work)
+
+    def shard_ended(
+        self, work: ShardWork, outcome: Outcome | Lost, *, certain: bool = True
+    ) -> None:
+        """An attempt on a whole shard ended; `work.copies` no longer counts it.
+
+        Args:
+            certain: The shard was alone on its worker, or the worker itself named it. A worker lost
+                with two shards on it makes both suspects and counts against neither.
+        """
+        if self._is_settled(work) or self._complete(work):
+            return
+        if isinstance(outcome, Lost):
+            self._charge(work, outcome.reason, certain)
+        elif outcome.stage == "publish":
+            self._publish_failed(work, outcome)
+        else:
+            self._charge(work, outcome.message or "its commit record is missing", True)
+
+    def probe_ended(self, work: ShardWork, outcome: Outcome | Lost) -> None:
+        """A probe ended; a lost or failed one incriminates its rows."""
+        search = work.search
+        if search is None or self._is_settled(work):
+            return
+        reason = outcome.reason if isinstance(outcome, Lost) else outcome.message
+        known = len(search.guilty)
+        search.report(failed=isinstance(outcome, Lost) or not outcome.ok, reason=reason)
+        for row_id in list(search.guilty)[known:]:
+            self._sink(events.RowGuilty(work.shard_id, row_id, reason))
+        if not search.done:
+            self._searches.appendleft(work)
+            return
+        work.guilty.update(search.guilty)
+        work.fruitless += not search.guilty
+        work.search, work.attempts = None, 0
+        self._suspects.append(work)
+
+    def _is_settled(self, work: ShardWork) -> bool:
+        return work.shard_id in self.result.done or work.shard_id in self.result.failed
+
+    def _complete(self, work: ShardWork) -> bool:
+        record = self._committed(work.shard_id)
+        if record is None:
+            return False
+        self.result.done[work.shard_id] = record
+        self.result.seconds += work.seconds
+        self._sink(
+            events.ShardDone(
+                shard_id=work.shard_id,
+                rows_ok=record.rows_ok,
+                rows_bad=record.rows_bad,
+                seconds=work.seconds,
+                nbytes=record.nbytes,
+            )
+        )
+        return True
+
+    def _charge(self, work: ShardWork, reason: str, certain: bool) -> None:
+        work.attempts += certain
+        work.failures += 1
+        if work.copies:
+            # Another copy is still running; its end decides.
+            return
+        self._sink(events.ShardRetry(work.shard_id, work.failures, reason))
+        if work.attempts < self._max_attempts:
+            self._suspects.append(work)
+        elif work.fruitless >= FRUITLESS_SEARCHES:
+            self._give_up(work, f"{reason}; no row fails alone: try a smaller output.shard_seconds")
+        else:
+            self._start_search(work)
+
+    def _start_search(self, work: ShardWork) -> None:
+        rows = [item.row_id for item in work.shard.items if item.row_id not in work.guilty]
+        if not rows:
+            self._give_up(work, "it fails although none of its rows is processed any more")
+            return
+        work.search = Bisection(rows)
+        self._searches.append(work)
+        self._sink(events.BisectStarted(work.shard_id, len(rows)))
+
+    def _publish_failed(self, work: ShardWork, outcome: Outcome) -> None:
+        work.failures += 1
+        if outcome.permanent:
+            self.result.fatal = f"shard {work.shard_id} cannot be written: {outcome.message}"
+            self._give_up(work, outcome.message)
+        elif work.failures >= self._max_attempts:
+            self._give_up(work, outcome.message)
+        elif not work.copies:
+            self._sink(events.ShardRetry(work.shard_id, work.failures, outcome.message))
+            self._suspects.append(work)
+
+    def _give_up(self, work: ShardWork, reason: str) -> None:
+        self.result.failed[work.shard_id] = reason
+        self._sink(events.ShardFailed(work.shard_id, reason))

@@ -1,0 +1,90 @@
+"""What driver and workers say to each other: orders, outcomes, and the work behind a worker.
+
+Plain values only, so that they pickle small and no module has to import Ray to speak of them.
+An outcome is news, not truth: whether a shard is done is read from its commit record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pipeline.plan import Shard
+    from pipeline.sources.base import Item
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOrder:
+    """One attempt on one shard.
+
+    Args:
+        shard: The shard as planned. attempt: Eight hex digits, unique to this attempt.
+        attempts: How many attempts were made so far, this one included.
+        guilty: Row id -> reason, for rows that must go to quarantine unprocessed.
+    """
+
+    shard: Shard
+    attempt: str
+    attempts: int = 1
+    guilty: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a warm worker says of itself."""
+
+    pid: int
+    device: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a call ended, as far as the worker knows.
+
+    Args:
+        ok: No exception. stage: Where it failed: warm_up, rows or publish.
+        message: One line for people. permanent: Trying again is pointless.
+        info: Set by a good warm-up. value: Set by a status call.
+    """
+
+    ok: bool
+    stage: str = ""
+    message: str = ""
+    permanent: bool = False
+    info: WorkerInfo | None = None
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The worker did not answer: its process is gone, unreachable or was killed for hanging.
+
+    Args:
+        restarting: Ray is starting the process again; the same handle will work in a moment.
+    """
+
+    reason: str
+    restarting: bool = False
+
+
+class PublishError(RuntimeError):
+    """Rows were computed but the shard could not be written or committed."""
+
+
+class Runner(Protocol):
+    """The work behind a worker; built, warmed up and called inside the worker's process."""
+
+    def warm_up(self) -> WorkerInfo:
+        """Make everything ready; may be called again at no cost."""
+
+    def run(self, order: ShardOrder) -> None:
+        """Process the shard and publish it; PublishError when the second half failed."""
+
+    def probe(self, items: Sequence[Item]) -> None:
+        """Process these rows and throw the result away."""
+
+    def seconds_in_flight(self) -> float:
+        """Audio seconds extracted so far in shards that are still running."""

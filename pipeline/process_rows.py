@@ -1,0 +1,322 @@
+"""The rows of one shard, from bytes to feature rows and quarantine rows, inside one process.
+
+    fetch --> decode, resample, calibrate --> windows --> batches --> model --> check, cast --> rows
+    feeder thread    decode threads           in order   by length   kernels   decode threads
+
+Decoding runs ahead of the model within a bound in bytes. A bad row becomes a quarantine row at its
+place; any other exception is a fault of the program or the machine and ends the attempt. Rows come
+out in planned order, and no value depends on timing, batches or neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.ahead import run_ahead
+from pipeline.batches import form_batches
+from pipeline.clips import LONG_S, Clip, LongClip, Preparer, Target
+from pipeline.errors import DtypeRangeError, NonFiniteFeatureError, RowError, TooShortError
+from pipeline.rows import FeatureRow, QuarantineRow, Scalar
+from pipeline.sources.base import Item, Source
+
+if TYPE_CHECKING:
+    from amtcore.extract import Extractor
+    from pipeline.spec import JobSpec
+
+Frames = npt.NDArray[Any]
+Prepared = list[Clip] | LongClip | QuarantineRow
+
+# Decoded samples that may wait for the model, per shard in flight.
+AHEAD_BYTES = 64 * 2**20
+# Clips are sorted into batches within a window of this much signal.
+WINDOW_BYTES = 32 * 2**20
+# A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
+BATCH_S = 160.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRows:
+    """Good and bad rows of a shard, both in planned order."""
+
+    good: list[FeatureRow]
+    bad: list[QuarantineRow]
+
+
+class RowProcessor:
+    """A job's row pipeline; holds the decode threads and the warm models.
+
+    Args:
+        spec: The job. source: Hands out the bytes.
+        extractors: One a model of the spec, in its order; used by one caller at a time.
+        decode_threads: Threads that decode, resample, check and cast.
+        long_s: Clips above this are streamed through decoder and model.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        source: Source,
+        extractors: Sequence[Extractor],
+        *,
+        decode_threads: int,
+        long_s: float = LONG_S,
+    ) -> None:
+        self._source, self._extractors = source, tuple(extractors)
+        self._dtype = np.dtype(spec.output.dtype)
+        self._each = spec.audio.channels == "each"
+        targets = tuple(Target(model.fs_hz, model.input_unit) for model in self._extractors)
+        self._preparer = Preparer(spec.audio, targets, long_s)
+        self._decode_threads = decode_threads
+        self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+
+    def process(
+        self,
+        items: Sequence[Item],
+        *,
+        attempts: int = 1,
+        my_turn: Callable[[], None] = lambda: None,
+        on_audio: Callable[[float], None] = lambda seconds: None,
+    ) -> ShardRows:
+        """All rows of a shard.
+
+        Args:
+            attempts: Recorded with quarantined rows.
+            my_turn: Called before the models are first used; may wait for other shards.
+            on_audio: Told the seconds of audio of each row that is through the models.
+        """
+        return _ShardRun(self, attempts, on_audio).run(items, my_turn)
+
+    def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
+        """Decode one row; a subclass may do more. Raises a RowError for bad input."""
+        return self._preparer.open(item, stream)
+
+    def close(self) -> None:
+        """End the decode threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    # -- for _ShardRun ------------------------------------------------------------------------
+
+    def prepared(self, items: Sequence[Item], attempts: int) -> Generator[Prepared, None, None]:
+        """Every row, decoded ahead, in order."""
+
+        def work(entry: tuple[Item, BinaryIO | RowError]) -> Prepared:
+            item, stream = entry
+            try:
+                if isinstance(stream, RowError):
+                    raise stream
+                return self._checked(self.prepare(item, stream))
+            except RowError as error:
+                return quarantined(item.row_id, item, error, attempts)
+
+        return run_ahead(
+            self._source.fetch(items),
+            work,
+            pool=self._pool,
+            nbytes=_nbytes,
+            budget_bytes=AHEAD_BYTES,
+            in_flight=self._decode_threads + 1,
+        )
+
+    def later(self, work: Callable[..., FeatureRow | QuarantineRow], *args: Any) -> Future[Any]:
+        """Run something in the decode threads."""
+        return self._pool.submit(work, *args)
+
+    def row_id(self, item: Item, channel: int) -> str:
+        """The row id of one channel of a planned row."""
+        return f"{item.row_id}#ch{channel}" if self._each else item.row_id
+
+    def extract(self, clips: Sequence[Clip]) -> list[dict[str, Frames]]:
+        """Features of a batch: per clip, stream name -> (frames, width)."""
+        features: list[dict[str, Frames]] = [{} for _ in clips]
+        for index, extractor in enumerate(self._extractors):
+            found = extractor.extract([clip.signals[index] for clip in clips])
+            for row, streams in zip(features, found, strict=True):
+                row |= streams
+        return features
+
+    def extract_long(self, clip: LongClip) -> list[dict[str, Frames]]:
+        """Features of a long clip, channel by channel, in memory that does not grow with it.
+
+        What does grow are the features, and they are cast at once.
+        """
+        channels = len(clip.channels)
+        streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
+        parts: list[dict[str, list[Frames]]] = [{} for _ in range(channels)]
+        pieces = run_ahead(
+            clip.pieces(),
+            lambda piece: piece,
+            pool=self._pool,
+            nbytes=lambda piece: sum(s.nbytes for signals in piece for s in signals),
+            budget_bytes=AHEAD_BYTES,
+            in_flight=1,
+        )
+        with closing(pieces):
+            for piece in pieces:
+                for channel, signals in enumerate(piece):
+                    for stream, signal in zip(streams[channel], signals, strict=True):
+                        for name, frames in stream.push(signal).items():
+                            ready = checked_cast(name, frames, self._dtype)
+                            parts[channel].setdefault(name, []).append(ready)
+        return [{name: np.concatenate(frames) for name, frames in part.items()} for part in parts]
+
+    def feature_row(
+        self,
+        item: Item,
+        channel: int,
+        seconds: float,
+        facts: dict[str, Scalar],
+        features: dict[str, Frames],
+        attempts: int,
+    ) -> FeatureRow | QuarantineRow:
+        """A finished row, or its quarantine row where the features cannot be stored."""
+        row_id = self.row_id(item, channel)
+        try:
+            streams = {
+                name: checked_cast(name, frames, self._dtype) for name, frames in features.items()
+            }
+        except RowError as error:
+            return quarantined(row_id, item, error, attempts)
+        return FeatureRow(row_id, item.row_id, channel, seconds, facts, item.extra, streams)
+
+    def _checked(self, prepared: list[Clip] | LongClip) -> list[Clip] | LongClip:
+        if isinstance(prepared, LongClip):
+            return prepared
+        for clip in prepared:
+            for extractor, signal in zip(self._extractors, clip.signals, strict=True):
+                check_length(extractor, len(signal), clip.item)
+        return prepared
+
+
+class _ShardRun:
+    """One shard on its way through; collects rows as futures in planned order."""
+
+    def __init__(
+        self, rows: RowProcessor, attempts: int, on_audio: Callable[[float], None]
+    ) -> None:
+        self._rows, self._attempts, self._on_audio = rows, attempts, on_audio
+        self._done: list[list[Future[Any] | QuarantineRow]] = []
+        # Place in the shard, clip, and the audio it stands for in the progress.
+        self._window: list[tuple[int, Clip, float]] = []
+        self._window_bytes = 0
+
+    def run(self, items: Sequence[Item], my_turn: Callable[[], None]) -> ShardRows:
+        waited = False
+        with closing(self._rows.prepared(items, self._attempts)) as prepared:
+            for entry in prepared:
+                place = len(self._done)
+                self._done.append([])
+                if isinstance(entry, QuarantineRow):
+                    self._done[place].append(entry)
+                    continue
+                if not waited and self._is_full(entry):
+                    my_turn()
+                    waited = True
+                self._take(place, entry)
+            if not waited:
+                my_turn()
+            self._flush()
+        return self._gather()
+
+    def _is_full(self, entry: list[Clip] | LongClip) -> bool:
+        return isinstance(entry, LongClip) or self._window_bytes + _nbytes(entry) >= WINDOW_BYTES
+
+    def _take(self, place: int, entry: list[Clip] | LongClip) -> None:
+        if isinstance(entry, LongClip):
+            self._flush()
+            self._extract_long(place, entry)
+            return
+        self._window += [(place, clip, clip.seconds / len(entry)) for clip in entry]
+        self._window_bytes += _nbytes(entry)
+        if self._window_bytes >= WINDOW_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        window, self._window, self._window_bytes = self._window, [], 0
+        if not window:
+            return
+        lengths = [len(clip.signals[0]) for _, clip, _ in window]
+        max_samples = round(BATCH_S * self._rows._extractors[0].fs_hz)
+        finished: dict[int, Future[Any]] = {}
+        for batch in form_batches(lengths, max_samples):
+            features = self._rows.extract([window[position][1] for position in batch])
+            for position, found in zip(batch, features, strict=True):
+                _, clip, seconds = window[position]
+                finished[position] = self._later(
+                    clip.item, clip.channel, clip.seconds, clip.facts, found
+                )
+                self._on_audio(seconds)
+        for position, (place, _, _) in enumerate(window):
+            self._done[place].append(finished[position])
+
+    def _extract_long(self, place: int, clip: LongClip) -> None:
+        try:
+            features = self._rows.extract_long(clip)
+            for position, (channel, found) in enumerate(zip(clip.channels, features, strict=True)):
+                facts = clip.facts(position)
+                self._done[place].append(
+                    self._later(clip.item, channel, clip.seconds, facts, found)
+                )
+            self._on_audio(clip.seconds)
+        except RowError as error:
+            bad = quarantined(clip.item.row_id, clip.item, error, self._attempts)
+            self._done[place].append(bad)
+        finally:
+            clip.close()
+
+    def _later(self, *row: Any) -> Future[Any]:
+        return self._rows.later(self._rows.feature_row, *row, self._attempts)
+
+    def _gather(self) -> ShardRows:
+        rows = [
+            row if isinstance(row, QuarantineRow) else row.result()
+            for place in self._done
+            for row in place
+        ]
+        good = [row for row in rows if isinstance(row, FeatureRow)]
+        return ShardRows(good, [row for row in rows if isinstance(row, QuarantineRow)])
+
+
+def check_length(extractor: Extractor, n_samples: int, item: Item) -> None:
+    """Raise TooShortError unless every stream gets at least one frame."""
+    empty = [name for name, frames in extractor.n_frames(n_samples).items() if frames < 1]
+    if empty:
+        raise TooShortError(
+            f"{item.uri}: expected at least one frame of {', '.join(empty)}, got "
+            f"{n_samples / extractor.fs_hz * 1000:.3g} ms of audio"
+        )
+
+
+def checked_cast(name: str, frames: Frames, dtype: np.dtype[Any]) -> Frames:
+    """Features in the output dtype; a RowError where they are not finite or do not fit."""
+    # One pass over the values decides both; NaN and infinity spread through min and max.
+    low, high = (float(frames.min()), float(frames.max())) if frames.size else (0.0, 0.0)
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise NonFiniteFeatureError(f"stream {name}: the model returned NaN or infinity")
+    limit = float(np.finfo(dtype).max)
+    if max(-low, high) > limit:
+        raise DtypeRangeError(
+            f"stream {name}: expected values up to {limit:g} for {dtype}, got "
+            f"{low if -low > high else high:g}; use output.dtype float32"
+        )
+    return frames.astype(dtype, copy=False)
+
+
+def quarantined(row_id: str, item: Item, error: RowError, attempts: int) -> QuarantineRow:
+    """The quarantine row of an error."""
+    message = " ".join(str(error).split())
+    return QuarantineRow(row_id, item.uri, error.stage, error.error_class, message, attempts)
+
+
+def _nbytes(entry: Prepared) -> int:
+    if isinstance(entry, QuarantineRow):
+        return 0
+    if isinstance(entry, LongClip):
+        return entry.nbytes
+    return sum(clip.nbytes for clip in entry)

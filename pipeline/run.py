@@ -1,0 +1,263 @@
+"""One job from spec to finished dataset: check, lock, plan, schedule, finalise.
+
+Everything a user can get wrong is raised before Ray starts. The plan is made once and stored;
+resume is the stored plan minus the commits. The output is the only state: whatever kills this
+process, running it again with `resume` goes on where the commits end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from pipeline import events
+from pipeline.commit import CommitRecord, commits, read_commit
+from pipeline.dataset_file import DatasetFile, changed_keys, open_dataset, read_dataset
+from pipeline.deadlines import Deadlines
+from pipeline.errors import OutputError, SpecError
+from pipeline.finalise import finalise
+from pipeline.layout import Layout
+from pipeline.ledger import Committed, Ledger, Result
+from pipeline.lock import DriverLock
+from pipeline.messages import Runner
+from pipeline.placement import Placement, place_workers
+from pipeline.plan import Plan, Shard, make_plan
+from pipeline.provenance import run_provenance
+from pipeline.ray_cluster import live_nodes, ray_session
+from pipeline.shard_runner import WorkerJob
+from pipeline.sinks.table import extra_types
+from pipeline.sources import open_source
+from pipeline.spec import JobSpec, validate_models
+from pipeline.stop import StopRequest
+from pipeline.summary import summarise
+
+if TYPE_CHECKING:
+    from amtcore.extract import Extractor
+    from pipeline.schedule import Scheduler
+
+# Builds, for a worker's job, what builds its runner inside the worker's process.
+RunnerFactory = Callable[[WorkerJob], Callable[[], Runner]]
+
+
+def run_job(
+    spec: JobSpec,
+    *,
+    resume: bool = False,
+    sink: events.Sink = events.ignore,
+    ray_address: str | None = None,
+    stop: StopRequest | None = None,
+    make_runner: RunnerFactory = lambda job: job,
+) -> events.JobFinished:
+    """Run a job to its end, or as far as it gets; the last event, which the sink has seen too.
+
+    Args:
+        resume: Go on with an output that holds commits of this job.
+        ray_address: Cluster to join; None takes RAY_ADDRESS, else a private Ray is started.
+        stop: Ask it to stop from a signal handler or another thread.
+        make_runner: What workers run; a caller may extend the row pipeline.
+    Raises:
+        SpecError, SourceError, OutputError, LockedError: Before any work, one clear line.
+    """
+    stop = stop or StopRequest()
+    # The cheap checks come first: the models take seconds to import.
+    sink(events.Step("checking source, output and models"))
+    layout = Layout.open(spec.output.uri, spec.output.storage_options)
+    source = open_source(spec.source)
+    stored = _stored_dataset(spec, layout)
+    extractors = validate_models(spec)
+    _check_devices(spec, extractors)
+    if stored is None:
+        sink(events.Step("listing the source"))
+    plan = make_plan(source, spec) if stored is None else Plan.read(layout, stored.plan_id)
+    layout.check_writable()
+    with DriverLock(layout) as lock:
+        job = _open_job(spec, layout, plan, extractors, resume=resume)
+        sink(job.started())
+        result = Result()
+        if job.pending:
+            sink(events.Step("starting Ray and the workers"))
+            with ray_session(ray_address):
+                scheduler = _scheduler(job, sink, stop, lock, make_runner)
+                result = scheduler.run()
+        return _finish(job, result, sink)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A job that may start: everything is checked, the lock is held.
+
+    Args:
+        before: Commits of earlier runs. pending: Shards that have none.
+    """
+
+    spec: JobSpec
+    layout: Layout
+    plan: Plan
+    dataset: DatasetFile
+    before: dict[str, CommitRecord]
+    pending: tuple[Shard, ...]
+
+    def started(self) -> events.JobStarted:
+        """The event that opens the run."""
+        records = self.before.values()
+        total_s = sum(shard.seconds for shard in self.plan.shards)
+        return events.JobStarted(
+            job=self.spec.name,
+            output=self.layout.url(),
+            plan_id=self.plan.plan_id,
+            shards_total=len(self.plan.shards),
+            shards_done=len(self.before),
+            rows_total=self.plan.rows,
+            rows_ok=sum(record.rows_ok for record in records),
+            rows_bad=sum(record.rows_bad for record in records),
+            seconds_total=total_s,
+            seconds_done=total_s - sum(shard.seconds for shard in self.pending),
+        )
+
+
+def _check_devices(spec: JobSpec, extractors: Sequence[Extractor]) -> None:
+    backends = {str(extractor.describe()["backend"]) for extractor in extractors}
+    if spec.run.gpus_per_worker > 0 and backends == {"cpu"}:
+        raise SpecError(
+            f"run.gpus_per_worker is {spec.run.gpus_per_worker:g}, but the models run on CPU here; "
+            "set it to 0"
+        )
+
+
+def _stored_dataset(spec: JobSpec, layout: Layout) -> DatasetFile | None:
+    """The output's own description, None where it is new; OutputError if it is another job's."""
+    stored = read_dataset(layout)
+    if stored is not None and stored.spec_sha256 != spec.sha256():
+        changed = ", ".join(changed_keys(stored.spec, spec.canonical()))
+        raise OutputError(
+            f"{layout.url()} belongs to another spec (different: {changed}); use another output.uri"
+        )
+    return stored
+
+
+def _open_job(
+    spec: JobSpec,
+    layout: Layout,
+    plan: Plan,
+    extractors: Sequence[Extractor],
+    *,
+    resume: bool,
+) -> _Job:
+    """Write or check plan and dataset.json; refuse to go on unasked."""
+    plan.write(layout)
+    dataset = open_dataset(layout, _describe(spec, plan, extractors))
+    before = commits(layout)
+    if before and not resume:
+        raise OutputError(
+            f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this job; "
+            "add --resume to go on with it, or use another output.uri"
+        )
+    layout.clear_scratch()
+    pending = tuple(shard for shard in plan.shards if shard.shard_id not in before)
+    return _Job(spec, layout, plan, dataset, before, pending)
+
+
+def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> DatasetFile:
+    described = [extractor.describe() for extractor in extractors]
+    return DatasetFile(
+        name=spec.name,
+        spec=spec.canonical(),
+        spec_sha256=spec.sha256(),
+        plan_id=plan.plan_id,
+        streams=tuple(info.to_dict() for model in extractors for info in model.streams),
+        buffers_sha256={
+            _unique(index, spec): model.buffers_sha256() for index, model in enumerate(extractors)
+        },
+        provenance=run_provenance(described, device="cpu", dtype=spec.output.dtype),
+        extra_types=extra_types(item.extra for item in plan.items()),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _unique(index: int, spec: JobSpec) -> str:
+    """The model's name; a second entry of the same model gets a number."""
+    name = spec.extract[index].model
+    earlier = sum(entry.model == name for entry in spec.extract[:index])
+    return f"{name}#{earlier}" if earlier else name
+
+
+def _scheduler(
+    job: _Job,
+    sink: events.Sink,
+    stop: StopRequest,
+    lock: DriverLock,
+    make_runner: RunnerFactory,
+) -> Scheduler:
+    # These import Ray, which reads its environment once: ray_session sets it first.
+    from pipeline.pool import Pool
+    from pipeline.schedule import Scheduler
+
+    run = job.spec.run
+    placements = place_workers(live_nodes(), run, at_most=len(job.pending))
+
+    def committed(shard_id: str) -> Committed | None:
+        record = read_commit(job.layout, shard_id)
+        return None if record is None else _committed(record)
+
+    def spawn(index: int) -> object:
+        return _spawn(job, placements[index], make_runner)
+
+    ledger = Ledger(job.pending, committed, max_attempts=run.max_attempts, sink=sink)
+    return Scheduler(
+        ledger,
+        Pool(spawn, len(placements)),
+        deadlines=Deadlines(run.shard_deadline_s),
+        sink=sink,
+        stop=stop,
+        on_tick=lock.check,
+    )
+
+
+def _spawn(job: _Job, place: Placement, make_runner: RunnerFactory) -> object:
+    from pipeline.worker import spawn_worker
+
+    work = WorkerJob(
+        spec=job.spec,
+        plan_id=job.plan.plan_id,
+        threads=place.threads,
+        folder=os.getcwd(),
+        device="cuda:0" if place.num_gpus else "cpu",
+        extra_types=job.dataset.extra_types,
+    )
+    return spawn_worker(
+        make_runner(work),
+        # Ray sets this to the CPUs it reserved, which is none.
+        environment={"OMP_NUM_THREADS": str(place.threads)},
+        num_cpus=place.num_cpus,
+        num_gpus=place.num_gpus,
+        node_id=place.node_id,
+    )
+
+
+def _committed(record: CommitRecord) -> Committed:
+    return Committed(
+        rows_ok=record.rows_ok,
+        rows_bad=record.rows_bad,
+        nbytes=sum(file.bytes for file in record.files),
+    )
+
+
+def _finish(job: _Job, result: Result, sink: events.Sink) -> events.JobFinished:
+    """Finalise what is complete, and sum up."""
+    complete = len(job.before) + len(result.done) == len(job.plan.shards)
+    if complete and (result.done or not job.layout.list("index")):
+        sink(events.Step("writing the index"))
+        finalise(job.layout)
+    before = [_committed(record) for record in job.before.values()]
+    end = summarise(
+        result,
+        before=before,
+        shards=len(job.plan.shards),
+        layout=job.layout,
+        max_bad_fraction=job.spec.run.max_bad_fraction,
+    )
+    sink(end)
+    return end

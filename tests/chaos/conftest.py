@@ -1,0 +1,32 @@
+"""One undisturbed run that the disturbed ones are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pipeline.run import run_job
+from pipeline.spec import JobSpec
+from tests.chaos.jobs import write_corpus, write_job
+
+CLIPS = 14
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A corpus of `clips` one-clip shards and its undisturbed output."""
+
+    corpus: Path
+    output: Path
+    clips: int = CLIPS
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Reference:
+    folder = tmp_path_factory.mktemp("reference")
+    corpus = write_corpus(folder / "corpus", CLIPS)
+    end = run_job(JobSpec.load(write_job(folder / "job.yaml", corpus, folder / "out")))
+    assert (end.exit_code, end.rows_ok, end.shards) == (0, CLIPS, CLIPS)
+    return Reference(corpus, folder / "out")

@@ -1,0 +1,167 @@
+"""Small jobs to disturb, and the comparison of a disturbed result with an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import yaml
+
+from pipeline import open_features
+from pipeline.commit import commits
+from pipeline.layout import Layout
+from pipeline.verify import verify
+from tests.pipeline import audio_factory
+
+ATTEMPT = re.compile(r"-[0-9a-f]{8}(?=\.)")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write_corpus(folder: Path, clips: int, seconds: float = 1.0) -> Path:
+    """Good clips of several formats."""
+    folder.mkdir(parents=True)
+    kinds = list(audio_factory.FORMATS)
+    for index in range(clips):
+        kind = kinds[index % len(kinds)]
+        data = audio_factory.clip(kind, seconds, seed=index)
+        (folder / f"{index:03d}.{kind.split('-')[0]}").write_bytes(data)
+    return folder
+
+
+def write_job(path: Path, corpus: Path, output: Path, **output_options: Any) -> Path:
+    """A job file: Dau1997 at 16 kHz, one clip a shard unless told otherwise."""
+    job = {
+        "name": path.stem,
+        "source": {"kind": "files", "uri": str(corpus)},
+        "extract": [{"model": "dau1997", "fs_hz": 16000}],
+        "output": {"uri": str(output), "shard_seconds": 1.2, **output_options},
+        "run": {"threads_per_worker": 2},
+    }
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+class Driver:
+    """A real `earmill extract` process whose JSON lines are read as they come."""
+
+    def __init__(self, *arguments: str, ray_address: str | None) -> None:
+        environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+        if ray_address is not None:
+            environment["RAY_ADDRESS"] = ray_address
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "jobs.cli", "extract", "--json", *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Events until the process closes its output."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            yield json.loads(line)
+
+    def wait_for(self, kind: str, times: int = 1) -> dict[str, Any]:
+        """The n-th event of a kind from now on."""
+        for event in self.events():
+            times -= event["event"] == kind
+            if times == 0:
+                return event
+        raise AssertionError(f"no event {kind}: {self.errors()}")
+
+    def finish(self) -> tuple[int, dict[str, Any]]:
+        """Exit code and last event."""
+        *_, last = self.events()
+        return self.process.wait(), last
+
+    def errors(self) -> str:
+        """Standard error, once the process has ended."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
+    def close(self) -> None:
+        """Make sure that the process and its pipes are gone."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def driver(*arguments: str, ray_address: str | None) -> Iterator[Driver]:
+    """A driver process that is gone when the block ends."""
+    running = Driver(*arguments, ray_address=ray_address)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def session_address() -> str:
+    """Address of the test session's own Ray."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def worker_pids(root: psutil.Process | None = None) -> list[int]:
+    """Shard workers among the descendants of a process, this one by default."""
+    found = (root or psutil.Process()).children(recursive=True)
+    return [process.pid for process in found if _name(process).startswith("ray::ShardWorker")]
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def committed_files(output: Path) -> dict[str, tuple[int, str]]:
+    """Bytes and sha256 of every file that commits name, attempts taken out of the names."""
+    records = commits(Layout.open(str(output)))
+    return {
+        ATTEMPT.sub("", file.path): (file.bytes, file.sha256)
+        for record in records.values()
+        for file in record.files
+    }
+
+
+def assert_whole(output: Path) -> None:
+    """The dataset verifies, every byte read."""
+    report = verify(Layout.open(str(output)))
+    assert report.problems == []
+    assert report.shards == report.shards_planned
+
+
+def assert_equal_datasets(disturbed: Path, undisturbed: Path) -> None:
+    """Same rows in the same order, same files byte for byte, same values read back."""
+    assert_whole(disturbed)
+    assert committed_files(disturbed) == committed_files(undisturbed)
+    for format_ in ("zarr", "parquet"):
+        got = open_features(str(disturbed), format=format_)
+        expected = open_features(str(undisturbed), format=format_)
+        assert [row.row_id for row in got] == [row.row_id for row in expected]
+        for one, other in zip(got, expected, strict=True):
+            assert one.seconds == other.seconds
+            for name, values in other.features.items():
+                np.testing.assert_array_equal(one.features[name], values)
+    assert _index_names(disturbed) == _index_names(undisturbed)
+
+
+def _index_names(output: Path) -> Sequence[str]:
+    # The name is the content's hash, so equal names are equal indexes.
+    return sorted(path.name for path in (output / "index").iterdir())

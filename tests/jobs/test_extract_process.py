@@ -1,0 +1,124 @@
+"""A real `earmill extract` process with its own Ray: asked to stop, resumed, looked at, damaged.
+
+Ray's messages must not reach its output, its Ray listens on loopback only, and nothing it started
+outlives it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jobs.cli import run
+from pipeline.commit import committed_shards
+from pipeline.layout import Layout
+from tests.chaos.jobs import assert_whole, driver, write_corpus, write_job
+
+CLIPS = 30
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a job that was asked to stop after its first commits."""
+    folder = tmp_path_factory.mktemp("stopped")
+    corpus = write_corpus(folder / "corpus", CLIPS)
+    job = write_job(folder / "job.yaml", corpus, folder / "out")
+    with driver(str(job), ray_address=None) as running:
+        assert running.wait_for("workers_ready")["device"] == "cpu"
+        running.wait_for("shard_done", 2)
+        started = psutil.Process(running.process.pid).children(recursive=True)
+        listening = listeners(started)
+        running.process.send_signal(signal.SIGTERM)
+        code, summary = running.finish()
+        errors = running.errors()
+    assert (code, summary["status"], summary["exit_code"]) == (1, "stopped", 1)
+    assert "--resume" in summary["message"]
+    assert errors == ""
+    assert listening and listening <= LOOPBACK
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert [process.name() for process in alive] == []
+    return folder
+
+
+def listeners(processes: list[psutil.Process]) -> set[str]:
+    """Addresses on which any of the processes accepts connections."""
+    found = set()
+    for process in processes:
+        try:
+            connections = process.net_connections(kind="tcp")
+        except psutil.Error:
+            continue
+        found |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+    return found
+
+
+def test_a_stopped_job_keeps_its_commits_and_lets_go_of_the_lock(stopped: Path) -> None:
+    layout = Layout.open(str(stopped / "out"))
+    assert 2 <= len(committed_shards(layout)) < CLIPS
+    assert not layout.exists("driver.json")
+    assert layout.list("index") == []
+
+
+def test_it_is_not_continued_unasked(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["extract", str(stopped / "job.yaml")]) == 2
+    assert "add --resume" in capsys.readouterr().err
+    # Nor by a job that would write something else.
+    other = ["extract", str(stopped / "job.yaml"), "--resume", "--set", "output.dtype=float32"]
+    assert run(other) == 2
+    assert "output.dtype" in capsys.readouterr().err
+
+
+def test_it_can_be_looked_at_before_it_is_complete(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["inspect", str(stopped / "out"), "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["shards_planned"] == CLIPS and not seen["finalised"]
+    assert seen["rows_ok"] == seen["shards"] == len(committed_shards(Layout.open(seen["uri"])))
+    assert run(["verify", str(stopped / "out")]) == 1
+    assert "have no commit" in capsys.readouterr().out
+
+
+def test_resume_completes_it_then_verify_finds_any_damage(
+    stopped: Path, ray_session: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = committed_shards(Layout.open(str(stopped / "out")))
+    assert run(["extract", str(stopped / "job.yaml"), "--resume"]) == 0
+    assert f"{len(before)} already committed" in capsys.readouterr().out
+    assert_whole(stopped / "out")
+
+    assert run(["inspect", str(stopped / "out"), "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["finalised"] and seen["rows_ok"] == CLIPS and seen["rows_bad"] == 0
+    assert seen["audio_s"] == pytest.approx(CLIPS, rel=0.01)
+    assert run(["inspect", str(stopped / "out")]) == 0
+    assert "dau1997" in capsys.readouterr().out
+
+    assert run(["verify", str(stopped / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hashed"] is True
+    victim = sorted((stopped / "out" / "data").glob("*.parquet"))[0]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    assert run(["verify", str(stopped / "out"), "--no-hashes"]) == 0
+    capsys.readouterr()
+    assert run(["verify", str(stopped / "out")]) == 1
+    assert victim.name in capsys.readouterr().out
+
+
+def test_a_finished_job_resumed_does_nothing(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commits = {path: path.stat().st_mtime_ns for path in (stopped / "out" / "commits").iterdir()}
+    assert run(["extract", str(stopped / "job.yaml"), "--resume", "--json"]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert said[-1]["status"] == "nothing_to_do"
+    assert not any(event["event"] == "workers_ready" for event in said)
+    assert commits == {
+        path: path.stat().st_mtime_ns for path in (stopped / "out" / "commits").iterdir()
+    }

@@ -1,0 +1,127 @@
+"""Runners without audio for the scheduler tests: what a row does is spelled in its id.
+
+    ok-*      nothing              die-*    kills the process        hang-*   never returns
+    once-*    kills the process the first time it is met             raise-*  raises
+    pair-*    kills the process when two of them are in one call
+    late-*    kills the process after its shard was committed
+    slow-*    the first call waits until another attempt has committed the shard
+    full-*    the disk is full when its shard is written
+
+A commit is a file made with O_EXCL, as on a real local output.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.ledger import Committed
+from pipeline.messages import PublishError, ShardOrder, WorkerInfo
+from pipeline.plan import Shard
+from pipeline.sources.base import Item
+
+
+def shard(shard_id: str, *row_ids: str, seconds: float = 1.0) -> Shard:
+    """A planned shard of rows with these ids."""
+    items = tuple(Item(row_id=row_id, uri=row_id, seconds=seconds) for row_id in row_ids)
+    return Shard(shard_id, items)
+
+
+@dataclass(frozen=True)
+class MakeRunner:
+    """Builds the runner inside the worker; `broken` makes its warm-up fail."""
+
+    root: str
+    broken: bool = False
+
+    def __call__(self) -> FileRunner:
+        if self.broken:
+            raise RuntimeError("no such device")
+        return FileRunner(Path(self.root))
+
+
+class FileRunner:
+    """Commits row ids to files under `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def warm_up(self) -> WorkerInfo:
+        return WorkerInfo(pid=os.getpid(), device="cpu", threads=1)
+
+    def seconds_in_flight(self) -> float:
+        return 0.0
+
+    def run(self, order: ShardOrder) -> None:
+        started = len(list(self.root.glob("running-*")))
+        mark = self.root / f"running-{order.attempt}"
+        mark.touch()
+        (self.root / f"seen-{started + 1}").touch()
+        try:
+            ids = [item.row_id for item in order.shard.items if item.row_id not in order.guilty]
+            self._process(ids, order.shard.shard_id)
+            self._publish(order, ids)
+        finally:
+            mark.unlink()
+
+    def probe(self, items: Sequence[Item]) -> None:
+        (self.root / "probes.txt").open("a").write(" ".join(i.row_id for i in items) + "\n")
+        self._process([item.row_id for item in items], "")
+
+    def _process(self, ids: list[str], shard_id: str) -> None:
+        for row_id in ids:
+            kind = row_id.split("-")[0]
+            if kind == "die" or (kind == "once" and self._first(row_id)):
+                os._exit(139)
+            if kind == "hang":
+                time.sleep(3600)
+            if kind == "raise":
+                raise ArithmeticError(f"cannot digest {row_id}")
+            if kind == "slow" and self._first(row_id):
+                while not (self.root / f"{shard_id}.json").exists():
+                    time.sleep(0.02)
+            if kind == "step":
+                time.sleep(0.3)
+        if sum(row_id.startswith("pair-") for row_id in ids) > 1:
+            os._exit(139)
+
+    def _publish(self, order: ShardOrder, ids: list[str]) -> None:
+        if any(row_id.startswith("full-") for row_id in ids):
+            try:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            except OSError as error:
+                raise PublishError("shard not written") from error
+        try:
+            fd = os.open(self.root / f"{order.shard.shard_id}.json", os.O_CREAT | os.O_EXCL | 1)
+        except FileExistsError:
+            return
+        with os.fdopen(fd, "w") as file:
+            json.dump({"ok": ids, "bad": dict(order.guilty), "attempt": order.attempt}, file)
+        if any(row_id.startswith("late-") for row_id in ids):
+            os._exit(139)
+
+    def _first(self, row_id: str) -> bool:
+        try:
+            os.close(os.open(self.root / f"met-{row_id}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
+def read_commit(root: Path, shard_id: str) -> dict | None:
+    """The content of a commit file, None when there is none."""
+    path = root / f"{shard_id}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def committed(root: Path, shard_id: str) -> Committed | None:
+    """The same as the scheduler wants it."""
+    record = read_commit(root, shard_id)
+    if record is None:
+        return None
+    return Committed(rows_ok=len(record["ok"]), rows_bad=len(record["bad"]), nbytes=0)
