@@ -75,6 +75,7 @@ def run_ahead(
     nbytes: Callable[[R], int],
     budget_bytes: int,
     in_flight: int,
+    feeders: Executor | None = None,
 ) -> Generator[R, None, None]:
     """`map(work, items)` with the work done ahead in `pool`.
 
@@ -85,6 +86,8 @@ def run_ahead(
     Args:
         nbytes: Size of a finished piece. budget_bytes: How much may wait for the consumer.
         in_flight: How many pieces may be under way at once.
+        feeders: Where `items` is pulled from; None takes a thread of its own. It must have a free
+            thread for every call that runs at the same time.
     """
     gate = _Gate(budget_bytes, in_flight)
     line: queue.SimpleQueue[Future[tuple[R, int]] | BaseException | None] = queue.SimpleQueue()
@@ -108,8 +111,7 @@ def run_ahead(
         except BaseException as error:
             line.put(error)
 
-    feeder = threading.Thread(target=feed, name="feeder", daemon=True)
-    feeder.start()
+    wait_for_feeder = _start(feed, feeders)
     try:
         while (entry := line.get()) is not None:
             if isinstance(entry, BaseException):
@@ -117,7 +119,16 @@ def run_ahead(
             yield _take(entry, gate)
     finally:
         gate.close()
-        feeder.join()
+        wait_for_feeder()
+
+
+def _start(feed: Callable[[], None], feeders: Executor | None) -> Callable[[], object]:
+    """Run `feed` beside us; the value waits for its end."""
+    if feeders is not None:
+        return feeders.submit(feed).result
+    thread = threading.Thread(target=feed, name="feeder", daemon=True)
+    thread.start()
+    return thread.join
 
 
 def _take(future: Future[tuple[R, int]], gate: _Gate) -> R:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from pipeline.plan import Shard
     from pipeline.sources.base import Item
 
+# A worker's shards: one is extracted while the next is decoded or the last one is written.
+CONCURRENT_SHARDS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class ShardOrder:

@@ -20,8 +20,8 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from pipeline.messages import Lost, Outcome, WorkerInfo
-from pipeline.worker import CONCURRENT_SHARDS, one_line
+from pipeline.messages import CONCURRENT_SHARDS, Lost, Outcome, WorkerInfo
+from pipeline.worker import one_line
 
 WARMING, READY, DEAD = "warming", "ready", "dead"
 WORK = ("run", "probe")

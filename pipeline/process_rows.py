@@ -23,6 +23,7 @@ from pipeline.ahead import run_ahead
 from pipeline.batches import form_batches
 from pipeline.clips import LONG_S, Clip, LongClip, Preparer, Target
 from pipeline.errors import DtypeRangeError, NonFiniteFeatureError, RowError, TooShortError
+from pipeline.messages import CONCURRENT_SHARDS
 from pipeline.rows import FeatureRow, QuarantineRow, Scalar
 from pipeline.sources.base import Item, Source
 
@@ -53,7 +54,7 @@ class RowProcessor:
     """A job's row pipeline; holds the decode threads and the warm models.
 
     Args:
-        spec: The job. source: Hands out the bytes.
+        spec: The job. source: Hands out the bytes; asked by one thread per shard in flight.
         extractors: One a model of the spec, in its order; used by one caller at a time.
         decode_threads: Threads that decode, resample, check and cast.
         long_s: Clips above this are streamed through decoder and model.
@@ -75,6 +76,8 @@ class RowProcessor:
         self._preparer = Preparer(spec.audio, targets, long_s)
         self._decode_threads = decode_threads
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+        # Lasting threads, because a streamed source keeps its place per thread; one a shard.
+        self._feeders = ThreadPoolExecutor(CONCURRENT_SHARDS, thread_name_prefix="fetch")
 
     def process(
         self,
@@ -98,8 +101,9 @@ class RowProcessor:
         return self._preparer.open(item, stream)
 
     def close(self) -> None:
-        """End the decode threads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End the threads."""
+        for pool in (self._feeders, self._pool):
+            pool.shutdown(wait=True, cancel_futures=True)
 
     # -- for _ShardRun ------------------------------------------------------------------------
 
@@ -122,6 +126,7 @@ class RowProcessor:
             nbytes=_nbytes,
             budget_bytes=AHEAD_BYTES,
             in_flight=self._decode_threads + 1,
+            feeders=self._feeders,
         )
 
     def later(self, work: Callable[..., FeatureRow | QuarantineRow], *args: Any) -> Future[Any]:

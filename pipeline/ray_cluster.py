@@ -7,21 +7,22 @@ never reach standard output: they would break the progress bar and the JSON line
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from pipeline.errors import EarmillError, SpecError
 
 # Features never enter the object store; Ray's own minimum is 75 MiB.
 OBJECT_STORE_BYTES = 128 * 2**20
+CONNECT_TIMEOUT_S = 5.0
 # Ray prints news from other processes in these threads of the driver.
 RAY_PRINTER_THREADS = ("ray_listen_error_messages", "ray_print_logs")
 # Set before Ray is first imported. The second one, despite its name, decides on every system
@@ -48,8 +49,8 @@ class Node:
     gpus: int
 
 
-class _WithoutRayThreads(io.TextIOBase):
-    """A text stream that drops what Ray's printer threads write and passes on the rest."""
+class _WithoutRayThreads:
+    """A stand-in for a text stream that drops what Ray's printer threads write."""
 
     def __init__(self, inner: TextIO) -> None:
         self._inner = inner
@@ -59,17 +60,8 @@ class _WithoutRayThreads(io.TextIOBase):
             return len(text)
         return self._inner.write(text)
 
-    def flush(self) -> None:
-        self._inner.flush()
-
-    def isatty(self) -> bool:
-        return self._inner.isatty()
-
-    def fileno(self) -> int:
-        return self._inner.fileno()
-
     def __getattr__(self, name: str) -> Any:
-        # encoding, buffer and the like: whatever the real stream has.
+        # flush, encoding, isatty and the rest are those of the real stream.
         return getattr(self._inner, name)
 
 
@@ -80,13 +72,48 @@ def quiet_streams() -> Iterator[None]:
     logger = logging.getLogger("ray")
     level = logger.level
     logger.setLevel(logging.ERROR)
-    sys.stdout = _WithoutRayThreads(before[0])
-    sys.stderr = _WithoutRayThreads(before[1])
+    sys.stdout = cast(TextIO, _WithoutRayThreads(before[0]))
+    sys.stderr = cast(TextIO, _WithoutRayThreads(before[1]))
     try:
         yield
     finally:
         logger.setLevel(level)
         sys.stdout, sys.stderr = before
+
+
+def check_address(address: str | None = None) -> None:
+    """Whether the cluster that `ray_session` would join can be reached; at no cost without one.
+
+    Ray itself would try for minutes, and fill the terminal meanwhile.
+
+    Raises:
+        ClusterError: Nobody listens there, or it is no address of a Ray cluster.
+    """
+    wanted = _wanted(address)
+    if wanted in (None, "auto", "local"):
+        return
+    host, _, port = str(wanted).rpartition(":")
+    if "://" in str(wanted) or not host or not port.isdigit():
+        raise ClusterError(
+            f"expected a Ray cluster as host:port or auto, got {wanted}; take the address that "
+            "`ray start --head` prints, not that of a dashboard or of a Ray client server"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise _unreachable(str(wanted), error) from error
+
+
+def _wanted(address: str | None) -> str | None:
+    return address or os.environ.get("RAY_ADDRESS") or None
+
+
+def _unreachable(address: str, error: Exception) -> ClusterError:
+    reason = " ".join(str(error).split())
+    return ClusterError(
+        f"expected a running Ray cluster at {address}, got: {reason[:300]}; start it, or leave "
+        "out --ray-address and RAY_ADDRESS to run on this machine"
+    )
 
 
 @contextmanager
@@ -97,8 +124,8 @@ def ray_session(address: str | None = None) -> Iterator[None]:
         address: Cluster to join, "auto" included; None takes RAY_ADDRESS, and without that a
             private Ray is started.
     """
-    wanted = address or os.environ.get("RAY_ADDRESS") or None
-    if wanted is None:
+    wanted = _wanted(address)
+    if wanted is None or wanted == "local":
         for name, value in PRIVATE_RAY_ENV.items():
             os.environ.setdefault(name, value)
     import ray
@@ -125,7 +152,7 @@ def _init(address: str | None) -> None:
     import ray
 
     quiet: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
-    if address is None:
+    if address is None or address == "local":
         # The address is spelled out because None would still look for a cluster on this machine.
         ray.init(
             address="local",
@@ -137,11 +164,7 @@ def _init(address: str | None) -> None:
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ClusterError(
-            f"expected a running Ray cluster at {address}, got: {reason[:300]}; start it, or leave "
-            "out --ray-address and RAY_ADDRESS to run on this machine"
-        ) from error
+        raise _unreachable(address, error) from error
 
 
 @contextmanager

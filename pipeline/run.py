@@ -26,7 +26,7 @@ from pipeline.messages import Runner
 from pipeline.placement import Placement, place_workers
 from pipeline.plan import Plan, Shard, make_plan
 from pipeline.provenance import run_provenance
-from pipeline.ray_cluster import live_nodes, ray_session
+from pipeline.ray_cluster import check_address, live_nodes, ray_session
 from pipeline.shard_runner import WorkerJob
 from pipeline.sinks.table import extra_types
 from pipeline.sources import open_source
@@ -64,6 +64,7 @@ def run_job(
     stop = stop or StopRequest()
     # The cheap checks come first: the models take seconds to import.
     sink(events.Step("checking source, output and models"))
+    check_address(ray_address)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     source = open_source(spec.source)
     stored = _stored_dataset(spec, layout)

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.messages import Outcome, PublishError, Runner, ShardOrder
+from pipeline.messages import CONCURRENT_SHARDS, Outcome, PublishError, Runner, ShardOrder
 
 if TYPE_CHECKING:
     from pipeline.sources.base import Item
 
-# Two shards at a time: one is extracted while the next is decoded or the last one is written.
-CONCURRENT_SHARDS = 2
 # Writing again will not help with these; the run stops and says why.
 PERMANENT_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}

@@ -68,6 +68,14 @@ def test_a_missing_job_file_and_a_broken_one(
     assert "broken.yaml" in error_line(["plan", str(broken)], capsys)
 
 
+def test_an_unreachable_cluster_is_refused_before_any_work(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = error_line(["extract", str(job), "--ray-address", "127.0.0.1:1"], capsys)
+    assert "expected a running Ray cluster at 127.0.0.1:1" in line
+    assert not (job.parent / "out").exists()
+
+
 def test_an_empty_source_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (job.parent / "empty").mkdir()
     override = f"source.uri={job.parent / 'empty'}"

@@ -1,0 +1,278 @@
+"""Deadlines, placements, summaries, events and the borders to Ray, each against hand arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import io
+import json
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pipeline import events
+from pipeline.deadlines import BASE_S, HUNG_FACTOR, OVER_MEDIAN, WALL_PER_AUDIO_S, Deadlines
+from pipeline.errors import CommitError, SpecError
+from pipeline.layout import Layout
+from pipeline.ledger import Committed, Result
+from pipeline.messages import Outcome, PublishError, ShardOrder, WorkerInfo
+from pipeline.placement import CPUS_RESERVED, place_workers
+from pipeline.ray_cluster import ClusterError, Node, check_address, live_nodes, quiet_streams
+from pipeline.ray_cluster import ray_session as session
+from pipeline.spec import RunSpec
+from pipeline.summary import summarise
+from pipeline.worker import ShardWorker, is_permanent, one_line
+from tests.pipeline.runners import shard
+
+
+def test_a_deadline_is_generous_until_rates_are_known() -> None:
+    deadlines = Deadlines()
+    assert deadlines.limit_s(600.0) == BASE_S + WALL_PER_AUDIO_S * 600.0
+    for wall_s in (2.0, 4.0):
+        deadlines.learn(wall_s, 400.0)
+    assert deadlines.limit_s(600.0) == BASE_S + WALL_PER_AUDIO_S * 600.0
+    deadlines.learn(400.0, 400.0)
+    # Three rates: the median is a hundredth of real time, whatever the outlier.
+    assert deadlines.limit_s(600.0) == pytest.approx(BASE_S + OVER_MEDIAN * 0.01 * 600.0)
+    assert deadlines.hung_s(600.0) == HUNG_FACTOR * deadlines.limit_s(600.0)
+
+
+def test_a_fixed_deadline_stays() -> None:
+    deadlines = Deadlines(7.0)
+    for _ in range(5):
+        deadlines.learn(1.0, 1.0)
+    assert deadlines.limit_s(1e6) == 7.0
+
+
+NODES = [Node("a", cpus=8, gpus=0), Node("b", cpus=4, gpus=2), Node("c", cpus=0, gpus=0)]
+
+
+def test_on_cpu_one_worker_a_node_takes_all_cores_and_reserves_next_to_none() -> None:
+    places = place_workers(NODES, RunSpec(), at_most=99)
+    assert [(place.node_id, place.threads) for place in places] == [("a", 8), ("b", 4)]
+    assert {place.num_cpus for place in places} == {CPUS_RESERVED}
+    assert sum(place.num_cpus for place in places) < 0.5
+
+
+def test_workers_that_share_a_node_share_its_cores() -> None:
+    places = place_workers(NODES, RunSpec(workers=5), at_most=99)
+    assert [place.node_id for place in places] == ["a", "b", "a", "b", "a"]
+    assert [place.threads for place in places] == [2, 2, 2, 2, 2]
+    forced = place_workers(NODES, RunSpec(workers=3, threads_per_worker=6), at_most=99)
+    assert [place.threads for place in forced] == [6, 6, 6]
+
+
+def test_there_are_no_more_workers_than_shards() -> None:
+    assert len(place_workers(NODES, RunSpec(workers=5), at_most=2)) == 2
+
+
+def test_gpu_workers_take_gpus_and_no_cpus() -> None:
+    places = place_workers(NODES, RunSpec(gpus_per_worker=1), at_most=99)
+    assert [(p.node_id, p.threads, p.num_cpus, p.num_gpus) for p in places] == [
+        ("b", 2, 0.0, 1),
+        ("b", 2, 0.0, 1),
+    ]
+    with pytest.raises(SpecError, match="has room for 2"):
+        place_workers(NODES, RunSpec(gpus_per_worker=1, workers=3), at_most=99)
+    with pytest.raises(SpecError, match="no node with a CPU"):
+        place_workers(NODES[2:], RunSpec(), at_most=1)
+
+
+def summary(tmp_path: Path, result: Result, **changes: object) -> events.JobFinished:
+    settings: dict[str, object] = {
+        "before": [Committed(rows_ok=90, rows_bad=0, nbytes=1)],
+        "shards": 2,
+        "layout": Layout.open(str(tmp_path)),
+        "max_bad_fraction": 0.05,
+    }
+    return summarise(result, **(settings | changes))  # type: ignore[arg-type]
+
+
+def one_done(rows_bad: int) -> Result:
+    record = Committed(rows_ok=10, rows_bad=rows_bad, nbytes=1)
+    return Result(done={"00001": record}, seconds=50.0, worked_s=2.0)
+
+
+@pytest.mark.parametrize(("rows_bad", "code"), [(0, 0), (5, 0), (6, 3)])
+def test_the_allowed_fraction_counts_all_rows_and_is_inclusive(
+    tmp_path: Path, rows_bad: int, code: int
+) -> None:
+    # 5 of 105 is below 5 %, 6 of 106 above.
+    end = summary(tmp_path, one_done(rows_bad))
+    assert (end.status, end.exit_code) == ("done", code)
+    assert ("max_bad_fraction" in end.message) == (code == 3)
+    assert end.times_real_time == 25.0
+
+
+def test_exactly_the_allowed_fraction_is_allowed(tmp_path: Path) -> None:
+    none_before = {"before": [], "shards": 1, "max_bad_fraction": 0.5}
+    assert summary(tmp_path, one_done(10), **none_before).exit_code == 0
+    assert summary(tmp_path, one_done(11), **none_before).exit_code == 3
+
+
+def test_missing_shards_say_why_and_how_to_go_on(tmp_path: Path) -> None:
+    cases = [
+        (Result(stopped=True), "stopped", "stopped"),
+        (Result(failed={"00001": "no row fails alone"}), "failed", "00001: no row fails alone"),
+        (Result(fatal="the disk is full"), "failed", "the disk is full"),
+    ]
+    for result, status, text in cases:
+        end = summary(tmp_path, result)
+        assert (end.status, end.exit_code) == (status, 1)
+        assert text in end.message and "1 of 2 shards" in end.message
+        assert "--resume" in end.message
+
+
+def test_nothing_to_do_is_no_failure(tmp_path: Path) -> None:
+    end = summary(tmp_path, Result(), shards=1)
+    assert (end.status, end.exit_code, end.rows_ok) == ("nothing_to_do", 0, 90)
+
+
+def test_every_event_is_json_with_its_name_first() -> None:
+    kinds = {}
+    for kind in events.Event.__subclasses__():
+        fields = {field.name: "x" for field in dataclasses.fields(kind)}
+        record = json.loads(json.dumps(kind(**fields).to_dict()))
+        assert next(iter(record)) == "event"
+        kinds[record["event"]] = kind.__name__
+    # Names are what machines rely on: one a class.
+    assert len(set(kinds.values())) == len(kinds) == 12
+
+
+class Failing:
+    """A runner that fails as told."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def warm_up(self) -> WorkerInfo:
+        return WorkerInfo(1, "cpu", 1)
+
+    def run(self, order: ShardOrder) -> None:
+        if isinstance(self.error, OSError):
+            raise PublishError("not written") from self.error
+        raise self.error
+
+    def probe(self, items: object) -> None:
+        raise self.error
+
+    def seconds_in_flight(self) -> float:
+        return 1.5
+
+
+ORDER = ShardOrder(shard("00000", "ok-a"), "0" * 8)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.ENOSPC, "No space"), ("publish", True)),
+        (OSError(errno.ECONNRESET, "reset"), ("publish", False)),
+        (KeyError("x"), ("rows", False)),
+    ],
+)
+def test_a_worker_turns_exceptions_into_outcomes(
+    error: Exception, expected: tuple[str, bool]
+) -> None:
+    worker = ShardWorker(lambda: Failing(error))
+    outcome = worker.run(ORDER)
+    assert not outcome.ok and (outcome.stage, outcome.permanent) == expected
+    assert type(error).__name__ in outcome.message and "\n" not in outcome.message
+    assert worker.status() == Outcome(ok=True, value=1.5)
+    assert worker.probe([]).stage == "rows"
+
+
+def test_a_worker_that_cannot_start_says_so_each_time() -> None:
+    def broken() -> Failing:
+        raise RuntimeError("no device")
+
+    worker = ShardWorker(broken)
+    for _ in range(2):
+        outcome = worker.warm_up()
+        assert (outcome.ok, outcome.stage) == (False, "warm_up")
+        assert outcome.message == "RuntimeError: no device"
+    assert worker.run(ORDER).stage == "warm_up"
+
+
+def test_permanent_errors_are_found_behind_others() -> None:
+    try:
+        try:
+            raise OSError(errno.EROFS, "Read-only file system")
+        except OSError as cause:
+            raise CommitError("shard 1 was not written") from cause
+    except CommitError as error:
+        assert is_permanent(error)
+    assert not is_permanent(CommitError("the file did not read back"))
+
+
+def test_one_line_names_the_place() -> None:
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError as error:
+        assert one_line(error) == "ValueError: first second"
+        assert "test_one_line_names_the_place" in one_line(error, where=True)
+
+
+def test_rays_printer_threads_are_kept_off_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+    with quiet_streams():
+        noisy = threading.Thread(target=print, args=("a worker died",), name="ray_print_logs")
+        noisy.start()
+        noisy.join()
+        print("progress")
+        print("trouble", file=sys.stderr)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("progress\n", "trouble\n")
+
+
+def test_quiet_streams_pass_on_what_the_real_one_can_do() -> None:
+    before, sys.stdout = sys.stdout, io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    try:
+        with quiet_streams():
+            assert sys.stdout.encoding == "latin-1" and not sys.stdout.isatty()
+    finally:
+        sys.stdout = before
+
+
+def test_an_initialised_ray_is_used_and_left_alone(ray_session: None) -> None:
+    import ray
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with session():
+        (node,) = live_nodes()
+        assert node.cpus == 3
+    assert ray.is_initialized() and signal.getsignal(signal.SIGTERM) is handler
+    with pytest.raises(SpecError, match="already connected"), session("10.9.8.7:6379"):
+        pass
+
+
+def test_an_address_nobody_listens_at_is_refused_at_once() -> None:
+    with socket.socket() as taken:
+        # Bound but not listening: connecting is refused, and nobody else can take the port.
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=f"{address}.*refused") as error:
+            check_address(address)
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "ray://head:10001", "head", ":1"])
+def test_an_address_of_something_else_is_refused(address: str) -> None:
+    with pytest.raises(ClusterError, match="host:port or auto"):
+        check_address(address)
+
+
+def test_the_address_of_a_live_cluster_is_fine(
+    ray_session: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    check_address(ray.get_runtime_context().gcs_address)
+    monkeypatch.setenv("RAY_ADDRESS", "head")
+    with pytest.raises(ClusterError):
+        check_address()
+    monkeypatch.delenv("RAY_ADDRESS")
+    check_address()
