@@ -8,7 +8,13 @@
 
 from .models import Dau1997
 from .recurrence.threads import get_num_threads, set_num_threads
-from .stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
+from .stages import (
+    AdaptLoop,
+    GammatoneFilterbank,
+    IHCEnvelope,
+    LIFExodus,
+    ModulationFilterbank,
+)
 from .units import Calibration
 
 __all__ = [
@@ -17,6 +23,7 @@ __all__ = [
     "Dau1997",
     "GammatoneFilterbank",
     "IHCEnvelope",
+    "LIFExodus",
     "ModulationFilterbank",
     "get_num_threads",
     "set_num_threads",

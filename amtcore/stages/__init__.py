@@ -4,5 +4,12 @@ from .adaptation import AdaptLoop
 from .gammatone import GammatoneFilterbank
 from .hair_cell import IHCEnvelope
 from .modulation import ModulationFilterbank
+from .spiking import LIFExodus
 
-__all__ = ["AdaptLoop", "GammatoneFilterbank", "IHCEnvelope", "ModulationFilterbank"]
+__all__ = [
+    "AdaptLoop",
+    "GammatoneFilterbank",
+    "IHCEnvelope",
+    "LIFExodus",
+    "ModulationFilterbank",
+]

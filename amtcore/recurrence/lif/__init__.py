@@ -1,0 +1,1 @@
+"""Leaky integrate-and-fire neurons with exponential synapses."""
