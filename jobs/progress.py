@@ -155,9 +155,10 @@ def news(event: events.Event) -> str | None:
                 f"audio in {quantity(event.shards_total, 'shard')}{done} -> {event.output}"
             )
         case events.WorkersReady():
+            who = "worker" if event.workers == 1 else f"first of {event.workers} workers"
             return (
-                f"{quantity(event.workers, 'worker')} ready after {event.start_s:.1f} s "
-                f"({event.device}, {quantity(event.threads, 'thread')} each)"
+                f"{who} ready after {event.start_s:.1f} s "
+                f"({event.device}, {quantity(event.threads, 'thread')})"
             )
         case events.ShardRetry():
             return f"shard {event.shard_id}: attempt {event.attempt} failed: {event.reason}"

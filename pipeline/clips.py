@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -79,20 +80,17 @@ class Preparer:
 
         The stream is closed here, or by the long clip. Raises a RowError for bad input.
         """
-        try:
-            reader = self.read(item, stream)
+        with ExitStack() as closing:
+            closing.callback(stream.close)
+            reader = closing.enter_context(self.read(item, stream))
             blocks, frames = [], 0
             rest = iter(reader)
             for block in rest:
                 blocks.append(block)
                 frames += block.shape[1]
                 if frames > self.long_s * reader.rate_hz:
+                    closing.pop_all()
                     return LongClip(self, item, stream, reader, blocks, rest)
-            reader.close()
-        except BaseException:
-            stream.close()
-            raise
-        stream.close()
         waveform = np.concatenate(blocks, axis=1)
         return [
             self._clip(item, channel, signal, reader.facts)

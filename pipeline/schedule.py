@@ -14,7 +14,7 @@ from pipeline import events
 from pipeline.deadlines import Deadlines
 from pipeline.ledger import Assignment, Ledger, Result, ShardWork
 from pipeline.messages import Lost, Outcome
-from pipeline.pool import DEAD, READY, WARMING, Call, Pool, Slot
+from pipeline.pool import DEAD, READY, WARMING, WORK, Call, Pool, Slot
 from pipeline.stop import StopRequest
 
 POLL_S = 0.2
@@ -139,8 +139,10 @@ class Scheduler:
 
     def _settle_lost(self, call: Call, lost: Lost) -> None:
         slot = call.slot
-        for other in slot.work:
-            call.company = other.company = True
+        together = [*slot.work, call] if call.kind in WORK else slot.work
+        if len(together) > 1:
+            for one in together:
+                one.company = True
         if slot.state == READY:
             self._sink(events.WorkerLost(slot.index, lost.reason))
             self._pool.restart(slot)

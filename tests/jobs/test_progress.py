@@ -138,7 +138,7 @@ def test_plain_lines_tell_news_at_once_and_totals_now_and_then() -> None:
     reporter(events.RowGuilty("00003", "a.wav", "the worker process died"))
     lines = stream.getvalue().splitlines()
     assert lines[0] == "speech: 500 rows, 16.7 min audio in 10 shards, 2 already committed -> out"
-    assert "1 worker ready after 3.0 s (cpu, 2 threads each)" in lines[1]
+    assert "worker ready after 3.0 s (cpu, 2 threads)" in lines[1]
     # After 5 s and 10 s with progress; then nothing moves and a minute passes in silence.
     assert [line.split(" ")[0] for line in lines if "x real time" in line] == ["3.4", "3.5", "3.5"]
     assert lines[-1] == "shard 00003: row 'a.wav' quarantined: the worker process died"

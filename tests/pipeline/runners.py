@@ -6,6 +6,7 @@
     late-*    kills the process after its shard was committed
     slow-*    the first call waits until another attempt has committed the shard
     full-*    the disk is full when its shard is written
+    meet-*    waits until another shard is running beside it
 
 A commit is a file made with O_EXCL, as on a real local output.
 """
@@ -85,10 +86,19 @@ class FileRunner:
             if kind == "slow" and self._first(row_id):
                 while not (self.root / f"{shard_id}.json").exists():
                     time.sleep(0.02)
+            if kind == "meet":
+                self._meet()
             if kind == "step":
                 time.sleep(0.3)
         if sum(row_id.startswith("pair-") for row_id in ids) > 1:
             os._exit(139)
+
+    def _meet(self) -> None:
+        for _ in range(1000):
+            if len(list(self.root.glob("seen-*"))) > 1:
+                return
+            time.sleep(0.02)
+        raise TimeoutError("no other shard came")
 
     def _publish(self, order: ShardOrder, ids: list[str]) -> None:
         if any(row_id.startswith("full-") for row_id in ids):
@@ -101,7 +111,7 @@ class FileRunner:
         except FileExistsError:
             return
         with os.fdopen(fd, "w") as file:
-            json.dump({"ok": ids, "bad": dict(order.guilty), "attempt": order.attempt}, file)
+            json.dump({"ok": ids, "bad": dict(order.guilty), "pid": os.getpid()}, file)
         if any(row_id.startswith("late-") for row_id in ids):
             os._exit(139)
 

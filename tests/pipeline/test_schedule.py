@@ -63,15 +63,23 @@ class Run:
 
 
 def test_every_shard_is_committed_once_and_two_are_in_flight_per_worker(tmp_path: Path) -> None:
-    run = Run(tmp_path, [shard(f"{i:05d}", f"step-{i}", f"ok-{i}") for i in range(6)])
-    result = run(workers=2)
-    assert set(result.done) == {f"{i:05d}" for i in range(6)}
+    # The first two shards wait for each other; a third beside them would leave a mark.
+    names = ["meet-0", "meet-1", "step-2", "step-3", "ok-4"]
+    run = Run(tmp_path, [shard(f"{i:05d}", name, "ok-x") for i, name in enumerate(names)])
+    result = run()
+    assert set(result.done) == {f"{i:05d}" for i in range(5)}
     assert not result.failed and not result.fatal and not result.stopped
-    assert result.seconds == pytest.approx(12.0)
+    assert result.seconds == pytest.approx(10.0) and result.worked_s > 0
     assert sorted(event.shard_id for event in run.said(events.ShardDone)) == sorted(result.done)
     assert run.said(events.ShardRetry) == []
-    # One in flight and one prefetched on each of two workers, never a fifth.
-    assert (tmp_path / "seen-4").exists() and not (tmp_path / "seen-5").exists()
+    assert not (tmp_path / "seen-3").exists()
+
+
+def test_two_workers_share_the_shards(tmp_path: Path) -> None:
+    run = Run(tmp_path, [shard(f"{i:05d}", f"step-{i}") for i in range(12)])
+    result = run(workers=2)
+    assert len(result.done) == 12 and run.said(events.ShardRetry) == []
+    assert len({read_commit(tmp_path, shard_id)["pid"] for shard_id in result.done}) == 2
 
 
 def test_rows_that_kill_their_worker_are_found_and_the_rest_commits(tmp_path: Path) -> None:
