@@ -17,7 +17,7 @@ from numba.core.typing import signature
 from numba.extending import intrinsic
 
 from ..digest import sources_digest
-from ..simd import LANES, _pointer, _unary, vload, vmax, vsplat, vstore, where_greater
+from ..simd import LANES, _pointer, _unary, vload, vmax, vmin, vsplat, vstore
 
 #: Steps between the states kept for the adjoint: the tape of one lane group over a block (8 kB)
 #: then stays in the first-level cache.
@@ -93,8 +93,7 @@ def integrate(
 @njit(forceinline=True)
 def count_spikes(potential: Any, threshold: Any, most: Any) -> Any:
     """Whole thresholds in a potential; a quotient below 1 never rounds up to 1."""
-    count = vmax(vfloor(potential / threshold), vsplat(potential, 0.0))
-    return where_greater(count, most, most, count)
+    return vmin(vmax(vfloor(potential / threshold), vsplat(potential, 0.0)), most)
 
 
 @njit(forceinline=True)

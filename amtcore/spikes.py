@@ -1,0 +1,335 @@
+"""Spike trains as a feature: a model's frames drive leaky integrate-and-fire neurons.
+
+Frames of a channelwise stage (adaptation, envelope) at the neurons' step rate go through
+`LIFExodus`, one neuron a channel unless asked for more; what comes out is sparse. Frames are what
+`extract` makes, so decimation to the step rate is its pooling. For learning use the layer itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .errors import ParameterError, ShapeError
+from .stages import LIFExodus
+from .stages.spiking_checks import checked
+
+Numbers = float | tuple[float, ...]
+
+#: Gain by the source's unit, where that says enough to have one: steady sound of 60 dB SPL is
+#: about 60 model units after the adaptation loops, hence about 65 spikes/s with the default leak.
+DEFAULT_GAINS = {"model units": 2.0}
+#: Options that may differ from neuron to neuron.
+_PER_NEURON = ("gain", "tau_mem", "tau_syn", "threshold", "bias")
+
+
+@dataclass(frozen=True)
+class SpikeOptions:
+    """What a job asks of a spike stream.
+
+    Args:
+        source: Stream of the model that drives the neurons.
+        step_rate_hz: Steps of the neurons per second, up to the sampling rate.
+        pool: Statistic of the source within a step: mean, rms, max or subsample.
+        gain: Spikes per second that one unit of the source drives at threshold 1, the leak aside:
+            a steady source s puts gain * s * step into the membrane at every step, whatever the
+            step and the time constants. None takes the entry of the source's unit in
+            `DEFAULT_GAINS`.
+        tau_mem: Membrane time constant in s.
+        tau_syn: Synaptic time constant in s.
+        threshold: Firing threshold.
+        bias: Added to the membrane at every step.
+        neurons_per_channel: Neurons that hear the same channel; neuron n hears n // this.
+        max_spikes_per_step: Most spikes of a neuron in one step; None for no limit.
+
+    `gain` to `bias` are one number, one per neuron of a channel, or one per neuron of all channels.
+
+    >>> SpikeOptions(step_rate_hz=500, threshold=(1, 2), neurons_per_channel=2).source_streams()
+    {'adaptation': {'frame_rate_hz': 500.0, 'pool': 'mean'}}
+    """
+
+    source: str = "adaptation"
+    step_rate_hz: float = 1000.0
+    pool: str = "mean"
+    gain: Numbers | None = None
+    tau_mem: Numbers = 0.02
+    tau_syn: Numbers = 0.005
+    threshold: Numbers = 1.0
+    bias: Numbers = 0.0
+    neurons_per_channel: int = 1
+    max_spikes_per_step: int | None = None
+
+    def __post_init__(self) -> None:
+        checked("step_rate_hz", self.step_rate_hz, above=0.0)
+        if type(self.neurons_per_channel) is not int or self.neurons_per_channel < 1:
+            raise ParameterError(
+                "neurons_per_channel must be a whole number of 1 or more, "
+                f"got {self.neurons_per_channel!r}"
+            )
+        object.__setattr__(self, "step_rate_hz", float(self.step_rate_hz))
+        for name in _PER_NEURON:
+            value = getattr(self, name)
+            if isinstance(value, (list, tuple, np.ndarray)):
+                object.__setattr__(self, name, tuple(float(number) for number in value))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SpikeOptions:
+        """Build from a mapping, as a job states it."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise ParameterError(
+                    f"a spike stream has no option {name!r}: expected {', '.join(known)}"
+                )
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; the inverse of `from_dict`."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    def source_streams(self) -> dict[str, dict[str, Any]]:
+        """What to ask `build_extractor` for, so that its frames are the neurons' steps."""
+        return {self.source: {"frame_rate_hz": self.step_rate_hz, "pool": self.pool}}
+
+
+@dataclass(frozen=True, eq=False)
+class SpikeEvents:
+    """Spikes of a stretch of time, sparse: one event where a neuron fired in a step.
+
+    Args:
+        frame: Step of each event, counted from the start of the signal, ascending.
+        channel: Neuron of each event, ascending within a step.
+        count: Spikes of each event, 1 or more.
+        first_frame: First step of the stretch.
+        n_frames: Steps of the stretch.
+        n_channels: Neurons.
+
+    Invariants:
+        `SpikeEvents.from_dense(events.dense(), events.first_frame)` holds the same values.
+
+    >>> events = SpikeEvents.from_dense(np.array([[0, 2], [0, 0], [1, 0]]))
+    >>> events.frame.tolist(), events.channel.tolist(), events.count.tolist()
+    ([0, 2], [1, 0], [2, 1])
+    """
+
+    frame: NDArray[np.int64]
+    channel: NDArray[np.int32]
+    count: NDArray[np.int32]
+    first_frame: int
+    n_frames: int
+    n_channels: int
+
+    @classmethod
+    def from_dense(cls, counts: NDArray[Any], first_frame: int = 0) -> SpikeEvents:
+        """From counts (step, neuron)."""
+        step, channel = np.nonzero(counts)
+        return cls(
+            frame=step.astype(np.int64) + first_frame,
+            channel=channel.astype(np.int32),
+            count=counts[step, channel].astype(np.int32),
+            first_frame=first_frame,
+            n_frames=counts.shape[0],
+            n_channels=counts.shape[1],
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[SpikeEvents]) -> SpikeEvents:
+        """One stretch from stretches that follow each other without a gap."""
+        if not parts:
+            raise ParameterError("expected at least one stretch of events, got none")
+        at = parts[0].first_frame
+        for part in parts:
+            if part.first_frame != at or part.n_channels != parts[0].n_channels:
+                raise ParameterError(
+                    f"expected a stretch that starts at step {at} with {parts[0].n_channels} "
+                    f"channels, got step {part.first_frame} and {part.n_channels}"
+                )
+            at += part.n_frames
+        return cls(
+            frame=np.concatenate([part.frame for part in parts]),
+            channel=np.concatenate([part.channel for part in parts]),
+            count=np.concatenate([part.count for part in parts]),
+            first_frame=parts[0].first_frame,
+            n_frames=at - parts[0].first_frame,
+            n_channels=parts[0].n_channels,
+        )
+
+    def __len__(self) -> int:
+        """Number of events."""
+        return len(self.frame)
+
+    @property
+    def n_spikes(self) -> int:
+        """Sum of all counts."""
+        return int(self.count.sum(dtype=np.int64))
+
+    def dense(self) -> NDArray[np.int32]:
+        """Counts (step, neuron); row 0 is `first_frame`."""
+        counts = np.zeros((self.n_frames, self.n_channels), np.int32)
+        counts[self.frame - self.first_frame, self.channel] = self.count
+        return counts
+
+    def sparse_tensor(self) -> Tensor:
+        """Counts as a coalesced sparse COO tensor (step, neuron) of int32."""
+        indices = np.stack((self.frame - self.first_frame, self.channel.astype(np.int64)))
+        values, size = torch.from_numpy(self.count.copy()), (self.n_frames, self.n_channels)
+        with torch.sparse.check_sparse_tensor_invariants():
+            return torch.sparse_coo_tensor(
+                torch.from_numpy(indices), values, size, is_coalesced=True
+            )
+
+
+class FrameSource(Protocol):
+    """What delivers frames chunk by chunk: `extract.ExtractStream`."""
+
+    def push(self, chunk: NDArray[np.floating[Any]]) -> dict[str, NDArray[np.floating[Any]]]:
+        """The next samples in, the frames they complete out."""
+
+    def finish(self) -> dict[str, NDArray[np.floating[Any]]]:
+        """The frames that were waiting for what follows the last sample."""
+
+
+class SpikeStream:
+    """Spikes of one long signal, chunk by chunk, in memory that does not grow.
+
+    Invariants:
+        The events of all pushes and of `finish`, concatenated, are those of the whole signal.
+    """
+
+    def __init__(self, encoder: SpikeEncoder, source: FrameSource | None = None) -> None:
+        self._encoder, self._source = encoder, source
+        self._state: Tensor | None = None
+        self._frames = 0
+
+    def push_frames(self, frames: NDArray[np.floating[Any]]) -> SpikeEvents:
+        """Feed the next frames (step, channel)."""
+        counts, self._state = self._encoder.step(frames, self._state)
+        events = SpikeEvents.from_dense(counts, self._frames)
+        self._frames += events.n_frames
+        return events
+
+    def push(self, chunk: NDArray[np.floating[Any]]) -> SpikeEvents:
+        """Feed the next samples (1-D, the model's input unit) through the source's model."""
+        return self.push_frames(self._frame_source().push(chunk)[self._encoder.options.source])
+
+    def finish(self) -> SpikeEvents:
+        """End the signal; returns the events of frames that the model held back, if it did."""
+        return self.push_frames(self._frame_source().finish()[self._encoder.options.source])
+
+    def _frame_source(self) -> FrameSource:
+        if self._source is None:
+            raise ParameterError("this stream has no source of frames: use push_frames")
+        return self._source
+
+
+class SpikeEncoder:
+    """Neurons that turn frames of a stage into events.
+
+    Args:
+        options: Parameters of the stream.
+        n_channels: Channels of the source.
+        unit: Unit of the source, which decides the gain where none is given.
+        dtype: torch.float32 or torch.float64.
+
+    >>> from amtcore.extract import build_extractor
+    >>> options = SpikeOptions(step_rate_hz=1000)
+    >>> extractor = build_extractor("dau1997", fs_hz=16000, streams=options.source_streams())
+    >>> (info,) = extractor.streams
+    >>> encoder = SpikeEncoder(options, info.width, info.unit)
+    >>> stream = encoder.open_stream(extractor.open_stream())
+    >>> tone = 0.05 * np.sin(2 * np.pi * 1000 / 16000 * np.arange(1600))
+    >>> events = stream.push(tone)
+    >>> events.n_frames, events.n_channels, len(events) > 0
+    (100, 31, True)
+    """
+
+    def __init__(
+        self,
+        options: SpikeOptions,
+        n_channels: int,
+        unit: str = "model units",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if options.gain is None:
+            if unit not in DEFAULT_GAINS:
+                raise ParameterError(
+                    f"source {options.source!r} in {unit} has no usual gain, got None: give the "
+                    "spikes per second that one unit of it should drive"
+                )
+            options = replace(options, gain=DEFAULT_GAINS[unit])
+        self.options, self.n_channels = options, n_channels
+        self.n_neurons = n_channels * options.neurons_per_channel
+        most = options.max_spikes_per_step
+        step_s = 1.0 / options.step_rate_hz
+        self.layer = LIFExodus(
+            (self.n_neurons, self.n_neurons),
+            tau_mem=self._per_neuron("tau_mem"),
+            tau_syn=self._per_neuron("tau_syn"),
+            threshold=self._per_neuron("threshold"),
+            bias=self._per_neuron("bias"),
+            dt=step_s,
+            max_spikes_per_dt=math.inf if most is None else most,
+            learnable=False,
+            dtype=dtype,
+        )
+        # A steady input x makes a current of x beta / (1 - beta).
+        beta = torch.exp(-step_s / checked("tau_syn", self._per_neuron("tau_syn"),
+                                           ((self.n_neurons,),), above=0.0))  # fmt: skip
+        gain = checked("gain", self._per_neuron("gain"), ((self.n_neurons,),))
+        self._scale = (gain * step_s * (1.0 - beta) / beta).to(dtype)
+
+    def _per_neuron(self, name: str) -> float | list[float]:
+        """An option as one number or one per neuron."""
+        value = getattr(self.options, name)
+        if not isinstance(value, tuple):
+            return float(value)
+        if len(value) == self.options.neurons_per_channel:
+            return [*value] * self.n_channels
+        if len(value) == self.n_neurons:
+            return [*value]
+        raise ParameterError(
+            f"{name} must be one number, {self.options.neurons_per_channel} (one per neuron of a "
+            f"channel) or {self.n_neurons} (one per neuron), got {len(value)}"
+        )
+
+    @property
+    def channel_offsets(self) -> tuple[int, ...]:
+        """(channel + 1), cuts the neurons into channels."""
+        return tuple(range(0, self.n_neurons + 1, self.options.neurons_per_channel))
+
+    def step(
+        self, frames: NDArray[np.floating[Any]], state: Tensor | None = None
+    ) -> tuple[NDArray[np.floating[Any]], Tensor]:
+        """Spike counts (step, neuron) of the next frames, and the neurons' state after them.
+
+        Args:
+            frames: (step, channel) of the source.
+            state: What the previous call returned; None at the start.
+        """
+        if frames.ndim != 2 or frames.shape[1] != self.n_channels:
+            raise ShapeError(
+                f"expected frames (step, {self.n_channels} channels), got {frames.shape}"
+            )
+        drive = torch.from_numpy(np.ascontiguousarray(frames)).to(self.layer.dtype)
+        drive = drive.repeat_interleave(self.options.neurons_per_channel, 1) * self._scale
+        counts, state = self.layer.stream(drive.unsqueeze(0), state)
+        return counts[0].numpy(), state
+
+    def encode(self, frames: NDArray[np.floating[Any]]) -> SpikeEvents:
+        """Events of a whole signal from its frames (step, channel)."""
+        return self.open_stream().push_frames(frames)
+
+    def open_stream(self, source: FrameSource | None = None) -> SpikeStream:
+        """Start on a long signal.
+
+        Args:
+            source: Delivers the frames of waveform chunks; None when frames are pushed directly.
+        """
+        return SpikeStream(self, source)
