@@ -8,7 +8,7 @@ Nothing is recorded, so nothing needs a licence; the seed is fixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 Wave = NDArray[np.float64]
 
@@ -84,19 +83,29 @@ def _vowel(rng: np.random.Generator, rate_hz: int, seconds: float, pitch_hz: flo
     # Pitch falls by a fifth of an octave; each wrap of the phase is one glottal pulse.
     phase = np.cumsum(pitch_hz * 2 ** (-np.linspace(0, 0.2, n)) / rate_hz)
     source = np.diff(np.floor(phase), prepend=0.0) + 0.01 * rng.standard_normal(n)
-    source = lfilter([1.0], [1.0, -0.96], source)
+    source = _filtered(source, [1.0], [1.0, -0.96])
     wave = np.zeros(n)
     formants_hz = VOWELS_HZ[rng.integers(len(VOWELS_HZ))]
     for rank, (hz, width_hz) in enumerate(zip(formants_hz, FORMANT_BANDWIDTHS_HZ, strict=True)):
         radius = np.exp(-np.pi * width_hz / rate_hz)
         poles = [1.0, -2 * radius * np.cos(2 * np.pi * hz / rate_hz), radius**2]
-        wave += lfilter([1.0 - radius], poles, source) / (rank + 1)
+        wave += _filtered(source, [1.0 - radius], poles) / (rank + 1)
     return _faded(wave / (np.abs(wave).max() + 1e-9), rate_hz, 0.02)
 
 
 def _fricative(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
     noise = rng.standard_normal(int(seconds * rate_hz))
-    return _faded(0.06 * lfilter([1.0, -0.9], [1.0], noise), rate_hz, 0.01)
+    return _faded(0.06 * _filtered(noise, [1.0, -0.9], [1.0]), rate_hz, 0.01)
+
+
+def _filtered(x: Wave, b: Sequence[float], a: Sequence[float]) -> Wave:
+    """A short signal through a rational filter, by its transfer function on the unit circle.
+
+    Twice the length keeps what wraps around out of the result; scipy would take seconds to import.
+    """
+    n = 2 * len(x)
+    response = np.fft.rfft(b, n) / np.fft.rfft(a, n)
+    return np.fft.irfft(np.fft.rfft(x, n) * response, n)[: len(x)]
 
 
 @lru_cache(maxsize=256)

@@ -232,7 +232,7 @@ class Bar:
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=20),
             TextColumn("{task.fields[totals]}"),
             console=console,
             transient=True,

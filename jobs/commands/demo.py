@@ -7,6 +7,7 @@ both formats through a DataLoader.
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +68,7 @@ def demo(
         job = folder / "job.yaml"
         job.write_text(JOB.format(name=NAME, folder=folder))
         spec = JobSpec.load(job)
+        importlib.import_module("amtcore.extract")  # takes as long as Ray still needs
         ray_is_up()
         end = run_and_report(spec)
     if end.exit_code:

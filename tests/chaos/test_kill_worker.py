@@ -70,12 +70,12 @@ class MakePoisoned:
 
 
 def test_a_row_that_kills_its_worker_is_found_and_the_rest_commits(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "corpus", 3)
+    corpus = write_corpus(tmp_path / "corpus", 2)
     job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_seconds=100)
     spec = JobSpec.load(job, overrides=["run.max_attempts=1", "run.max_bad_fraction=0.5"])
     seen: list[events.Event] = []
     end = run_job(spec, sink=seen.append, make_runner=MakePoisoned)
-    assert (end.exit_code, end.rows_ok, end.rows_bad) == (0, 2, 1)
+    assert (end.exit_code, end.rows_ok, end.rows_bad) == (0, 1, 1)
     assert end.bad_by_class == {"worker_crash": 1}
     assert_whole(tmp_path / "out")
     (path,) = (tmp_path / "out" / "quarantine").iterdir()
