@@ -65,6 +65,49 @@ def lowpass2_rows(cutoff_hz: Tensor, fs_hz: float) -> Tensor:
     return state_variable_rows(g, zero + math.sqrt(2.0), zero, zero, zero + 1.0)
 
 
+def butterworth_rows(cutoff_hz: Tensor, fs_hz: float, order: int, kind: str) -> list[Tensor]:
+    """Butterworth low- or high-pass of any order as sections in series.
+
+    The analog poles lie at equal angles on a half circle: pairs give second-order sections with
+    1/Q = 2 cos(angle), an odd order one first-order section besides.
+
+    Returns:
+        Rows of each section, (6,) or, last, (3,).
+    """
+    g = torch.tan(math.pi * cutoff_hz.double() / fs_hz)
+    one, zero = torch.ones_like(g), torch.zeros_like(g)
+    sections = []
+    for i in range(order // 2):
+        k = one * (2.0 * math.cos(math.pi * (order - 1 - 2 * i) / (2 * order)))
+        mix = (zero, zero, one) if kind == "low" else (one, -k, -one)
+        sections.append(state_variable_rows(g, k, *mix))
+    if order % 2:
+        b0 = (g if kind == "low" else one) / (1.0 + g)
+        b1 = b0 if kind == "low" else -b0
+        sections.append(torch.stack((b0, b1, (g - 1.0) / (g + 1.0)), -1))
+    return sections
+
+
+def bandpass2_rows(low_hz: Tensor, high_hz: Tensor, fs_hz: float) -> Tensor:
+    """Second-order Butterworth band-pass rows (two sections in series, 12) for each pair of edges.
+
+    With B the width and c the centre in prewarped frequency, each pole p of the analog low-pass
+    becomes the roots of s^2 - p B s + c^2; a root and its conjugate (from the conjugate p) make a
+    section B s / (s^2 + k g s + g^2), g = |s|, k = -2 Re(s) / g, which peaks at B / (k g).
+    """
+    w_low = torch.tan(math.pi * low_hz.double() / fs_hz)
+    w_high = torch.tan(math.pi * high_hz.double() / fs_hz)
+    width, centre = w_high - w_low, w_low * w_high
+    pole = torch.polar(torch.ones_like(width), torch.full_like(width, 0.75 * math.pi))
+    root = torch.sqrt((pole * width) ** 2 - 4.0 * centre)
+    zero, sections = torch.zeros_like(width), []
+    for s in ((pole * width - root) / 2, (pole * width + root) / 2):
+        g = s.abs()
+        k = -2.0 * s.real / g
+        sections.append(state_variable_rows(g, k, zero, width / g, zero))
+    return torch.cat(sections, -1)
+
+
 def bandpass1_rows(low_hz: Tensor, high_hz: Tensor, fs_hz: float) -> Tensor:
     """First-order Butterworth band-pass rows (one second-order section) for each pair of edges."""
     w_low = torch.tan(math.pi * low_hz.double() / fs_hz)

@@ -1,8 +1,9 @@
 """From a model to feature streams: names, widths, rates, axes, and the numbers themselves.
 
 An `Extractor` is one warm model with the streams a job asked for. Frames come out of the fused
-kernel, already pooled; full-rate modulation output is never held. Stream descriptions are read
-off the compiled chain itself. For full-rate outputs or gradients call the model instead.
+kernel, already pooled; full-rate modulation output is never held (but for streams that need whole
+clips: there one band is). Stream descriptions are read off the compiled chain itself. For full-rate
+outputs or gradients call the model instead.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 
 from .errors import ParameterError, ShapeError
 from .models.registry import MODELS, ModelEntry, get_model, nearest_hint
-from .recurrence.chain.program import PooledChain, compile_chain
-from .recurrence.chain.runner import run_pooled
+from .pooled import FrontEnd, FusedFeatures, WholeFeatures
+from .recurrence.chain.program import compile_chain, identity_bank
 from .recurrence.threads import get_num_threads, set_num_threads
 
 Frames = NDArray[np.floating[Any]]
+Features = FusedFeatures | WholeFeatures
 
 DEFAULT_FRAME_RATE_HZ = 100.0
 DEFAULT_POOL = "mean"
@@ -44,6 +46,7 @@ class StreamInfo:
         channel_offsets: (channel + 1), cuts the columns into channels of M_i columns.
         fc_hz: Centre frequency of each channel.
         mfc_hz: Modulation centre frequency of each column; empty where there is no modulation axis.
+        columns: Name of each column, for streams whose columns are different quantities.
     """
 
     name: str
@@ -56,10 +59,14 @@ class StreamInfo:
     channel_offsets: tuple[int, ...]
     fc_hz: tuple[float, ...]
     mfc_hz: tuple[float, ...]
+    columns: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        """Plain values, ready for JSON; `columns` only where they have names."""
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        if not self.columns:
+            del plain["columns"]
+        return plain
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StreamInfo:
@@ -86,26 +93,28 @@ class ExtractStream:
     """Features of one long signal, chunk by chunk, in memory that does not grow.
 
     Invariants:
-        The frames of all pushes, put together, are those of the whole signal.
+        The frames of all pushes and of `finish`, put together, are those of the whole signal.
     """
 
-    def __init__(self, chains: Mapping[str, PooledChain], dtype: np.dtype[Any]) -> None:
-        self._chains = chains
-        self._dtype = dtype
-        self._states = {name: chain.rest.copy() for name, chain in chains.items()}
-        self._samples = 0
+    def __init__(self, features: Mapping[str, Features], front_end: FrontEnd, dtype: Any) -> None:
+        self._front_end, self._dtype = front_end, dtype
+        self._streams = {name: each.open() for name, each in features.items()}
 
     def push(self, chunk: NDArray[np.floating[Any]]) -> dict[str, Frames]:
         """Feed the next samples (1-D, input unit); returns the frames they complete."""
-        samples = _as_clip(chunk, self._dtype)
-        frames = {
-            name: run_pooled(
-                chain.tables, [samples], chain.coef, [self._states[name]], self._samples
-            )[0]
-            for name, chain in self._chains.items()
+        samples = self._front_end.push(_as_clip(chunk, self._dtype))
+        return {name: stream.push(samples) for name, stream in self._streams.items()}
+
+    def finish(self) -> dict[str, Frames]:
+        """End the signal; returns the frames that were waiting for what follows its last sample.
+
+        A model that looks ahead holds some back; others have none left.
+        """
+        rest = self._front_end.push(np.zeros(0, self._dtype), last=True)
+        return {
+            name: np.concatenate((stream.push(rest), stream.finish()))
+            for name, stream in self._streams.items()
         }
-        self._samples += len(samples)
-        return frames
 
 
 class Extractor:
@@ -114,23 +123,27 @@ class Extractor:
     Build it with `build_extractor`.
     """
 
+    #: How many signals, such as ears, a clip may have; one is a clip of (time,).
+    input_channels: tuple[int, ...] = (1,)
+
     def __init__(
         self,
         entry: ModelEntry,
         model: Any,
         streams: tuple[StreamInfo, ...],
-        chains: Mapping[str, PooledChain],
+        features: Mapping[str, Features],
         params: Mapping[str, Any],
     ) -> None:
         self.fs_hz: float = model.fs
         self.input_unit: str = model.input_unit
         self.streams = streams
-        self._entry, self._model, self._chains, self._params = entry, model, chains, dict(params)
-        self._dtype = next(iter(chains.values())).coef.dtype
+        self._entry, self._model, self._features = entry, model, features
+        self._params, self._front_end = dict(params), model.front_end()
+        self._dtype = model.fc.detach().numpy().dtype
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
         """Whole frames of each stream in so many samples."""
-        return {name: chain.tables.frames_before(n_samples) for name, chain in self._chains.items()}
+        return {name: each.n_frames(n_samples) for name, each in self._features.items()}
 
     def extract(self, clips: Sequence[NDArray[np.floating[Any]]]) -> list[dict[str, Frames]]:
         """Features of several clips.
@@ -141,18 +154,14 @@ class Extractor:
             Per clip, stream name -> (frames, width). A clip's values do not depend on its
             neighbours.
         """
-        signals = [_as_clip(clip, self._dtype) for clip in clips]
-        features: list[dict[str, Frames]] = [{} for _ in signals]
-        for name, chain in self._chains.items():
-            states = [chain.rest.copy() for _ in signals]
-            frames = run_pooled(chain.tables, signals, chain.coef, states, 0)
-            for of_clip, values in zip(features, frames, strict=True):
-                of_clip[name] = values
-        return features
+        ear = FrontEnd(self._front_end)
+        signals = [ear.whole(_as_clip(clip, self._dtype)) for clip in clips]
+        frames = {name: each.extract(signals) for name, each in self._features.items()}
+        return [{name: of_clips[i] for name, of_clips in frames.items()} for i in range(len(clips))]
 
     def open_stream(self) -> ExtractStream:
-        """Start on a long signal."""
-        return ExtractStream(self._chains, self._dtype)
+        """Start on a long signal; end it with `finish`. Raises where a stream needs whole clips."""
+        return ExtractStream(self._features, FrontEnd(self._front_end), self._dtype)
 
     def buffers_sha256(self) -> str:
         """Hash of every constant of the model: two equal hashes compute the same features."""
@@ -216,16 +225,18 @@ def build_extractor(
     if threads is not None:
         set_num_threads(threads)
     built = entry.build(fs_hz or entry.default_fs_hz, params or {}, _DTYPES[dtype])
-    infos, chains = [], {}
+    if hasattr(built, "make_extractor"):  # a model whose features are no chain of recurrences
+        return built.make_extractor(entry, streams, params or {})
+    infos, features = [], {}
     for name, options in (streams or {next(iter(entry.streams)): {}}).items():
-        info, chains[name] = _build_stream(entry, built, name, dict(options or {}))
+        info, features[name] = _build_stream(entry, built, name, dict(options or {}))
         infos.append(info)
-    return Extractor(entry, built, tuple(infos), chains, params or {})
+    return Extractor(entry, built, tuple(infos), features, params or {})
 
 
 def _build_stream(
     entry: ModelEntry, model: Any, name: str, options: dict[str, Any]
-) -> tuple[StreamInfo, PooledChain]:
+) -> tuple[StreamInfo, Features]:
     if name not in entry.streams:
         raise ParameterError(
             f"model {entry.name!r} has no stream {name!r}{nearest_hint(name, entry.streams)}"
@@ -238,23 +249,34 @@ def _build_stream(
             f"stream {name!r} has no option {extra!r}"
             f"{nearest_hint(extra, ['frame_rate_hz', 'pool'])}"
         )
-    ops, bank = model.chain(name)
-    chain = compile_chain(ops, bank, pool, model.fs, rate)
+    features, offsets = _features(model, name, pool, rate)
     kind = entry.streams[name]
     modulated = "modulation" in kind.axes[-1]
     info = StreamInfo(
         name=name,
         model=entry.name,
         unit=kind.unit,
-        width=chain.tables.width,
+        width=features.width,
         frame_rate_hz=float(rate),
         pool=pool,
         axes=kind.axes,
-        channel_offsets=bank.offsets,
+        channel_offsets=offsets,
         fc_hz=tuple(model.fc.double().tolist()),
-        mfc_hz=tuple(model.modulation.mfc_hz.double().tolist()) if modulated else (),
+        mfc_hz=tuple(model.mfc_by_column().double().tolist()) if modulated else (),
     )
-    return info, chain
+    return info, features
+
+
+def _features(model: Any, name: str, pool: str, rate: float) -> tuple[Features, tuple[int, ...]]:
+    """What makes a stream, and where its columns are cut into channels."""
+    ops, bank = model.chain(name)
+    whole = model.whole_bands(name)
+    if whole is None:
+        return FusedFeatures(compile_chain(ops, bank, pool, model.fs, rate)), bank.offsets
+    channels, count = model.num_channels, whole.count
+    pooling = compile_chain([], identity_bank(channels, model.fc), pool, whole.fs_hz, rate)
+    features = WholeFeatures(ops, whole.bands, count, pooling, whole.rates)
+    return features, tuple(range(0, channels * count + 1, count))
 
 
 def list_models() -> list[ModelInfo]:

@@ -6,21 +6,19 @@ filters. Input in units of RMS 1 = 100 dB SPL (so x = p / 2 Pa); output in model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..recurrence.chain.program import Bank, BlockOp, identity_bank
+from ..recurrence.chain.program import BlockOp
 from ..scales import erb_space_bw
 from ..stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
-from ..stages.base import check_fs
-
-Kwargs = Mapping[str, Any] | None
+from .base import Kwargs, Passage, TimeDomainModel
 
 
-class Dau1997(nn.Module):
+class Dau1997(TimeDomainModel):
     """Auditory model of modulation detection and masking.
 
     Args:
@@ -53,7 +51,6 @@ class Dau1997(nn.Module):
     """
 
     input_unit = "rms1=100dB"
-    output_unit = "model units"
 
     def __init__(
         self,
@@ -69,9 +66,8 @@ class Dau1997(nn.Module):
         modulation_kwargs: Kwargs = None,
         basef: float | None = None,
     ) -> None:
-        super().__init__()
-        self.fs, self.flow, self.fhigh, self.basef = check_fs(fs), flow, fhigh, basef
-        self.learnable, self.return_stages = learnable, return_stages
+        super().__init__(fs, learnable, return_stages)
+        self.flow, self.fhigh, self.basef = flow, fhigh, basef
         common: dict[str, Any] = {"learnable": learnable, "dtype": dtype}
         fc_hz = erb_space_bw(flow, fhigh, 1.0, basef).tolist()
         self.filterbank = GammatoneFilterbank(fc_hz, fs, **common, **(filterbank_kwargs or {}))
@@ -83,67 +79,19 @@ class Dau1997(nn.Module):
             fs, fc_hz, **{"preset": "dau1997", **common, **(modulation_kwargs or {})}
         )
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Working type."""
-        return self.filterbank.dtype
+    def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
+        bands = step("filterbank", self.filterbank, x)
+        envelope = step("ihc", self.ihc, bands)
+        adapted = step("adaptation", self.adaptation, envelope)
+        out = step("modulation", self.modulation, adapted)
+        return out, {"filterbank": bands, "ihc": envelope, "adaptation": adapted}
 
-    @property
-    def fc(self) -> Tensor:
-        """Centre frequencies in Hz, (channel,)."""
-        return self.filterbank.fc
-
-    @property
-    def num_channels(self) -> int:
-        """Number of auditory channels."""
-        return self.filterbank.num_channels
-
-    def stream(self, x: Tensor, state: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Process the next chunk.
-
-        Args:
-            x: (batch, time) or (time,).
-            state: What the previous chunk returned; None at the start.
-        Returns:
-            What `forward` returns for this chunk, and the state to pass with the next one.
-        """
-        before = state or {}
-        after: dict[str, Any] = {}
-        bands, after["filterbank"] = self.filterbank.stream(x, before.get("filterbank"))
-        if self.ihc.can_stream:
-            envelope, after["ihc"] = self.ihc.stream(bands, before.get("ihc"))
-        elif state is None:
-            envelope = self.ihc(bands)
-        else:
-            envelope, _ = self.ihc.stream(bands)
-        adapted, after["adaptation"] = self.adaptation.stream(envelope, before.get("adaptation"))
-        out, after["modulation"] = self.modulation.stream(adapted, before.get("modulation"))
-        if self.return_stages:
-            stages = {"filterbank": bands, "ihc": envelope, "adaptation": adapted}
-            return (out, stages), after
-        return out, after
-
-    def forward(self, x: Tensor) -> Any:
-        """The whole signal at once."""
-        return self.stream(x)[0]
-
-    def chain(self, stream: str) -> tuple[list[BlockOp], Bank]:
-        """The operations and the final bank of a feature stream, for the fused kernel.
-
-        Args:
-            stream: "modulation", "adaptation" or "envelope".
-        """
-        channels = self.num_channels
-        ops = self.filterbank.block_ops() + self.ihc.block_ops(channels)
-        if stream == "envelope":
-            return ops, identity_bank(channels, self.fc)
-        ops += self.adaptation.block_ops(channels)
-        if stream == "adaptation":
-            return ops, identity_bank(channels, self.fc)
-        return ops + self.modulation.block_ops(), self.modulation.bank()
-
-    def distribute_gradients(self) -> None:
-        """Does nothing: no filters share coefficients, so every gradient is already in place."""
+    def block_stages(self) -> Iterator[tuple[str, list[BlockOp]]]:
+        """The stages for the fused kernel, by the stream that ends with each."""
+        yield "", self.filterbank.block_ops()
+        yield "envelope", self.ihc.block_ops(self.num_channels)
+        yield "adaptation", self.adaptation.block_ops(self.num_channels)
+        yield "", self.modulation.block_ops()
 
     def extra_repr(self) -> str:
         """Rate, range and size."""

@@ -12,6 +12,11 @@ import torch
 
 from ..errors import ParameterError, UnknownModelError
 from .dau1997 import Dau1997
+from .glasberg2002 import Glasberg2002
+from .king2019 import King2019
+from .moore2016 import Moore2016
+from .osses2021 import Osses2021
+from .paulick2024 import Paulick2024
 
 #: Constructor arguments that a job does not set.
 _INTERNAL = ("self", "fs", "learnable", "return_stages", "dtype")
@@ -63,6 +68,28 @@ _ENVELOPE = StreamKind(
     "input unit", ("time", "channel"), "hair-cell envelope: an auditory spectrogram"
 )
 
+_KING_MODULATION = StreamKind(
+    "input unit", ("time", "channel_modulation"), "modulation filter outputs, equal in all channels"
+)
+_HIGH_PASSED = StreamKind("input unit", ("time", "channel"), "after the adaptation's high-pass")
+_POTENTIAL = StreamKind("V", ("time", "channel"), "hair-cell receptor potential above rest")
+_VELOCITY = StreamKind("m/s", ("time", "channel"), "basilar-membrane velocity: pool its rms or max")
+
+_SHORT = StreamKind(
+    "sone", ("time", "loudness"), "short-term loudness: of a sound event, such as a syllable"
+)
+_LONG = StreamKind("sone", ("time", "loudness"), "long-term loudness: of a stretch of sound")
+_SPECIFIC = StreamKind("sone/Cam", ("time", "channel"), "specific loudness, both ears together")
+_SUMMARY = StreamKind(
+    "sone", ("clip", "statistic"), "one row a clip: maxima and percentiles of the traces"
+)
+_LOUDNESS = {
+    "short_term_loudness": _SHORT,
+    "long_term_loudness": _LONG,
+    "specific_loudness": _SPECIFIC,
+    "loudness_summary": _SUMMARY,
+}
+
 MODELS = {
     entry.name: entry
     for entry in (
@@ -72,6 +99,46 @@ MODELS = {
             "Dau, Kollmeier and Kohlrausch (1997): gammatone, hair cell, adaptation, modulation",
             44100.0,
             {"modulation": _MODULATION, "adaptation": _ADAPTATION, "envelope": _ENVELOPE},
+        ),
+        ModelEntry(
+            "osses2021",
+            Osses2021,
+            "Osses Vecchi and Kohlrausch (2021): Dau (1997) behind headphones and middle ear",
+            44100.0,
+            {"modulation": _MODULATION, "adaptation": _ADAPTATION, "envelope": _ENVELOPE},
+        ),
+        ModelEntry(
+            "king2019",
+            King2019,
+            "King, Varnet and Lorenzi (2019): gammatone, compression, high-pass, modulation",
+            44100.0,
+            {"modulation": _KING_MODULATION, "adaptation": _HIGH_PASSED, "envelope": _ENVELOPE},
+        ),
+        ModelEntry(
+            "paulick2024",
+            Paulick2024,
+            "Paulick et al. (2024), CASP: nonlinear filters, hair cell, adaptation, modulation",
+            44100.0,
+            {
+                "modulation": _MODULATION,
+                "adaptation": _ADAPTATION,
+                "envelope": _POTENTIAL,
+                "velocity": _VELOCITY,
+            },
+        ),
+        ModelEntry(
+            "glasberg2002",
+            Glasberg2002,
+            "Glasberg and Moore (2002): loudness over time, one signal for both ears",
+            32000.0,
+            _LOUDNESS,
+        ),
+        ModelEntry(
+            "moore2016",
+            Moore2016,
+            "Moore, Glasberg and Schlittenlacher (2016): loudness over time at two ears",
+            32000.0,
+            _LOUDNESS,
         ),
     )
 }

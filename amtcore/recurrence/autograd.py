@@ -2,6 +2,7 @@
 
 `amtcore::recurrence_adjoint` and `amtcore::bank_adjoint` run the hand-written adjoint kernels. They
 have fake kernels too, so a compiled training step stays one graph. Second derivatives do not exist.
+`torch.func.vmap` folds the mapped axis of the signals into their batch.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ShapeError
 from .chain.runner import run_bank_adjoint, run_op_adjoint
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 @torch.library.custom_op("amtcore::recurrence_adjoint", mutates_args=(), device_types="cpu")
-def _recurrence_adjoint(
+def recurrence_adjoint(
     code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
 ) -> Gradients:
     return run_op_adjoint(code, argument, x, coef, state, gy, gstate)
 
 
-@_recurrence_adjoint.register_fake
+@recurrence_adjoint.register_fake
 def _(
     code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
 ) -> Gradients:
@@ -31,7 +33,7 @@ def _(
 
 
 @torch.library.custom_op("amtcore::bank_adjoint", mutates_args=(), device_types="cpu")
-def _bank_adjoint(
+def bank_adjoint(
     x: Tensor,
     coef: Tensor,
     state: Tensor,
@@ -43,7 +45,7 @@ def _bank_adjoint(
     return run_bank_adjoint(x, coef, state, kinds, offsets, gy, gstate)
 
 
-@_bank_adjoint.register_fake
+@bank_adjoint.register_fake
 def _(
     x: Tensor,
     coef: Tensor,
@@ -54,6 +56,36 @@ def _(
     gstate: Tensor,
 ) -> Gradients:
     return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
+
+
+def map_over_batch(operator: Any, folded: tuple[int, ...]) -> None:
+    """Let `torch.func.vmap` map an operator over signals.
+
+    Args:
+        operator: A custom op whose outputs have the batch first.
+        folded: Positions of the arguments that have it too; the others are the same for all.
+    """
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        size, folded_args = info.batch_size, []
+        for i, (argument, axis) in enumerate(zip(args, in_dims, strict=True)):
+            if i in folded:
+                each = argument.expand(size, *argument.shape)
+                each = each if axis is None else argument.movedim(axis, 0)
+                folded_args.append(each.flatten(0, 1))
+            elif axis is None or not isinstance(argument, Tensor):
+                folded_args.append(argument)
+            else:
+                raise ShapeError(
+                    "vmap maps over signals, not over coefficients: call the model once for each "
+                    "set of parameters"
+                )
+        out = operator(*folded_args)
+        if isinstance(out, tuple):
+            return tuple(y.unflatten(0, (size, -1)) for y in out), (0,) * len(out)
+        return out.unflatten(0, (size, -1)), 0
+
+    operator.register_vmap(rule)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -77,10 +109,11 @@ def differentiate(
         x, coef, state = context.saved_tensors
         constants = context.constants
         if code is None:
-            gradients = _bank_adjoint(x, coef, state, *constants, gy, gstate)
+            gradients = bank_adjoint(x, coef, state, *constants, gy, gstate)
         else:
             argument = arguments(constants, state)
-            gradients = _recurrence_adjoint(code, argument, x, coef, state, gy, gstate)
+            gradients = recurrence_adjoint(code, argument, x, coef, state, gy, gstate)
         return (*gradients, *(None for _ in constants))
 
     operator.register_autograd(backward, setup_context=_keep)
+    map_over_batch(operator, (0, 2))

@@ -1,4 +1,4 @@
-"""A vector of LANES numbers as a numba value: load, store, arithmetic, exp.
+"""A vector of LANES numbers as a numba value: load, store, arithmetic, exp, log.
 
 Recurrences cannot be vectorised over time, so a kernel works on LANES channels at once and keeps
 its state in vector registers. LLVM maps `<LANES x float>` onto whatever the machine has.
@@ -150,7 +150,39 @@ def _unary(name: str) -> Any:
 
 
 vsqrt = _unary("sqrt")
+vabs = _unary("fabs")
 _round = _unary("rint")
+
+
+@intrinsic
+def copysign(typing: Any, size: Any, sign: Any) -> Any:
+    """The size of one vector with the sign of another, per lane."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.call(_llvm(builder, "copysign", args[0].type, 2), args)
+
+    return signature(size, size, sign), codegen
+
+
+@intrinsic
+def vsum(typing: Any, vector: Any) -> Any:
+    """Sum of all lanes, always in the same order: halves added until one number is left."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value, width, index = args[0], LANES, ir.IntType(32)
+        while width > 1:
+            width //= 2
+            kind = ir.VectorType(index, width)
+            low = ir.Constant(kind, list(range(width)))
+            high = ir.Constant(kind, list(range(width, 2 * width)))
+            undefined = ir.Constant(value.type, ir.Undefined)
+            value = builder.fadd(
+                builder.shuffle_vector(value, undefined, low),
+                builder.shuffle_vector(value, undefined, high),
+            )
+        return builder.extract_element(value, ir.Constant(index, 0))
+
+    return signature(vector.scalar, vector), codegen
 
 
 @intrinsic
@@ -179,6 +211,12 @@ def any_greater(typing: Any, left: Any, right: Any) -> Any:
 def vmax(left: Any, right: Any) -> Any:
     """The larger of two vectors, per lane."""
     return where_greater(left, right, left, right)
+
+
+@njit
+def vmin(left: Any, right: Any) -> Any:
+    """The smaller of two vectors, per lane."""
+    return where_greater(left, right, right, left)
 
 
 @intrinsic
@@ -248,6 +286,75 @@ def _choose_exp(value):  # type: ignore[no-untyped-def]
 def vexp(value: Any) -> Any:
     """exp per lane, for values from -80 (float32) or -700 (float64), where it is clamped, to 80."""
     return _exp_body(value)
+
+
+# Bits of sqrt(1/2): measured from there, a number's exponent leaves a mantissa around 1.
+_HALF_ROOT_32, _HALF_ROOT_64 = 0x3F3504F3, 0x3FE6A09E667F3BCD
+
+
+def _split_bits(single: bool) -> tuple[Any, Any, Any, Any]:
+    """Integer vector type, and the constants of `_exponent` and `_mantissa` in it."""
+    width, shift, root = (32, 23, _HALF_ROOT_32) if single else (64, 52, _HALF_ROOT_64)
+    integers = ir.VectorType(ir.IntType(width), LANES)
+    constants = (ir.Constant(integers, [n] * LANES) for n in (root, shift, (1 << shift) - 1))
+    return (integers, *constants)
+
+
+@intrinsic
+def _exponent(typing: Any, value: Any) -> Any:
+    """k of value = 2**k * m with m in [sqrt(1/2), sqrt(2)), for normal numbers above 0."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        integers, root, shift, _ = _split_bits(value.scalar == types.float32)
+        bits = builder.sub(builder.bitcast(args[0], integers), root)
+        return builder.sitofp(builder.ashr(bits, shift), args[0].type)
+
+    return signature(value, value), codegen
+
+
+@intrinsic
+def _mantissa(typing: Any, value: Any) -> Any:
+    """m of `_exponent`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        integers, root, _, mask = _split_bits(value.scalar == types.float32)
+        bits = builder.and_(builder.sub(builder.bitcast(args[0], integers), root), mask)
+        return builder.bitcast(builder.add(bits, root), args[0].type)
+
+    return signature(value, value), codegen
+
+
+def _log_body(value, k, s):  # type: ignore[no-untyped-def]
+    raise TypeError("compiled code only")
+
+
+@overload(_log_body)
+def _choose_log(value, k, s):  # type: ignore[no-untyped-def]
+    """k ln 2 + 2 atanh(s) by the series of atanh, z = s^2 <= 0.0295.
+
+    The first left-out term is below 1e-9 (z^5, float32) and 2e-18 (z^11, float64).
+    """
+    if value.scalar == types.float32:
+        terms, high, low = 5, _LN2_HIGH_32, _LN2_LOW_32
+    else:
+        terms, high, low = 11, _LN2_HIGH_64, _LN2_LOW_64
+
+    def body(value, k, s):  # type: ignore[no-untyped-def]
+        z = s * s
+        p = vsplat(z, 1.0 / (2 * terms - 1))
+        for i in range(terms - 1, 0, -1):
+            p = fma(p, z, vsplat(z, 1.0 / (2 * i - 1)))
+        return fma(k, vsplat(z, high), fma(s + s, p, k * vsplat(z, low)))
+
+    return body
+
+
+@njit
+def vlog(value: Any) -> Any:
+    """Natural logarithm per lane, for normal numbers above 0."""
+    m = _mantissa(value)
+    one = vsplat(value, 1.0)
+    return _log_body(value, _exponent(value), (m - one) / (m + one))
 
 
 @njit

@@ -42,6 +42,9 @@ class Stage(nn.Module):
         `stage(x)` equals the outputs of `stage.stream` over any split of x, one after another.
     """
 
+    #: Whether outputs wait for later inputs; `stream` then takes `last`.
+    looks_ahead = False
+
     def __init__(
         self, fs: float, learnable: bool, dtype: torch.dtype, backend: str | None = None
     ) -> None:
@@ -52,6 +55,11 @@ class Stage(nn.Module):
         self.learnable = learnable
         self.dtype = dtype
         self.backend = backend
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether chunks can be processed one after another."""
+        return True
 
     def constant(self, name: str, value: Tensor | Sequence[float] | float) -> None:
         """Register a constant under its name: a parameter when learnable, else a buffer."""

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -251,3 +252,20 @@ class ModulationFilterbank(ChannelStage):
             f"max_mfc={self.max_mfc:g} Hz, Q={self.Q:g}, filter_type={self.filter_type}, "
             f"fs={self.fs:g}, learnable={self.learnable}"
         )
+
+
+class FastModulationFilterbank(ModulationFilterbank):
+    """`ModulationFilterbank` under the name of its grouped approximation, which it is not: nothing
+    is rounded or shared between filters, so there is nothing to trade.
+
+    Args:
+        tolerance: Accepted and without effect; no coefficients are rounded.
+        Others as for `ModulationFilterbank`.
+    """
+
+    def __init__(self, *args: Any, tolerance: int = 2, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tolerance = tolerance
+
+    def distribute_gradients(self) -> None:
+        """Does nothing: no filters share coefficients, so every gradient is already in place."""

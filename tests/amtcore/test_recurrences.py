@@ -11,7 +11,9 @@ from torch import Tensor
 from amtcore.errors import BackendError, ShapeError
 from amtcore.recurrence.adaptation.op import adaptation
 from amtcore.recurrence.biquad.op import first_order, state_variable
-from amtcore.recurrence.one_pole.op import modulation_bank, one_pole_cascade
+from amtcore.recurrence.compression.op import broken_stick
+from amtcore.recurrence.hair_cell.op import hair_cell
+from amtcore.recurrence.one_pole.op import modulation_bank, one_pole_cascade, pole_zero_cascade
 
 from ..compare import KERNEL32, KERNEL64, assert_close
 
@@ -25,6 +27,11 @@ def _cascade(dtype: torch.dtype) -> Case:
     state = torch.randn(BATCH, CHANNELS, 8, dtype=dtype)
     x = torch.randn(BATCH, 1, TIME, dtype=dtype)
     return x, coef, state, lambda *a, **k: one_pole_cascade(*a, 4, **k)
+
+
+def _pole_zero(dtype: torch.dtype) -> Case:
+    x, coef, state, _ = _cascade(dtype)
+    return x, coef, state[..., :6], lambda *a, **k: pole_zero_cascade(*a, 3, **k)
 
 
 def _first_order(dtype: torch.dtype, rectify: bool) -> Case:
@@ -64,6 +71,39 @@ def _bank(dtype: torch.dtype) -> Case:
     return x, coef, state, lambda *a, **k: modulation_bank(*a, [0, 1, 1, 2], offsets, **k)
 
 
+def _two_sections(dtype: torch.dtype) -> Case:
+    offsets = [0]
+    for channel in range(CHANNELS):
+        offsets.append(offsets[-1] + channel % 2 + 1)
+    sections = [_state_variable(dtype, False)[1][:1].repeat(offsets[-1], 1) for _ in range(2)]
+    x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype)
+    state = torch.randn(BATCH, offsets[-1], 4, dtype=dtype)
+    run = modulation_bank
+    return x, torch.cat(sections, 1), state, lambda *a, **k: run(*a, [4, 4], offsets, **k)
+
+
+def _broken_stick(dtype: torch.dtype, knee: float) -> Case:
+    """Without state: what is passed comes back, so that the case has the shape of the others."""
+    exponent = 0.2 + 0.5 * torch.rand(CHANNELS, dtype=dtype)
+    corner = torch.full_like(exponent, knee)
+    gain = 1 + torch.rand(CHANNELS, dtype=dtype)
+    above = gain * knee ** (1 - exponent) if knee else gain
+    coef = torch.stack((gain, above, exponent, corner), 1)
+    x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype)
+    state = torch.randn(BATCH, CHANNELS, 1, dtype=dtype)
+    return x, coef, state, lambda x, c, s, **k: (broken_stick(x, c, **k), 1.0 * s)
+
+
+def _hair_cell(dtype: torch.dtype) -> Case:
+    """Rows in the range of the real ones, and inputs that open and close the channels."""
+    rows = torch.tensor([0.57, -3.0, 1.25, -7.0, 0.054, 0.072, 0.006, 0.147, 1e-4], dtype=dtype)
+    coef = rows * (0.9 + 0.2 * torch.rand(CHANNELS, 9, dtype=dtype))
+    x = torch.randn(BATCH, CHANNELS, TIME, dtype=dtype)
+    x[:, :3, 200:] *= 30.0
+    state = 0.01 * torch.randn(BATCH, CHANNELS, 1, dtype=dtype)
+    return x, coef, state, hair_cell
+
+
 CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "one_pole_cascade": _cascade,
     "first_order": lambda dtype: _first_order(dtype, False),
@@ -73,6 +113,11 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "adaptation": lambda dtype: _adaptation(dtype, False),
     "adaptation_limited": lambda dtype: _adaptation(dtype, True),
     "modulation_bank": _bank,
+    "pole_zero_cascade": _pole_zero,
+    "two_sections_bank": _two_sections,
+    "broken_stick": lambda dtype: _broken_stick(dtype, 0.4),
+    "power_law": lambda dtype: _broken_stick(dtype, 0.0),
+    "hair_cell": _hair_cell,
 }
 DTYPES = {"float32": (torch.float32, KERNEL32), "float64": (torch.float64, KERNEL64)}
 
@@ -109,6 +154,7 @@ def test_two_chunks_equal_the_whole_exactly(case: str, cut: int) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_operator_is_well_formed(case: str) -> None:
     """Schema and fake kernel agree with the real one, which is what torch.compile relies on."""
+    torch._dynamo.reset()
     x, coef, state, run = CASES[case](torch.float64)
 
     def call(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

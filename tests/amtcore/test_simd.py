@@ -1,4 +1,4 @@
-"""The vector exponential against numpy's, over its whole range."""
+"""The vector exponential, logarithm and sum against numpy's, over their whole ranges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from amtcore.recurrence.simd import LANES, vexp, vload, vstore
+from amtcore.recurrence.simd import LANES, copysign, vexp, vload, vlog, vstore, vsum
 
 
 @njit
@@ -24,3 +24,38 @@ def test_exponential(dtype: str, low: float, ulps: int) -> None:
     error = np.abs(out.astype(np.float64) - expected) / expected
     # The argument reduction keeps the relative error near the rounding of x * log2(e).
     assert error.max() < ulps * np.finfo(dtype).eps
+
+
+@njit
+def _log(x, out):  # type: ignore[no-untyped-def]
+    for i in range(len(x) // LANES):
+        vstore(out, i * LANES, vlog(vload(x, i * LANES)))
+
+
+@pytest.mark.parametrize(("dtype", "power"), [("float32", 37), ("float64", 307)])
+def test_logarithm(dtype: str, power: int) -> None:
+    wide = np.logspace(-power, power, 500 * LANES)
+    near_one = 1 + np.linspace(-0.3, 0.4, 500 * LANES)
+    x = np.concatenate((wide, near_one)).astype(dtype)
+    out = np.empty_like(x)
+    _log(x, out)
+    expected = np.log(x.astype(np.longdouble))
+    error = np.abs(out - expected) / np.maximum(np.abs(expected), np.finfo(dtype).tiny)
+    assert error[expected != 0].max() < 3 * np.finfo(dtype).eps
+    assert (out[expected == 0] == 0).all()
+
+
+@njit
+def _sums(x, sign, out):  # type: ignore[no-untyped-def]
+    for i in range(len(out)):
+        out[i] = vsum(copysign(vload(x, i * LANES), vload(sign, i * LANES)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_signed_sum(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x, sign = rng.standard_normal((2, 100, LANES)).astype(dtype)
+    out = np.empty(100, dtype)
+    _sums(x.ravel(), sign.ravel(), out)
+    expected = np.copysign(x, sign).astype(np.float64).sum(1)
+    assert np.abs(out - expected).max() < 20 * np.finfo(dtype).eps * np.abs(x).sum(1).max()

@@ -15,17 +15,27 @@ import numpy as np
 from numba import njit
 
 from ..adaptation.cpu import adaptation_adjoint
-from ..biquad.cpu import first_order_adjoint, state_variable_adjoint
+from ..biquad.cpu import first_order_adjoint, state_variable_adjoint, state_variable_block
+from ..compression.cpu import broken_stick_adjoint
 from ..digest import sources_digest
-from ..one_pole.cpu import modulation_adjoint, one_pole_cascade_adjoint
-from ..simd import LANES
+from ..hair_cell.cpu import hair_cell_adjoint
+from ..one_pole.cpu import (
+    modulation_adjoint,
+    one_pole_cascade_adjoint,
+    pole_zero_cascade_adjoint,
+)
+from ..simd import LANES, vload, vstore
 from .cpu import (
     BANK_IDENTITY,
     BANK_MODULUS,
     BANK_STATE_VARIABLE,
+    BANK_TWO_SECTIONS,
     BLOCK,
+    BROKEN_STICK,
     FIRST_ORDER,
+    HAIR_CELL,
     ONE_POLE_CASCADE,
+    POLE_ZERO_CASCADE,
     STATE_VARIABLE,
     load_rows,
     run_filter_block,
@@ -48,11 +58,37 @@ def _op_adjoint(
         state_variable_adjoint(
             x, gy, gx, n, argument == 1, False, coef, gcoef, c, state, gstate, s, scratch
         )
+    elif code == POLE_ZERO_CASCADE:
+        pole_zero_cascade_adjoint(x, gy, gx, n, argument, coef, gcoef, c, state, gstate, s, scratch)
+    elif code == BROKEN_STICK:
+        broken_stick_adjoint(x, gy, gx, n, coef, gcoef, c)
+    elif code == HAIR_CELL:
+        hair_cell_adjoint(x, gy, gx, n, coef, gcoef, c, state, gstate, s, scratch)
     else:
         adaptation_adjoint(
             x, gy, gx, n, argument // 2, argument % 2 == 1, coef, gcoef, c, state, gstate, s,
             scratch,
         )  # fmt: skip
+
+
+@njit
+def _two_sections_adjoint(
+    x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, c: int, state: Any, gstate: Any,
+    s: int, scratch: Any,
+) -> None:  # fmt: skip
+    """Two second-order sections in series; `gx` is added to and `state` left as it is."""
+    middle = scratch[2 * BLOCK * LANES : 3 * BLOCK * LANES]
+    g_middle = scratch[3 * BLOCK * LANES : 4 * BLOCK * LANES]
+    i1, i2 = vload(state, s * LANES), vload(state, (s + 1) * LANES)
+    state_variable_block(x, middle, n, False, coef, c, state, s)
+    vstore(state, s * LANES, i1)
+    vstore(state, (s + 1) * LANES, i2)
+    state_variable_adjoint(
+        middle, gy, g_middle, n, False, False, coef, gcoef, c + 6, state, gstate, s + 2, scratch
+    )
+    state_variable_adjoint(
+        x, g_middle, gx, n, False, True, coef, gcoef, c, state, gstate, s, scratch
+    )
 
 
 @njit
@@ -64,6 +100,8 @@ def _filter_adjoint(
     code, c, s = filter_[0], filter_[1], filter_[2]
     if code == BANK_STATE_VARIABLE:
         state_variable_adjoint(x, gy, gx, n, False, True, coef, gcoef, c, state, gstate, s, scratch)
+    elif code == BANK_TWO_SECTIONS:
+        _two_sections_adjoint(x, gy, gx, n, coef, gcoef, c, state, gstate, s, scratch)
     elif code == BANK_IDENTITY:
         gx[: n * LANES] += gy[: n * LANES]
     else:
@@ -119,7 +157,7 @@ def _build(digest: str) -> Any:
             for m in range(filters.shape[0]):
                 run_filter_block(filters[m], a, b, n, coef, state)
             for k in range(ops.shape[0]):
-                run_op_block(ops[k], a, b, n, coef, state)
+                run_op_block(ops[k], a, b, b, n, coef, state)
         own = np.full((1, LANES), -1, np.int64)
         for lane in range(channels):
             own[0, lane] = lane

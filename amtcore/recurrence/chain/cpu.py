@@ -6,7 +6,8 @@
 A block (at most BLOCK samples of LANES channels) stays in the first-level cache from the waveform
 to the frame sums, so full-rate intermediates are never in memory. An operation is one row of
 `ops`: code, first coefficient row, first state row, and one integer argument. The families' own
-block functions do the work; a single-family operator is a program of one row.
+block functions do the work; a single-family operator is a program of one row. Operations act on
+one buffer; SAVE, SWAP and ADD with a second one make two parallel paths of a signal.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from numba import njit
 
 from ..adaptation.cpu import adaptation_block
 from ..biquad.cpu import first_order_block, state_variable_block
+from ..compression.cpu import broken_stick_block, square_block
 from ..digest import sources_digest
-from ..one_pole.cpu import modulation_block, one_pole_cascade_block
+from ..fir.cpu import decimate_block
+from ..hair_cell.cpu import hair_cell_block
+from ..one_pole.cpu import modulation_block, one_pole_cascade_block, pole_zero_cascade_block
 from ..simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
 
 #: Samples per block: two buffers of 128 x 32 float32 are 32 kB, inside a 48 kB first-level cache.
@@ -30,11 +34,20 @@ ONE_POLE_CASCADE = 0  # argument: order
 FIRST_ORDER = 1  # argument: 1 to half-wave rectify the input
 STATE_VARIABLE = 2  # argument: as above
 ADAPTATION = 3  # argument: 2 * loops + limiter on
+POLE_ZERO_CASCADE = 4  # argument: order
+BROKEN_STICK = 5
+SQUARE = 6
+HAIR_CELL = 7
+SAVE = 8  # copy the signal aside
+SWAP = 9  # exchange the signal with the one aside
+ADD = 10  # add the one aside to the signal
+DECIMATE = 11  # argument: taps * 2**16 + samples per output
 # Filters of a bank (first column of `bank`).
 BANK_STATE_VARIABLE = 0
 BANK_REAL = 1
 BANK_MODULUS = 2
 BANK_IDENTITY = 3
+BANK_TWO_SECTIONS = 4
 # What happens to the result.
 STORE = 0
 STORE_BANK = 1
@@ -60,7 +73,21 @@ def load_rows(x: Any, shared: bool, channels: int, t0: int, n: int, buffer: Any)
 
 
 @njit
-def run_op_block(op: Any, a: Any, b: Any, n: int, coef: Any, state: Any) -> None:
+def _side_path(code: int, a: Any, side: Any, n: int) -> None:
+    for t in range(n):
+        value = vload(a, t * LANES)
+        if code == SAVE:
+            vstore(side, t * LANES, value)
+        elif code == SWAP:
+            vstore(a, t * LANES, vload(side, t * LANES))
+            vstore(side, t * LANES, value)
+        else:
+            vstore(a, t * LANES, value + vload(side, t * LANES))
+
+
+@njit
+def run_op_block(op: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
+    """One operation on the `n` samples in `a`; returns how many samples there are after it."""
     code, c, s, argument = op[0], op[1], op[2], op[3]
     if code == ONE_POLE_CASCADE:
         one_pole_cascade_block(a, b, n, argument, coef, c, state, s)
@@ -68,8 +95,21 @@ def run_op_block(op: Any, a: Any, b: Any, n: int, coef: Any, state: Any) -> None
         first_order_block(a, a, n, argument == 1, coef, c, state, s)
     elif code == STATE_VARIABLE:
         state_variable_block(a, a, n, argument == 1, coef, c, state, s)
-    else:
+    elif code == ADAPTATION:
         adaptation_block(a, n, argument // 2, argument % 2 == 1, coef, c, state, s)
+    elif code == POLE_ZERO_CASCADE:
+        pole_zero_cascade_block(a, n, argument, coef, c, state, s)
+    elif code == BROKEN_STICK:
+        broken_stick_block(a, n, coef, c)
+    elif code == SQUARE:
+        square_block(a, n, coef, c)
+    elif code == HAIR_CELL:
+        hair_cell_block(a, n, coef, c, state, s)
+    elif code == DECIMATE:
+        n = decimate_block(a, b, n, argument // 65536, argument % 65536, coef, c, state, s)
+    else:
+        _side_path(code, a, side, n)
+    return n
 
 
 @njit
@@ -77,6 +117,9 @@ def run_filter_block(filter_: Any, x: Any, y: Any, n: int, coef: Any, state: Any
     code, c, s = filter_[0], filter_[1], filter_[2]
     if code == BANK_STATE_VARIABLE:
         state_variable_block(x, y, n, False, coef, c, state, s)
+    elif code == BANK_TWO_SECTIONS:
+        state_variable_block(x, y, n, False, coef, c, state, s)
+        state_variable_block(y, y, n, False, coef, c + 6, state, s + 2)
     elif code == BANK_IDENTITY:
         for t in range(n):
             vstore(y, t * LANES, vload(x, t * LANES))
@@ -96,7 +139,7 @@ def _pool(y: Any, n: int, pool: int, first: bool, state: Any, s: int) -> None:
             value = vload(y, t * LANES)
             total = fma(value, value, total)
     else:
-        if first:
+        if first and n > 0:
             total = vload(y, 0)
         if pool == 2:
             for t in range(n):
@@ -149,40 +192,46 @@ def _build(digest: str) -> Any:
         """Run the program over samples 0..length of one clip for one group of channels.
 
         x (rows, time); coef and state flat, LANES numbers a row; rows (filter or 1, lane) the
-        output row or column, -1 for none; frame = (samples, per frames, absolute start, first
-        frame): frame f covers samples ceil(f samples / frames) up to the next one's start;
+        output row or column, -1 for none; frame = (samples, per frames, absolute start, stride,
+        delay): frame f covers outputs ceil(f samples / frames) up to the next one's start, and
+        output m of the operations is there once sample m stride + delay is in;
         out (rows, time), or (frames, columns) when pooled.
         """
         if digest == "":
             return
         a, b = np.empty(BLOCK * LANES, x.dtype), np.empty(BLOCK * LANES, x.dtype)
-        num, den, start, emitted = frame[0], frame[1], frame[2], 0
-        t = 0
-        f = start * den // num if mode == POOL_BANK else 0
-        begin = end = 0
+        side = np.empty(BLOCK * LANES, x.dtype)
+        num, den, start, stride, delay = frame[0], frame[1], frame[2], frame[3], frame[4]
+        made, emitted, t = 0, 0, 0  # outputs, frames and samples so far
+        f = begin = end = last = 0
         if mode == POOL_BANK:
+            made = max(0, -(-(start - delay) // stride))
+            f = made * den // num
             begin, end = -(-f * num // den), -(-(f + 1) * num // den)
+            last = (end - 1) * stride + delay + 1 - start
         while t < length:
             n = min(BLOCK, length - t)
             if mode == POOL_BANK:
-                n = min(n, end - start - t)
+                n = min(n, last - t)
             load_rows(x, shared, channels, t, n, a)
+            t += n
             for k in range(ops.shape[0]):
-                run_op_block(ops[k], a, b, n, coef, state)
+                n = run_op_block(ops[k], a, b, side, n, coef, state)
             if mode == STORE:
-                store_rows(a, n, rows[0], t, out)
+                store_rows(a, n, rows[0], made, out)
             for m in range(filters.shape[0]):
                 run_filter_block(filters[m], a, b, n, coef, state)
                 if mode == STORE_BANK:
-                    store_rows(b, n, rows[m], t, out)
+                    store_rows(b, n, rows[m], made, out)
                 else:
-                    _pool(b, n, pool, start + t == begin, state, filters[m, 3])
-            t += n
-            if mode == POOL_BANK and start + t == end:
+                    _pool(b, n, pool, made == begin, state, filters[m, 3])
+            made += n
+            if mode == POOL_BANK and made == end:
                 _emit(filters, rows, pool, end - begin, state, out[emitted])
                 emitted += 1
                 f += 1
                 begin, end = end, -(-(f + 1) * num // den)
+                last = (end - 1) * stride + delay + 1 - start
 
     return run
 

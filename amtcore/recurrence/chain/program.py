@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ParameterError
-from .cpu import BANK_IDENTITY, POOLS
-from .runner import FILTER_COEFS, FILTER_STATES, PooledTables, bank_layout, pack, spread
+from .cpu import BANK_IDENTITY, DECIMATE, POOLS
+from .runner import (
+    FILTER_COEFS,
+    PooledTables,
+    bank_layout,
+    filter_states,
+    pack,
+    run_pooled,
+    spread,
+)
 
 
 @dataclass(frozen=True)
@@ -56,21 +65,45 @@ def identity_bank(channels: int, like: Tensor) -> Bank:
 
 @dataclass(frozen=True)
 class PooledChain:
-    """A compiled chain: kernel tables, packed coefficients, and the packed state at rest."""
+    """A compiled chain: kernel tables, packed coefficients, and the packed state at rest.
+
+    Where the operations look ahead (a decimation does), `tail` are the ones from there on: at the
+    end of a signal they are fed the zeros that follow it.
+    """
 
     tables: PooledTables
     coef: NDArray[np.floating]
     rest: NDArray[np.floating]
+    tail: PooledTables | None = None
+
+    def n_frames(self, n_samples: int) -> int:
+        """Whole frames in so many samples."""
+        return self.tables.frames_of(n_samples // self.tables.samples_per_output)
+
+    def push(
+        self, clips: Sequence[NDArray[Any]], states: Sequence[NDArray[Any]], start: int
+    ) -> list[NDArray[Any]]:
+        """Frames that these samples complete; see `run_pooled`."""
+        return run_pooled(self.tables, clips, self.coef, states, start)
+
+    def finish(self, state: NDArray[Any], samples: int) -> NDArray[Any]:
+        """Frames of one clip that were waiting for what follows its last sample."""
+        outputs, tables = samples // self.tables.samples_per_output, self.tables
+        zeros = 0
+        if self.tail is not None and outputs > 0:
+            zeros = tables.lookahead + (outputs - 1) * tables.samples_per_output + 1 - samples
+        silence = np.zeros(zeros, self.coef.dtype)
+        return run_pooled(self.tail or tables, [silence], self.coef, [state], samples)[0]
 
 
-def frame_ratio(fs_hz: float, frame_rate_hz: float) -> tuple[int, int]:
-    """Samples per frame as an exact fraction (samples, frames)."""
-    if not 0 < frame_rate_hz <= fs_hz:
+def frame_ratio(fs_hz: float, frame_rate_hz: float, stride: int = 1) -> tuple[int, int]:
+    """Outputs per frame as a fraction (outputs, frames), an output every `stride` samples."""
+    if not 0 < frame_rate_hz <= fs_hz / stride:
         raise ParameterError(
-            f"the frame rate must lie above 0 and up to the sampling rate {fs_hz:g} Hz, "
+            f"the frame rate must lie above 0 and up to the output's rate {fs_hz / stride:g} Hz, "
             f"got {frame_rate_hz:g} Hz"
         )
-    ratio = Fraction(str(fs_hz)) / Fraction(str(frame_rate_hz))
+    ratio = Fraction(str(fs_hz)) / Fraction(str(frame_rate_hz)) / stride
     if max(ratio.numerator, ratio.denominator) >= 2**24:
         raise ParameterError(
             f"{frame_rate_hz} frames/s at {fs_hz} Hz is no ratio of small integers; "
@@ -79,30 +112,44 @@ def frame_ratio(fs_hz: float, frame_rate_hz: float) -> tuple[int, int]:
     return ratio.numerator, ratio.denominator
 
 
+def lay_out(ops: Sequence[BlockOp]) -> tuple[NDArray[np.int64], list[Tensor], list[Tensor]]:
+    """Kernel table of a program, and its coefficients and states side by side."""
+    table, coef_row, state_row = [], 0, 0
+    for op in ops:
+        table.append([op.code, coef_row, state_row, op.argument])
+        coef_row += op.coef.shape[1]
+        state_row += op.state.shape[1]
+    return (
+        np.array(table, np.int64).reshape(-1, 4),
+        [op.coef for op in ops],
+        [op.state for op in ops],
+    )
+
+
 def compile_chain(
     ops: Sequence[BlockOp], bank: Bank, pool: str, fs_hz: float, frame_rate_hz: float
 ) -> PooledChain:
     """Lay coefficients and state of all operations side by side and build the kernel's tables."""
     if pool not in POOLS:
         raise ParameterError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
-    table, coefs, states, coef_row, state_row = [], [], [], 0, 0
-    for op in ops:
-        table.append([op.code, coef_row, state_row, op.argument])
-        coefs.append(op.coef)
-        states.append(op.state)
-        coef_row += op.coef.shape[1]
-        state_row += op.state.shape[1]
-    most, channels = len(bank.kinds), len(bank.offsets) - 1
-    filters, columns = bank_layout(bank.kinds, bank.offsets, coef_row, state_row)
+    table, coefs, states = lay_out(ops)
+    coef_rows, state_rows = (sum(t.shape[1] for t in rows) for rows in (coefs, states))
+    most, channels, each = len(bank.kinds), len(bank.offsets) - 1, bank.coef.shape[1]
+    filters, columns = bank_layout(bank.kinds, bank.offsets, each, coef_rows, state_rows)
     coefs.append(spread(bank.coef, bank.offsets, most))
-    states.append(coefs[-1].new_zeros(channels, (FILTER_STATES + 1) * most))
+    states.append(coefs[-1].new_zeros(channels, (filter_states(each) + 1) * most))
+    at = next((k for k, op in enumerate(ops) if op.code == DECIMATE), None)
+    taps, stride = (1, 1) if at is None else divmod(ops[at].argument, 2**16)
     tables = PooledTables(
-        ops=np.array(table, np.int64).reshape(-1, 4),
+        ops=table,
         filters=filters,
         columns=columns,
         channels=channels,
         width=bank.offsets[-1],
         pool=POOLS[pool],
-        samples_per_frame=frame_ratio(fs_hz, frame_rate_hz),
+        samples_per_frame=frame_ratio(fs_hz, frame_rate_hz, stride),
+        samples_per_output=stride,
+        lookahead=taps // 2,
     )
-    return PooledChain(tables, pack(torch.cat(coefs, 1)), pack(torch.cat(states, 1)))
+    tail = None if at is None else replace(tables, ops=table[at:])
+    return PooledChain(tables, pack(torch.cat(coefs, 1)), pack(torch.cat(states, 1)), tail)

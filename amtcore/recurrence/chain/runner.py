@@ -18,11 +18,21 @@ from torch import Tensor
 from ..simd import LANES
 from ..threads import parallel_for
 from .adjoint import run_adjoint
-from .cpu import ADAPTATION, BLOCK, ONE_POLE_CASCADE, POOL_BANK, STORE, STORE_BANK, run_chain
+from .cpu import (
+    ADAPTATION,
+    BANK_TWO_SECTIONS,
+    BLOCK,
+    ONE_POLE_CASCADE,
+    POLE_ZERO_CASCADE,
+    POOL_BANK,
+    STORE,
+    STORE_BANK,
+    run_chain,
+)
 
 _NO_OPS = _NO_FILTERS = np.zeros((0, 4), np.int64)
-_NO_FRAME = np.zeros(3, np.int64)
-#: Coefficient rows and state rows of every filter of a bank.
+_NO_FRAME = np.zeros(5, np.int64)
+#: Coefficient rows and state rows of one section of a bank's filters.
 FILTER_COEFS, FILTER_STATES = 6, 2
 
 
@@ -31,17 +41,24 @@ def groups_of(channels: int) -> int:
     return -(-channels // LANES)
 
 
+def filter_states(coefs: int) -> int:
+    """State values of a bank's filter with so many coefficients."""
+    return coefs // FILTER_COEFS * FILTER_STATES
+
+
 def pack(values: Tensor) -> NDArray[Any]:
     """(.., channel, value) -> (.., group, value * LANES); missing channels repeat the last one."""
     channels = values.shape[-2]
-    wanted = torch.arange(groups_of(channels) * LANES).clamp(max=channels - 1)
-    lanes = values.detach()[..., wanted, :].unflatten(-2, (-1, LANES)).transpose(-1, -2)
+    groups = groups_of(channels)
+    wanted = torch.arange(groups * LANES).clamp(max=channels - 1)
+    lanes = values.detach()[..., wanted, :].unflatten(-2, (groups, LANES)).transpose(-1, -2)
     return lanes.flatten(-2).contiguous().numpy()
 
 
 def unpack(packed: NDArray[Any], channels: int) -> Tensor:
     """The inverse of `pack`: (.., group, value * LANES) -> (.., channel, value)."""
-    lanes = torch.from_numpy(packed).unflatten(-1, (-1, LANES)).transpose(-1, -2)
+    values = packed.shape[-1] // LANES
+    lanes = torch.from_numpy(packed).unflatten(-1, (values, LANES)).transpose(-1, -2)
     return lanes.flatten(-3, -2)[..., :channels, :].contiguous()
 
 
@@ -49,9 +66,15 @@ def run_op(
     code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One operation at full rate: x (batch, channel or 1, time) -> (batch, channel, time)."""
+    return run_program(np.array([[code, 0, 0, argument]], np.int64), x, coef, state)
+
+
+def run_program(
+    ops: NDArray[np.int64], x: Tensor, coef: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `run_op`, for several operations one after another; they must keep the rate."""
     batch, channels, samples = x.shape[0], coef.shape[0], x.shape[-1]
     inputs, out = x.detach().contiguous().numpy(), x.new_empty(batch, channels, samples)
-    ops = np.array([[code, 0, 0, argument]], np.int64)
     packed_coef, packed_state, shared = pack(coef), pack(state), x.shape[1] == 1
 
     def one(b: int, g: int) -> None:
@@ -69,18 +92,17 @@ def run_op(
 
 
 def bank_layout(
-    kinds: Sequence[int], offsets: Sequence[int], coef_row: int, state_row: int
+    kinds: Sequence[int], offsets: Sequence[int], coefs: int, coef_row: int, state_row: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Kernel tables of a bank: filters (m, 4) and, per group, the output column of each lane."""
-    channels, most = len(offsets) - 1, len(kinds)
+    channels, most, states = len(offsets) - 1, len(kinds), filter_states(coefs)
     filters = np.array(
         [
-            [kind, coef_row + FILTER_COEFS * m, state_row + FILTER_STATES * m,
-             state_row + FILTER_STATES * most + m]
+            [kind, coef_row + coefs * m, state_row + states * m, state_row + states * most + m]
             for m, kind in enumerate(kinds)
         ],
         np.int64,
-    )  # fmt: skip
+    )
     columns = np.full((groups_of(channels), most, LANES), -1, np.int64)
     for channel in range(channels):
         for m in range(offsets[channel + 1] - offsets[channel]):
@@ -115,7 +137,7 @@ def run_bank(
     batch, channels, samples = x.shape
     most = len(kinds)
     inputs, out = x.detach().contiguous().numpy(), x.new_empty(batch, offsets[-1], samples)
-    filters, columns = bank_layout(kinds, offsets, 0, 0)
+    filters, columns = bank_layout(kinds, offsets, coef.shape[-1], 0, 0)
     packed_coef = pack(spread(coef, offsets, most))
     packed_state = pack(spread(state, offsets, most))
 
@@ -131,10 +153,16 @@ def run_bank(
     return out, gather(unpack(packed_state, channels), offsets, most)
 
 
-def _scratch_rows(code: int, argument: int) -> int:
+def _op_scratch_rows(code: int, argument: int) -> int:
     """Rows that the adjoint of an operation writes down per block."""
-    depth = {ONE_POLE_CASCADE: argument, ADAPTATION: argument // 2}.get(code, 1)
-    return 2 * depth * (BLOCK + 1)
+    if code in (ONE_POLE_CASCADE, POLE_ZERO_CASCADE):
+        return 2 * argument * (BLOCK + 1)
+    return 2 * (argument // 2 if code == ADAPTATION else 1) * (BLOCK + 1)
+
+
+def _bank_scratch_rows(kinds: Sequence[int]) -> int:
+    """As above for a bank; two sections need their middle signal and its gradient besides."""
+    return (4 if BANK_TWO_SECTIONS in kinds else 2) * (BLOCK + 1)
 
 
 def run_op_adjoint(
@@ -146,7 +174,7 @@ def run_op_adjoint(
     packed = (pack(coef), pack(state), pack(gstate))
     gx, gcoef = _run_adjoint(
         x, gy, ops, _NO_FILTERS, lambda part: rows[:, part], packed, channels,
-        _scratch_rows(code, argument),
+        _op_scratch_rows(code, argument),
     )  # fmt: skip
     if x.shape[1] != channels:
         gx = gx.sum(1, keepdim=True)
@@ -164,11 +192,11 @@ def run_bank_adjoint(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `run_bank` with respect to x, coef and state."""
     channels, most = x.shape[1], len(kinds)
-    filters, columns = bank_layout(kinds, offsets, 0, 0)
+    filters, columns = bank_layout(kinds, offsets, coef.shape[-1], 0, 0)
     packed = tuple(pack(spread(values, offsets, most)) for values in (coef, state, gstate))
     gx, gcoef = _run_adjoint(
         x, gy, _NO_OPS, filters, lambda part: columns[part.start // LANES], packed, channels,
-        _scratch_rows(-1, 1),
+        _bank_scratch_rows(kinds),
     )  # fmt: skip
     return gx, gather(gcoef, offsets, most), gather(unpack(packed[2], channels), offsets, most)
 
@@ -205,7 +233,11 @@ def _run_adjoint(
 
 @dataclass(frozen=True)
 class PooledTables:
-    """What the kernel needs to know of a pooled chain besides coefficients and state."""
+    """What the kernel needs to know of a pooled chain besides coefficients and state.
+
+    Frames are cut from the outputs of `ops`; output m is there once sample
+    m * samples_per_output + lookahead is in.
+    """
 
     ops: NDArray[np.int64]
     filters: NDArray[np.int64]
@@ -214,11 +246,18 @@ class PooledTables:
     width: int
     pool: int
     samples_per_frame: tuple[int, int]
+    samples_per_output: int = 1
+    lookahead: int = 0
 
     def frames_before(self, sample: int) -> int:
-        """Whole frames in the first `sample` samples."""
+        """Whole frames that are there after the first `sample` samples."""
+        outputs = -(-(sample - self.lookahead) // self.samples_per_output)
+        return self.frames_of(max(0, outputs))
+
+    def frames_of(self, outputs: int) -> int:
+        """Whole frames in so many outputs."""
         samples, frames = self.samples_per_frame
-        return sample * frames // samples
+        return outputs * frames // samples
 
 
 def run_pooled(
@@ -232,26 +271,30 @@ def run_pooled(
 
     Args:
         tables: The program.
-        clips: 1-D waveforms of any lengths.
+        clips: Waveforms of any lengths, (time,), or one row a channel, (channel, time).
         coef: (group, rows * LANES).
         states: Per clip (group, rows * LANES); changed in place to the state after the clip.
         start: Absolute index of the first sample of every clip (frames are counted from 0).
     Returns:
         Per clip (frames, width).
     """
-    frame = np.array([*tables.samples_per_frame, start], np.int64)
+    frame = np.array(
+        [*tables.samples_per_frame, start, tables.samples_per_output, tables.lookahead], np.int64
+    )
     groups = coef.shape[0]
     first = tables.frames_before(start)
     outs = [
-        np.empty((tables.frames_before(start + len(clip)) - first, tables.width), coef.dtype)
+        np.empty((tables.frames_before(start + clip.shape[-1]) - first, tables.width), coef.dtype)
         for clip in clips
     ]
 
     def one(i: int, g: int) -> None:
-        lanes = min(LANES, tables.channels - g * LANES)
+        part = slice(g * LANES, min((g + 1) * LANES, tables.channels))
+        shared = clips[i].ndim == 1
+        source = clips[i][None] if shared else clips[i][part]
         run_chain(
-            clips[i][None], len(clips[i]), True, lanes, tables.ops, coef[g], states[i][g],
-            POOL_BANK, tables.filters, tables.columns[g], tables.pool, frame, outs[i],
+            source, source.shape[1], shared, part.stop - part.start, tables.ops, coef[g],
+            states[i][g], POOL_BANK, tables.filters, tables.columns[g], tables.pool, frame, outs[i],
         )  # fmt: skip
 
     _over_items(one, len(clips), groups)

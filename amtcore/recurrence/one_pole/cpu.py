@@ -1,4 +1,4 @@
-"""Cascade of complex one-pole sections on one block of lanes.
+"""Cascades of complex one-pole sections on one block of lanes; equations in `reference`.
 
 A block is flat, sample after sample, LANES numbers each. One pass per section keeps the section's
 state in registers; the block stays in the first-level cache between passes.
@@ -36,6 +36,26 @@ def one_pole_cascade_block(
             z_re = new_re
             vstore(imag, t * LANES, z_im)
             vstore(real, t * LANES, z_re * gain if k == order - 1 else z_re)
+        vstore(state, (s + 2 * k) * LANES, z_re)
+        vstore(state, (s + 2 * k + 1) * LANES, z_im)
+
+
+@njit
+def pole_zero_cascade_block(
+    x: Any, n: int, order: int, coef: Any, c: int, state: Any, s: int
+) -> None:
+    """Filter `n` samples in place; coefficient and state rows as above, the gain of one section."""
+    p_re, p_im = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
+    gain = vload(coef, (c + 2) * LANES)
+    minus_p_im = vsplat(coef, 0.0) - p_im
+    for k in range(order):
+        z_re = vload(state, (s + 2 * k) * LANES)
+        z_im = vload(state, (s + 2 * k + 1) * LANES)
+        for t in range(n):
+            new_re = fma(p_re, z_re, fma(minus_p_im, z_im, vload(x, t * LANES)))
+            z_im = fma(p_re, z_im, p_im * z_re)
+            z_re = new_re
+            vstore(x, t * LANES, z_re * gain)
         vstore(state, (s + 2 * k) * LANES, z_re)
         vstore(state, (s + 2 * k + 1) * LANES, z_im)
 
@@ -117,6 +137,57 @@ def one_pole_cascade_adjoint(
             vstore(gstate, at, fma(p_re, l_re, p_im * l_im))
             vstore(gstate, at + LANES, fma(p_re, l_im, minus_p_im * l_re))
         vstore(gx, t * LANES, l_re)
+    vstore(gcoef, c * LANES, gp_re)
+    vstore(gcoef, (c + 1) * LANES, gp_im)
+    vstore(gcoef, (c + 2) * LANES, g_gain)
+
+
+@njit
+def pole_zero_cascade_adjoint(
+    x: Any, gy: Any, gx: Any, n: int, order: int, coef: Any, gcoef: Any, c: int,
+    state: Any, gstate: Any, s: int, scratch: Any,
+) -> None:  # fmt: skip
+    """Gradients of one block of the pole-zero cascade; arguments as above.
+
+    Per section, from the last: l[t] = g gy[t] + p* l[t+1],  gx = Re l (the gy of the section
+    before),  gp = sum of l[t] z[t-1]*,  gg = sum of gy Re z.
+    """
+    p_re, p_im = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
+    gain, zero = vload(coef, (c + 2) * LANES), vsplat(coef, 0.0)
+    minus_p_im = zero - p_im
+    row = 2 * (n + 1) * LANES  # scratch of one section: z before and after every sample
+    for k in range(order):
+        z_re = vload(state, (s + 2 * k) * LANES)
+        z_im = vload(state, (s + 2 * k + 1) * LANES)
+        vstore(scratch, k * row, z_re)
+        vstore(scratch, k * row + LANES, z_im)
+        for t in range(n):
+            if k == 0:
+                value = vload(x, t * LANES)
+            else:
+                value = vload(scratch, (k - 1) * row + 2 * (t + 1) * LANES) * gain
+            new_re = fma(p_re, z_re, fma(minus_p_im, z_im, value))
+            z_im = fma(p_re, z_im, p_im * z_re)
+            z_re = new_re
+            vstore(scratch, k * row + 2 * (t + 1) * LANES, z_re)
+            vstore(scratch, k * row + 2 * (t + 1) * LANES + LANES, z_im)
+    gp_re, gp_im = vload(gcoef, c * LANES), vload(gcoef, (c + 1) * LANES)
+    g_gain = vload(gcoef, (c + 2) * LANES)
+    for t in range(n - 1, -1, -1):
+        upstream = vload(gy, t * LANES)
+        for k in range(order - 1, -1, -1):
+            at, before = (s + 2 * k) * LANES, k * row + 2 * t * LANES
+            g_gain = fma(upstream, vload(scratch, before + 2 * LANES), g_gain)
+            # gstate holds l_k[t+1] already multiplied by the conjugate pole.
+            l_re = fma(upstream, gain, vload(gstate, at))
+            l_im = vload(gstate, at + LANES)
+            z_re, z_im = vload(scratch, before), vload(scratch, before + LANES)
+            gp_re = fma(l_re, z_re, fma(l_im, z_im, gp_re))
+            gp_im = fma(l_im, z_re, fma(zero - l_re, z_im, gp_im))
+            vstore(gstate, at, fma(p_re, l_re, p_im * l_im))
+            vstore(gstate, at + LANES, fma(p_re, l_im, minus_p_im * l_re))
+            upstream = l_re
+        vstore(gx, t * LANES, upstream)
     vstore(gcoef, c * LANES, gp_re)
     vstore(gcoef, (c + 1) * LANES, gp_im)
     vstore(gcoef, (c + 2) * LANES, g_gain)

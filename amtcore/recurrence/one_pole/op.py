@@ -1,4 +1,5 @@
-"""Operators of the one-pole family: `amtcore::one_pole_cascade`, `amtcore::modulation_bank`."""
+"""Operators of the one-pole family: `amtcore::one_pole_cascade`, `amtcore::pole_zero_cascade` and
+`amtcore::modulation_bank`."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..autograd import differentiate
-from ..chain.cpu import ONE_POLE_CASCADE
-from ..chain.runner import FILTER_COEFS, FILTER_STATES, run_bank, run_op
+from ..chain.cpu import ONE_POLE_CASCADE, POLE_ZERO_CASCADE
+from ..chain.runner import FILTER_COEFS, filter_states, run_bank, run_op
 from ..dispatch import check_recurrence, use_reference
 from . import reference
 
@@ -18,6 +19,16 @@ def _cascade(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor
 
 
 @_cascade.register_fake
+def _(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
+
+
+@torch.library.custom_op("amtcore::pole_zero_cascade", mutates_args=(), device_types="cpu")
+def _pole_zero(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    return run_op(POLE_ZERO_CASCADE, order, x, coef, state)
+
+
+@_pole_zero.register_fake
 def _(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
 
@@ -37,6 +48,7 @@ def _(
 
 
 differentiate(_cascade, ONE_POLE_CASCADE, lambda constants, state: constants[0])
+differentiate(_pole_zero, POLE_ZERO_CASCADE, lambda constants, state: constants[0])
 differentiate(_bank, None)
 
 
@@ -50,6 +62,16 @@ def one_pole_cascade(
     return _cascade(x, coef, state, order)
 
 
+def pole_zero_cascade(
+    x: Tensor, coef: Tensor, state: Tensor, order: int, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cascade of equal real pole-zero sections; arguments as in `reference.pole_zero_cascade`."""
+    check_recurrence(x, coef, state, 3, 2 * order)
+    if use_reference(x, backend):
+        return reference.pole_zero_cascade(x, coef, state, order)
+    return _pole_zero(x, coef, state, order)
+
+
 def modulation_bank(
     x: Tensor,
     coef: Tensor,
@@ -59,7 +81,8 @@ def modulation_bank(
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Modulation filters of every channel; arguments as in `reference.modulation_bank`."""
-    check_recurrence(x[:, :1], coef, state, FILTER_COEFS, FILTER_STATES)
+    coefs = FILTER_COEFS * (2 if reference.TWO_SECTIONS in kinds else 1)
+    check_recurrence(x[:, :1], coef, state, coefs, filter_states(coefs))
     if use_reference(x, backend):
         return reference.modulation_bank(x, coef, state, kinds, offsets)
     return _bank(x, coef, state, kinds, offsets)

@@ -1,0 +1,175 @@
+"""What the time-domain models share: chunks through their stages, and their place in extraction.
+
+    waveform -> front end (waveform to waveform) -> channels, stage by stage -> modulation filters
+
+A model names its stages once, in `_through`, for signals and gradients, and once, in
+`block_stages`, for the fused kernel that pools features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..recurrence.chain.program import Bank, BlockOp, identity_bank
+from ..stages.base import Stage, check_fs
+
+Kwargs = Mapping[str, Any] | None
+State = dict[str, Any]
+
+
+class Passage:
+    """One chunk on its way through a model: hands each stage its state and keeps the new one.
+
+    Args:
+        state: What the previous chunk left; None at the start.
+        last: Whether the signal ends with this chunk.
+    """
+
+    def __init__(self, state: State | None, last: bool) -> None:
+        self._before, self._last = state or {}, last
+        self._whole = state is None and last
+        self.state: State = {}
+
+    def __call__(self, name: str, stage: Stage, x: Tensor) -> Any:
+        """The output of a stage for this chunk; a stage that cannot stream needs the whole."""
+        if not stage.can_stream and self._whole:
+            return stage(x)
+        ending = {"last": self._last} if stage.looks_ahead else {}
+        y, self.state[name] = stage.stream(x, self._before.get(name), **ending)  # type: ignore[operator]
+        return y
+
+
+@dataclass(frozen=True)
+class WholeBands:
+    """Modulation bands that need the whole signal.
+
+    Args:
+        bands: (1, channel, time) -> every band in turn, (1, channel, time').
+        count: How many there are.
+        fs_hz: Their sampling rate.
+        rates: (up, down) from the model's rate to theirs.
+    """
+
+    bands: Callable[[Tensor], Iterator[Tensor]]
+    count: int
+    fs_hz: float
+    rates: tuple[int, int] = (1, 1)
+
+
+class TimeDomainModel(nn.Module):
+    """A model from a waveform to what its modulation filters make of it.
+
+    Args:
+        fs: Sampling rate in Hz.
+        learnable: Whether the constants of all stages are parameters.
+        return_stages: Whether outputs come with a dict of what the stages made.
+
+    Invariants:
+        `model(x)` equals the chunks of `model.stream` over any split of x, one after another.
+    """
+
+    input_unit: str
+    output_unit = "model units"
+    filterbank: Any
+    modulation: Any
+
+    def __init__(self, fs: float, learnable: bool, return_stages: bool) -> None:
+        super().__init__()
+        self.fs, self.learnable, self.return_stages = check_fs(fs), learnable, return_stages
+
+    @property
+    def auditory_filters(self) -> Any:
+        """The stage that splits the waveform into channels."""
+        return self.filterbank
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Working type."""
+        return self.auditory_filters.dtype
+
+    @property
+    def fc(self) -> Tensor:
+        """Centre frequencies in Hz, (channel,)."""
+        return self.auditory_filters.fc
+
+    @property
+    def num_channels(self) -> int:
+        """Number of auditory channels."""
+        return self.auditory_filters.num_channels
+
+    def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
+        """Output and stages of one chunk."""
+        raise NotImplementedError
+
+    def stream(
+        self, x: Tensor, state: State | None = None, last: bool = False
+    ) -> tuple[Any, State]:
+        """Process the next chunk.
+
+        Args:
+            x: (batch, time) or (time,).
+            state: What the previous chunk returned; None at the start.
+            last: Whether the signal ends here. Only models that look ahead need to know: they
+                return what they held back.
+        Returns:
+            What `forward` returns for this chunk, and the state to pass with the next one.
+        """
+        step = Passage(state, last)
+        out, stages = self._through(x, step)
+        return ((out, stages) if self.return_stages else out), step.state
+
+    def forward(self, x: Tensor) -> Any:
+        """The whole signal at once."""
+        return self.stream(x, None, True)[0]
+
+    def front_end(self) -> list[Stage]:
+        """The stages before the channels split: waveform in, waveform out."""
+        return []
+
+    def block_stages(self) -> Iterator[tuple[str, list[BlockOp]]]:
+        """The stages for the fused kernel in order, each under the name of the feature stream that
+        ends with it ("" for none)."""
+        raise NotImplementedError
+
+    def final_bank(self) -> Bank:
+        """The modulation filters, for the fused kernel."""
+        return self.modulation.bank()
+
+    def chain(self, stream: str) -> tuple[list[BlockOp], Bank]:
+        """The operations and the final bank of a feature stream, for the fused kernel.
+
+        Args:
+            stream: A name from `block_stages`, or "modulation".
+        """
+        ops: list[BlockOp] = []
+        for name, block_ops in self.block_stages():
+            ops += block_ops
+            if name == stream:
+                return ops, identity_bank(self.num_channels, self.fc)
+        return ops, self.final_bank()
+
+    def whole_bands(self, stream: str) -> WholeBands | None:
+        """How a feature stream is made that the fused kernel cannot make; None where it can.
+
+        `chain` then gives the operations up to the bands' input, and no bank to speak of.
+        """
+        return None
+
+    def mfc_by_column(self) -> Tensor:
+        """Modulation centre frequency in Hz of each column of the modulation stream."""
+        return self.modulation.mfc_hz
+
+    def distribute_gradients(self) -> None:
+        """Does nothing: no filters share coefficients, so every gradient is already in place."""
+
+    def extra_repr(self) -> str:
+        """Rate, range and size."""
+        return (
+            f"fs={self.fs:g}, fc={self.fc[0].item():.1f}..{self.fc[-1].item():.1f} Hz, "
+            f"num_channels={self.num_channels}, learnable={self.learnable}, dtype={self.dtype}"
+        )

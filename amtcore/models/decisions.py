@@ -1,0 +1,151 @@
+"""From internal representations to answers: the decision stage of Paulick et al. (2024).
+
+A representation is a list over auditory channels of (batch, M_i, time) or (M_i, time), with a
+different number M_i of modulation filters per channel. Every function states the statistic that
+it computes; they are plain sums over time, filters and channels, so gradients flow through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import ParameterError, ShapeError
+
+Representation = Sequence[Tensor]
+METRICS = ("rms", "mean", "max", "l2")
+CRITERIA = ("greater", "less")
+
+
+def roi_selection(
+    representation: Representation,
+    fs_hz: float,
+    time_window: tuple[float, float] | None = None,
+    channel_range: tuple[int, int] | None = None,
+    modulation_range: tuple[int, int] | None = None,
+) -> list[Tensor]:
+    """A region of a representation.
+
+    Args:
+        representation: List over channels of (.., M_i, time).
+        fs_hz: Its sampling rate.
+        time_window: (start, end) in s: samples floor(start fs) up to, not including, floor(end fs).
+        channel_range: (start, end) channels, the end left out.
+        modulation_range: (start, end) modulation filters of every channel, the end left out; a
+            channel with fewer keeps what it has of them.
+    """
+    channels = _span("channel_range", channel_range, len(representation))
+    chosen = list(representation)[channels]
+    samples = representation[0].shape[-1]
+    window = None
+    if time_window is not None:
+        window = (int(time_window[0] * fs_hz), int(time_window[1] * fs_hz))
+    time = _span("time_window", window, samples)
+    filters = _span("modulation_range", modulation_range, max(y.shape[-2] for y in chosen))
+    return [y[..., filters, time] for y in chosen]
+
+
+def _span(name: str, bounds: tuple[int, int] | None, size: int) -> slice:
+    if bounds is None:
+        return slice(0, size)
+    start, end = bounds
+    if not 0 <= start < end <= size:
+        raise ParameterError(f"{name} must be a range inside 0..{size}, got {start}..{end}")
+    return slice(start, end)
+
+
+def template_correlation(
+    representation: Representation, template: Representation, normalize: bool = True
+) -> Tensor:
+    """Correlation of a representation with a template, over all channels, filters and samples.
+
+    Normalised: Pearson's r, sum of (x - mean x)(t - mean t) over the root of the product of the two
+    sums of squares, 0 where either is constant. Otherwise: the inner product, sum of x t.
+
+    Args:
+        representation: List over channels of (batch, M_i, time) or (M_i, time).
+        template: The same, with the same batch or a batch of 1.
+        normalize: Which of the two.
+    Returns:
+        (batch,), or a scalar without a batch.
+    """
+    shapes = [[tuple(y.shape[-2:]) for y in each] for each in (representation, template)]
+    if shapes[0] != shapes[1]:
+        raise ShapeError("the template must have the channels, filters and samples of the test")
+    x, t = _flat(representation), _flat(template)
+    if normalize:
+        x, t = (values - values.mean(-1, keepdim=True) for values in (x, t))
+    product = (x * t).sum(-1)
+    if not normalize:
+        return product
+    size = (x.square().sum(-1) * t.square().sum(-1)).clamp(min=torch.finfo(x.dtype).tiny).sqrt()
+    return product / size
+
+
+def _flat(representation: Representation) -> Tensor:
+    return torch.cat([y.flatten(-2) for y in representation], -1)
+
+
+def decision_variable(
+    representation: Representation,
+    metric: str = "rms",
+    channel_weights: Tensor | None = None,
+    modulation_weights: Tensor | None = None,
+) -> Tensor:
+    """One number for a representation.
+
+    With w = w_channel w_modulation of each filter output y (1 without weights), n samples each:
+
+        rms   sqrt( sum of w mean(y^2) / sum of w )
+        mean  sum of w mean(y) / sum of w
+        max   largest w y
+        l2    sqrt( sum of w sum(y^2) )
+
+    Args:
+        representation: List over channels of (batch, M_i, time) or (M_i, time).
+        metric: One of the four.
+        channel_weights: (channel,), 0 or more.
+        modulation_weights: (filter,), 0 or more, at least as many as the longest channel has.
+    Returns:
+        (batch,), or a scalar without a batch.
+    """
+    if metric not in METRICS:
+        raise ParameterError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
+    y = torch.cat(list(representation), -2)  # (.., filter of any channel, time)
+    weights = _weights(representation, channel_weights, modulation_weights).to(y)
+    if metric == "max":
+        return (weights.unsqueeze(-1) * y).amax((-2, -1))
+    if metric == "mean":
+        return (weights * y.mean(-1)).sum(-1) / weights.sum()
+    if metric == "l2":
+        return (weights * y.square().sum(-1)).sum(-1).sqrt()
+    return ((weights * y.square().mean(-1)).sum(-1) / weights.sum()).sqrt()
+
+
+def _weights(
+    representation: Representation, of_channel: Tensor | None, of_filter: Tensor | None
+) -> Tensor:
+    """(filter,): the weight of every filter output, channel after channel."""
+    counts = [y.shape[-2] for y in representation]
+    if of_channel is None:
+        of_channel = torch.ones(len(counts))
+    if of_filter is None:
+        of_filter = torch.ones(max(counts))
+    if of_channel.shape != (len(counts),) or len(of_filter) < max(counts):
+        raise ShapeError(
+            f"expected {len(counts)} channel weights and at least {max(counts)} modulation "
+            f"weights, got {tuple(of_channel.shape)} and {tuple(of_filter.shape)}"
+        )
+    pairs = zip(of_channel, counts, strict=True)
+    return torch.cat([weight * of_filter[:count] for weight, count in pairs])
+
+
+def make_decision(
+    decision_var: Tensor, threshold: float = 0.0, criterion: str = "greater"
+) -> Tensor:
+    """Whether the decision variable is above ("greater") or below ("less") the threshold."""
+    if criterion not in CRITERIA:
+        raise ParameterError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}")
+    return decision_var > threshold if criterion == "greater" else decision_var < threshold

@@ -1,0 +1,192 @@
+"""Glasberg and Moore (2002): loudness of time-varying sounds, one signal for both ears.
+
+Ear filter (1997 tables), six running spectra, level per ERB, excitation pattern, specific loudness,
+instantaneous loudness, short-term and long-term smoothing. Input in Pa; excitation is relative to
+(20 uPa)^2. Not copied from the interface's page: its law in three regimes and its single filter of
+50 and 200 ms, with which 1 kHz at 40 dB SPL would be 11.5 sone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..stages.base import check_fs
+from ..stages.excitation import ERBIntegration, ExcitationPattern
+from ..stages.loudness_ear import LoudnessEar
+from ..stages.loudness_integration import LoudnessIntegration
+from ..stages.specific_loudness import SpecificLoudness
+from ..stages.spectrum import MultiResolutionFFT, WindowedSpectrum, drop_faint
+from .base import Kwargs
+from .loudness import Loudness, LoudnessModel
+
+
+class Glasberg2002(LoudnessModel):
+    """Monaural loudness model, in sone for a sound presented to both ears.
+
+    Args:
+        fs: Sampling rate in Hz; spectra reach up to 15 kHz or fs/2.
+        learnable: Make the constants of all stages parameters.
+        return_stages: Also return the output of every stage.
+        multi_fft_kwargs: Passed to `MultiResolutionFFT`; `hop_length` in samples.
+        erb_kwargs: Passed to `ERBIntegration`; sets the channels of all later stages.
+        excitation_kwargs: Passed to `ExcitationPattern`.
+        specific_loudness_kwargs: Passed to `SpecificLoudness`.
+        loudness_integration_kwargs: Passed to `LoudnessIntegration`.
+        dtype: torch.float32 or torch.float64 (the page has none).
+        outer_middle_ear_kwargs: Passed to `LoudnessEar` (the page has no ear at all):
+            compensation_type "tfOuterMiddle1997" by default, field_type, order.
+
+    Shape:
+        (batch, time) -> long-term loudness (batch, frame); (time,) -> (frame,).
+        frame = time // hop + 1, a frame centred on sample 0 and on every hop.
+        With `return_stages`, a pair of that and a dict: stl (batch, frame) in sone,
+        specific_loudness (batch, frame, channel) in sone per Cam and ear, excitation and
+        erb_excitation (batch, frame, channel) in dB SPL, psd (batch, frame, component) in Pa^2/Hz,
+        freqs (component,) in Hz; also inst, the instantaneous loudness (batch, frame) in sone.
+
+    Invariants:
+        A tone of 1 kHz at 40 dB SPL is 1 sone within 2 %.
+
+    >>> Glasberg2002()(torch.zeros(2, 3200)).shape
+    torch.Size([2, 101])
+    """
+
+    def __init__(
+        self,
+        fs: float = 32000,
+        learnable: bool = False,
+        return_stages: bool = False,
+        multi_fft_kwargs: Kwargs = None,
+        erb_kwargs: Kwargs = None,
+        excitation_kwargs: Kwargs = None,
+        specific_loudness_kwargs: Kwargs = None,
+        loudness_integration_kwargs: Kwargs = None,
+        dtype: torch.dtype = torch.float32,
+        outer_middle_ear_kwargs: Kwargs = None,
+    ) -> None:
+        super().__init__()
+        self.fs, self.learnable, self.return_stages = check_fs(fs), learnable, return_stages
+        common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
+        ear = {"compensation_type": "tfOuterMiddle1997", **(outer_middle_ear_kwargs or {})}
+        self.outer_middle_ear = LoudnessEar(**{**common, **ear})
+        self.multi_fft = MultiResolutionFFT(**{**common, **(multi_fft_kwargs or {})})
+        components_hz = self.multi_fft.frequencies.double()
+        self.erb_integration = ERBIntegration(components_hz, **{**common, **(erb_kwargs or {})})
+        fc_hz = self.erb_integration.fc_erb.double()
+        self.excitation_pattern = ExcitationPattern(
+            components_hz, fc_hz, **{**common, **(excitation_kwargs or {})}
+        )
+        self.specific_loudness = SpecificLoudness(
+            fc_hz, **{**common, **(specific_loudness_kwargs or {})}
+        )
+        timed = {
+            **common,
+            "hop_length": self.multi_fft.hop_length,
+            "erb_step": self.erb_integration.erb_step,
+        }
+        self.loudness_integration = LoudnessIntegration(
+            **{**timed, **(loudness_integration_kwargs or {})}
+        )
+
+    @property
+    def ear(self) -> LoudnessEar:
+        """The ear filter."""
+        return self.outer_middle_ear
+
+    @property
+    def running_spectrum(self) -> WindowedSpectrum:
+        """The spectrum stage."""
+        return self.multi_fft
+
+    @property
+    def fc(self) -> Tensor:
+        """Centre frequencies of the channels in Hz."""
+        return self.erb_integration.fc_erb
+
+    def _as_batch(self, x: Tensor) -> tuple[Tensor, bool]:
+        x = self.ear.as_input(x, (1, 2), "(batch, time) or (time,)")
+        signal = x if x.ndim == 2 else x.unsqueeze(0)
+        return signal.unsqueeze(1), x.ndim == 2
+
+    def _analyse(self, filtered: Tensor) -> dict[str, Tensor]:
+        spectrum = self.multi_fft.intensities(filtered)
+        components = drop_faint(spectrum)[:, 0]
+        levels = self.erb_integration(components)
+        excitation = self.excitation_pattern(components, levels)
+        stages = {"specific": self.specific_loudness(excitation).unsqueeze(1)}
+        if self.return_stages:
+            stages |= {
+                "excitation": excitation.unsqueeze(1),
+                "erb_excitation": levels.unsqueeze(1),
+                "psd": self.multi_fft.density(spectrum),
+            }
+        return stages
+
+    def _integrate(self, analysed: dict[str, Tensor], state: dict[str, Tensor] | None) -> Loudness:
+        specific = analysed["specific"][:, 0]
+        before = (state["short"], state["long"]) if state else None
+        (short, long), after = self.loudness_integration.stream(specific, before)
+        stages = {}
+        if self.return_stages:
+            stages = {"stl": short, "specific_loudness": specific}
+            stages |= {name: analysed[name][:, 0] for name in ("excitation", "erb_excitation")}
+            stages |= {
+                "psd": analysed["psd"][:, 0],
+                "inst": self.loudness_integration.instantaneous(specific),
+            }
+        return Loudness(
+            short, long, 2.0 * specific, stages, dict(zip(("short", "long"), after, strict=True))
+        )
+
+    def _result(self, loudness: Loudness, batched: bool) -> Any:
+        long, stages = loudness.long, loudness.stages
+        if not batched:
+            long = long.squeeze(0)
+            stages = {name: values.squeeze(0) for name, values in stages.items()}
+        if not self.return_stages:
+            return long
+        return long, {**stages, "freqs": self.multi_fft.frequencies}
+
+    def steady_loudness(self, specific: Tensor) -> Tensor:
+        """(batch, 1, frame, channel) -> loudness in sone once it stays, (batch, frame)."""
+        return self.loudness_integration.instantaneous(specific[:, 0])
+
+    def get_erb_frequencies(self) -> Tensor:
+        """Centre frequencies of the channels in Hz, (n_erb_bands,)."""
+        return self.fc
+
+    def get_learnable_parameters(self) -> dict[str, dict[str, Any]]:
+        """Values of the constants by component; empty unless `learnable`.
+
+        Numbers as floats, one value a channel as tensors; `multi_fft` has its fixed hop and window
+        lengths, as on the page.
+        """
+        if not self.learnable:
+            return {}
+        groups: dict[str, dict[str, Any]] = {
+            "multi_fft": {
+                "hop_length": self.multi_fft.hop_length,
+                "n_ffts": list(self.multi_fft.windows),
+            }
+        }
+        for name in (
+            "outer_middle_ear", "erb_integration", "excitation_pattern", "specific_loudness",
+            "loudness_integration",
+        ):  # fmt: skip
+            values = self.get_submodule(name).named_parameters()
+            groups[name] = {
+                key: value.item() if value.ndim == 0 else value.detach().clone()
+                for key, value in values
+            }
+        groups["erb_integration"]["fc_erb"] = self.fc.clone()
+        return groups
+
+    def extra_repr(self) -> str:
+        """Rate, hop and type."""
+        return (
+            f"fs={self.fs:g}, hop_length={self.hop_length}, learnable={self.learnable}, "
+            f"return_stages={self.return_stages}, dtype={self.dtype}"
+        )

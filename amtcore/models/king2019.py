@@ -1,0 +1,214 @@
+"""King, Varnet and Lorenzi (2019): amplitude and frequency modulation through a compressive ear.
+
+Gammatone filters, broken-stick compression, half-wave rectification with a 1 kHz low-pass, a 3 Hz
+high-pass as adaptation, modulation filters of constant Q. Input in units of RMS 1 = 100 dB SPL;
+output in the same unit after compression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ParameterError
+from ..recurrence.chain.program import Bank, BlockOp, identity_bank
+from ..scales import erb_frequency, erb_number, erb_space_bw
+from ..stages.butterworth import ButterworthFilter
+from ..stages.compression import BrokenStickCompression, PowerCompression
+from ..stages.gammatone import GammatoneFilterbank
+from ..stages.hair_cell import IHCEnvelope
+from ..stages.king_modulation import King2019ModulationFilterbank
+from ..stages.resample import Resampler
+from .base import Kwargs, Passage, TimeDomainModel, WholeBands
+
+COMPRESSIONS = {"brokenstick": BrokenStickCompression, "power": PowerCompression}
+_ERB_AROUND_BASE = 2
+_LOW_PASS_HZ = 150.0
+
+
+def _centre_frequencies(flow_hz: float, fhigh_hz: float, basef_hz: float | None) -> list[float]:
+    """1 ERB apart: centred in the range, or five of them around a base frequency."""
+    if basef_hz is None:
+        return erb_space_bw(flow_hz, fhigh_hz).tolist()
+    steps = range(-_ERB_AROUND_BASE, _ERB_AROUND_BASE + 1)
+    fc_hz = [float(erb_frequency(erb_number(basef_hz) + step)) for step in steps]
+    if not fc_hz[0] > 0:
+        raise ParameterError(
+            f"basef must lie {_ERB_AROUND_BASE} ERB or more above 0 Hz, got {basef_hz:g} Hz"
+        )
+    return fc_hz
+
+
+class King2019(TimeDomainModel):
+    """Auditory model of masking between amplitude and frequency modulation.
+
+    Args:
+        fs: Sampling rate in Hz; every centre frequency must lie below fs/2.
+        flow: Lowest centre frequency limit in Hz.
+        fhigh: Highest centre frequency limit in Hz.
+        basef: Only the five channels within 2 ERB of this frequency in Hz; None takes the range.
+        compression_type: "brokenstick" or "power".
+        compression_n: Exponent of the compression.
+        compression_knee_db: Knee in dB SPL.
+        dboffset: Level in dB SPL of an input of RMS 1.
+        adt_hp_fc: Cutoff of the adaptation's high-pass in Hz.
+        adt_hp_order: Its order.
+        mflow: Lowest modulation centre frequency in Hz.
+        mfhigh: Highest modulation centre frequency in Hz.
+        modbank_nmod: Number of modulation filters; None sets them edge to edge.
+        modbank_qfactor: Their quality factor.
+        lp_150hz: Whether a 150 Hz low-pass comes before them.
+        subfs: Sampling rate of the output in Hz; None keeps fs.
+        learnable: Make the constants of all stages parameters.
+        return_stages: Also return the output of every stage.
+        dtype: torch.float32 or torch.float64.
+        filterbank_kwargs: Passed to `GammatoneFilterbank`.
+        compression_kwargs: Passed to the compression.
+        ihc_kwargs: Passed to `IHCEnvelope`.
+        adaptation_kwargs: Passed to the adaptation's `ButterworthFilter`.
+        modulation_kwargs: Passed to `King2019ModulationFilterbank`.
+        phase_insens: "hilbert" takes the envelope of modulation bands above 10 Hz over the whole
+            signal; "none" keeps the bands, and can stream.
+
+    Shape:
+        (batch, time) -> (batch, time', channel, modulation), time' = floor(time * subfs / fs);
+        (time,) -> (time', channel, modulation). With `return_stages`, a pair of that and a dict of
+        gtone_response, compressed_response, ihc and adapted_response, (batch, channel, time).
+
+    Invariants:
+        With `phase_insens="none"`, `model(x)` equals the chunks of `model.stream` over any split
+        of x, one after another.
+
+    >>> model = King2019(fs=48000, basef=5000)
+    >>> model(torch.zeros(2, 480)).shape
+    torch.Size([2, 480, 5, 5])
+    """
+
+    input_unit = "rms1=100dB"
+    output_unit = "input unit"
+
+    def __init__(
+        self,
+        fs: float,
+        flow: float = 80.0,
+        fhigh: float = 8000.0,
+        basef: float | None = None,
+        compression_type: str = "brokenstick",
+        compression_n: float = 0.3,
+        compression_knee_db: float = 30.0,
+        dboffset: float = 100.0,
+        adt_hp_fc: float = 3.0,
+        adt_hp_order: int = 1,
+        mflow: float = 2.0,
+        mfhigh: float = 150.0,
+        modbank_nmod: int | None = None,
+        modbank_qfactor: float = 1.0,
+        lp_150hz: bool = False,
+        subfs: float | None = None,
+        learnable: bool = False,
+        return_stages: bool = False,
+        dtype: torch.dtype = torch.float32,
+        filterbank_kwargs: Kwargs = None,
+        compression_kwargs: Kwargs = None,
+        ihc_kwargs: Kwargs = None,
+        adaptation_kwargs: Kwargs = None,
+        modulation_kwargs: Kwargs = None,
+        phase_insens: str = "hilbert",
+    ) -> None:
+        super().__init__(fs, learnable, return_stages)
+        if compression_type not in COMPRESSIONS:
+            raise ParameterError(
+                f"compression_type must be one of {', '.join(COMPRESSIONS)}, "
+                f"got {compression_type!r}"
+            )
+        common: dict[str, Any] = {"learnable": learnable, "dtype": dtype}
+        self.basef, self.dboffset, self.compression_type = basef, dboffset, compression_type
+        self.subfs = subfs
+        fc_hz = _centre_frequencies(flow, fhigh, basef)
+        self.flow, self.fhigh = (flow, fhigh) if basef is None else (fc_hz[0], fc_hz[-1])
+        self.filterbank = GammatoneFilterbank(fc_hz, fs, **common, **(filterbank_kwargs or {}))
+        stick = {"knee_db": compression_knee_db, "n": compression_n, "dboffset": dboffset}
+        compression = COMPRESSIONS[compression_type]
+        self.compression = compression(**{**stick, **common, **(compression_kwargs or {})})
+        self.ihc = IHCEnvelope(fs, **{"method": "king2019", **common, **(ihc_kwargs or {})})
+        high = {"fc": adt_hp_fc, "order": adt_hp_order, "btype": "high"}
+        self.adaptation_filter = ButterworthFilter(
+            fs, **{**high, **common, **(adaptation_kwargs or {})}
+        )
+        self.lp150_filter = ButterworthFilter(fs, _LOW_PASS_HZ, **common) if lp_150hz else None
+        bank = {"mflow": mflow, "mfhigh": mfhigh, "qfactor": modbank_qfactor, "nmod": modbank_nmod,
+                "phase_insens": phase_insens}  # fmt: skip
+        self.modulation_filterbank = King2019ModulationFilterbank(
+            fs, **{**bank, **common, **(modulation_kwargs or {})}
+        )
+        self.resampler = None if subfs is None else Resampler(fs, subfs, dtype)
+
+    @property
+    def mfc(self) -> Tensor:
+        """Modulation centre frequencies in Hz, (modulation,)."""
+        return self.modulation_filterbank.mfc
+
+    def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
+        bands = step("filterbank", self.filterbank, x)
+        compressed = step("compression", self.compression, bands)
+        envelope = step("ihc", self.ihc, compressed)
+        adapted = step("adaptation", self.adaptation_filter, envelope)
+        smooth = adapted
+        if self.lp150_filter is not None:
+            smooth = step("lp150", self.lp150_filter, adapted)
+        out = step("modulation", self.modulation_filterbank, smooth)
+        if self.resampler is not None:
+            out = step("resampler", self.resampler, out)
+        # out: (.., channel, modulation, time) -> (.., time, channel, modulation)
+        stages = {
+            "gtone_response": bands,
+            "compressed_response": compressed,
+            "ihc": envelope,
+            "adapted_response": adapted,
+        }
+        return out.movedim(-1, -3), stages
+
+    def block_stages(self) -> Iterator[tuple[str, list[BlockOp]]]:
+        """The stages for the fused kernel, by the stream that ends with each."""
+        channels = self.num_channels
+        yield "", self.filterbank.block_ops()
+        yield "", self.compression.block_ops(channels)
+        yield "envelope", self.ihc.block_ops(channels)
+        yield "adaptation", self.adaptation_filter.block_ops(channels)
+        if self.lp150_filter is not None:
+            yield "", self.lp150_filter.block_ops(channels)
+
+    def final_bank(self) -> Bank:
+        """The modulation filters, for the fused kernel."""
+        if self._needs_whole:
+            return identity_bank(self.num_channels, self.fc)
+        return self.modulation_filterbank.bank(self.num_channels)
+
+    @property
+    def _needs_whole(self) -> bool:
+        return self.resampler is not None or not self.modulation_filterbank.can_stream
+
+    def whole_bands(self, stream: str) -> WholeBands | None:
+        """The modulation stream of whole signals, with the Hilbert envelope or resampled."""
+        if stream != "modulation" or not self._needs_whole:
+            return None
+        count = self.modulation_filterbank.num_filters
+        if self.resampler is None:
+            return WholeBands(self.modulation_filterbank.bands, count, self.fs)
+        rates = (self.resampler.up, self.resampler.down)
+        return WholeBands(self._resampled_bands, count, self.resampler.fs_out, rates)
+
+    def _resampled_bands(self, x: Tensor) -> Iterator[Tensor]:
+        assert self.resampler is not None
+        yield from map(self.resampler, self.modulation_filterbank.bands(x))
+
+    def mfc_by_column(self) -> Tensor:
+        """Modulation centre frequency in Hz of each column of the modulation stream."""
+        return self.mfc.repeat(self.num_channels)
+
+    def extra_repr(self) -> str:
+        """Rate, range, size and compression."""
+        return f"{super().extra_repr()}, compression_type={self.compression_type}"

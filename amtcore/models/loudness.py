@@ -1,0 +1,230 @@
+"""What the loudness models share: frames from chunks of samples, loudness level, hand-over.
+
+A frame needs samples after its instant (half a window, half a filter), so a stream holds the last
+0.1 s back until it is told that the signal ends. `forward` is the one-chunk case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ShapeError
+from ..loudness_level import PhonTable, phon_by, table_levels, tones
+from ..stages.loudness_ear import LoudnessEar
+from ..stages.spectrum import WindowedSpectrum
+from .block_threads import map_blocks
+from .frame_blocks import FrameBlocks, FrameState, Segment, inside
+
+#: Samples up to this count as 0 (-306 dB SPL): powers of them would be denormal, hence slow.
+SILENT_PA = 1e-20
+
+
+@dataclass(frozen=True)
+class LoudnessState:
+    """Between two chunks.
+
+    Args:
+        blocks: Samples that later frames need, and the place in the signal.
+        integration: Of the gain controls.
+        batched: Whether the caller's tensors have a batch axis.
+    """
+
+    blocks: FrameState
+    integration: dict[str, Tensor]
+    batched: bool
+
+
+@dataclass(frozen=True)
+class Loudness:
+    """Loudness of some frames.
+
+    Args:
+        short: Short-term loudness in sone, (batch, frame).
+        long: Long-term loudness in sone, (batch, frame).
+        specific: In sone per Cam, both ears together, (batch, frame, channel).
+        stages: What `return_stages` adds, by name.
+        state: Of the gain controls after the last frame.
+    """
+
+    short: Tensor
+    long: Tensor
+    specific: Tensor
+    stages: dict[str, Tensor]
+    state: dict[str, Tensor]
+
+
+class LoudnessModel(nn.Module):
+    """A model of loudness from spectra.
+
+    A model names its ear filter and its spectrum, analyses filtered samples into stages up to
+    specific loudness, and integrates that over time.
+
+    Invariants:
+        The outputs of `stream` over any split of a signal, one after another, equal those of
+        `forward`.
+    """
+
+    input_unit = "pa"
+    output_unit = "sone"
+    #: Ears that an input may have.
+    input_channels: tuple[int, ...] = (1,)
+    fs: float
+    learnable: bool
+    return_stages: bool
+
+    @property
+    def ear(self) -> LoudnessEar:
+        """The ear filter."""
+        raise NotImplementedError
+
+    @property
+    def running_spectrum(self) -> WindowedSpectrum:
+        """The spectrum stage."""
+        raise NotImplementedError
+
+    @property
+    def fc(self) -> Tensor:
+        """Centre frequencies of the channels in Hz."""
+        raise NotImplementedError
+
+    def _analyse(self, filtered: Tensor) -> dict[str, Tensor]:
+        """(batch, ear, time) -> stages (batch, ear, frame, ..), among them "specific"."""
+        raise NotImplementedError
+
+    def _integrate(self, analysed: dict[str, Tensor], state: dict[str, Tensor] | None) -> Loudness:
+        """Specific loudness (batch, ear, frame, channel) to loudness over time."""
+        raise NotImplementedError
+
+    def _as_batch(self, x: Tensor) -> tuple[Tensor, bool]:
+        """(batch, ear, time) in the working type, and whether there was a batch axis."""
+        raise NotImplementedError
+
+    def _result(self, loudness: Loudness, batched: bool) -> Any:
+        """What the caller gets."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Working type."""
+        return self.ear.dtype
+
+    @property
+    def hop_length(self) -> int:
+        """Samples between frames."""
+        return self.running_spectrum.hop_length
+
+    @property
+    def frame_rate_hz(self) -> float:
+        """Frames per second."""
+        return self.fs / self.hop_length
+
+    def n_frames(self, samples: int) -> int:
+        """Frames of a signal: one centred on sample 0 and on every hop up to its end."""
+        return self.running_spectrum.n_frames(samples)
+
+    def stream(
+        self, x: Tensor, state: LoudnessState | None = None, last: bool = False
+    ) -> tuple[Any, LoudnessState]:
+        """Process the next chunk.
+
+        Args:
+            x: As for `forward`; may be empty.
+            state: What the previous chunk returned; None at the start.
+            last: Whether the signal ends here; the frames that were held back then come too.
+        Returns:
+            What `forward` returns, for the frames that are ready (there may be none; they come in
+            blocks of 128), and the state to pass with the next chunk.
+        """
+        loudness, state = self.stream_loudness(x, state, last)
+        return self._result(loudness, state.batched), state
+
+    def forward(self, x: Tensor) -> Any:
+        """The whole signal at once."""
+        return self.stream(x, None, True)[0]
+
+    def stream_loudness(
+        self, x: Tensor, state: LoudnessState | None = None, last: bool = False
+    ) -> tuple[Loudness, LoudnessState]:
+        """As `stream`, with everything there is to know of the frames."""
+        signal, batched = self._as_batch(x)
+        signal = torch.nn.functional.hardshrink(signal, SILENT_PA)
+        grid = self._grid()
+        before = grid.start(signal) if state is None else state.blocks
+        if before.tail.shape[:-1] != signal.shape[:-1]:
+            raise ShapeError(
+                f"expected a chunk of batch and ears {tuple(before.tail.shape[:-1])} as before, "
+                f"got {tuple(signal.shape[:-1])}"
+            )
+        segments, blocks = grid.split(signal, before)
+        if last:
+            segments += grid.rest(blocks)
+        loudness = self._run(segments, blocks, state.integration if state else None)
+        return loudness, LoudnessState(blocks, loudness.state, batched)
+
+    def _grid(self) -> FrameBlocks:
+        reach = (self.running_spectrum.windows[0] + self.ear.order) // 2
+        return FrameBlocks(self.hop_length, reach)
+
+    def _run(
+        self, segments: list[Segment], blocks: FrameState, state: dict[str, Tensor] | None
+    ) -> Loudness:
+        """Blocks to loudness; what they have in common is made once."""
+        taps = self.ear.taps()
+        shown = segments or [self._nothing(blocks.tail)]
+        analysed = map_blocks(lambda segment: self._block(segment, taps, blocks.samples), shown)
+        stages = {name: torch.cat([part[name] for part in analysed], 2) for name in analysed[0]}
+        return self._integrate(stages, state)
+
+    def _nothing(self, tail: Tensor) -> Segment:
+        """A block of no frames, for chunks that complete none."""
+        reach = self._grid().reach
+        return Segment(tail.new_zeros(*tail.shape[:-1], 2 * reach), 0, 0)
+
+    def _block(self, segment: Segment, taps: Tensor, samples: int) -> dict[str, Tensor]:
+        half, window = self.ear.order // 2, self.running_spectrum.windows[0]
+        filtered = self.ear.filter_valid(segment.x, taps)
+        filtered = inside(filtered, segment.first + half, samples)
+        analysed = self._analyse(filtered)
+        stages = {name: values[:, :, : segment.frames] for name, values in analysed.items()}
+        if self.return_stages:
+            core = filtered[..., window // 2 :][..., : segment.frames * self.hop_length]
+            left = samples - (segment.first + half + window // 2)
+            stages["filtered"] = core[..., : max(left, 0)]
+        return stages
+
+    def phon_table(self) -> PhonTable:
+        """The model's own loudness of steady 1 kHz tones, both ears alike."""
+        levels = table_levels()
+        reach = self._grid().reach
+        with torch.no_grad():
+            x = tones(levels, self.fs, 2 * reach).to(self.ear.gain_db)
+            filtered = self.ear.filter_valid(x.unsqueeze(1), self.ear.taps())
+            sone = self.steady_loudness(self._analyse(filtered)["specific"]).flatten()
+        return PhonTable(levels, sone)
+
+    def steady_loudness(self, specific: Tensor) -> Tensor:
+        """(batch, 1, frame, channel) -> loudness in sone once it stays, (batch, frame)."""
+        raise NotImplementedError
+
+    def compute_loudness_level(self, ltl: Tensor, method: str = "table") -> Tensor:
+        """Loudness in sone -> loudness level in phon, of the same shape.
+
+        Args:
+            ltl: Loudness in sone.
+            method: "table" inverts the model's own loudness of 1 kHz tones, -10 to 130 phon;
+                "power" is 40 + 10 log2 N.
+        """
+        return phon_by(method, self.phon_table(), ltl)
+
+    def reset_state(self) -> None:
+        """Does nothing: a model keeps no state between calls; `stream` returns it."""
+
+    def make_extractor(self, entry: Any, streams: Any, params: Any) -> Any:
+        """The extractor of this model's feature streams; see `extract.build_extractor`."""
+        from ..loudness_extract import build_loudness_extractor
+
+        return build_loudness_extractor(entry, self, streams, params)

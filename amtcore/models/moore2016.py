@@ -1,0 +1,219 @@
+"""Moore, Glasberg and Schlittenlacher (2016): loudness of time-varying sounds at two ears.
+
+Ear filter, six running spectra, excitation pattern and specific loudness of each ear; short-term
+smoothing, binaural inhibition, long-term smoothing (rates of Moore et al. 2018). Input in Pa. Not
+copied from the interface's page: 10^(dB/20) once in the ear filter and the published constants, so
+that 1 kHz at 40 dB SPL is 1 sone (page: 2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ParameterError, ShapeError
+from ..stages.binaural_loudness import Moore2016BinauralLoudness
+from ..stages.excitation import Moore2016ExcitationPattern
+from ..stages.loudness_ear import LoudnessEar
+from ..stages.loudness_integration import Moore2016AGC, Moore2016TemporalIntegration
+from ..stages.specific_loudness import Moore2016SpecificLoudness
+from ..stages.spectrum import Moore2016Spectrum, WindowedSpectrum, drop_faint, level_db
+from .base import Kwargs
+from .loudness import Loudness, LoudnessModel
+
+FS_HZ = 32000.0
+EARS = ("left", "right")
+
+
+class Moore2016(LoudnessModel):
+    """Binaural loudness in sone.
+
+    Args:
+        fs: Sampling rate in Hz, must be 32000.
+        learnable: Make the constants of all stages parameters.
+        return_stages: Also return the output of every stage.
+        dtype: torch.float32 or torch.float64.
+        outer_middle_ear_kwargs: Passed to `LoudnessEar` (not `OuterMiddleEarFilter`, whose finer
+            filter is not the published one): compensation_type, field_type, order.
+        spectrum_kwargs: Passed to `Moore2016Spectrum`; `hop_length` in samples.
+        excitation_kwargs: Passed to `Moore2016ExcitationPattern`.
+        specific_loudness_kwargs: Passed to `Moore2016SpecificLoudness`.
+        temporal_integration_kwargs: Passed to `Moore2016TemporalIntegration`.
+        binaural_loudness_kwargs: Passed to `Moore2016BinauralLoudness`.
+        ltl_agc_kwargs: Passed to the two `Moore2016AGC`.
+
+    Shape:
+        (batch, 2, time) or (2, time), left and right; (batch, 1, time), (1, time) or (time,) is one
+        signal at both ears. Returns short-term loudness (batch, frame), long-term loudness
+        (batch, frame) and the maximum of the latter (batch,); a chunk of a stream gives the
+        maximum so far. frame = time // hop + 1, a frame centred on sample 0 and on every hop.
+
+    Invariants:
+        A tone of 1 kHz at 40 dB SPL is 1 sone; a sound at both ears is 1.5 times as loud as at one.
+
+    >>> short, long, loudest = Moore2016()(torch.zeros(1, 2, 3200))
+    >>> short.shape, loudest.shape, bool(loudest < 1e-6)
+    (torch.Size([1, 101]), torch.Size([1]), True)
+    """
+
+    input_channels = (1, 2)
+
+    def __init__(
+        self,
+        fs: float = FS_HZ,
+        learnable: bool = False,
+        return_stages: bool = False,
+        dtype: torch.dtype = torch.float32,
+        outer_middle_ear_kwargs: Kwargs = None,
+        spectrum_kwargs: Kwargs = None,
+        excitation_kwargs: Kwargs = None,
+        specific_loudness_kwargs: Kwargs = None,
+        temporal_integration_kwargs: Kwargs = None,
+        binaural_loudness_kwargs: Kwargs = None,
+        ltl_agc_kwargs: Kwargs = None,
+    ) -> None:
+        super().__init__()
+        if fs != FS_HZ:
+            raise ParameterError(f"Moore2016 works at 32000 Hz, got {fs}; resample the signal")
+        self.fs, self.learnable, self.return_stages = float(fs), learnable, return_stages
+        common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
+        self.outer_middle_ear = LoudnessEar(**{**common, **(outer_middle_ear_kwargs or {})})
+        self.spectrum = Moore2016Spectrum(**{**common, **(spectrum_kwargs or {})})
+        self.excitation = Moore2016ExcitationPattern(
+            self.spectrum.frequencies.double(), **{**common, **(excitation_kwargs or {})}
+        )
+        self.specific_loudness = Moore2016SpecificLoudness(
+            self.excitation.fc.double(), **{**common, **(specific_loudness_kwargs or {})}
+        )
+        timed = {**common, "hop_length": self.spectrum.hop_length}
+        self.temporal_integration = Moore2016TemporalIntegration(
+            **{**timed, **(temporal_integration_kwargs or {})}
+        )
+        spaced = {**common, "erb_step": self.excitation.erb_step}
+        self.binaural_loudness = Moore2016BinauralLoudness(
+            **{**spaced, **(binaural_loudness_kwargs or {})}
+        )
+        self.ltl_agc_left = Moore2016AGC(**{**timed, **(ltl_agc_kwargs or {})})
+        self.ltl_agc_right = Moore2016AGC(**{**timed, **(ltl_agc_kwargs or {})})
+
+    @property
+    def ear(self) -> LoudnessEar:
+        """The ear filter."""
+        return self.outer_middle_ear
+
+    @property
+    def running_spectrum(self) -> WindowedSpectrum:
+        """The spectrum stage."""
+        return self.spectrum
+
+    @property
+    def fc(self) -> Tensor:
+        """Centre frequencies of the channels in Hz, (150,)."""
+        return self.excitation.fc
+
+    def _as_batch(self, x: Tensor) -> tuple[Tensor, bool]:
+        x = self.ear.as_input(x, (1, 2, 3), "(batch, 2, time), (2, time) or (time,)")
+        ears = x if x.ndim > 1 else x.unsqueeze(0)
+        signal = ears if x.ndim == 3 else ears.unsqueeze(0)
+        if signal.shape[1] not in self.input_channels:
+            raise ShapeError(
+                f"expected 2 ears, or 1 for the same signal at both, got {signal.shape[1]}; a "
+                "batch of mono signals is (batch, 1, time)"
+            )
+        return signal, x.ndim == 3
+
+    def _analyse(self, filtered: Tensor) -> dict[str, Tensor]:
+        components = drop_faint(self.spectrum.intensities(filtered))
+        excitation = self.excitation(components)
+        stages = {"specific": self.specific_loudness(excitation)}
+        if self.return_stages:
+            stages |= {"components": components, "excitation": excitation}
+        return stages
+
+    def _integrate(self, analysed: dict[str, Tensor], state: dict[str, Tensor] | None) -> Loudness:
+        before: Mapping[str, Tensor] = state or {}
+        after: dict[str, Tensor] = {}
+        specific = analysed["specific"]
+        batch, ears, frames, channels = specific.shape
+        rows = specific.transpose(1, 2).reshape(batch, frames, ears * channels)
+        smooth, after["short"] = self.temporal_integration.stream(rows, before.get("short"))
+        by_ear = smooth.view(batch, frames, ears, channels).unbind(2)
+        left, right = self._inhibited(by_ear)
+        short = [self.binaural_loudness.total(ear) for ear in (left, right)]
+        long = []
+        for name, agc, loudness in zip(
+            EARS, (self.ltl_agc_left, self.ltl_agc_right), short, strict=True
+        ):
+            trace, after[name] = agc.stream(loudness, before.get(name))
+            long.append(trace)
+        loudest = before.get("loudest", specific.new_zeros(batch))
+        total = long[0] + long[1]
+        after["loudest"] = torch.cat((loudest.unsqueeze(-1), total), -1).amax(-1)
+        stages = self._stages(analysed, by_ear, short, long) if self.return_stages else {}
+        return Loudness(short[0] + short[1], total, left + right, stages, after)
+
+    def _inhibited(self, by_ear: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        if len(by_ear) == 1:
+            either = self.binaural_loudness.diotic(by_ear[0])
+            return either, either
+        return self.binaural_loudness.inhibited(*by_ear)
+
+    def _stages(
+        self,
+        analysed: dict[str, Tensor],
+        by_ear: tuple[Tensor, ...],
+        short: list[Tensor],
+        long: list[Tensor],
+    ) -> dict[str, Tensor]:
+        """The page's stages; both ears get those of a single one. Time is axis 1 in all."""
+        stages: dict[str, Tensor] = {}
+        for number, ear in enumerate(EARS):
+            source = min(number, len(by_ear) - 1)
+            components = analysed["components"][:, source]
+            stages[f"filtered_{ear}"] = analysed["filtered"][:, source]
+            stages[f"freqs_{ear}"] = self.spectrum.frequencies.expand_as(components)
+            stages[f"levels_{ear}"] = level_db(components)
+            stages[f"excitation_{ear}"] = analysed["excitation"][:, source]
+            stages[f"inst_spec_loud_{ear}"] = analysed["specific"][:, source]
+            stages[f"stl_spec_loud_{ear}"] = by_ear[source]
+            stages[f"stl_loud_{ear}"] = short[number]
+            stages[f"ltl_loud_{ear}"] = long[number]
+        return stages
+
+    def _result(self, loudness: Loudness, batched: bool) -> Any:
+        outputs: tuple[Tensor, ...] = (
+            loudness.short,
+            loudness.long,
+            loudness.state["loudest"],
+        )
+        stages = loudness.stages
+        if not batched:
+            outputs = tuple(values.squeeze(0) for values in outputs)
+            stages = {name: values.squeeze(0) for name, values in stages.items()}
+        return (outputs, stages) if self.return_stages else outputs
+
+    def steady_loudness(self, specific: Tensor) -> Tensor:
+        """(batch, 1, frame, channel) -> loudness in sone once it stays, (batch, frame)."""
+        return 2.0 * self.binaural_loudness.total(self.binaural_loudness.diotic(specific[:, 0]))
+
+    def get_erb_frequencies(self) -> Tensor:
+        """Centre frequencies of the channels in Hz."""
+        return self.fc
+
+    def get_parameters(self) -> dict[str, Any]:
+        """Rate and switches of the model."""
+        return {
+            "fs": self.fs,
+            "learnable": self.learnable,
+            "return_stages": self.return_stages,
+        }
+
+    def extra_repr(self) -> str:
+        """Rate, hop and type."""
+        return (
+            f"fs={self.fs:g}, hop_length={self.hop_length}, learnable={self.learnable}, "
+            f"return_stages={self.return_stages}, dtype={self.dtype}"
+        )

@@ -1,0 +1,124 @@
+"""Osses Vecchi and Kohlrausch (2021): Dau et al. (1997) behind headphones and a middle ear.
+
+Headphone and middle-ear filters, gammatone filters, half-wave rectification with five 2 kHz
+low-passes, adaptation loops with a low overshoot limit, modulation filters up to fc/4 and 150 Hz.
+Input in units of RMS 1 = 100 dB SPL; output in model units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..recurrence.chain.program import BlockOp
+from ..scales import erb_space_bw
+from ..stages.adaptation import AdaptLoop
+from ..stages.base import Stage
+from ..stages.ears import HeadphoneFilter, MiddleEarFilter
+from ..stages.gammatone import GammatoneFilterbank
+from ..stages.hair_cell import IHCEnvelope
+from ..stages.modulation import ModulationFilterbank
+from .base import Kwargs, Passage, TimeDomainModel
+
+
+class Osses2021(TimeDomainModel):
+    """Auditory model of fluctuation strength and other tasks with headphone presentation.
+
+    Args:
+        fs: Sampling rate in Hz; every centre frequency must lie below fs/2.
+        flow: Lowest centre frequency limit in Hz.
+        fhigh: Highest centre frequency limit in Hz.
+        phase_type: Phase of the two ear filters: "amt" (the reference program's delays; the
+            default, because published results rest on it), "minimum" (causal) or "zero".
+        learnable: Make the constants of all stages parameters.
+        return_stages: Also return the output of every stage.
+        dtype: torch.float32 or torch.float64.
+        headphone_kwargs: Passed to `HeadphoneFilter`.
+        middleear_kwargs: Passed to `MiddleEarFilter`; lopezpoveda2001 with its gain set to 0 dB
+            by default.
+        filterbank_kwargs: Passed to `GammatoneFilterbank`.
+        ihc_kwargs: Passed to `IHCEnvelope`.
+        adaptation_kwargs: Passed to `AdaptLoop`; other loops are set by `tau`.
+        modulation_kwargs: Passed to `ModulationFilterbank`.
+
+    Shape:
+        (batch, time) -> list over channels of (batch, M_i, time); (time,) -> list of (M_i, time).
+        With `return_stages`, a pair of that and a dict of headphone and middleear, (batch, time),
+        and filterbank, ihc and adaptation, (batch, channel, time).
+
+    Invariants:
+        `model(x)` equals the chunks of `model.stream` over any split of x, one after another; with
+        "amt" and "zero" they come out later by the delay that is taken out.
+
+    >>> model = Osses2021(fs=16000, fhigh=7000.0)
+    >>> [tuple(y.shape) for y in model(torch.zeros(2, 160))][0]
+    (2, 4, 160)
+    """
+
+    input_unit = "rms1=100dB"
+
+    def __init__(
+        self,
+        fs: float,
+        flow: float = 80.0,
+        fhigh: float = 8000.0,
+        phase_type: str = "amt",
+        learnable: bool = False,
+        return_stages: bool = False,
+        dtype: torch.dtype = torch.float32,
+        headphone_kwargs: Kwargs = None,
+        middleear_kwargs: Kwargs = None,
+        filterbank_kwargs: Kwargs = None,
+        ihc_kwargs: Kwargs = None,
+        adaptation_kwargs: Kwargs = None,
+        modulation_kwargs: Kwargs = None,
+    ) -> None:
+        super().__init__(fs, learnable, return_stages)
+        self.flow, self.fhigh, self.phase_type = flow, fhigh, phase_type
+        common: dict[str, Any] = {"learnable": learnable, "dtype": dtype}
+        ear = {"phase_type": phase_type, **common}
+        self.headphone = HeadphoneFilter(fs, **{**ear, **(headphone_kwargs or {})})
+        self.middleear = MiddleEarFilter(fs, **{**ear, **(middleear_kwargs or {})})
+        fc_hz = erb_space_bw(flow, fhigh).tolist()
+        self.filterbank = GammatoneFilterbank(fc_hz, fs, **common, **(filterbank_kwargs or {}))
+        self.ihc = IHCEnvelope(fs, **{"method": "breebaart2001", **common, **(ihc_kwargs or {})})
+        self.adaptation = AdaptLoop(
+            fs, **{"preset": "osses2021", **common, **(adaptation_kwargs or {})}
+        )
+        self.modulation = ModulationFilterbank(
+            fs, fc_hz, **{"preset": "jepsen2008", **common, **(modulation_kwargs or {})}
+        )
+
+    def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
+        at_eardrum = step("headphone", self.headphone, x)
+        at_stapes = step("middleear", self.middleear, at_eardrum)
+        bands = step("filterbank", self.filterbank, at_stapes)
+        envelope = step("ihc", self.ihc, bands)
+        adapted = step("adaptation", self.adaptation, envelope)
+        out = step("modulation", self.modulation, adapted)
+        stages = {
+            "headphone": at_eardrum,
+            "middleear": at_stapes,
+            "filterbank": bands,
+            "ihc": envelope,
+            "adaptation": adapted,
+        }
+        return out, stages
+
+    def front_end(self) -> list[Stage]:
+        """Headphone and middle-ear filter."""
+        return [self.headphone, self.middleear]
+
+    def block_stages(self) -> Iterator[tuple[str, list[BlockOp]]]:
+        """The stages for the fused kernel, by the stream that ends with each."""
+        yield "", self.filterbank.block_ops()
+        yield "envelope", self.ihc.block_ops(self.num_channels)
+        yield "adaptation", self.adaptation.block_ops(self.num_channels)
+        yield "", self.modulation.block_ops()
+
+    def extra_repr(self) -> str:
+        """Rate, range, phase and size."""
+        return f"{super().extra_repr()}, phase_type={self.phase_type}"

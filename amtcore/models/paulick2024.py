@@ -1,0 +1,197 @@
+"""Paulick, Relano-Iborra and Dau (2024): the revised CASP model, and its 2008 form.
+
+Headphone and middle ear (to stapes velocity), dual-resonance filters, a hair cell as a circuit,
+adaptation loops with a threshold per channel, a quarter of the sampling rate, modulation filters
+up to fc/4 and 150 Hz. Input in Pa; output in model units. With `model="jepsen2008"` (Jepsen, Ewert
+and Dau 2008) the hair cell is a rectifier with a 1 kHz low-pass, followed by a square.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ParameterError
+from ..recurrence.chain.program import BlockOp
+from ..scales import erb_space
+from ..stages.adaptation import AdaptLoop
+from ..stages.base import Stage
+from ..stages.compression import SquaringExpansion
+from ..stages.drnl import DRNLFilterbank
+from ..stages.ears import HeadphoneFilter, MiddleEarFilter
+from ..stages.hair_cell import IHCEnvelope
+from ..stages.hair_cell_membrane import IHCPaulick2024
+from ..stages.modulation import ModulationFilterbank
+from ..stages.resample import Resampler
+from ..tables import load_table
+from .base import Kwargs, Passage, TimeDomainModel
+from .decision_methods import DecisionMethods
+
+MODELS = ("paulick2024", "jepsen2008")
+_RESAMPLE_FACTOR = 4
+_THRESHOLD_RANGE_HZ = (250.0, 8000.0)  # of the table of minimum levels
+_JEPSEN_GAIN_DB = 50.0
+_JEPSEN_MIN_LEVEL = 1e-5
+
+
+def adaptation_min_level(fc_hz: list[float]) -> Tensor:
+    """Lowest input of the adaptation loops in V: that of the nearest frequency of the table."""
+    levels = torch.tensor(load_table("paulick2024_adaptation_min_level")["min_level_uv"]) * 1e-6
+    listed_hz = torch.from_numpy(erb_space(*_THRESHOLD_RANGE_HZ, len(levels)))
+    distance = (torch.tensor(fc_hz, dtype=torch.float64).unsqueeze(1) - listed_hz).abs()
+    return levels[distance.argmin(1)]
+
+
+def _ear(fs: float, kwargs: dict[str, Any]) -> nn.Sequential:
+    """Headphone (linear phase) and middle ear (minimum phase), causal, to stapes velocity."""
+    of_middle_ear = {"filter_type": "lopezpoveda2001", "normalize_gain": False}
+    of_middle_ear |= {name: kwargs.pop(name) for name in of_middle_ear if name in kwargs}
+    phase = {"phase_type": "amt", "compensate_delay": False}
+    headphone = HeadphoneFilter(fs, **{**phase, **kwargs})
+    middleear = MiddleEarFilter(fs, **{**phase, **of_middle_ear, **kwargs})
+    return nn.Sequential(OrderedDict(headphone=headphone, middleear=middleear))
+
+
+def _hair_cell(
+    model: str, fs: float, kwargs: dict[str, Any], common: dict[str, Any]
+) -> tuple[IHCPaulick2024 | IHCEnvelope, SquaringExpansion | None]:
+    """The hair cell of a model and what follows it."""
+    if model == "paulick2024":
+        return IHCPaulick2024(fs, **kwargs), None
+    envelope = IHCEnvelope(fs, **{"method": "relanoiborra2019", **kwargs})
+    return envelope, SquaringExpansion(_JEPSEN_GAIN_DB, **common)
+
+
+class Paulick2024(DecisionMethods, TimeDomainModel):
+    """Auditory model of detection, discrimination and masking (CASP).
+
+    Args:
+        fs: Sampling rate in Hz; every filter of the highest channel must lie below fs/2.
+        flow: Lowest centre frequency in Hz.
+        fhigh: Highest centre frequency in Hz.
+        n_channels: Number of channels, evenly spaced in ERB number with both ends exact.
+        use_outerear: Whether the input is sound pressure at the headphones, in Pa; else it is
+            already stapes velocity, in m/s.
+        learnable: Make the constants of all stages parameters.
+        return_stages: Also return the output of every stage.
+        filter_type: "efilt" or "butterworth" modulation filters.
+        dtype: torch.float32 or torch.float64.
+        outerear_kwargs: Passed to `HeadphoneFilter` and `MiddleEarFilter`; `filter_type` and
+            `normalize_gain` to the latter only. The API page names a filter in dB here, with which
+            the basilar membrane would move about 1000 times too far.
+        drnl_kwargs: Passed to `DRNLFilterbank`.
+        ihc_kwargs: Passed to `IHCPaulick2024`, or `IHCEnvelope` for jepsen2008.
+        adaptation_kwargs: Passed to `AdaptLoop`.
+        modulation_kwargs: Passed to `ModulationFilterbank`.
+        model: "paulick2024" or "jepsen2008".
+
+    Shape:
+        (batch, time) -> list over channels of (batch, M_i, floor(time / 4)); (time,) -> list of
+        (M_i, floor(time / 4)). With `return_stages`, a pair of that and a dict of outerear,
+        (batch, time), drnl, ihc and adaptation, (batch, channel, time), and resampled,
+        (batch, channel, floor(time / 4)).
+
+    Invariants:
+        `model(x)` equals the chunks of `model.stream` over any split of x, one after another; they
+        come out 40 samples later, which the decimation looks ahead.
+
+    >>> model = Paulick2024(fs=44100, n_channels=3)
+    >>> [tuple(y.shape) for y in model(torch.zeros(2, 441))]
+    [(2, 5, 110), (2, 8, 110), (2, 8, 110)]
+    """
+
+    input_unit = "pa"
+
+    def __init__(
+        self,
+        fs: float = 44100,
+        flow: float = 125.0,
+        fhigh: float = 8000.0,
+        n_channels: int = 50,
+        use_outerear: bool = True,
+        learnable: bool = False,
+        return_stages: bool = False,
+        filter_type: str = "efilt",
+        dtype: torch.dtype = torch.float32,
+        outerear_kwargs: Kwargs = None,
+        drnl_kwargs: Kwargs = None,
+        ihc_kwargs: Kwargs = None,
+        adaptation_kwargs: Kwargs = None,
+        modulation_kwargs: Kwargs = None,
+        model: str = "paulick2024",
+    ) -> None:
+        super().__init__(fs, learnable, return_stages)
+        if model not in MODELS:
+            raise ParameterError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+        common: dict[str, Any] = {"learnable": learnable, "dtype": dtype}
+        fc_hz = erb_space(flow, fhigh, n_channels).tolist()
+        self.flow, self.fhigh, self.n_channels = flow, fhigh, n_channels
+        self.model, self.use_outerear, self.filter_type = model, use_outerear, filter_type
+        self.outer_middle_ear = None
+        if use_outerear:
+            self.outer_middle_ear = _ear(fs, {**common, **(outerear_kwargs or {})})
+        self.drnl = DRNLFilterbank(fc_hz, fs, **{"model": model, **common, **(drnl_kwargs or {})})
+        self.ihc, self.expansion = _hair_cell(model, fs, {**common, **(ihc_kwargs or {})}, common)
+        loops: dict[str, Any] = {"preset": "paulick2024"}
+        loops["min_level"] = adaptation_min_level(fc_hz)
+        if model == "jepsen2008":
+            loops = {"preset": "dau1997", "min_level": _JEPSEN_MIN_LEVEL}
+        self.adaptation = AdaptLoop(fs, **{**loops, **common, **(adaptation_kwargs or {})})
+        self.resample_factor = _RESAMPLE_FACTOR
+        self.resampler = Resampler(fs, self.fs / self.resample_factor, dtype)
+        bank = {"preset": model, "filter_type": filter_type}
+        self.modulation = ModulationFilterbank(
+            self.fs_resampled, fc_hz, **{**bank, **common, **(modulation_kwargs or {})}
+        )
+
+    @property
+    def fs_resampled(self) -> float:
+        """Sampling rate of the output in Hz."""
+        return self.fs / self.resample_factor
+
+    @property
+    def auditory_filters(self) -> DRNLFilterbank:
+        """The stage that splits the waveform into channels."""
+        return self.drnl
+
+    def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
+        at_stapes = x
+        for stage in self.front_end():
+            at_stapes = step(type(stage).__name__, stage, at_stapes)
+        velocity = step("drnl", self.drnl, at_stapes)
+        potential = step("ihc", self.ihc, velocity)
+        if self.expansion is not None:
+            potential = step("expansion", self.expansion, potential)
+        adapted = step("adaptation", self.adaptation, potential)
+        resampled = step("resampler", self.resampler, adapted)
+        out = step("modulation", self.modulation, resampled)
+        stages = {
+            "outerear": at_stapes,
+            "drnl": velocity,
+            "ihc": potential,
+            "adaptation": adapted,
+            "resampled": resampled,
+        }
+        return out, stages
+
+    def front_end(self) -> list[Stage]:
+        """Headphone and middle-ear filter, or nothing."""
+        ears = [] if self.outer_middle_ear is None else list(self.outer_middle_ear)
+        return cast(list[Stage], ears)
+
+    def block_stages(self) -> Iterator[tuple[str, list[BlockOp]]]:
+        """The stages for the fused kernel, by the stream that ends with each."""
+        channels = self.num_channels
+        yield "velocity", self.drnl.block_ops()
+        expansion = [] if self.expansion is None else self.expansion.block_ops(channels)
+        yield "envelope", self.ihc.block_ops(channels) + expansion
+        yield "adaptation", self.adaptation.block_ops(channels)
+        yield "", self.resampler.block_ops(channels) + self.modulation.block_ops()
+
+    def extra_repr(self) -> str:
+        """Rate, range, size and model."""
+        return f"{super().extra_repr()}, model={self.model}, use_outerear={self.use_outerear}"

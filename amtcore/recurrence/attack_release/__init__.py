@@ -1,0 +1,1 @@
+"""Gain control with two time constants: how loudness builds up and dies away."""

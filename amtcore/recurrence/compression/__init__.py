@@ -1,0 +1,1 @@
+"""Memoryless nonlinearities: the broken stick, the power law and the square."""

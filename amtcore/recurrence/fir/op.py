@@ -1,0 +1,89 @@
+"""Operator of the FIR family: `amtcore::fir`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import ShapeError
+from ..autograd import map_over_batch
+from ..dispatch import use_reference
+from ..simd import LANES
+from ..threads import parallel_for
+from . import reference
+from .cpu import TILE, run_fir
+from .reference import count_outputs
+
+#: Outputs of one work item.
+_SEGMENT = 64 * TILE
+
+
+@torch.library.custom_op("amtcore::fir", mutates_args=(), device_types="cpu")
+def _fir(x: Tensor, taps: Tensor, stride: int) -> Tensor:
+    rows, count = x.shape[0], count_outputs(x.shape[1], taps.shape[0], stride)
+    y = x.new_empty(rows, count)
+    inputs = torch.nn.functional.pad(x.detach(), (0, TILE)).numpy()
+    reverse = taps.detach().flip(0)
+    if stride != 1:
+        reverse = torch.nn.functional.pad(reverse, (0, -len(taps) % LANES))
+    response, out = np.ascontiguousarray(reverse.numpy()), y.numpy()
+    segments = -(-count // _SEGMENT)
+
+    def one(item: int) -> None:
+        row, begin = item // segments, item % segments * _SEGMENT
+        run_fir(inputs[row], response, stride, begin, min(begin + _SEGMENT, count), out[row])
+
+    parallel_for(one, rows * segments)
+    return y
+
+
+@_fir.register_fake
+def _(x: Tensor, taps: Tensor, stride: int) -> Tensor:
+    return x.new_empty(x.shape[0], count_outputs(x.shape[1], taps.shape[0], stride))
+
+
+def _backward(context: Any, gy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    """With the outputs spread out to every sample, gx and gtaps are correlations:
+
+    gx[m] = sum over k of taps[k] gy[m - (K - 1) + k],  gtaps[k] = sum over n of gy[n] x[n + K-1-k]
+    """
+    x, taps = context.saved_tensors
+    samples, last = x.shape[1], taps.shape[0] - 1
+    spread = gy
+    if context.stride != 1:
+        spread = torch.nn.functional.pad(gy.unsqueeze(-1), (0, context.stride - 1)).flatten(1)
+    length = max(samples - last, 0)
+    spread = torch.nn.functional.pad(spread, (0, length - spread.shape[1]))
+    gx = gtaps = None
+    if context.needs_input_grad[0]:
+        around = torch.nn.functional.pad(spread, (last, last))
+        gx = _fir(around.flip(1), taps, 1).flip(1) if length else torch.zeros_like(x)
+    if context.needs_input_grad[1]:
+        product = torch.fft.rfft(x) * torch.fft.rfft(spread, samples).conj()
+        gtaps = torch.fft.irfft(product.sum(0), samples)[: last + 1].flip(0)
+    return gx, gtaps, None
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+    x, taps, ctx.stride = inputs
+    ctx.save_for_backward(x, taps)
+
+
+_fir.register_autograd(_backward, setup_context=_keep)
+map_over_batch(_fir, (0,))
+
+
+def fir(x: Tensor, taps: Tensor, stride: int = 1, backend: str | None = None) -> Tensor:
+    """Finite impulse response of every row; arguments as in `reference.fir`, but x (.., time)."""
+    if taps.ndim != 1 or x.dtype != taps.dtype:
+        raise ShapeError(
+            f"expected taps (K,) of the input's dtype {x.dtype}, got {tuple(taps.shape)} "
+            f"of {taps.dtype}"
+        )
+    rows = x.reshape(-1, x.shape[-1])
+    function = reference.fir if use_reference(x, backend) else _fir
+    y = function(rows, taps, stride)
+    return y.reshape(*x.shape[:-1], y.shape[-1])

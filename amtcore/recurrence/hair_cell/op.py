@@ -1,0 +1,35 @@
+"""Operator of the hair-cell family: `amtcore::hair_cell`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..autograd import differentiate
+from ..chain.cpu import HAIR_CELL
+from ..chain.runner import run_op
+from ..dispatch import check_recurrence, use_reference
+from . import reference
+
+
+@torch.library.custom_op("amtcore::hair_cell", mutates_args=(), device_types="cpu")
+def _hair_cell(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    return run_op(HAIR_CELL, 0, x, coef, state)
+
+
+@_hair_cell.register_fake
+def _(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
+
+
+differentiate(_hair_cell, HAIR_CELL)
+
+
+def hair_cell(
+    x: Tensor, coef: Tensor, state: Tensor, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Receptor potential above rest; arguments as in `reference.hair_cell`."""
+    check_recurrence(x, coef, state, 9, 1)
+    if use_reference(x, backend):
+        return reference.hair_cell(x, coef, state)
+    return _hair_cell(x, coef, state)

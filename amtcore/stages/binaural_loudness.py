@@ -1,0 +1,119 @@
+"""Binaural inhibition: each ear is made softer by what the other one hears nearby.
+
+    L, R = specific loudness smoothed over channels with exp(-(sigma g)^2), plus 1e-13
+    left ear divided by 2 / (1 + sech(R / L)^p), right ear by 2 / (1 + sech(L / R)^p)
+
+(Moore, Glasberg and Schlittenlacher 2016.) A sound in one ear stays as it is; the same
+sound in both is 1.5 times as loud as in one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import ParameterError, ShapeError
+from .base import Stage
+from .excitation import STEP_CAM
+
+#: Reach of the smoothing in Cam.
+REACH_CAM = 18.0
+#: Added to the smoothed loudness, so that silence divides by something.
+TINY = 1e-13
+#: Ratio of the ears beyond which nothing changes: sech(40) is 1e-17.
+LARGEST_RATIO = 40.0
+
+
+class Moore2016BinauralLoudness(Stage):
+    """Specific loudness of both ears to the loudness of each.
+
+    Args:
+        fs: Sampling rate in Hz.
+        sigma: Narrowness of the smoothing per Cam.
+        p: Exponent of the inhibition.
+        erb_step: Channel spacing in Cam.
+        learnable: Make `sigma` and `p` parameters.
+        dtype: torch.float32 or torch.float64.
+
+    Shape:
+        Two times (.., frame, channel) in sone per Cam -> two times (.., frame) in sone.
+
+    Invariants:
+        Silence in one ear leaves the loudness of the other as it is; exchanging the ears exchanges
+        the results.
+
+    >>> stage = Moore2016BinauralLoudness()
+    >>> one, silent = stage(torch.ones(1, 150), torch.zeros(1, 150))
+    >>> both, _ = stage(torch.ones(1, 150), torch.ones(1, 150))
+    >>> round(float(one / both), 2), float(silent)
+    (1.33, 0.0)
+    """
+
+    sigma: Tensor
+    p: Tensor
+
+    def __init__(
+        self,
+        fs: float = 32000,
+        sigma: float = 0.08,
+        p: float = 1.5978,
+        erb_step: float = STEP_CAM,
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(fs, learnable, dtype)
+        if not (sigma > 0 and p > 0):
+            raise ParameterError(f"sigma and p must be above 0, got {sigma} and {p}")
+        self.erb_step = erb_step
+        self.constant("sigma", sigma)
+        self.constant("p", p)
+
+    def smoothing(self, channels: int) -> Tensor:
+        """(channel, channel), symmetric: the smoothing with zeros beyond the channels."""
+        reach = round(REACH_CAM / self.erb_step)
+        steps = torch.arange(-reach, reach + 1, dtype=torch.float64, device=self.sigma.device)
+        kernel = torch.exp(-((self.sigma.double() * self.erb_step * steps) ** 2))
+        kernel = torch.nn.functional.pad(kernel / kernel.sum(), (channels, channels))
+        place = torch.arange(channels, device=self.sigma.device)
+        return kernel[place[:, None] - place + reach + channels].to(self.dtype)
+
+    def _divisor(self, own: Tensor, other: Tensor) -> Tensor:
+        ratio = (other / own).clamp(max=LARGEST_RATIO)
+        sech = 2.0 * torch.exp(-ratio) / (1.0 + torch.exp(-2.0 * ratio))
+        return 2.0 / (1.0 + sech**self.p)
+
+    def inhibited(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Specific loudness of the left and the right ear in the presence of the other."""
+        left = self.as_input(left, (2, 3), "(.., frame, channel)")
+        right = self.as_input(right, (2, 3), "(.., frame, channel)")
+        if left.shape != right.shape:
+            raise ShapeError(
+                f"expected two ears of one shape, got {tuple(left.shape)} and {tuple(right.shape)}"
+            )
+        kernel = self.smoothing(left.shape[-1])
+        smooth_left, smooth_right = left @ kernel + TINY, right @ kernel + TINY
+        return (
+            left / self._divisor(smooth_left, smooth_right),
+            right / self._divisor(smooth_right, smooth_left),
+        )
+
+    def diotic(self, one: Tensor) -> Tensor:
+        """Specific loudness of either ear when both get the same: the ratio of the ears is 1."""
+        alike = one.new_ones(())
+        return one / self._divisor(alike, alike)
+
+    def total(self, specific: Tensor) -> Tensor:
+        """(.., frame, channel) in sone per Cam -> (.., frame) in sone."""
+        return self.erb_step * specific.sum(-1)
+
+    def forward(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Loudness of the left and the right ear in the presence of the other."""
+        inhibited_left, inhibited_right = self.inhibited(left, right)
+        return self.total(inhibited_left), self.total(inhibited_right)
+
+    def extra_repr(self) -> str:
+        """Constants."""
+        return (
+            f"sigma={float(self.sigma.detach()):g}, p={float(self.p.detach()):g}, "
+            f"learnable={self.learnable}"
+        )

@@ -1,0 +1,241 @@
+"""Dual-resonance nonlinear filterbank: stapes velocity to basilar-membrane velocity.
+
+Lopez-Poveda and Meddis (2001) with the parameters of Paulick et al. (2024) and, with longer
+gammatones, of Jepsen, Ewert and Dau (2008). Per channel a linear path (gain, gammatone, low-pass)
+and a compressive one (gammatone, broken stick, gammatone, low-pass) side by side, summed. `HIx` is
+a cochlea whose compressive path has lost all its gain. Input must be a physical velocity in m/s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import design
+from ..errors import ParameterError
+from ..recurrence.biquad.op import state_variable
+from ..recurrence.chain.cpu import (
+    ADD,
+    BROKEN_STICK,
+    POLE_ZERO_CASCADE,
+    SAVE,
+    STATE_VARIABLE,
+    SWAP,
+)
+from ..recurrence.chain.op import can_fuse, program
+from ..recurrence.chain.program import BlockOp
+from ..recurrence.compression.op import broken_stick
+from ..recurrence.dispatch import use_reference
+from ..recurrence.one_pole.op import pole_zero_cascade
+from .base import Stage, check_below_nyquist
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Order of every gammatone and number of second-order low-passes after the nonlinear path."""
+
+    order: int
+    low_passes: int
+
+
+MODELS = {"paulick2024": _Model(2, 1), "jepsen2008": _Model(3, 3)}
+SUBJECTS = ("NH", "HIx")
+_LINEAR_LOW_PASSES = 4
+_CORNER_HZ = 1000.0  # above it a and b are those of _SHARED_HZ
+_SHARED_HZ = 1500.0
+
+
+def _power(intercept: float, slope: float, logarithm: Tensor) -> Tensor:
+    return 10.0 ** (intercept + slope * logarithm)
+
+
+def drnl_parameters(fc_hz: Tensor, subject: str) -> dict[str, Tensor]:
+    """The constants of each channel, float64; frequencies and bandwidths in Hz."""
+    log_fc = torch.log10(fc_hz)
+    shared = torch.where(fc_hz <= _CORNER_HZ, log_fc, math.log10(_SHARED_HZ))
+    impaired = subject == "HIx"
+    a = _power(1.40298, 0.81916, shared)
+    return {
+        "lin_gain": _power(4.20405, -0.47909, log_fc),
+        "lin_fc": _power(-0.06762, 1.01679, log_fc),
+        "lin_bw": _power(0.03728, 0.75, log_fc),
+        "lin_cutoff": _power(-0.06762, 1.01, log_fc),
+        "nlin_fc": _power(-0.05252, 1.0165, log_fc),
+        "nlin_bw": _power(-0.03193, 0.77, log_fc),
+        "a": torch.zeros_like(a) if impaired else a,
+        "b": _power(1.61912, -0.81867, log_fc if impaired else shared),
+        "c": torch.full_like(a, 0.25 if impaired else 10.0**-0.60206),
+    }
+
+
+class DRNLFilterbank(Stage):
+    """Dual-resonance nonlinear filters.
+
+    Args:
+        fc: Centre frequencies in Hz, above 0; every filter of a channel must lie below fs/2.
+        fs: Sampling rate in Hz.
+        model: "paulick2024" (gammatones of order 2, one low-pass) or "jepsen2008" (3 and 3).
+        subject: "NH" (normal hearing) or "HIx" (no gain in the nonlinear path).
+        learnable: Make the nine constants of every channel parameters: `lin_gain`, `lin_fc`,
+            `lin_bw`, `lin_cutoff`, `nlin_fc`, `nlin_bw`, `a`, `b`, `c`.
+        dtype: torch.float32 or torch.float64.
+        backend: Kernel choice; None picks.
+
+    Shape:
+        (batch, time) in m/s -> (batch, channel, time) in m/s; (time,) -> (channel, time).
+
+    Invariants:
+        At low levels the output grows with the input, at medium ones by c dB per dB (0.25).
+
+    >>> bank = DRNLFilterbank([500.0, 1000.0], fs=16000)
+    >>> bank(torch.zeros(3, 160)).shape
+    torch.Size([3, 2, 160])
+    """
+
+    fc: Tensor
+    lin_gain: Tensor
+    lin_fc: Tensor
+    lin_bw: Tensor
+    lin_cutoff: Tensor
+    nlin_fc: Tensor
+    nlin_bw: Tensor
+    a: Tensor
+    b: Tensor
+    c: Tensor
+
+    def __init__(
+        self,
+        fc: Tensor | Sequence[float],
+        fs: float,
+        model: str = "paulick2024",
+        subject: str = "NH",
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(fs, learnable, dtype, backend)
+        if model not in MODELS:
+            raise ParameterError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+        if subject not in SUBJECTS:
+            raise ParameterError(f"subject must be one of {', '.join(SUBJECTS)}, got {subject!r}")
+        fc_hz = torch.as_tensor(fc, dtype=torch.float64)
+        if fc_hz.ndim != 1 or fc_hz.numel() == 0 or not bool((fc_hz > 0).all()):
+            raise ParameterError("fc must be a non-empty list of frequencies above 0 Hz")
+        constants = drnl_parameters(fc_hz, subject)
+        check_below_nyquist("the highest centre frequency", float(fc_hz.max()), self.fs)
+        highest = max(float(constants[f"{path}_fc"].max()) for path in ("lin", "nlin"))
+        check_below_nyquist("the highest filter's frequency", highest, self.fs)
+        self.model, self.subject = model, subject
+        self.order, self.low_passes = MODELS[model].order, MODELS[model].low_passes
+        self.register_buffer("fc", fc_hz.to(dtype))
+        for name, value in constants.items():
+            self.constant(name, value)
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels."""
+        return int(self.fc.shape[0])
+
+    def _gammatone(self, fc_hz: Tensor, bw_hz: Tensor, gain: Tensor) -> Tensor:
+        """(channel, 3) rows of a pole-zero gammatone whose gain at fc is `gain`.
+
+        One section is a0 (1 - Re q / z) / |1 - q / z|^2 with the pole q = exp(-phi - i theta); a0
+        makes it 1 at theta, and each of the sections takes its root of the gain.
+        """
+        theta, phi = 2 * math.pi * fc_hz.double() / self.fs, 2 * math.pi * bw_hz.double() / self.fs
+        decay = torch.exp(-phi)
+        turn = torch.polar(torch.ones_like(theta), -theta)
+        zero = -decay * torch.cos(theta)
+        a0 = (1 + 2 * zero * turn + (decay * turn) ** 2).abs() / (1 + zero * turn).abs()
+        rows = (-zero, -decay * torch.sin(theta), a0 * gain.double() ** (1.0 / self.order))
+        return torch.stack(rows, -1)
+
+    def _stick(self) -> Tensor:
+        """(channel, 4) rows of the broken stick; where a is 0 the knee is at infinity."""
+        a, b, c = self.a.double(), self.b.double(), self.c.double()
+        with torch.no_grad():
+            knee = torch.exp(torch.log(b / a) / (1.0 - c))
+        return torch.stack((a, b, c, knee), -1)
+
+    def block_ops(self) -> list[BlockOp]:
+        """The stage as operations of the fused kernel: one path aside while the other runs."""
+        one = torch.ones_like(self.lin_gain)
+        linear = self._gammatone(self.lin_fc, self.lin_bw, self.lin_gain)
+        nonlinear = self._gammatone(self.nlin_fc, self.nlin_bw, one)
+        low = design.lowpass2_rows(self.lin_cutoff, self.fs)
+        nlin_low = design.lowpass2_rows(self.nlin_fc, self.fs)
+        return [
+            self._op(SAVE),
+            self._op(POLE_ZERO_CASCADE, linear, 2 * self.order, self.order),
+            *(self._op(STATE_VARIABLE, low, 2) for _ in range(_LINEAR_LOW_PASSES)),
+            self._op(SWAP),
+            self._op(POLE_ZERO_CASCADE, nonlinear, 2 * self.order, self.order),
+            self._op(BROKEN_STICK, self._stick()),
+            self._op(POLE_ZERO_CASCADE, nonlinear, 2 * self.order, self.order),
+            *(self._op(STATE_VARIABLE, nlin_low, 2) for _ in range(self.low_passes)),
+            self._op(ADD),
+        ]
+
+    def _op(
+        self, code: int, coef: Tensor | None = None, values: int = 0, argument: int = 0
+    ) -> BlockOp:
+        if coef is None:
+            coef = self.fc.new_zeros(self.num_channels, 0)
+        rest = self.fc.new_zeros(self.num_channels, values)
+        return BlockOp(code, argument, coef.to(self.dtype), rest)
+
+    def _one_by_one(
+        self, x: Tensor, ops: Sequence[BlockOp], state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same operations through their own operators, which have gradients."""
+        aside, after, at = x, [], 0
+        for op in ops:
+            values = op.state.shape[1]
+            before = state[..., at : at + values]
+            at += values
+            if op.code == SWAP:
+                x, aside = aside, x
+            elif op.code == ADD:
+                x = x + aside
+            elif op.code == BROKEN_STICK:
+                x = broken_stick(x, op.coef, self.backend)
+            elif op.code == POLE_ZERO_CASCADE:
+                x, before = pole_zero_cascade(x, op.coef, before, self.order, self.backend)
+            elif op.code == STATE_VARIABLE:
+                x, before = state_variable(x, op.coef, before, False, self.backend)
+            after.append(before)
+        return x, torch.cat(after, -1)
+
+    def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Process the next chunk.
+
+        Args:
+            x: (batch, time) or (time,).
+            state: What the previous chunk returned, (batch, channel, values); None at the start.
+        """
+        x = self.as_input(x, (1, 2), "(batch, time) or (time,)")
+        batched = x if x.ndim == 2 else x.unsqueeze(0)
+        ops = self.block_ops()
+        if state is None:
+            values = sum(op.state.shape[1] for op in ops)
+            state = x.new_zeros(batched.shape[0], self.num_channels, values)
+        fused = can_fuse(batched, ops) and not use_reference(x, self.backend)
+        run = program if fused else self._one_by_one
+        y, state = run(batched.unsqueeze(1), ops, state)
+        return (y if x.ndim == 2 else y.squeeze(0)), state
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The whole signal at once."""
+        return self.stream(x)[0]
+
+    def extra_repr(self) -> str:
+        """Model, subject, number and range of the filters."""
+        return (
+            f"model={self.model}, subject={self.subject}, num_channels={self.num_channels}, "
+            f"fc={self.fc[0].item():.1f}..{self.fc[-1].item():.1f} Hz, fs={self.fs:g}, "
+            f"learnable={self.learnable}"
+        )

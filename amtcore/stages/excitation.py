@@ -1,0 +1,351 @@
+"""Excitation patterns: rounded-exponential filters whose lower slope depends on level.
+
+    W(p, g) = (1 + p |g|) exp(-p |g|),   p(f) = 4 f / ERB(f),   g relative to the filter's centre
+    at or above the centre fc:  p(fc)
+    below it:  p(fc) - 0.35 (p(fc) / p(1 kHz)) (X - 51),  X the level per ERB at the component in dB
+
+(Glasberg and Moore 1990; ANSI S3.4-2007.) What does not depend on the signal is a
+matrix product: the level per ERB and the upper slopes. The lower slopes are a kernel.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from ..cam_scale import CAM_FLOOR_HZ, CAM_SLOPE, cam_bandwidth, cam_number, cam_space
+from ..errors import ParameterError
+from ..recurrence.roex.op import lower_skirt
+from .base import Stage
+from .spectrum import level_db
+
+Array = NDArray[np.float64]
+
+#: p(f) = SLOPE_BASE f / ERB(f) at the reference level.
+SLOPE_BASE = 4.0
+#: Change of p(1 kHz) of the lower slope per dB, and the level in dB where it is SLOPE_BASE's.
+LOWER_SLOPE_PER_DB = -0.35
+REFERENCE_LEVEL_DB = 51.0
+#: A filter reaches up to this far above the frequency it is relative to.
+FARTHEST_G = 4.0
+#: Weights below this are 0: 200 dB down they mean nothing, and denormal ones make products slow.
+LEAST_WEIGHT = 1e-20
+#: Channels: 150 of them, a quarter of a Cam apart.
+LOWER_CAM, UPPER_CAM, STEP_CAM = 1.75, 39.0, 0.25
+#: Frequency over bandwidth at 1 kHz.
+_KHZ_PER_ERB = 1000.0 / float(cam_bandwidth(1000.0))
+
+
+def roex(p: Tensor, g: Tensor) -> Tensor:
+    """Weight of a filter of slope p at the relative distance g; 0 beyond g = 4."""
+    x = p * g.abs()
+    weight = (1.0 + x) * torch.exp(-x)
+    return torch.where((g <= FARTHEST_G) & (weight >= LEAST_WEIGHT), weight, 0.0)
+
+
+def _bandwidth(f_hz: Tensor) -> Tensor:
+    return CAM_FLOOR_HZ * (CAM_SLOPE * f_hz + 1.0)
+
+
+def level_weights(from_hz: Tensor, to_hz: Tensor, base: Tensor | float) -> Tensor:
+    """(component, place): what each component adds to the level per ERB at each place."""
+    source = from_hz.double()[:, None]
+    g = (to_hz.double() - source) / source
+    return roex(base * source / _bandwidth(source), g)
+
+
+def upper_weights(f_hz: Tensor, fc_hz: Tensor, base: Tensor) -> Tensor:
+    """(component, channel): what each component at or above a channel's centre adds to it."""
+    centre = fc_hz.double()
+    g = (f_hz.double()[:, None] - centre) / centre
+    weight = roex(base.double() * centre / _bandwidth(centre), g)
+    return torch.where(f_hz[:, None] >= fc_hz, weight, 0.0)
+
+
+class _RoexFilters(Stage):
+    """The filters themselves: intensity and level of components to excitation of channels."""
+
+    fc: Tensor
+    frequencies: Tensor
+    upper_slope_base: Tensor
+    lower_slope_base: Tensor
+    lower_slope_per_db: Tensor
+
+    def __init__(
+        self,
+        fs: float,
+        frequencies: Tensor,
+        fc_hz: ArrayLike,
+        upper_slope_base: float,
+        lower_slope_base: float,
+        lower_slope_per_db: float,
+        learnable: bool,
+        dtype: torch.dtype,
+        backend: str | None,
+    ) -> None:
+        super().__init__(fs, learnable, dtype, backend)
+        if not (upper_slope_base > 0 and lower_slope_base > 0):
+            raise ParameterError("upper_slope_base and lower_slope_base must be above 0")
+        self.constant("upper_slope_base", upper_slope_base)
+        self.constant("lower_slope_base", lower_slope_base)
+        self.constant("lower_slope_per_db", lower_slope_per_db)
+        self.register_buffer("fc", torch.as_tensor(np.asarray(fc_hz)).to(dtype))
+        self.register_buffer("frequencies", frequencies.to(dtype), persistent=False)
+        if not learnable:
+            weights = upper_weights(self.frequencies, self.fc, self.upper_slope_base)
+            self.register_buffer("upper", weights.to(dtype), persistent=False)
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels."""
+        return int(self.fc.shape[0])
+
+    def _upper(self) -> Tensor:
+        if not self.learnable:
+            return self.get_buffer("upper")
+        weights = upper_weights(self.frequencies, self.fc, self.upper_slope_base)
+        return weights.to(self.dtype)
+
+    def relative_slope(self, levels_db: Tensor) -> Tensor:
+        """Factor of the lower slope at each level per ERB.
+
+        Never below 0, which it would reach at 137 dB: a filter does not amplify what is far away.
+        """
+        change = self.lower_slope_per_db / (self.lower_slope_base * _KHZ_PER_ERB)
+        return (1.0 + change * (levels_db - REFERENCE_LEVEL_DB)).clamp(min=0.0)
+
+    def _pattern(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
+        """Intensity and level per ERB, both (.., frame, component), -> (.., frame, channel)."""
+        rate = self.lower_slope_base.double() / _bandwidth(self.fc.double())
+        below = lower_skirt(
+            intensity.flatten(0, -2),
+            self.relative_slope(levels_db).flatten(0, -2),
+            rate.to(self.dtype),
+            self.fc,
+            self.frequencies,
+            self.backend,
+        )
+        return level_db(below.view(*intensity.shape[:-1], -1) + intensity @ self._upper())
+
+    def extra_repr(self) -> str:
+        """Channels and slopes."""
+        return (
+            f"num_channels={self.num_channels}, fc={self.fc[0]:.1f}..{self.fc[-1]:.1f} Hz, "
+            f"slope_base={float(self.upper_slope_base.detach()):g} up, "
+            f"{float(self.lower_slope_base.detach()):g} down, learnable={self.learnable}"
+        )
+
+
+class Moore2016ExcitationPattern(_RoexFilters):
+    """Excitation patterns of Moore2016, with the level per ERB at every single component.
+
+    Args:
+        frequencies: Of the components in Hz, ascending.
+        fs: Sampling rate in Hz.
+        erb_lower: Lowest channel in Cam.
+        erb_upper: Highest channel in Cam.
+        erb_step: Channel spacing in Cam.
+        upper_slope_base: p(f) ERB(f) / f at and above the centre.
+        lower_slope_base: The same below the centre, at a level of 51 dB per ERB.
+        lower_slope_per_db: Change of p(1 kHz) below the centre per dB.
+        learnable: Make the three slopes parameters.
+        dtype: torch.float32 or torch.float64.
+        backend: Kernel choice; None picks.
+
+    Shape:
+        (.., frame, component), relative to (20 uPa)^2, 0 where a component is not there ->
+        (.., frame, channel) in dB SPL, not below -100.
+
+    Invariants:
+        A single component gives its own level to a channel at its frequency.
+
+    >>> stage = Moore2016ExcitationPattern(torch.tensor([1000.0]))
+    >>> stage(torch.full((1, 1), 1e4)).amax().round()
+    tensor(40.)
+    """
+
+    def __init__(
+        self,
+        frequencies: Tensor,
+        fs: float = 32000,
+        erb_lower: float = LOWER_CAM,
+        erb_upper: float = UPPER_CAM,
+        erb_step: float = STEP_CAM,
+        upper_slope_base: float = SLOPE_BASE,
+        lower_slope_base: float = SLOPE_BASE,
+        lower_slope_per_db: float = LOWER_SLOPE_PER_DB,
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+        backend: str | None = None,
+    ) -> None:
+        fc_hz = cam_space(erb_lower, erb_upper, erb_step)
+        super().__init__(
+            fs, frequencies, fc_hz, upper_slope_base, lower_slope_base, lower_slope_per_db,
+            learnable, dtype, backend,
+        )  # fmt: skip
+        self.erb_step = erb_step
+        to_components = level_weights(frequencies, frequencies, SLOPE_BASE)
+        self.register_buffer("to_components", to_components.to(dtype), persistent=False)
+
+    def forward(self, intensity: Tensor) -> Tensor:
+        """Excitation of the channels."""
+        intensity = self.as_input(intensity, (2, 3, 4), "(.., frame, component)")
+        levels_db = level_db(intensity @ self.get_buffer("to_components"))
+        return self._pattern(intensity, levels_db)
+
+
+class ERBIntegration(Stage):
+    """Level per ERB of Glasberg2002: intensity in rounded-exponential bands at the channels.
+
+    The page integrates a density from 50 Hz on; here the bands are those that set the slopes.
+
+    Args:
+        frequencies: Of the components in Hz, ascending.
+        fs: Sampling rate in Hz.
+        f_min: Lowest channel in Hz; None is 1.75 Cam (47.5 Hz).
+        f_max: Highest channel in Hz; None is 39 Cam (15.1 kHz).
+        erb_step: Channel spacing in Cam.
+        bandwidth_scale: Factor on the bandwidths.
+        learnable: Make `bandwidth_scale` a parameter.
+        dtype: torch.float32 or torch.float64.
+
+    Shape:
+        (.., frame, component), relative to (20 uPa)^2 -> (.., frame, channel) in dB SPL.
+
+    Invariants:
+        A single component gives its own level to a channel at its frequency.
+
+    >>> ERBIntegration(torch.tensor([1000.0])).n_erb_bands
+    150
+    """
+
+    fc_erb: Tensor
+    frequencies: Tensor
+    bandwidth_scale: Tensor
+
+    def __init__(
+        self,
+        frequencies: Tensor,
+        fs: float = 32000,
+        f_min: float | None = None,
+        f_max: float | None = None,
+        erb_step: float = STEP_CAM,
+        bandwidth_scale: float = 1.0,
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(fs, learnable, dtype)
+        lower = LOWER_CAM if f_min is None else float(cam_number(f_min))
+        upper = UPPER_CAM if f_max is None else float(cam_number(f_max))
+        if not bandwidth_scale > 0:
+            raise ParameterError(f"bandwidth_scale must be above 0, got {bandwidth_scale}")
+        self.erb_step = erb_step
+        self.constant("bandwidth_scale", bandwidth_scale)
+        self.register_buffer(
+            "fc_erb", torch.from_numpy(cam_space(lower, upper, erb_step)).to(dtype)
+        )
+        self.register_buffer("frequencies", frequencies.to(dtype), persistent=False)
+        if not learnable:
+            self.register_buffer("bands", self._design().to(dtype), persistent=False)
+
+    @property
+    def n_erb_bands(self) -> int:
+        """Number of channels."""
+        return int(self.fc_erb.shape[0])
+
+    def _design(self) -> Tensor:
+        return level_weights(
+            self.frequencies, self.fc_erb, SLOPE_BASE / self.bandwidth_scale.double()
+        )
+
+    def forward(self, intensity: Tensor) -> Tensor:
+        """Level per ERB at the channels."""
+        intensity = self.as_input(intensity, (2, 3), "(.., frame, component)")
+        bands = self._design().to(self.dtype) if self.learnable else self.get_buffer("bands")
+        return level_db(intensity @ bands)
+
+    def extra_repr(self) -> str:
+        """Channels."""
+        return (
+            f"n_erb_bands={self.n_erb_bands}, fc={self.fc_erb[0]:.1f}..{self.fc_erb[-1]:.1f} Hz, "
+            f"learnable={self.learnable}"
+        )
+
+
+class ExcitationPattern(_RoexFilters):
+    """Excitation patterns of Glasberg2002, slopes from the level per ERB between channels.
+
+    The page's slopes in dB per ERB are not this model's: the bases here are p ERB / f, and the
+    upper slope does not depend on level.
+
+    Args:
+        frequencies: Of the components in Hz, ascending.
+        fc_hz: Of the channels in Hz, ascending.
+        fs: Sampling rate in Hz.
+        upper_slope_base: p(f) ERB(f) / f at and above the centre.
+        lower_slope_base: The same below the centre, at a level of 51 dB per ERB.
+        upper_slope_per_db: Must be 0.
+        lower_slope_per_db: Change of p(1 kHz) below the centre per dB.
+        learnable: Make the three slopes parameters.
+        dtype: torch.float32 or torch.float64.
+        backend: Kernel choice; None picks.
+
+    Shape:
+        (.., frame, component) and (.., frame, channel) in dB SPL -> (.., frame, channel) in dB SPL.
+
+    Invariants:
+        A single component gives its own level to a channel at its frequency.
+
+    >>> stage = ExcitationPattern(torch.tensor([1000.0]), [1000.0, 2000.0])
+    >>> stage(torch.full((1, 1), 1e4), torch.full((1, 2), 51.0))[0, 0].round()
+    tensor(40.)
+    """
+
+    between: Tensor
+    share: Tensor
+
+    def __init__(
+        self,
+        frequencies: Tensor,
+        fc_hz: ArrayLike,
+        fs: float = 32000,
+        upper_slope_base: float = SLOPE_BASE,
+        lower_slope_base: float = SLOPE_BASE,
+        upper_slope_per_db: float = 0.0,
+        lower_slope_per_db: float = LOWER_SLOPE_PER_DB,
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(
+            fs, frequencies, fc_hz, upper_slope_base, lower_slope_base, lower_slope_per_db,
+            learnable, dtype, backend,
+        )  # fmt: skip
+        if upper_slope_per_db != 0:
+            raise ParameterError(
+                "the slope above the centre does not depend on level in this model: "
+                f"upper_slope_per_db must be 0, got {upper_slope_per_db}"
+            )
+        below, share = _between(cam_number(frequencies), cam_number(self.fc))
+        self.register_buffer("between", torch.from_numpy(below), persistent=False)
+        self.register_buffer("share", torch.from_numpy(share).to(dtype), persistent=False)
+
+    def forward(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
+        """Excitation of the channels."""
+        intensity = self.as_input(intensity, (2, 3), "(.., frame, component)")
+        low, high = levels_db[..., self.between], levels_db[..., self.between + 1]
+        return self._pattern(intensity, low + self.share * (high - low))
+
+
+def _between(at: Array, grid: Array) -> tuple[NDArray[np.int64], Array]:
+    """For linear interpolation on an ascending `grid`: the one before, and the share of the next.
+
+    Outside of the points the nearest value holds.
+    """
+    if len(grid) < 2:
+        raise ParameterError(f"expected 2 channels or more to interpolate in, got {len(grid)}")
+    below = np.clip(np.searchsorted(grid, at, "right") - 1, 0, len(grid) - 2)
+    share = np.clip((at - grid[below]) / (grid[below + 1] - grid[below]), 0.0, 1.0)
+    return below, share

@@ -1,0 +1,113 @@
+"""What the stages that are one finite impulse response share: the taps, and looking ahead.
+
+A filter whose delay is taken out gives sample n only once sample n + advance is in. Chunks then
+come out later than they went in, and the last one brings the rest:
+
+    pushed      [ 1 ][ 2 ][ 3 ][ 4, last ]
+    returned    []   [ 1 ][ 2 ][ 3    4  ]
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..errors import ParameterError
+from ..recurrence.fir.op import fir
+from .base import Stage
+
+FirState = tuple[Tensor, int]
+
+
+class FirStage(Stage):
+    """A stage that filters every row of its input with one response.
+
+    Subclasses call `set_taps` at the end of their constructor and give `design`.
+
+    Args:
+        fs: Sampling rate in Hz.
+        order: Number of taps less one, 1 or more.
+        learnable: Whether the gains are parameters; the taps then follow them at every call.
+        dtype: torch.float32 or torch.float64.
+        backend: Kernel choice; None picks.
+    """
+
+    taps: Tensor
+    looks_ahead = True
+    #: Samples of delay that are taken out: how far the stage looks ahead.
+    advance = 0
+
+    def __init__(
+        self, fs: float, order: int, learnable: bool, dtype: torch.dtype, backend: str | None
+    ) -> None:
+        super().__init__(fs, learnable, dtype, backend)
+        if not (isinstance(order, int) and order >= 1):
+            raise ParameterError(f"order must be an integer of 1 or more, got {order!r}")
+        self.order = order
+
+    def set_taps(self) -> None:
+        """Keep the taps when no parameter can change them."""
+        if not self.learnable:
+            self.register_buffer("taps", self.design().to(self.dtype))
+
+    def design(self) -> Tensor:
+        """The taps in float64, (order + 1,)."""
+        raise NotImplementedError
+
+    @property
+    def fir_coeffs(self) -> Tensor:
+        """The taps, (order + 1,)."""
+        return self.design().to(self.dtype) if self.learnable else self.taps
+
+    @property
+    def group_delay(self) -> int:
+        """Delay in samples of the linear-phase response, order / 2."""
+        return self.order // 2
+
+    def applied_taps(self) -> Tensor:
+        """The taps with whatever gain the stage adds."""
+        return self.fir_coeffs
+
+    def stream(
+        self, x: Tensor, state: FirState | None = None, last: bool = False
+    ) -> tuple[Tensor, FirState]:
+        """Process the next chunk.
+
+        Args:
+            x: (time,), (batch, time) or (batch, channel, time).
+            state: What the previous chunk returned: the last `order` samples and how many outputs
+                are still ahead of the first sample; None at the start.
+            last: Whether the signal ends here; what follows it is 0.
+        Returns:
+            The samples that are ready, as many as went in less `advance` in all, or exactly as
+            many with `last`; and the state to pass with the next chunk.
+        """
+        x = self.as_input(x, (1, 2, 3), "(time,), (batch, time) or (batch, channel, time)")
+        history, ahead = state or (x.new_zeros(*x.shape[:-1], self.order), self.advance)
+        if last:
+            x = torch.nn.functional.pad(x, (0, self.advance))
+        window = torch.cat((history, x), -1)
+        y = fir(window, self.applied_taps(), 1, self.backend)
+        skipped = min(ahead, y.shape[-1])
+        return y[..., skipped:], (window[..., window.shape[-1] - self.order :], ahead - skipped)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The whole signal at once: (.., time), same shape out."""
+        return self.stream(x, None, True)[0]
+
+    def get_frequency_response(self, nfft: int = 8192) -> tuple[Tensor, Tensor]:
+        """Complex response of the stage, delay taken out where the stage takes it out.
+
+        Args:
+            nfft: Points of the transform, more than the order.
+        Returns:
+            Frequencies in Hz and response, each (nfft // 2 + 1,).
+        """
+        if nfft <= self.order:
+            raise ParameterError(f"nfft must be above the order {self.order}, got {nfft}")
+        response = torch.fft.rfft(self.applied_taps(), nfft)
+        cycles = torch.arange(len(response), dtype=torch.float64, device=response.device) / nfft
+        turn = torch.polar(torch.ones_like(cycles), 2 * math.pi * self.advance * cycles)
+        return (cycles * self.fs).to(self.dtype), response * turn.to(response.dtype)

@@ -1,0 +1,133 @@
+"""Inner hair cell as an electrical circuit: basilar-membrane velocity to receptor potential.
+
+Lopez-Poveda and Eustaquio-Martin (2006) as simplified by Paulick et al. (2024): two-step
+transduction conductance, two potassium conductances, one capacitance, forward Euler at the
+sampling rate. The recurrence works on the deviation from rest, so float32 keeps the digits that
+matter; in float32 on the potential itself the threshold would be rounding noise.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import ParameterError
+from ..recurrence.chain.cpu import HAIR_CELL
+from ..recurrence.chain.program import BlockOp
+from ..recurrence.hair_cell.op import hair_cell
+from .base import ChannelStage
+
+#: Paulick et al. (2024): displacement per velocity; S, m, V and F.
+CONSTANTS = {
+    "scaling_factor": 10.0 ** (-105.0 / 20.0),
+    "Gmet_max": 30e-9,
+    "x0": 20e-9,
+    "s0": 16e-9,
+    "s1": 35e-9,
+    "EP": 90e-3,
+    "Cm": 12.5e-12,
+    "Gkf": 19.8e-9,
+    "Gks": 19.8e-9,
+    "Ekf": -71e-3,
+    "Eks": -78e-3,
+    "V_rest": -57.03e-3,
+    "G_precharge": 3.3514e-9,
+}
+_PRECHARGE_S = 0.05
+
+
+class IHCPaulick2024(ChannelStage):
+    """Receptor potential of an inner hair cell.
+
+    Args:
+        fs: Sampling rate in Hz, 5.6 kHz or more (below, the time step is unstable).
+        learnable: Make the 13 `CONSTANTS` parameters.
+        dtype: torch.float32 or torch.float64; both are stable.
+        backend: Kernel choice; None picks.
+
+    Shape:
+        (batch, channel, time) or (channel, time) in m/s, same shape out in V above rest.
+
+    Invariants:
+        Silence gives 0 (below 1e-6 V); any input gives between -12.9 mV and 58.1 mV.
+
+    >>> ihc = IHCPaulick2024(fs=44100, learnable=True)
+    >>> sum(p.numel() for p in ihc.parameters())
+    13
+    """
+
+    scaling_factor: Tensor
+    Gmet_max: Tensor
+    x0: Tensor
+    s0: Tensor
+    s1: Tensor
+    EP: Tensor
+    Cm: Tensor
+    Gkf: Tensor
+    Gks: Tensor
+    Ekf: Tensor
+    Eks: Tensor
+    V_rest: Tensor
+    G_precharge: Tensor
+
+    def __init__(
+        self,
+        fs: float,
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(fs, learnable, dtype, backend)
+        self.precharge_duration = _PRECHARGE_S
+        for name, value in CONSTANTS.items():
+            self.constant(name, value)
+        open_s = sum(CONSTANTS[name] for name in ("Gmet_max", "Gkf", "Gks"))
+        slowest_hz = open_s / CONSTANTS["Cm"]
+        if not self.fs > slowest_hz:
+            raise ParameterError(
+                f"fs must be above {slowest_hz:.0f} Hz for the hair cell's time step, got {fs:g}"
+            )
+
+    def coefficients(self) -> Tensor:
+        """(1, 9) rows of the recurrence.
+
+        With the conductance at rest the potential nears V_inf geometrically; after n steps from
+        V_rest it is V_0 = V_inf + (V_rest - V_inf) (1 - g)^n, g the total conductance over fs Cm.
+        """
+        value = {name: getattr(self, name).double() for name in CONSTANTS}
+        step = 1.0 / (self.fs * value["Cm"])
+        leaks = value["Gkf"] + value["Gks"]
+        potassium = value["Gkf"] * value["Ekf"] + value["Gks"] * value["Eks"]
+        at_rest = value["G_precharge"]
+        settled = (at_rest * value["EP"] + potassium) / (at_rest + leaks)
+        steps = round(self.precharge_duration * self.fs)
+        total = step * (at_rest + leaks)
+        before = (value["V_rest"] - settled) * (1.0 - total) ** steps
+        rows = (
+            value["x0"] / value["s1"],
+            -value["scaling_factor"] / value["s1"],
+            value["x0"] / value["s0"],
+            -value["scaling_factor"] / value["s0"],
+            step * value["Gmet_max"],
+            step * leaks,
+            step * at_rest,
+            value["EP"] - (settled + before),
+            -total * before,
+        )
+        return torch.stack(rows).to(self.dtype).unsqueeze(0)
+
+    def rest_state(self, batch: int, channels: int) -> Tensor:
+        """At rest, (batch, channel, 1)."""
+        return self.x0.new_zeros(batch, channels, 1)
+
+    def block_ops(self, channels: int) -> list[BlockOp]:
+        """The stage as operations of the fused kernel."""
+        coef = self.coefficients().detach().expand(channels, -1)
+        return [BlockOp(HAIR_CELL, 0, coef, coef.new_zeros(channels, 1))]
+
+    def _run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return hair_cell(x, self.coefficients().expand(x.shape[1], -1), state, self.backend)
+
+    def extra_repr(self) -> str:
+        """Rate."""
+        return f"fs={self.fs:g}, learnable={self.learnable}"

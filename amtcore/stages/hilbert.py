@@ -1,0 +1,94 @@
+"""Hilbert envelope of whole signals, as fast for awkward lengths as for round ones.
+
+The analytic signal of scipy.signal.hilbert: a circular Hilbert transform over exactly the samples
+there are. Two rows share one complex transform. Where the length has a large prime factor the
+circular convolution is done as a linear one of a round length, folded back; same values, up to
+rounding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: Samples of a block of rows: what its transforms use stays in the caches.
+_BLOCK_SAMPLES = 2**19
+_FAST_FACTORS = (2, 3, 5, 7, 11)
+_ODD_PARTS = (1, 3, 5, 9)
+
+
+def _is_fast(n: int) -> bool:
+    """Whether a transform of this length has only small factors."""
+    for factor in _FAST_FACTORS:
+        while n % factor == 0 and n > 1:
+            n //= factor
+    return n == 1
+
+
+def _fast_length(least: int) -> int:
+    """Smallest odd part times a power of two that is at least this long."""
+    lengths = []
+    for length in _ODD_PARTS:
+        while length < least:
+            length *= 2
+        lengths.append(length)
+    return min(lengths)
+
+
+def _transformer(n: int, like: Tensor) -> Tensor:
+    """Spectrum of the Hilbert transform of period n: -i above 0 Hz, +i below it."""
+    turn = torch.zeros(n, dtype=like.dtype, device=like.device)
+    turn[1 : (n + 1) // 2], turn[n // 2 + 1 :] = -1.0, 1.0
+    return torch.complex(torch.zeros_like(turn), turn)
+
+
+class _Quadrature:
+    """The Hilbert transform for signals of one length.
+
+    Args:
+        n: Samples.
+        like: A real tensor of the signals' type.
+    """
+
+    def __init__(self, n: int, like: Tensor) -> None:
+        self._n, self._length = n, n if _is_fast(n) else _fast_length(2 * n - 1)
+        self._spectrum = _transformer(n, like)
+        if self._length != n:
+            self._spectrum = torch.fft.fft(torch.fft.ifft(self._spectrum), self._length)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Of the real and of the imaginary part of z, over the last axis."""
+        n = self._n
+        y = torch.fft.ifft(torch.fft.fft(z, self._length) * self._spectrum)
+        if self._length == n:
+            return y
+        return y[..., :n] + torch.nn.functional.pad(y[..., n : 2 * n - 1], (0, 1))
+
+
+def _envelope_pairs(rows: Tensor, quadrature: _Quadrature) -> Tensor:
+    """(2 p, time) -> (2 p, time); row i shares its transform with row p + i."""
+    tiny = torch.finfo(rows.dtype).tiny
+    z = torch.complex(*rows.chunk(2))
+    own, turned = torch.view_as_real(z), torch.view_as_real(quadrature(z))
+    squares = own.square()  # (p, time, 2)
+    power = torch.addcmul(squares, turned, turned)
+    scale = squares.mean(1) / power.mean(1).clamp(min=tiny)
+    envelope = power.clamp(min=tiny).sqrt().unbind(-1)
+    gains = scale.clamp(min=tiny).sqrt().unsqueeze(1).unbind(-1)
+    return torch.cat([part * gain for part, gain in zip(envelope, gains, strict=True)])
+
+
+def hilbert_envelope(x: Tensor) -> Tensor:
+    """Magnitude of the analytic signal over the whole last axis, scaled to the RMS of `x`.
+
+    Silence stays silence, with gradient 0.
+    """
+    if x.numel() == 0:
+        return x
+    rows = x.reshape(-1, x.shape[-1])
+    quadrature = _Quadrature(x.shape[-1], rows)
+    envelopes = []
+    for block in rows.split(2 * max(1, _BLOCK_SAMPLES // (2 * x.shape[-1]))):
+        pairs = torch.nn.functional.pad(block, (0, 0, 0, len(block) % 2))
+        envelopes.append(_envelope_pairs(pairs, quadrature)[: len(block)])
+    return torch.cat(envelopes).reshape(x.shape)

@@ -1,0 +1,168 @@
+"""Specific loudness: the compressive law of the cochlea, channel by channel.
+
+    above the threshold T:  N' = C ((G E + A)^alpha - A^alpha)
+    at or below it:  the same times (2 E / (E + T))^1.5
+
+(Moore, Glasberg and Baer 1997.) G is the low-level gain of the cochlear amplifier
+relative to that at 500 Hz and above; alpha and A follow from it by tables. The law above an
+excitation of 100 dB differs between the models.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.interpolate import PchipInterpolator
+from torch import Tensor
+
+from ..errors import ParameterError
+from ..tables import load_table
+from .base import Stage
+
+#: Excitation where the law for very high levels begins.
+HIGH_EXCITATION = 1e10
+#: Below this frequency the threshold rises.
+FLAT_FROM_HZ = 500.0
+
+Array = NDArray[np.float64]
+
+
+def threshold_db(table: str, fc_hz: ArrayLike) -> Array:
+    """Excitation at threshold: linear between the table's frequencies, held at both ends."""
+    rows = load_table(table)
+    return np.interp(np.asarray(fc_hz), rows["frequency_hz"], rows["threshold_db"])
+
+
+def alpha_of_gain(table: str, gain_db: Array) -> Array:
+    """Exponent, linear between the table's gains."""
+    rows = load_table(table)
+    return np.interp(gain_db, rows["gain_db"], rows["alpha"])
+
+
+def a_of_gain(table: str, gain_db: Array) -> Array:
+    """Constant A, by PCHIP between the table's gains, held at both ends."""
+    rows = load_table(table)
+    inside = np.clip(gain_db, rows["gain_db"][0], rows["gain_db"][-1])
+    return np.asarray(PchipInterpolator(rows["gain_db"], rows["A"])(inside))
+
+
+class _CompressiveLaw(Stage):
+    """The law with its constants; the two models differ in tables and at very high levels."""
+
+    C: Tensor
+    threshold_db: Tensor
+    alpha: Tensor
+    A: Tensor
+    #: Prefix of the tables, divisor and exponent of the law at very high levels.
+    tables = ""
+    high_divisor = 1.0
+    high_exponent = 1.0
+
+    def __init__(
+        self, fc_hz: ArrayLike, fs: float, C: float, learnable: bool, dtype: torch.dtype
+    ) -> None:
+        super().__init__(fs, learnable, dtype)
+        if not C > 0:
+            raise ParameterError(f"C must be above 0, got {C}")
+        threshold = threshold_db(f"{self.tables}_excitation_threshold", fc_hz)
+        self.flat_db = float(threshold_db(f"{self.tables}_excitation_threshold", FLAT_FROM_HZ))
+        gain_db = self.flat_db - threshold
+        self.constant("C", C)
+        self.constant("threshold_db", torch.from_numpy(threshold))
+        alpha = alpha_of_gain(f"{self.tables}_alpha_of_gain", gain_db)
+        self.constant("alpha", torch.from_numpy(alpha))
+        self.constant("A", torch.from_numpy(a_of_gain(f"{self.tables}_A_of_gain", gain_db)))
+
+    def forward(self, excitation_db: Tensor) -> Tensor:
+        """(.., frame, channel) in dB SPL -> the same shape in sone per Cam."""
+        level = self.as_input(excitation_db, (1, 2, 3, 4), "(.., frame, channel)")
+        per_db = math.log(10.0) / 10.0
+        e, threshold = torch.exp(per_db * level), torch.exp(per_db * self.threshold_db)
+        gain = torch.exp(per_db * (self.flat_db - self.threshold_db))
+        # A^alpha ((1 + G E / A)^alpha - 1), without the cancellation of the published form.
+        ratio = torch.log1p(gain * e / self.A)
+        loudness = self.C * self.A**self.alpha * torch.expm1(self.alpha * ratio)
+        faint = (2.0 * e / (e + threshold)).clamp(max=1.0) ** 1.5
+        # log E is the input: no overflow, whatever the level.
+        high = self.C * torch.exp(
+            self.high_exponent * (per_db * level - math.log(self.high_divisor))
+        )
+        return torch.where(e >= HIGH_EXCITATION, high, loudness * faint)
+
+    def extra_repr(self) -> str:
+        """Channels and constant."""
+        constant = float(self.C.detach())
+        return f"num_channels={len(self.A)}, C={constant:g}, learnable={self.learnable}"
+
+
+class Moore2016SpecificLoudness(_CompressiveLaw):
+    """Specific loudness of Moore2016.
+
+    Args:
+        fc_hz: Centre frequencies of the channels in Hz.
+        fs: Sampling rate in Hz.
+        C: Scale in sone per Cam.
+        learnable: Make `C`, `threshold_db`, `alpha` and `A` (one value a channel) parameters.
+        dtype: torch.float32 or torch.float64.
+
+    Shape:
+        (.., frame, channel) in dB SPL -> the same shape in sone per Cam.
+
+    Invariants:
+        Grows with the excitation up to 100 dB, and is 0 at none.
+
+    >>> stage = Moore2016SpecificLoudness([1000.0])
+    >>> bool(stage(torch.tensor([[40.0]])) > stage(torch.tensor([[20.0]])))
+    True
+    """
+
+    tables, high_divisor, high_exponent = "moore2016", 1.0707, 0.2
+
+    def __init__(
+        self,
+        fc_hz: ArrayLike,
+        fs: float = 32000,
+        C: float = 0.0631,
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(fc_hz, fs, C, learnable, dtype)
+
+
+class SpecificLoudness(_CompressiveLaw):
+    """Specific loudness of Glasberg2002.
+
+    The page's law in three regimes with E0 = 10 dB is not this model.
+
+    Args:
+        fc_hz: Centre frequencies of the channels in Hz.
+        fs: Sampling rate in Hz.
+        C: Scale in sone per Cam.
+        learnable: Make `C`, `threshold_db`, `alpha` and `A` (one value a channel) parameters.
+        dtype: torch.float32 or torch.float64.
+
+    Shape:
+        (.., frame, channel) in dB SPL -> the same shape in sone per Cam.
+
+    Invariants:
+        Grows with the excitation up to 100 dB, and is 0 at none.
+
+    >>> stage = SpecificLoudness([1000.0])
+    >>> bool(stage(torch.tensor([[40.0]])) > stage(torch.tensor([[20.0]])))
+    True
+    """
+
+    tables, high_divisor, high_exponent = "glasberg2002", 1.04e6, 0.5
+
+    def __init__(
+        self,
+        fc_hz: ArrayLike,
+        fs: float = 32000,
+        C: float = 0.047,
+        learnable: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(fc_hz, fs, C, learnable, dtype)

@@ -1,0 +1,168 @@
+"""The six decision methods: each against its statistic written out in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from amtcore import Paulick2024
+from amtcore.errors import ParameterError, ShapeError
+
+FS = 16000
+COUNTS = (2, 3, 3)  # modulation filters of the channels
+MODEL = Paulick2024(FS, 200.0, 3000.0, 3, dtype=torch.float64)
+
+
+def _representation(batch: int | None = 2, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    lead = () if batch is None else (batch,)
+    return [torch.randn(*lead, m, 50, generator=generator, dtype=torch.float64) for m in COUNTS]
+
+
+def _tone(level_db: float, batch: int = 2) -> torch.Tensor:
+    t = torch.arange(1600, dtype=torch.float64) / FS
+    amplitude = 2e-5 * 10 ** (level_db / 20) * 2**0.5
+    return (amplitude * torch.sin(2 * np.pi * 1000 * t)).repeat(batch, 1)
+
+
+# --- region of interest ---
+
+
+def test_region_in_time_channels_and_filters() -> None:
+    full = _representation()
+    region = MODEL.roi_selection(full, (0.0025, 0.0101), (1, 3), (1, 3))
+    assert MODEL.fs_resampled == 4000.0
+    assert len(region) == 2
+    for got, channel in zip(region, full[1:], strict=True):
+        assert torch.equal(got, channel[:, 1:3, 10:40])
+
+
+def test_region_of_a_short_channel_keeps_what_there_is() -> None:
+    region = MODEL.roi_selection(_representation(None), modulation_range=(2, 3))
+    assert [tuple(y.shape) for y in region] == [(0, 50), (1, 50), (1, 50)]
+    assert torch.equal(MODEL.roi_selection(_representation())[0], _representation()[0])
+
+
+@pytest.mark.parametrize(
+    "region",
+    [{"time_window": (0.0, 1.0)}, {"channel_range": (2, 2)}, {"modulation_range": (-1, 2)}],
+)
+def test_region_outside_the_representation(region: dict) -> None:
+    with pytest.raises(ParameterError, match="must be a range inside"):
+        MODEL.roi_selection(_representation(), **region)
+
+
+# --- template ---
+
+
+def test_correlation_is_pearsons_r_over_everything() -> None:
+    x, t = _representation(), _representation(seed=1)
+    got = MODEL.template_correlation(x, t)
+    for i in range(2):
+        flat = [np.concatenate([y[i].numpy().ravel() for y in each]) for each in (x, t)]
+        assert float(got[i]) == pytest.approx(np.corrcoef(*flat)[0, 1], rel=1e-12)
+    assert MODEL.template_correlation(x, x) == pytest.approx(1.0)
+    assert MODEL.template_correlation(x, [3.0 - 2 * y for y in x]) == pytest.approx(-1.0)
+
+
+def test_correlation_without_normalisation_is_the_inner_product() -> None:
+    x, t = _representation(), _representation(1, seed=1)
+    got = MODEL.template_correlation(x, t, normalize=False)
+    for i in range(2):
+        expected = sum(float((y[i] * u[0]).sum()) for y, u in zip(x, t, strict=True))
+        assert float(got[i]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_correlation_with_a_constant_is_zero_and_other_shapes_are_refused() -> None:
+    x = _representation(None)
+    assert float(MODEL.template_correlation(x, [torch.ones_like(y) for y in x])) == 0.0
+    with pytest.raises(ShapeError, match="channels, filters and samples"):
+        MODEL.template_correlation(x, x[:2])
+
+
+# --- decision variable ---
+
+
+def _expected(metric: str, full: list[np.ndarray], weights: list[np.ndarray]) -> float:
+    total = sum(w.sum() for w in weights)
+    pairs = list(zip(full, weights, strict=True))
+    if metric == "max":
+        return max((w[:, None] * y).max() for y, w in pairs)
+    if metric == "mean":
+        return sum((w * y.mean(-1)).sum() for y, w in pairs) / total
+    if metric == "l2":
+        return sum((w * (y**2).sum(-1)).sum() for y, w in pairs) ** 0.5
+    return (sum((w * (y**2).mean(-1)).sum() for y, w in pairs) / total) ** 0.5
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("metric", ["rms", "mean", "max", "l2"])
+def test_decision_variable(metric: str, weighted: bool) -> None:
+    full = _representation()
+    channels, filters = torch.tensor([1.0, 0.0, 3.0]), torch.tensor([1.0, 2.0, 0.5, 9.0])
+    given = {"channel_weights": channels, "modulation_weights": filters} if weighted else {}
+    got = MODEL.compute_decision_variable(full, metric, **given)
+    for i in range(2):
+        weights = [np.ones(m) for m in COUNTS]
+        if weighted:
+            weights = [
+                float(w) * filters[:m].numpy() for w, m in zip(channels, COUNTS, strict=True)
+            ]
+        expected = _expected(metric, [y[i].numpy() for y in full], weights)
+        assert float(got[i]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_decision_variable_of_one_sound_is_a_number_with_a_gradient() -> None:
+    full = [y.requires_grad_() for y in _representation(None)]
+    variable = MODEL.compute_decision_variable(full)
+    assert variable.shape == ()
+    variable.backward()
+    assert all(y.grad.abs().max() > 0 for y in full)
+
+
+def test_wrong_weights_and_metrics() -> None:
+    with pytest.raises(ParameterError, match="metric must be one of"):
+        MODEL.compute_decision_variable(_representation(), "median")
+    with pytest.raises(ShapeError, match="3 channel weights"):
+        MODEL.compute_decision_variable(_representation(), channel_weights=torch.ones(2))
+    with pytest.raises(ShapeError, match="at least 3 modulation"):
+        MODEL.compute_decision_variable(_representation(), modulation_weights=torch.ones(2))
+
+
+# --- decisions and tasks ---
+
+
+def test_decision_is_a_comparison() -> None:
+    variable = torch.tensor([0.5, 1.0, 2.0])
+    assert MODEL.make_decision(variable, 1.0).tolist() == [False, False, True]
+    assert MODEL.make_decision(variable, 1.0, "less").tolist() == [True, False, False]
+    with pytest.raises(ParameterError, match="criterion must be one of"):
+        MODEL.make_decision(variable, 1.0, "equal")
+
+
+def test_detection_compares_the_decision_variable_of_what_the_noise_does_not_explain() -> None:
+    noise = 2e-3 * torch.randn(1, 1600, dtype=torch.float64)
+    sound = torch.cat((noise, noise + _tone(70.0, 1)))
+    variable = MODEL.detection_task(sound, noise)
+    difference = [y - n for y, n in zip(MODEL(sound), MODEL(noise), strict=True)]
+    assert torch.equal(variable, MODEL.compute_decision_variable(difference))
+    assert float(variable[0]) == 0.0
+    answer, again = MODEL.detection_task(sound, noise, threshold=1.0, return_decision_var=True)
+    assert answer.tolist() == [False, True] and torch.equal(again, variable)
+    assert MODEL.detection_task(sound, noise, threshold=1.0).dtype == torch.bool
+    plain = MODEL.detection_task(sound, metric="max")
+    assert torch.equal(plain, MODEL.compute_decision_variable(MODEL(sound), "max"))
+
+
+def test_discrimination_names_the_interval_with_more() -> None:
+    soft, loud = _tone(40.0), _tone(60.0)
+    first = torch.cat((soft[:1], loud[:1]))
+    assert MODEL.discrimination_task(first, first.flip(0)).tolist() == [1, 0]
+    assert MODEL.discrimination_task(soft, soft, "l2").tolist() == [0, 0]
+
+
+def test_tasks_work_on_a_model_that_returns_stages() -> None:
+    model = Paulick2024(FS, 200.0, 3000.0, 3, return_stages=True)
+    choice = model.discrimination_task(_tone(40.0)[0].float(), _tone(60.0)[0].float())
+    assert int(choice) == 1

@@ -1,0 +1,286 @@
+"""Ear filters against scipy's designs, their own tables, and tones; FIR kernels by two routes."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import scipy.signal
+import torch
+from torch import Tensor
+
+from amtcore.errors import ParameterError, ShapeError
+from amtcore.fir_design import fir2, minimum_phase, resample_taps
+from amtcore.recurrence.fir.op import fir
+from amtcore.stages.ears import MIDDLE_EAR_TYPES, PHASE_TYPES, HeadphoneFilter, MiddleEarFilter
+from amtcore.stages.fir import FirStage
+from amtcore.stages.outer_middle_ear import (
+    COMPENSATION_TYPES,
+    FIELD_TYPES,
+    OuterMiddleEarFilter,
+    transfer_db,
+)
+from amtcore.tables import load_table
+
+from ..compare import FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close
+
+FS = 16000
+GRADIENT = Tolerance(1e-9, "float64 gradients by two routes", 1e-12)
+
+
+def _noise(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def _tone(f_hz: float, samples: int, fs: float = FS) -> Tensor:
+    return torch.sin(2 * math.pi * f_hz / fs * torch.arange(samples, dtype=torch.float64))
+
+
+# --- the FIR family ---
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("taps", "stride"), [(1, 1), (17, 1), (513, 1), (81, 4), (7, 3), (64, 2)])
+def test_fir_kernel_equals_the_sum_over_taps(taps: int, stride: int, dtype: str) -> None:
+    kind, tolerance = {
+        "float32": (torch.float32, KERNEL32), "float64": (torch.float64, KERNEL64)
+    }[dtype]  # fmt: skip
+    x, h = _noise(3, 1500, dtype=kind), _noise(taps, dtype=kind, seed=1)
+    got = fir(x, h, stride)
+    assert_close(got, fir(x, h, stride, "reference"), tolerance, "plain sum")
+    whole = scipy.signal.lfilter(h.double().numpy(), 1, x.double().numpy())
+    assert_close(got, whole[:, taps - 1 :: stride], tolerance, "scipy")
+
+
+@pytest.mark.parametrize("stride", [1, 4])
+def test_fir_gradcheck(stride: int) -> None:
+    x, h = _noise(2, 23).requires_grad_(), _noise(6, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, h: fir(x, h, stride), (x, h))
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_fir_gradients_equal_autograd_through_the_plain_sum(stride: int) -> None:
+    gradients = []
+    for backend in ("cpu", "reference"):
+        x, h = _noise(2, 700).requires_grad_(), _noise(65, seed=1).requires_grad_()
+        fir(x, h, stride, backend).square().sum().backward()
+        gradients.append((x.grad, h.grad))
+    for got, expected in zip(*gradients, strict=True):
+        assert_close(got, expected, GRADIENT)
+
+
+def test_fir_of_nothing_is_nothing() -> None:
+    assert fir(_noise(2, 4), _noise(5)).shape == (2, 0)
+    with pytest.raises(ShapeError, match="input's dtype"):
+        fir(_noise(2, 8), _noise(5, dtype=torch.float32))
+
+
+# --- design ---
+
+
+@pytest.mark.parametrize("order", [64, 510, 4094])
+def test_fir2_is_scipys(order: int) -> None:
+    f_hz = torch.tensor([0.0, 500.0, 1200.0, 5000.0, 8000.0], dtype=torch.float64)
+    gain = torch.tensor([0.0, 1.0, 3.0, 0.2, 0.0], dtype=torch.float64)
+    points = 512 if order <= 512 else 4096
+    expected = scipy.signal.firwin2(order + 1, f_hz.numpy(), gain.numpy(), nfreqs=points + 1, fs=FS)
+    assert_close(fir2(order, f_hz, gain, FS), expected, FLOAT64)
+
+
+@pytest.mark.parametrize(("up", "down"), [(1, 4), (1, 3), (10, 441), (3, 2)])
+def test_resampling_low_pass_is_scipys(up: int, down: int) -> None:
+    half = 10 * max(up, down)
+    expected = up * scipy.signal.firwin(2 * half + 1, 1 / max(up, down), window=("kaiser", 5.0))
+    assert_close(resample_taps(up, down), expected, FLOAT64)
+
+
+@pytest.mark.parametrize("order", [511, 512])
+def test_minimum_phase_keeps_the_magnitude_and_comes_early(order: int) -> None:
+    f_hz = torch.tensor([0.0, 500.0, 1000.0, 3000.0, 8000.0], dtype=torch.float64)
+    gain = torch.tensor([0.3, 1.0, 2.0, 0.3, 0.1], dtype=torch.float64)
+    linear = fir2(order, f_hz, gain, FS)
+    early = minimum_phase(linear)
+    assert_close(torch.fft.fft(early).abs(), torch.fft.fft(linear).abs(), FLOAT64)
+    energy, later = (h.square().cumsum(0) for h in (early, linear))
+    assert (energy >= later - 1e-3 * later[-1]).all() and energy[20] > 0.9 * energy[-1]
+
+
+# --- the filters ---
+
+
+def _steady_gain(stage: FirStage, f_hz: float, fs: float) -> tuple[float, float]:
+    """Gain of a tone and how far the output is from that gain times the input."""
+    x = _tone(f_hz, 12000, fs)
+    y = stage(x)
+    middle = slice(5000, 7000)
+    gain = float((y[middle] * x[middle]).sum() / x[middle].square().sum())
+    return gain, float((y - gain * x)[middle].abs().max())
+
+
+@pytest.mark.parametrize("f_hz", [250.0, 1000.0, 2721.273584, 4441.534834])
+def test_zero_phase_gives_the_tables_gain_and_no_delay(f_hz: float) -> None:
+    table = load_table("headphone_pralong_carlile_1996")
+    expected = np.interp(f_hz, table["frequency_hz"], table["amplitude_gain"])
+    stage = HeadphoneFilter(FS, order=1024, phase_type="zero", dtype=torch.float64)
+    gain, residue = _steady_gain(stage, f_hz, FS)
+    assert gain == pytest.approx(expected, rel=0.05) and residue < 2e-3
+
+
+def test_delay_options_are_one_response_with_three_delays() -> None:
+    x = _noise(1500)
+    taps = HeadphoneFilter(FS, phase_type="amt", dtype=torch.float64).fir_coeffs.numpy()
+    causal = scipy.signal.lfilter(taps, 1, np.concatenate((x.numpy(), np.zeros(257))))
+    for phase_type, advance in (("amt", 257), ("zero", 256)):
+        stage = HeadphoneFilter(FS, phase_type=phase_type, dtype=torch.float64)
+        assert stage.advance == advance
+        assert_close(stage(x), causal[advance : advance + 1500], FLOAT64, phase_type)
+        late = HeadphoneFilter(
+            FS, phase_type=phase_type, compensate_delay=False, dtype=torch.float64
+        )
+        assert_close(late(x), causal[:1500], FLOAT64, phase_type)
+    assert HeadphoneFilter(FS, phase_type="minimum").advance == 0
+
+
+@pytest.mark.parametrize("fs", [8000, 16000, 20000, 22050, 44100, 96000])
+@pytest.mark.parametrize("filter_type", MIDDLE_EAR_TYPES)
+def test_middle_ear_peaks_at_0_db(filter_type: str, fs: int) -> None:
+    stage = MiddleEarFilter(fs, filter_type, dtype=torch.float64)
+    f_hz, response = stage.get_frequency_response(16384)
+    level = 20 * torch.log10(response.abs())
+    assert float(level[:-1].max()) == pytest.approx(0.0, abs=1e-6)
+    assert 400 < float(f_hz[level.argmax()]) < 1300
+    plain = MiddleEarFilter(fs, filter_type, normalize_gain=False, dtype=torch.float64)
+    x = _noise(400)
+    scaled = plain(x) * 10 ** (stage.gain_normalization / 20)
+    assert_close(stage(x), scaled, FLOAT64)
+
+
+def test_stapes_velocity_of_goode() -> None:
+    """At 600 Hz and 104 dB SPL the stapes moves 0.229 um from peak to peak."""
+    stage = MiddleEarFilter(44100, phase_type="zero", normalize_gain=False, dtype=torch.float64)
+    gain, _ = _steady_gain(stage, 600.0, 44100)
+    peak_pa = 20e-6 * 10 ** (104 / 20) * math.sqrt(2)
+    assert gain * peak_pa == pytest.approx(2 * math.pi * 600 * 0.22909e-6 * 2, rel=0.05)
+
+
+@pytest.mark.parametrize("fs", [32000, 44100, 96000])
+@pytest.mark.parametrize("field_type", FIELD_TYPES)
+@pytest.mark.parametrize("compensation_type", COMPENSATION_TYPES)
+def test_outer_middle_ear_is_the_tables_db_end_to_end(
+    compensation_type: str, field_type: str, fs: int
+) -> None:
+    stage = OuterMiddleEarFilter(fs, compensation_type, field_type, dtype=torch.float64)
+    f_hz, level = stage.get_frequency_response(65536)
+    inside = (f_hz >= 80) & (f_hz <= 15000)
+    expected = transfer_db(f_hz[inside].numpy(), compensation_type, field_type)
+    assert np.abs(level[inside].numpy() - expected).max() < 0.1
+    gain, residue = _steady_gain(stage, 1000.0, fs)
+    at_1k = float(transfer_db(np.array([1000.0]), compensation_type, field_type)[0])
+    assert 20 * math.log10(gain) == pytest.approx(at_1k, abs=0.01) and residue < 1e-4
+
+
+def test_the_two_middle_ears_differ_at_1250_hz() -> None:
+    levels = []
+    for kind in COMPENSATION_TYPES:
+        f_hz, level = OuterMiddleEarFilter(32000, kind).get_transfer_function()
+        levels.append(float(level[f_hz == 1250.0]))
+    assert levels == pytest.approx([3.2 - 3.2, 3.2 - 4.5], abs=1e-5)
+
+
+def _stages(phase_type: str) -> list[FirStage]:
+    return [
+        HeadphoneFilter(FS, 64, phase_type),
+        MiddleEarFilter(FS, "jepsen2008", 64, phase_type),
+        OuterMiddleEarFilter(FS, order=128),
+    ]
+
+
+@pytest.mark.parametrize("phase_type", PHASE_TYPES)
+@pytest.mark.parametrize("cuts", [[], [1], [10, 40, 41], [33, 33, 500, 690]])
+def test_chunks_equal_the_whole_exactly(cuts: list[int], phase_type: str) -> None:
+    x = _noise(2, 3, 700, dtype=torch.float32)
+    for stage in _stages(phase_type):
+        state, parts, edges = None, [], [0, *cuts, 700]
+        for begin, end in pairwise(edges):
+            y, state = stage.stream(x[..., begin:end], state, end == 700)
+            parts.append(y)
+            ready = 0 if end < stage.advance else end - stage.advance
+            assert sum(p.shape[-1] for p in parts) == (700 if end == 700 else ready)
+        assert torch.equal(torch.cat(parts, -1), stage(x))
+
+
+@pytest.mark.parametrize("phase_type", PHASE_TYPES)
+def test_learnable_gains_redesign_the_filter_in_the_graph(phase_type: str) -> None:
+    x = _noise(2, 300)
+    for build in (
+        lambda **k: HeadphoneFilter(FS, 32, phase_type, **k),
+        lambda **k: MiddleEarFilter(FS, "jepsen2008", 32, phase_type, **k),
+    ):
+        fixed = build(dtype=torch.float64)
+        stage = build(learnable=True, dtype=torch.float64)
+        assert_close(stage(x).detach(), fixed(x), FLOAT64)
+        before = stage.gains.detach().clone()
+
+        def output(gains: Tensor, stage: FirStage = stage) -> Tensor:
+            return torch.func.functional_call(stage, {"gains": gains}, (x[0, :40],))
+
+        scale = before.abs().max()
+        gains = (before / scale).requires_grad_()
+        assert torch.autograd.gradcheck(lambda g: output(g * scale), (gains,), atol=1e-5)  # noqa: B023
+        with torch.no_grad():
+            stage.gains *= 2.0
+        expected = fixed(x) * (2.0 if stage.__class__ is HeadphoneFilter else 1.0)
+        assert_close(stage(x).detach(), expected, FLOAT64)
+
+
+def test_learnable_transfer_function_is_learnt() -> None:
+    """A gain in dB at one place is found again from the filter's output."""
+    torch.manual_seed(0)
+    target = OuterMiddleEarFilter(8000, order=64, dtype=torch.float64)
+    stage = OuterMiddleEarFilter(8000, order=64, learnable=True, dtype=torch.float64)
+    assert list(dict(stage.named_parameters())) == ["tf_gains"]
+    with torch.no_grad():
+        stage.tf_gains += 3.0
+    x = _noise(1, 500)
+    optimiser = torch.optim.Adam(stage.parameters(), lr=0.2)
+    losses = []
+    for _ in range(25):
+        optimiser.zero_grad()
+        loss = (stage(x) - target(x)).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.02 * losses[0]
+
+
+def test_parameters_and_representation() -> None:
+    stage = HeadphoneFilter(8000, learnable=True)
+    parameters = stage.get_parameters()
+    assert parameters["num_frequency_points"] == len(stage.frequency_data) == 12
+    assert parameters["frequency_range"] == [125.0, pytest.approx(3589.453635)]
+    assert stage.group_delay == 256 and "phase_type=minimum" in repr(stage)
+    middle = MiddleEarFilter(8000, learnable=True)
+    assert sorted(dict(middle.named_parameters())) == ["gain_normalization", "gains"]
+    assert middle.get_parameters()["filter_type"] == "lopezpoveda2001"
+    assert "field=free" in repr(OuterMiddleEarFilter(16000, order=64))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: HeadphoneFilter(FS, order=0), "order must be"),
+        (lambda: HeadphoneFilter(FS, phase_type="linear"), "phase_type must be one of"),
+        (lambda: HeadphoneFilter(FS, 33, "zero"), "even order"),
+        (lambda: MiddleEarFilter(FS, "goode1994"), "filter_type must be one of"),
+        (lambda: OuterMiddleEarFilter(FS, "tf"), "compensation_type must be one of"),
+        (lambda: OuterMiddleEarFilter(FS, field_type="wood"), "field_type must be one of"),
+        (lambda: OuterMiddleEarFilter(FS, flow=5.0), "20 <= flow"),
+        (lambda: OuterMiddleEarFilter(FS, order=33), "even order"),
+        (lambda: HeadphoneFilter(FS).get_frequency_response(512), "above the order"),
+    ],
+)
+def test_bad_arguments(build, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ParameterError, match=message):
+        build()
