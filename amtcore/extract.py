@@ -140,6 +140,8 @@ class Extractor:
         self._entry, self._model, self._features = entry, model, features
         self._params, self._front_end = dict(params), model.front_end()
         self._dtype = model.fc.detach().numpy().dtype
+        #: Whether `open_stream` works: no stream needs whole clips.
+        self.can_stream = not any(isinstance(f, WholeFeatures) for f in features.values())
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
         """Whole frames of each stream in so many samples."""

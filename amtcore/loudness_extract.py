@@ -181,6 +181,7 @@ class LoudnessExtractor(Extractor):
         self.streams = tuple(plan.info for plan in plans)
         self._entry, self._model, self._plans, self._params = entry, model, plans, dict(params)
         self._dtype = model.fc.numpy().dtype
+        self.can_stream = True
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
         """Whole frames of each stream in so many samples."""

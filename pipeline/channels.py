@@ -1,8 +1,10 @@
 """Channel policy: which channels of a file become clips, and how many channels become one.
 
 "mean" averages all channels, "left" and "right" pick the first and second, "each" makes one clip
-per channel, and a number picks by index. Levels are not corrected: the mean of two equal channels
-is the channel itself, the mean of two independent ones is 3 dB below either.
+per channel, and a number picks by index. "binaural" takes two channels as the ears of one listener:
+a model of two ears hears both, any other model their mean; a mono file sounds at both ears. Levels
+are not corrected: the mean of two equal channels is the channel itself, the mean of two independent
+ones is 3 dB below either.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ Block = npt.NDArray[np.float32]
 Channels = str | int
 
 MIXED = -1
+BINAURAL = "binaural"
+EARS = 2
 NAMED_CHANNELS = {"left": 0, "right": 1}
 
 
@@ -23,11 +27,15 @@ def channel_ids(channels: Channels, n_channels: int) -> tuple[int, ...]:
     """The channels a policy selects, MIXED for the mean; ChannelIndexError if there are fewer."""
     if channels == "mean":
         return (MIXED,)
-    if channels == "each":
+    if channels == BINAURAL and n_channels > EARS:
+        raise ChannelIndexError(f"expected one or two channels, one an ear, got {n_channels}")
+    if channels in ("each", BINAURAL):
         return tuple(range(n_channels))
     index = NAMED_CHANNELS.get(channels) if isinstance(channels, str) else channels
     if index is None or index < 0:
-        raise ValueError(f"expected mean, left, right, each or an index from 0, got {channels!r}")
+        raise ValueError(
+            f"expected mean, left, right, each, binaural or an index from 0, got {channels!r}"
+        )
     if index >= n_channels:
         raise ChannelIndexError(f"expected a channel {index}, got {n_channels} channel(s)")
     return (index,)
@@ -47,3 +55,17 @@ def mix(block: Block, ids: tuple[int, ...]) -> Block:
     for channel in range(1, n_channels):
         total += block[:, channel]
     return (total / n_channels).astype(np.float32)[np.newaxis]
+
+
+def voices(channels: Channels, ids: tuple[int, ...]) -> list[tuple[int, slice]]:
+    """The clips in a waveform of these channels: the source channel and the waveform's rows."""
+    if channels == BINAURAL:
+        return [(MIXED, slice(0, len(ids)))]
+    return [(channel, slice(row, row + 1)) for row, channel in enumerate(ids)]
+
+
+def heard(ears: Block, n_ears: int) -> Block:
+    """What a model of so many ears is given of (1 or 2, frames): (frames,), or both ears."""
+    if len(ears) == 1:
+        return ears[0]
+    return ears if n_ears == EARS else mix(ears.T, (MIXED,))[0]

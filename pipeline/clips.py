@@ -9,7 +9,7 @@ and unit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.channels import heard, voices
 from pipeline.decode import AudioFacts, BlockReader, Limits, open_blocks
 from pipeline.resample import Resampler, ResampleStream
 from pipeline.rows import Scalar
@@ -34,19 +35,21 @@ LONG_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one model wants its input to be: a sample rate and a unit."""
+    """What one model wants its input to be: a sample rate, a unit, and for how many ears."""
 
     fs_hz: float
     unit: str
+    ears: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """One channel of one row, whole.
+    """One clip of one row, whole.
 
     Args:
-        channel: Source channel, -1 for mixed.
-        signals: One per target, in the targets' order; equal targets share one array.
+        channel: Source channel, -1 for mixed or both ears.
+        signals: One per target, in the targets' order, (time,) or (2, time); equal targets share
+            one array.
         facts: Provenance columns of the row.
     """
 
@@ -93,9 +96,13 @@ class Preparer:
                     return LongClip(self, item, stream, reader, blocks, rest)
         waveform = np.concatenate(blocks, axis=1)
         return [
-            self._clip(item, channel, signal, reader.facts)
-            for channel, signal in zip(reader.channel_ids, waveform, strict=True)
+            self._clip(item, channel, waveform[rows], reader.facts)
+            for channel, rows in self.voices(reader)
         ]
+
+    def voices(self, reader: BlockReader) -> list[tuple[int, slice]]:
+        """The clips in what a reader yields: source channel and rows."""
+        return voices(self.audio.channels, reader.channel_ids)
 
     def gains(self, rms: float) -> tuple[float, ...]:
         """Linear gain for each target, for a clip of this RMS."""
@@ -151,22 +158,25 @@ class Preparer:
             limits=Limits(self.audio.min_rate_hz, self.audio.max_rate_hz),
         )
 
-    def _clip(self, item: Item, channel: int, signal: Signal, audio: AudioFacts) -> Clip:
-        rms = _rms([signal]) if self.calibration.needs_whole_clip else 1.0
-        gains = self.gains(rms)
-        by_rate = {
-            fs_hz: self.resampler(audio.rate_hz, fs_hz).process(signal)
-            for fs_hz in {target.fs_hz for target in self.targets}
-        }
-        ready = {
-            target: scaled(by_rate[target.fs_hz], gain)
+    def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
+        """Each target's signal from (ear, time) at its rate; equal targets share one array."""
+        made = {
+            target: scaled(heard(by_rate[target.fs_hz], target.ears), gain)
             for target, gain in zip(self.targets, gains, strict=True)
         }
+        return tuple(made[target] for target in self.targets)
+
+    def _clip(self, item: Item, channel: int, ears: Signal, audio: AudioFacts) -> Clip:
+        gains = self.gains(_rms(ears) if self.calibration.needs_whole_clip else 1.0)
+        by_rate = {}
+        for fs_hz in {target.fs_hz for target in self.targets}:
+            resampler = self.resampler(audio.rate_hz, fs_hz)
+            by_rate[fs_hz] = np.stack([resampler.process(ear) for ear in ears])
         return Clip(
             item=item,
             channel=channel,
             seconds=audio.seconds,
-            signals=tuple(ready[target] for target in self.targets),
+            signals=self.ready(by_rate, gains),
             facts=self.facts(item, audio, gains),
         )
 
@@ -188,10 +198,11 @@ class LongClip:
         rest: Iterator[Signal],
     ) -> None:
         self.item = item
-        self.channels = reader.channel_ids
+        self._voices = preparer.voices(reader)
+        self.channels = tuple(channel for channel, _ in self._voices)
         self._preparer, self._stream, self._reader = preparer, stream, reader
         self._blocks, self._rest = blocks, rest
-        self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self.channels]
+        self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self._voices]
 
     @property
     def nbytes(self) -> int:
@@ -203,13 +214,13 @@ class LongClip:
         """Duration; known after the last piece."""
         return self._reader.facts.seconds
 
-    def facts(self, channel_position: int) -> dict[str, Scalar]:
-        """Provenance of one channel's row; known after the last piece."""
-        gains = self._gains[channel_position]
+    def facts(self, position: int) -> dict[str, Scalar]:
+        """Provenance of the row of one of `channels`; known after the last piece."""
+        gains = self._gains[position]
         return self._preparer.facts(self.item, self._reader.facts, gains)
 
     def pieces(self) -> Iterator[list[tuple[Signal, ...]]]:
-        """The clip piece by piece: per channel, one signal per target.
+        """The clip piece by piece: per entry of `channels`, one signal per target.
 
         Targets get pieces of their own lengths, some of them empty. Closes the stream at the end.
         Raises a RowError where the damage is, maybe after many good pieces.
@@ -217,11 +228,13 @@ class LongClip:
         try:
             if self._preparer.calibration.needs_whole_clip:
                 self._measure()
-            resamplers = [self._resamplers() for _ in self.channels]
+            resamplers = [self._resamplers(rows) for _, rows in self._voices]
             for block in self._remaining():
                 yield [
-                    self._push(streams, signal, gains)
-                    for streams, signal, gains in zip(resamplers, block, self._gains, strict=True)
+                    self._push(streams, block[rows], gains)
+                    for streams, (_, rows), gains in zip(
+                        resamplers, self._voices, self._gains, strict=True
+                    )
                 ]
             yield [
                 self._finish(streams, gains)
@@ -242,35 +255,44 @@ class LongClip:
         yield from self._rest
 
     def _measure(self) -> None:
-        """The first of two passes: the level of each channel."""
-        squares, frames = np.zeros(len(self.channels)), 0
+        """The first of two passes: the level of each clip, over both ears where there are two."""
+        squares, frames = np.zeros(len(self._reader.channel_ids)), 0
         for block in self._remaining():
             squares += np.square(block, dtype=np.float64).sum(axis=1)
             frames += block.shape[1]
-        self._gains = [self._preparer.gains(math.sqrt(total / frames)) for total in squares]
+        self._gains = [
+            self._preparer.gains(math.sqrt(squares[rows].mean() / frames))
+            for _, rows in self._voices
+        ]
         self._reader.close()
         self._reader = self._preparer.read(self.item, self._stream)
         self._rest = iter(self._reader)
 
-    def _resamplers(self) -> dict[float, ResampleStream]:
+    def _resamplers(self, rows: slice) -> dict[float, list[ResampleStream]]:
+        """By rate, a resampler for each ear."""
         rates = {target.fs_hz for target in self._preparer.targets}
-        from_hz = self._reader.rate_hz
-        return {rate: self._preparer.resampler(from_hz, rate).stream() for rate in rates}
+        from_hz, ears = self._reader.rate_hz, range(rows.start, rows.stop)
+        return {
+            rate: [self._preparer.resampler(from_hz, rate).stream() for _ in ears] for rate in rates
+        }
 
     def _push(
-        self, streams: dict[float, ResampleStream], signal: Signal, gains: tuple[float, ...]
+        self, streams: dict[float, list[ResampleStream]], ears: Signal, gains: tuple[float, ...]
     ) -> tuple[Signal, ...]:
-        ready = {rate: stream.push(signal) for rate, stream in streams.items()}
-        return self._scaled(ready, gains)
+        by_rate = {
+            rate: np.stack([s.push(ear) for s, ear in zip(of_ears, ears, strict=True)])
+            for rate, of_ears in streams.items()
+        }
+        return self._preparer.ready(by_rate, gains)
 
     def _finish(
-        self, streams: dict[float, ResampleStream], gains: tuple[float, ...]
+        self, streams: dict[float, list[ResampleStream]], gains: tuple[float, ...]
     ) -> tuple[Signal, ...]:
-        return self._scaled({rate: stream.finish() for rate, stream in streams.items()}, gains)
-
-    def _scaled(self, ready: dict[float, Signal], gains: tuple[float, ...]) -> tuple[Signal, ...]:
-        targets = self._preparer.targets
-        return tuple(scaled(ready[t.fs_hz], g) for t, g in zip(targets, gains, strict=True))
+        by_rate = {
+            rate: np.stack([stream.finish() for stream in of_ears])
+            for rate, of_ears in streams.items()
+        }
+        return self._preparer.ready(by_rate, gains)
 
 
 def scaled(signal: Signal, gain: float) -> Signal:
@@ -278,6 +300,5 @@ def scaled(signal: Signal, gain: float) -> Signal:
     return signal if gain == 1.0 else signal * np.float32(gain)
 
 
-def _rms(blocks: Sequence[Signal]) -> float:
-    squares = sum(float(np.square(block, dtype=np.float64).sum()) for block in blocks)
-    return math.sqrt(squares / sum(block.size for block in blocks))
+def _rms(ears: Signal) -> float:
+    return math.sqrt(float(np.square(ears, dtype=np.float64).sum()) / ears.size)

@@ -116,6 +116,13 @@ class TooShortError(RowError):
     error_class = "too_short"
 
 
+class TooLongError(RowError):
+    """Too long for a stream that needs whole clips."""
+
+    stage = "extract"
+    error_class = "too_long"
+
+
 class NonFiniteFeatureError(RowError):
     """The model returned NaN or infinity for finite input."""
 

@@ -82,7 +82,9 @@ def estimate(
 
 
 def frames(shard: Shard, stream: StreamInfo) -> int:
-    """Whole frames a stream has over a shard."""
+    """Whole frames a stream has over a shard; a stream of clips has one a row."""
+    if stream.frame_rate_hz == 0:
+        return len(shard.items)
     return sum(math.floor(item_seconds(item) * stream.frame_rate_hz) for item in shard.items)
 
 

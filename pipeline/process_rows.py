@@ -22,7 +22,13 @@ import numpy.typing as npt
 from pipeline.ahead import run_ahead
 from pipeline.batches import form_batches
 from pipeline.clips import LONG_S, Clip, LongClip, Preparer, Target
-from pipeline.errors import DtypeRangeError, NonFiniteFeatureError, RowError, TooShortError
+from pipeline.errors import (
+    DtypeRangeError,
+    NonFiniteFeatureError,
+    RowError,
+    TooLongError,
+    TooShortError,
+)
 from pipeline.messages import CONCURRENT_SHARDS
 from pipeline.rows import FeatureRow, QuarantineRow, Scalar
 from pipeline.sources.base import Item, Source
@@ -72,7 +78,10 @@ class RowProcessor:
         self._source, self._extractors = source, tuple(extractors)
         self._dtype = np.dtype(spec.output.dtype)
         self._each = spec.audio.channels == "each"
-        targets = tuple(Target(model.fs_hz, model.input_unit) for model in self._extractors)
+        targets = tuple(
+            Target(model.fs_hz, model.input_unit, max(model.input_channels))
+            for model in self._extractors
+        )
         self._preparer = Preparer(spec.audio, targets, long_s)
         self._decode_threads = decode_threads
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
@@ -166,10 +175,15 @@ class RowProcessor:
             for piece in pieces:
                 for channel, signals in enumerate(piece):
                     for stream, signal in zip(streams[channel], signals, strict=True):
-                        for name, frames in stream.push(signal).items():
-                            ready = checked_cast(name, frames, self._dtype)
-                            parts[channel].setdefault(name, []).append(ready)
+                        self._collect(parts[channel], stream.push(signal))
+        for part, of_models in zip(parts, streams, strict=True):
+            for stream in of_models:
+                self._collect(part, stream.finish())
         return [{name: np.concatenate(frames) for name, frames in part.items()} for part in parts]
+
+    def _collect(self, parts: dict[str, list[Frames]], made: dict[str, Frames]) -> None:
+        for name, frames in made.items():
+            parts.setdefault(name, []).append(checked_cast(name, frames, self._dtype))
 
     def feature_row(
         self,
@@ -192,10 +206,15 @@ class RowProcessor:
 
     def _checked(self, prepared: list[Clip] | LongClip) -> list[Clip] | LongClip:
         if isinstance(prepared, LongClip):
+            try:
+                check_streamable(self._extractors, self._preparer.long_s, prepared.item)
+            except RowError:
+                prepared.close()
+                raise
             return prepared
         for clip in prepared:
             for extractor, signal in zip(self._extractors, clip.signals, strict=True):
-                check_length(extractor, len(signal), clip.item)
+                check_length(extractor, signal.shape[-1], clip.item)
         return prepared
 
 
@@ -246,7 +265,7 @@ class _ShardRun:
         window, self._window, self._window_bytes = self._window, [], 0
         if not window:
             return
-        lengths = [len(clip.signals[0]) for _, clip, _ in window]
+        lengths = [clip.signals[0].shape[-1] for _, clip, _ in window]
         max_samples = round(BATCH_S * self._rows._extractors[0].fs_hz)
         finished: dict[int, Future[Any]] = {}
         for batch in form_batches(lengths, max_samples):
@@ -295,6 +314,17 @@ def check_length(extractor: Extractor, n_samples: int, item: Item) -> None:
         raise TooShortError(
             f"{item.uri}: expected at least one frame of {', '.join(empty)}, got "
             f"{n_samples / extractor.fs_hz * 1000:.3g} ms of audio"
+        )
+
+
+def check_streamable(extractors: Sequence[Extractor], long_s: float, item: Item) -> None:
+    """Raise TooLongError where a long clip meets a stream that cannot go chunk by chunk."""
+    whole = [stream.model for each in extractors if not each.can_stream for stream in each.streams]
+    if whole:
+        raise TooLongError(
+            f"{item.uri}: expected at most {long_s:g} s for {whole[0]}, whose streams need whole "
+            "clips, got more; cut it into spans with a manifest, or for king2019 set phase_insens "
+            "to none and leave subfs out"
         )
 
 

@@ -360,7 +360,9 @@ class Features:
 def frame_range(
     stream: StreamInfo, n_frames: int, start_s: float, stop_s: float
 ) -> tuple[int, int]:
-    """Frames [first, last) of a clip that overlap [start_s, stop_s)."""
+    """Frames [first, last) of a clip that overlap [start_s, stop_s); numbers of a clip always."""
+    if stream.frame_rate_hz == 0:
+        return 0, n_frames
     first = math.floor(start_s * stream.frame_rate_hz + FRAME_EPSILON)
     last = min(n_frames, math.ceil(min(stop_s * stream.frame_rate_hz, n_frames) - FRAME_EPSILON))
     return min(first, n_frames), max(min(first, n_frames), last)

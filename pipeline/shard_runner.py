@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.ahead import Turns
+from pipeline.channels import EARS
 from pipeline.commit import publish_shard
 from pipeline.errors import WorkerCrashError
 from pipeline.layout import Layout, commit_path
@@ -243,7 +244,12 @@ def _exercise(extractor: Extractor) -> dict[str, Any]:
     """Run a model once in both of its ways; the features of a second of noise."""
     rng = np.random.default_rng(0)
     noise = [rng.standard_normal(n).astype(np.float32) * 0.01 for n in WARM_UP_SAMPLES]
-    extractor.open_stream().push(noise[-1])
+    if extractor.can_stream:
+        stream = extractor.open_stream()
+        stream.push(noise[-1])
+        stream.finish()
+    if max(extractor.input_channels) == EARS:
+        extractor.extract([np.stack(noise[-1:] * EARS)])
     return extractor.extract(noise)[0]
 
 

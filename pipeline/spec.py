@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import fsspec
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from pipeline.channels import BINAURAL, EARS
 from pipeline.errors import SpecError
 from pipeline.overrides import apply_overrides, load_yaml
 from pipeline.resample import DEFAULT_QUALITY, QUALITIES
@@ -28,7 +29,10 @@ from pipeline.spec_errors import explain
 if TYPE_CHECKING:
     from amtcore.extract import Extractor
 
-CHANNEL_WORDS = ("mean", "left", "right", "each")
+CHANNEL_WORDS = ("mean", "left", "right", "each", "binaural")
+
+# Velocities of the basilar membrane are around 1e-7 m/s; float16 ends at 6e-8.
+TINY_UNITS = ("m/s",)
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -61,14 +65,15 @@ class AudioSpec(SpecModel):
     """How samples are read.
 
     Args:
-        channels: mean, left, right, each, or a channel index from 0.
+        channels: mean, left, right, each, binaural (see `pipeline.channels`), or a channel index
+            from 0.
         calibration: Digital full scale in dB SPL.
         resampler: Named resampler, see `pipeline.resample`.
         min_rate_hz: Files below this sample rate are quarantined.
         max_rate_hz: Files above this sample rate are quarantined.
     """
 
-    channels: Literal["mean", "left", "right", "each"] | int = "mean"
+    channels: Literal["mean", "left", "right", "each", "binaural"] | int = "mean"
     calibration: CalibrationSpec = CalibrationSpec(rms1_db_spl=100.0)
     resampler: str = DEFAULT_QUALITY
     min_rate_hz: PositiveFloat = 1000.0
@@ -265,6 +270,18 @@ def validate_models(spec: JobSpec) -> list[Extractor]:
         _check_unique_streams(named)
     except ValueError as error:
         raise SpecError(f"extract: {error}") from error
+    infos = [stream for built in extractors for stream in built.streams]
+    tiny = [f"{info.model} {info.name}" for info in infos if info.unit in TINY_UNITS]
+    if tiny and spec.output.dtype == "float16":
+        raise SpecError(
+            f"output.dtype: expected float32 for {', '.join(tiny)}, whose values lie below what "
+            "float16 can hold, got float16"
+        )
+    if spec.audio.channels == BINAURAL and all(max(e.input_channels) < EARS for e in extractors):
+        raise SpecError(
+            "audio.channels: expected a model of two ears in the extract list for binaural, got "
+            f"{', '.join(entry.model for entry in spec.extract)}; use mean, or each"
+        )
     return extractors
 
 

@@ -215,7 +215,7 @@ class TestMessages:
             ("source={uri: x}", "source.kind: missing; expected files, manifest or hf"),
             ("source={kind: files}", "source.uri: missing, and it has no default"),
             ("source=5", "source: expected a mapping, got 5"),
-            ("audio.channels=lft", "audio.channels: expected mean, left, right, each or a chan"),
+            ("audio.channels=lft", "audio.channels: expected mean, left, right, each, binaural or"),
             ("audio.channels=true", "a channel index from 0, got True"),
             ("audio.channels=-1", "a channel index from 0, got -1"),
             ("audio.resampler=sox", "audio.resampler: expected soxr_vhq or soxr_hq, got 'sox'"),
