@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from jobs.commands import demo, extract, inspect, models, plan, verify
+from jobs.commands import demo, extract, inspect, models, plan, plot, verify
 from pipeline.errors import EarmillError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("extract")(extract.extract)
 app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
+app.command("plot")(plot.plot)
 app.command("models")(models.models)
 app.command("demo")(demo.demo)
 

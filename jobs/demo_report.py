@@ -16,6 +16,8 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
+from jobs.stream_plots import STYLE, decibels, frequency_axis
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -28,14 +30,6 @@ PA_PER_UNIT = 2.0
 SPECTROGRAM_RANGE_DB = 50.0
 MODULATION_RANGE_DB = 30.0
 WAVE_COLOR = "#33658a"
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.facecolor": "white",
-}
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,7 @@ def _waveforms(axes: Sequence[Axes], examples: Sequence[Example]) -> None:
 def _spectrograms(
     figure: Figure, axes: Sequence[Axes], examples: Sequence[Example], stream: StreamInfo
 ) -> None:
-    levels_db = [_db(np.asarray(e.row.features[stream.name], np.float64).T) for e in examples]
+    levels_db = [decibels(np.asarray(e.row.features[stream.name], np.float64).T) for e in examples]
     top_db = max(level.max() for level in levels_db)
     image: Any = None
     for panel, example, level_db in zip(axes, examples, levels_db, strict=True):
@@ -108,7 +102,7 @@ def _spectrograms(
             rasterized=True,
         )
         panel.set(title="auditory spectrogram", xlabel="time (s)", xlim=(0, example.row.seconds))
-        _frequency_axis(panel, stream.fc_hz)
+        frequency_axis(panel, stream.fc_hz)
     figure.colorbar(image, ax=list(axes), label="hair-cell envelope (dB re maximum)", pad=0.01)
 
 
@@ -131,7 +125,7 @@ def _modulation_spectra(
         )
         panel.set(title="modulation spectrum", xlabel="modulation centre frequency (Hz)")
         panel.set_xticks(range(len(rates_hz)), [f"{rate:.3g}" for rate in rates_hz])
-        _frequency_axis(panel, stream.fc_hz)
+        frequency_axis(panel, stream.fc_hz)
     figure.colorbar(image, ax=list(axes), label="RMS over time (dB re maximum)", pad=0.01)
 
 
@@ -146,20 +140,7 @@ def _modulation_db(row: Row, stream: StreamInfo, rates_hz: Sequence[float]) -> N
         for number, values in enumerate(frames):
             place = rates_hz.index(stream.mfc_hz[first + number])
             levels[channel, place] = np.sqrt(np.mean(values**2))
-    return _db(levels)
-
-
-def _db(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 20 * np.log10(np.maximum(np.abs(values), 1e-9))
-
-
-def _frequency_axis(axes: Axes, fc_hz: Sequence[float]) -> None:
-    """Label channels by centre frequency; they are equally spaced on the ERB scale."""
-    shown = np.linspace(0, len(fc_hz) - 1, 7).round().astype(int)
-    labels = [f"{fc_hz[k] / 1000:.2g}" if fc_hz[k] >= 1000 else f"0.{fc_hz[k] / 10:02.0f}"
-              for k in shown]  # fmt: skip
-    axes.set_yticks(shown, labels)
-    axes.set_ylabel("centre frequency (kHz)")
+    return decibels(levels)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

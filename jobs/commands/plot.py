@@ -1,0 +1,43 @@
+"""`earmill plot`: the features of one row over time, as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.commands.options import DatasetUri, StorageOptions, parse_storage_options
+
+RowId = Annotated[
+    str | None, typer.Option("--row", metavar="ID", help="Row id; the first row when left out.")
+]
+Start = Annotated[float, typer.Option(metavar="S", help="Begin of the time shown.")]
+Stop = Annotated[float | None, typer.Option(metavar="S", help="End; the clip's end when left out.")]
+Out = Annotated[Path, typer.Option(help="PNG file to write.")]
+
+
+def plot(
+    uri: DatasetUri,
+    row: RowId = None,
+    out: Out = Path("row.png"),
+    start: Start = 0.0,
+    stop: Stop = None,
+    storage_options: StorageOptions = None,
+) -> None:
+    """Draw every feature stream of one row over time."""
+    from jobs.stream_plots import draw_row
+    from pipeline import open_features
+    from pipeline.errors import OutputError, SourceError
+
+    features = open_features(uri, storage_options=parse_storage_options(storage_options))
+    try:
+        position = 0 if row is None else features.index_of(row)
+        shown = features.slice(position, start, stop)
+    except (KeyError, IndexError, ValueError) as error:
+        raise SourceError(str(error.args[0])) from error
+    try:
+        draw_row(out, shown, features.streams)
+    except OSError as error:
+        raise OutputError(f"cannot write {out}: {error}; choose another --out") from error
+    print(f"{out}: {shown.row_id}")

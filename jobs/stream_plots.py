@@ -1,0 +1,164 @@
+"""Feature streams of one row over time: a panel a stream, traces of one unit in one panel.
+
+What a panel shows follows from the stream's description alone: one column is a trace, columns by
+channel an image against centre frequency, modulation filters the RMS over channels against
+modulation centre frequency, events a raster. Values of a whole clip go into the title.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from amtcore.extract import StreamInfo
+    from pipeline.reader import Row
+
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "white",
+}
+ENVELOPE_RANGE_DB = 50.0
+PANEL_INCHES = (10.0, 2.1)
+COLORS = ("#33658a", "#d1495b", "#66a182", "#8d6a9f")
+
+
+def draw_row(path: Path, row: Row, streams: Mapping[str, StreamInfo]) -> None:
+    """Write the figure of a row, or of a slice of it, as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = panels_of(streams)
+    width, height = PANEL_INCHES
+    size = (width, height * max(1, len(panels)) + 0.6)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            max(1, len(panels)), figsize=size, layout="constrained", sharex=True, squeeze=False
+        )
+        for panel, infos in zip(axes[:, 0], panels, strict=False):
+            draw_streams(panel, row, infos)
+        axes[-1, 0].set_xlabel("time (s)")
+        figure.suptitle("\n".join([row.row_id, *clip_values(row, streams)]), fontsize=11)
+        figure.savefig(path, dpi=140)
+        plt.close(figure)
+
+
+def panels_of(streams: Mapping[str, StreamInfo]) -> list[list[StreamInfo]]:
+    """Streams that share a panel: traces of one unit; streams of whole clips have none."""
+    panels: dict[str, list[StreamInfo]] = {}
+    for name, info in streams.items():
+        if info.frame_rate_hz > 0:
+            panels.setdefault(f"trace in {info.unit}" if is_trace(info) else name, []).append(info)
+    return list(panels.values())
+
+
+def is_trace(info: StreamInfo) -> bool:
+    """Whether a stream is one number a frame."""
+    return info.width == 1
+
+
+def clip_values(row: Row, streams: Mapping[str, StreamInfo]) -> list[str]:
+    """One line for each stream of whole clips."""
+    lines = []
+    for name, info in streams.items():
+        if info.frame_rate_hz == 0:
+            columns = info.columns or [f"{k}" for k in range(info.width)]
+            values = zip(columns, row.features[name][0], strict=True)
+            lines.append(f"{', '.join(f'{c} {v:.3g}' for c, v in values)} {info.unit}")
+    return lines
+
+
+def draw_streams(panel: Axes, row: Row, infos: Sequence[StreamInfo]) -> None:
+    """One panel: a stream, or several traces of one unit."""
+    info = infos[0]
+    if is_trace(info):
+        for color, trace in zip(COLORS * len(infos), infos, strict=False):
+            values = np.asarray(row.features[trace.name], np.float64)[:, 0]
+            label = f"{trace.model} {trace.name.replace('_', ' ')}"
+            panel.plot(times_s(row, trace, len(values)), values, color=color, lw=1, label=label)
+        panel.set_ylabel(info.unit)
+        panel.legend(loc="upper right", frameon=False)
+        return
+    panel.set_title(f"{info.model} {info.name.replace('_', ' ')}", loc="left")
+    if getattr(info, "layout", "frames") == "events":
+        draw_raster(panel, row.features[info.name], info)
+    elif info.mfc_hz:
+        _modulation(panel, row, info)
+    else:
+        _channels(panel, row, info)
+
+
+def draw_raster(panel: Axes, events: Any, info: StreamInfo) -> None:
+    """Spikes: one mark an event, stronger where a neuron fired more than once in a step."""
+    time_s = (np.asarray(events.frame) + 0.5) / info.frame_rate_hz
+    neurons_per_channel = info.width / len(info.fc_hz)
+    size = 1.5 * np.sqrt(np.asarray(events.count, np.float64))
+    channel = np.asarray(events.channel) / neurons_per_channel
+    panel.scatter(time_s, channel, s=size, c=COLORS[0], marker="|", linewidths=0.6, rasterized=True)
+    panel.set_ylim(-0.5, len(info.fc_hz) - 0.5)
+    frequency_axis(panel, info.fc_hz)
+
+
+def times_s(row: Row, info: StreamInfo, frames: int) -> NDArray[np.float64]:
+    """Middle of each frame."""
+    first = row.first_frame[info.name] + 0.5
+    return np.arange(first, first + frames) / info.frame_rate_hz
+
+
+def _channels(panel: Axes, row: Row, info: StreamInfo) -> None:
+    """Values against centre frequency; an envelope in dB."""
+    values = np.asarray(row.features[info.name], np.float64).T
+    label = info.unit
+    if info.name == "envelope":
+        values = decibels(values)
+        values, label = np.maximum(values - values.max(), -ENVELOPE_RANGE_DB), "dB re maximum"
+    _image(panel, row, info, values, label)
+    frequency_axis(panel, info.fc_hz)
+
+
+def _modulation(panel: Axes, row: Row, info: StreamInfo) -> None:
+    """RMS over the channels that have the filter, against modulation centre frequency."""
+    values = np.asarray(row.features[info.name], np.float64)
+    columns = np.asarray(info.mfc_hz)
+    rates_hz = np.unique(columns)
+    rms = np.stack([np.sqrt((values[:, columns == r] ** 2).mean(axis=1)) for r in rates_hz])
+    _image(panel, row, info, rms, f"RMS, {info.unit}")
+    panel.set_yticks(range(len(rates_hz)), [f"{rate:.3g}" for rate in rates_hz])
+    panel.set_ylabel("modulation (Hz)")
+
+
+def _image(
+    panel: Axes, row: Row, info: StreamInfo, values: NDArray[np.float64], label: str
+) -> None:
+    time_s = times_s(row, info, values.shape[1])
+    image = panel.pcolormesh(
+        time_s, np.arange(len(values)), values, cmap="magma", shading="nearest", rasterized=True
+    )
+    panel.figure.colorbar(image, ax=panel, label=label, pad=0.01)
+
+
+def decibels(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Level of a magnitude, held at -180 dB."""
+    level: NDArray[np.float64] = 20 * np.log10(np.maximum(np.abs(values), 1e-9))
+    return level
+
+
+def frequency_axis(axes: Axes, fc_hz: Sequence[float]) -> None:
+    """Label channels by centre frequency; they are equally spaced on the ERB scale."""
+    shown = np.linspace(0, len(fc_hz) - 1, 7).round().astype(int)
+    labels = [f"{fc_hz[k] / 1000:.2g}" if fc_hz[k] >= 1000 else f"0.{fc_hz[k] / 10:02.0f}"
+              for k in shown]  # fmt: skip
+    axes.set_yticks(shown, labels)
+    axes.set_ylabel("centre frequency (kHz)")

@@ -1,0 +1,151 @@
+"""Every model through the real job on real speech: verified, read back, compared, drawn.
+
+The second route is soundfile, soxr and the extractor, called here on each recording alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+from matplotlib import image
+
+from amtcore.extract import build_extractor, list_models
+from amtcore.units import Calibration
+from jobs.cli import run
+from pipeline import open_features
+from pipeline.layout import Layout
+from pipeline.reader import Features
+from pipeline.run import run_job
+from pipeline.spec import JobSpec
+from pipeline.verify import verify
+
+from ..compare import Tolerance, assert_close
+from ..pipeline.source_helpers import SPEECH, SPEECH_IDS
+
+#: The resampler of the second route is called in one go.
+RESAMPLED = Tolerance(1e-3, "resampled in one call", 1e-6)
+#: Jobs of several models in one pass over the audio; together they run every registered model.
+JOBS: Mapping[str, list[dict[str, Any]]] = {
+    "osses2021": [{"model": "osses2021", "streams": {"modulation": {}, "envelope": {}}}],
+    "king2019": [{"model": "king2019", "fs_hz": 16000, "streams": {"modulation": {"pool": "rms"}}}],
+    "paulick2024": [
+        {"model": "paulick2024", "streams": {"modulation": {}, "velocity": {"pool": "rms"}}}
+    ],
+    "glasberg2002": [
+        {"model": "dau1997", "fs_hz": 16000},
+        {"model": "glasberg2002", "streams": {"short_term_loudness": {"frame_rate_hz": 100}}},
+    ],
+}
+
+
+def _extract(folder: Path, name: str) -> Path:
+    spec = JobSpec.load(
+        {
+            "source": {"kind": "files", "uri": str(SPEECH)},
+            "extract": JOBS[name],
+            "output": {"uri": str(folder / "out"), "dtype": "float32", "shard_seconds": 10},
+        }
+    )
+    end = run_job(spec)
+    assert (end.exit_code, end.rows_ok, end.rows_bad) == (0, len(SPEECH_IDS), 0)
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def extracted(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Callable[[str], Path]:
+    """The output of each job, made once."""
+    return functools.cache(lambda name: _extract(tmp_path_factory.mktemp(name), name))
+
+
+def _expected(entry: Mapping[str, Any], path: Path) -> dict[str, np.ndarray]:
+    wave, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
+    extractor = build_extractor(**{"streams": None, **entry})
+    clip = soxr.resample(wave.mean(1), rate_hz, extractor.fs_hz, quality="VHQ")
+    gain = Calibration(100.0).gain_for_rms(1.0, extractor.input_unit)
+    return extractor.extract([clip * np.float32(gain)])[0]
+
+
+def test_every_model_is_run_by_a_job() -> None:
+    run_here = {entry["model"] for job in JOBS.values() for entry in job} | {"moore2016"}
+    assert run_here == {model.name for model in list_models()}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_speech_through_the_job_equals_the_model(
+    name: str, extracted: Callable[[str], Path]
+) -> None:
+    report = verify(Layout.open(str(extracted(name))))
+    assert report.problems == [] and report.rows_ok == len(SPEECH_IDS)
+    for fmt in ("zarr", "parquet"):
+        features = open_features(extracted(name), format=fmt)
+        for row_id in (SPEECH_IDS[0], SPEECH_IDS[-1]):
+            row, seen = features.by_id(row_id), set()
+            for entry in JOBS[name]:
+                for stream, values in _expected(entry, SPEECH / row_id).items():
+                    assert_close(row.features[stream], values, RESAMPLED, f"{fmt} {stream}")
+                    seen.add(stream)
+            assert seen == set(row.features)
+
+
+@pytest.fixture(scope="module")
+def stereo(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Features:
+    """The example job on speech that comes from the left, the right, and from both sides."""
+    folder = tmp_path_factory.mktemp("stereo")
+    (folder / "audio").mkdir()
+    wave, rate_hz = soundfile.read(SPEECH / SPEECH_IDS[0], dtype="float32", always_2d=True)
+    for name, gains in {"left": (1.0, 0.2), "right": (0.2, 1.0), "front": (1.0, 1.0)}.items():
+        ears = wave.mean(1, keepdims=True) * np.array([gains], np.float32)
+        soundfile.write(folder / "audio" / f"{name}.flac", ears, rate_hz)
+    job = Path(__file__).parents[2] / "jobs" / "loudness.yaml"
+    overrides = [f"source.uri={folder / 'audio'}", f"output.uri={folder / 'out'}"]
+    end = run_job(JobSpec.load(job, overrides=overrides))
+    assert (end.exit_code, end.rows_ok) == (0, 3)
+    assert verify(Layout.open(str(folder / "out"))).problems == []
+    return open_features(folder / "out")
+
+
+def test_modulation_and_loudness_in_one_pass(stereo: Features) -> None:
+    rows = {name: stereo.by_id(f"{name}.flac") for name in ("left", "right", "front")}
+    for row in rows.values():
+        n5 = row.features["loudness_summary"][0]
+        short = row.features["short_term_loudness"]
+        assert len(short) == len(row.features["modulation"]) == int(row.seconds * 100)
+        assert short.max() <= n5[0] * 1.001 and np.isfinite(short).all()
+        # Specific loudness is that of both ears on a grid of a quarter Cam.
+        total = row.features["specific_loudness"].sum(axis=1) * 0.25
+        assert_close(total.mean(), short.mean(), Tolerance(0.01, "last half frame"), row.row_id)
+    louder = {name: row.features["loudness_summary"][0, 0] for name, row in rows.items()}
+    assert louder["left"] == pytest.approx(louder["right"], rel=1e-3)
+    assert louder["front"] > 1.1 * louder["left"]
+    # Dau1997 hears the mean of both ears, which is the same for speech from left and right.
+    left, right = (rows[name].features["modulation"] for name in ("left", "right"))
+    np.testing.assert_allclose(left, right, atol=0.05)
+
+
+def test_numbers_of_a_clip_are_in_every_slice(stereo: Features) -> None:
+    part = stereo.slice(0, 0.5, 0.75)
+    assert part.features["loudness_summary"].shape == (1, 5)
+    assert len(part.features["short_term_loudness"]) == 25
+    assert len(part.features["specific_loudness"]) == 13
+    assert stereo.streams["loudness_summary"].columns[:2] == ("stl_max", "ltl_max")
+
+
+def test_a_row_is_drawn_with_all_its_streams(
+    stereo: Features, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "left.png"
+    uri = stereo._uri
+    assert run(["plot", uri, "--row", "left.flac", "--out", str(out)]) == 0
+    assert f"{out}: left.flac" in capsys.readouterr().out
+    picture = image.imread(out)
+    for part in np.array_split(picture, 4):
+        assert len(np.unique(part.reshape(-1, part.shape[-1])[::97], axis=0)) > 20
+    assert run(["plot", uri, "--row", "nobody.flac", "--out", str(out)]) == 2
+    assert "no row 'nobody.flac'" in capsys.readouterr().err
