@@ -22,9 +22,12 @@ from .models.registry import MODELS, ModelEntry, get_model, nearest_hint
 from .pooled import FrontEnd, FusedFeatures, WholeFeatures
 from .recurrence.chain.program import compile_chain, identity_bank
 from .recurrence.threads import get_num_threads, set_num_threads
+from .spike_features import SpikeFeatures, build_spikes, join
 
 Frames = NDArray[np.floating[Any]]
-Features = FusedFeatures | WholeFeatures
+Features = FusedFeatures | WholeFeatures | SpikeFeatures
+#: What a stretch of signal gives, by stream: frames (frame, column), or `spikes.SpikeEvents`.
+Made = dict[str, Any]
 
 DEFAULT_FRAME_RATE_HZ = 100.0
 DEFAULT_POOL = "mean"
@@ -47,6 +50,7 @@ class StreamInfo:
         fc_hz: Centre frequency of each channel.
         mfc_hz: Modulation centre frequency of each column; empty where there is no modulation axis.
         columns: Name of each column, for streams whose columns are different quantities.
+        layout: "frames", or "events": sparse, a column being a neuron and a frame one of its steps.
     """
 
     name: str
@@ -60,12 +64,15 @@ class StreamInfo:
     fc_hz: tuple[float, ...]
     mfc_hz: tuple[float, ...]
     columns: tuple[str, ...] = ()
+    layout: str = "frames"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; `columns` only where they have names."""
+        """Plain values, ready for JSON; `columns` and `layout` only where they are not usual."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         if not self.columns:
             del plain["columns"]
+        if self.layout == "frames":
+            del plain["layout"]
         return plain
 
     @classmethod
@@ -100,19 +107,19 @@ class ExtractStream:
         self._front_end, self._dtype = front_end, dtype
         self._streams = {name: each.open() for name, each in features.items()}
 
-    def push(self, chunk: NDArray[np.floating[Any]]) -> dict[str, Frames]:
+    def push(self, chunk: NDArray[np.floating[Any]]) -> Made:
         """Feed the next samples (1-D, input unit); returns the frames they complete."""
         samples = self._front_end.push(_as_clip(chunk, self._dtype))
         return {name: stream.push(samples) for name, stream in self._streams.items()}
 
-    def finish(self) -> dict[str, Frames]:
+    def finish(self) -> Made:
         """End the signal; returns the frames that were waiting for what follows its last sample.
 
         A model that looks ahead holds some back; others have none left.
         """
         rest = self._front_end.push(np.zeros(0, self._dtype), last=True)
         return {
-            name: np.concatenate((stream.push(rest), stream.finish()))
+            name: join((stream.push(rest), stream.finish()))
             for name, stream in self._streams.items()
         }
 
@@ -147,18 +154,20 @@ class Extractor:
         """Whole frames of each stream in so many samples."""
         return {name: each.n_frames(n_samples) for name, each in self._features.items()}
 
-    def extract(self, clips: Sequence[NDArray[np.floating[Any]]]) -> list[dict[str, Frames]]:
+    def extract(self, clips: Sequence[NDArray[np.floating[Any]]]) -> list[Made]:
         """Features of several clips.
 
         Args:
             clips: 1-D signals in the model's input unit at `fs_hz`, of any lengths.
         Returns:
-            Per clip, stream name -> (frames, width). A clip's values do not depend on its
-            neighbours.
+            Per clip, stream name -> (frames, width), or events of the whole clip. A clip's values
+            do not depend on its neighbours.
         """
         ear = FrontEnd(self._front_end)
         signals = [ear.whole(_as_clip(clip, self._dtype)) for clip in clips]
-        frames = {name: each.extract(signals) for name, each in self._features.items()}
+        frames: dict[str, Sequence[Any]] = {
+            name: each.extract(signals) for name, each in self._features.items()
+        }
         return [{name: of_clips[i] for name, of_clips in frames.items()} for i in range(len(clips))]
 
     def open_stream(self) -> ExtractStream:
@@ -168,13 +177,25 @@ class Extractor:
     def buffers_sha256(self) -> str:
         """Hash of every constant of the model: two equal hashes compute the same features."""
         digest = hashlib.sha256()
-        for name, tensor in sorted(self._model.state_dict().items()):
+        constants = sorted(self._model.state_dict().items())
+        for stream, features in self._spikes().items():
+            constants += sorted((f"{stream}.{k}", v) for k, v in features.constants().items())
+        for name, tensor in constants:
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
+    def _spikes(self) -> dict[str, SpikeFeatures]:
+        """The streams of events; a model of another family has none."""
+        features = getattr(self, "_features", {})
+        return {k: each for k, each in features.items() if isinstance(each, SpikeFeatures)}
+
     def describe(self) -> dict[str, Any]:
-        """What provenance records of the model."""
+        """What provenance records of the model; streams of events with all their options."""
+        neurons = {
+            name: {"options": each.encoder.options.to_dict()}
+            for name, each in self._spikes().items()
+        }
         return {
             "model": self._entry.name,
             "fs_hz": self.fs_hz,
@@ -184,7 +205,7 @@ class Extractor:
             "backend": "cpu",
             "threads": get_num_threads(),
             "buffers_sha256": self.buffers_sha256(),
-            "streams": [stream.to_dict() for stream in self.streams],
+            "streams": [info.to_dict() | neurons.get(info.name, {}) for info in self.streams],
         }
 
 
@@ -213,8 +234,8 @@ def build_extractor(
         model: Registered name, see `list_models`.
         fs_hz: Sampling rate of the input; None takes the model's default.
         params: Constructor arguments of the model.
-        streams: Stream name -> options `frame_rate_hz` (default 100) and `pool` (default mean);
-            None asks for the model's first stream.
+        streams: Stream name -> options `frame_rate_hz` (default 100) and `pool` (default mean), or
+            for "spikes" those of `spikes.SpikeOptions`; None asks for the model's first stream.
         threads: Threads for the kernels of this process; None keeps the number.
         dtype: "float32" or "float64".
         backend: None or "cpu": the fused kernel has no other backend yet.
@@ -243,16 +264,15 @@ def _build_stream(
         raise ParameterError(
             f"model {entry.name!r} has no stream {name!r}{nearest_hint(name, entry.streams)}"
         )
-    rate = options.pop("frame_rate_hz", DEFAULT_FRAME_RATE_HZ)
-    pool = options.pop("pool", DEFAULT_POOL)
-    if options:
-        extra = next(iter(options))
-        raise ParameterError(
-            f"stream {name!r} has no option {extra!r}"
-            f"{nearest_hint(extra, ['frame_rate_hz', 'pool'])}"
-        )
-    features, offsets = _features(model, name, pool, rate)
     kind = entry.streams[name]
+    features: Features
+    if kind.layout == "events":
+        features = build_spikes(entry, model, name, options, _features)
+        spikes, offsets = features.encoder.options, features.encoder.channel_offsets
+        rate, pool = spikes.step_rate_hz, spikes.pool
+    else:
+        rate, pool = _frame_options(name, options)
+        features, offsets = _features(model, name, pool, rate)
     modulated = "modulation" in kind.axes[-1]
     info = StreamInfo(
         name=name,
@@ -265,8 +285,20 @@ def _build_stream(
         channel_offsets=offsets,
         fc_hz=tuple(model.fc.double().tolist()),
         mfc_hz=tuple(model.mfc_by_column().double().tolist()) if modulated else (),
+        layout=kind.layout,
     )
     return info, features
+
+
+def _frame_options(name: str, options: Mapping[str, Any]) -> tuple[float, str]:
+    """Frame rate and pooling of a stream of frames."""
+    known = ("frame_rate_hz", "pool")
+    for extra in options:
+        if extra not in known:
+            raise ParameterError(
+                f"stream {name!r} has no option {extra!r}{nearest_hint(extra, known)}"
+            )
+    return options.get("frame_rate_hz", DEFAULT_FRAME_RATE_HZ), options.get("pool", DEFAULT_POOL)
 
 
 def _features(model: Any, name: str, pool: str, rate: float) -> tuple[Features, tuple[int, ...]]:

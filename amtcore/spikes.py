@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import ParameterError, ShapeError
+from .models.registry import nearest_hint
 from .stages import LIFExodus
 from .stages.spiking_checks import checked
 
@@ -26,6 +27,10 @@ Numbers = float | tuple[float, ...]
 #: Gain by the source's unit, where that says enough to have one: steady sound of 60 dB SPL is
 #: about 60 model units after the adaptation loops, hence about 65 spikes/s with the default leak.
 DEFAULT_GAINS = {"model units": 2.0}
+#: What an event is: step since the start of the signal, neuron, spikes.
+EVENT_COLUMNS = ("frame", "channel", "count")
+#: Steps that a 32-bit frame column can count; 13 hours at 44.1 kHz, 24 days at 1 kHz.
+MAX_STEPS = 2**31 - 1
 #: Options that may differ from neuron to neuron.
 _PER_NEURON = ("gain", "tau_mem", "tau_syn", "threshold", "bias")
 
@@ -73,11 +78,16 @@ class SpikeOptions:
                 "neurons_per_channel must be a whole number of 1 or more, "
                 f"got {self.neurons_per_channel!r}"
             )
+        most = self.max_spikes_per_step
+        if most is not None and (type(most) is not int or most < 1):
+            raise ParameterError(
+                f"max_spikes_per_step must be a whole number of 1 or more, or None, got {most!r}"
+            )
         object.__setattr__(self, "step_rate_hz", float(self.step_rate_hz))
         for name in _PER_NEURON:
             value = getattr(self, name)
-            if isinstance(value, (list, tuple, np.ndarray)):
-                object.__setattr__(self, name, tuple(float(number) for number in value))
+            if name != "gain" or value is not None:
+                object.__setattr__(self, name, _numbers(name, value))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpikeOptions:
@@ -86,7 +96,7 @@ class SpikeOptions:
         for name in values:
             if name not in known:
                 raise ParameterError(
-                    f"a spike stream has no option {name!r}: expected {', '.join(known)}"
+                    f"a spike stream has no option {name!r}{nearest_hint(str(name), known)}"
                 )
         return cls(**values)
 
@@ -97,6 +107,15 @@ class SpikeOptions:
     def source_streams(self) -> dict[str, dict[str, Any]]:
         """What to ask `build_extractor` for, so that its frames are the neurons' steps."""
         return {self.source: {"frame_rate_hz": self.step_rate_hz, "pool": self.pool}}
+
+
+def _numbers(name: str, value: Any) -> Numbers:
+    """One number or a tuple of them; an error names what else was given."""
+    many = isinstance(value, (list, tuple, np.ndarray))
+    for number in value if many else [value]:
+        if isinstance(number, bool) or not isinstance(number, (int, float, np.number)):
+            raise ParameterError(f"{name} must be a number or a list of numbers, got {value!r}")
+    return tuple(float(number) for number in value) if many else float(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +178,34 @@ class SpikeEvents:
             first_frame=parts[0].first_frame,
             n_frames=at - parts[0].first_frame,
             n_channels=parts[0].n_channels,
+        )
+
+    def to_columns(self) -> NDArray[np.int32]:
+        """The events as a table (event, `EVENT_COLUMNS`), as they are stored.
+
+        >>> SpikeEvents.from_dense(np.array([[0, 2], [1, 0]])).to_columns().tolist()
+        [[0, 1, 2], [1, 0, 1]]
+        """
+        if self.first_frame + self.n_frames > MAX_STEPS:
+            raise ParameterError(
+                f"events are stored for up to {MAX_STEPS} steps, got "
+                f"{self.first_frame + self.n_frames}: lower step_rate_hz or cut the signal"
+            )
+        columns = (self.frame.astype(np.int32), self.channel, self.count)
+        return np.stack(columns, axis=1)
+
+    @classmethod
+    def from_columns(
+        cls, columns: NDArray[np.integer[Any]], first_frame: int, n_frames: int, n_channels: int
+    ) -> SpikeEvents:
+        """The inverse of `to_columns`."""
+        return cls(
+            frame=columns[:, 0].astype(np.int64),
+            channel=columns[:, 1].astype(np.int32),
+            count=columns[:, 2].astype(np.int32),
+            first_frame=first_frame,
+            n_frames=n_frames,
+            n_channels=n_channels,
         )
 
     def __len__(self) -> int:
@@ -303,6 +350,13 @@ class SpikeEncoder:
     def channel_offsets(self) -> tuple[int, ...]:
         """(channel + 1), cuts the neurons into channels."""
         return tuple(range(0, self.n_neurons + 1, self.options.neurons_per_channel))
+
+    def constants(self) -> dict[str, Tensor]:
+        """Everything that decides the events of given frames, by name."""
+        most = torch.tensor(self.layer.max_spikes_per_dt, dtype=torch.float64)
+        coefficients = self.layer.coefficients().detach()
+        made = {"scale": self._scale, "coefficients": coefficients, "max_spikes": most}
+        return {**self.layer.state_dict(), **made}
 
     def step(
         self, frames: NDArray[np.floating[Any]], state: Tensor | None = None

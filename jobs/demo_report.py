@@ -1,8 +1,9 @@
 """What the demo leaves behind: one figure and one table, made from the stored features.
 
-Figure, two columns (one clip of speech, one of music), three rows: waveform in Pa, auditory
-spectrogram (hair-cell envelope against centre frequency), modulation spectrum (RMS over time of
-each modulation filter against centre frequency). The features are read back from the dataset.
+Figure, two columns (one clip of speech, one of music), four rows: waveform in Pa, auditory
+spectrogram (hair-cell envelope against centre frequency), raster of spikes (one neuron a channel),
+modulation spectrum (RMS over time of each modulation filter against centre frequency). The features
+are read back from the dataset.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from jobs.stream_plots import STYLE, decibels, frequency_axis
+from jobs.stream_plots import STYLE, decibels, draw_raster, frequency_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,16 +51,17 @@ def draw(path: Path, examples: Sequence[Example], streams: Mapping[str, StreamIn
 
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            3,
+            4,
             len(examples),
-            figsize=(11, 8.5),
+            figsize=(11, 11),
             layout="constrained",
-            height_ratios=(1, 2, 2),
+            height_ratios=(1, 2, 2, 2),
             squeeze=False,
         )
         _waveforms(axes[0], examples)
         _spectrograms(figure, axes[1], examples, streams["envelope"])
-        _modulation_spectra(figure, axes[2], examples, streams["modulation"])
+        _rasters(axes[2], examples, streams["spikes"])
+        _modulation_spectra(figure, axes[3], examples, streams["modulation"])
         figure.suptitle("earmill demo: Dau 1997 features, read back from the dataset", fontsize=12)
         figure.savefig(path, dpi=140)
         plt.close(figure)
@@ -104,6 +106,14 @@ def _spectrograms(
         panel.set(title="auditory spectrogram", xlabel="time (s)", xlim=(0, example.row.seconds))
         frequency_axis(panel, stream.fc_hz)
     figure.colorbar(image, ax=list(axes), label="hair-cell envelope (dB re maximum)", pad=0.01)
+
+
+def _rasters(axes: Sequence[Axes], examples: Sequence[Example], stream: StreamInfo) -> None:
+    for panel, example in zip(axes, examples, strict=True):
+        events = example.row.features[stream.name]
+        draw_raster(panel, events, stream)
+        title = f"{events.n_spikes} spikes in steps of {1000 / stream.frame_rate_hz:g} ms"
+        panel.set(title=title, xlabel="time (s)", xlim=(0, example.row.seconds))
 
 
 def _modulation_spectra(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import CommitError
 from pipeline.rows import FeatureRow, QuarantineRow
+from pipeline.sinks.stored import check_stream, is_events
 
 if TYPE_CHECKING:
     from amtcore.extract import StreamInfo
@@ -86,13 +87,14 @@ def _check_streams(row: FeatureRow, streams: Sequence[StreamInfo], dtype: str) -
             f"row {row.row_id!r}: expected the streams {sorted(info.name for info in streams)}, "
             f"got {sorted(row.streams)}"
         )
+    counted = {info.name for info in streams if is_events(info)}
+    if set(row.steps) != counted:
+        raise CommitError(
+            f"row {row.row_id!r}: expected the steps of {sorted(counted)}, got those of "
+            f"{sorted(row.steps)}"
+        )
     for info in streams:
-        values = row.streams[info.name]
-        if values.ndim != 2 or values.shape[1] != info.width or values.dtype.name != dtype:
-            raise CommitError(
-                f"row {row.row_id!r}, stream {info.name}: expected (frames, {info.width}) {dtype}, "
-                f"got {values.shape} {values.dtype}"
-            )
+        check_stream(row, info, dtype)
 
 
 def plan_rows_covered(

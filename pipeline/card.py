@@ -19,6 +19,7 @@ from pipeline.croissant import MAX_NAMED_FILES, croissant
 from pipeline.dataset_file import DatasetFile
 from pipeline.layout import CROISSANT_FILE, README_FILE, Layout
 from pipeline.rows import OutFile
+from pipeline.sinks.stored import EVENT_COLUMNS, EVENT_DTYPE, is_events
 
 
 def write_cards(
@@ -119,6 +120,13 @@ def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
         "`channel_offsets` in `dataset.json` cuts the columns into one block a channel; `fc_hz` "
         "and `mfc_hz` there are the centre frequencies of channels and modulation filters."
     )
+    sparse = [f"`{stream['name']}`" for stream in streams if is_events(stream)]
+    if sparse:
+        note += (
+            f"\n\nSparse, {EVENT_DTYPE} rows ({', '.join(EVENT_COLUMNS)}) instead of frames: "
+            f"{', '.join(sparse)}. Their columns are neurons, a frame is a step since the start of "
+            "the clip; `<stream>_n_steps` counts the steps of a clip."
+        )
     return "## Streams\n\n" + _table(header, rows) + "\n\n" + note
 
 

@@ -26,6 +26,7 @@ from pipeline.dataset_file import DatasetFile, read_dataset
 from pipeline.errors import CommitError, SourceError
 from pipeline.layout import DATASET_FILE, Layout, commit_path
 from pipeline.sinks.parquet import row_groups
+from pipeline.sinks.stored import place_columns, stored_dtype, stored_width
 from pipeline.sinks.table import BASE_TYPES, EXTRA_PREFIX, FACT_TYPES
 from pipeline.verify import snapshot_of
 
@@ -52,9 +53,10 @@ class Catalog:
         dataset: The content of dataset.json.
         streams: Every stream, by name.
         formats: In which features are stored.
-        dtype: Of the stored values.
+        dtype: Of the stored frames; events are int32.
         table: One line a good row: identity, seconds, shard, row, `<stream>_start` and
-            `<stream>_n_frames`, carried-through columns as `extra_<name>`.
+            `<stream>_n_frames` (for events also `<stream>_n_steps`), carried-through columns as
+            `extra_<name>`.
         paths: Known shards; after finalise it fills up as shards are opened.
     """
 
@@ -97,8 +99,9 @@ class Catalog:
         """Stored size of each row over all streams, uncompressed."""
         size = np.zeros(len(self.table), np.int64)
         for name, stream in self.streams.items():
-            size += self.column(f"{name}_n_frames") * stream.width
-        return size * np.dtype(self.dtype).itemsize
+            frame_bytes = stored_width(stream) * np.dtype(stored_dtype(stream, self.dtype)).itemsize
+            size += self.column(f"{name}_n_frames") * frame_bytes
+        return size
 
     @cached_property
     def block_rows(self) -> np.ndarray:
@@ -175,14 +178,14 @@ def load_catalog(layout: Layout) -> Catalog:
     """
     dataset = _dataset(layout)
     streams = _streams(dataset)
-    table = _read_index(layout, list(streams))
+    table = _read_index(layout, streams)
     paths: dict[str, ShardPaths] = {}
     if table is None:
         records = commits(layout)
         for record in records.values():
             check_spec(layout, record, dataset.spec_sha256)
         paths = {shard: _paths(record) for shard, record in records.items()}
-        table = _rows_of(layout, paths, list(streams))
+        table = _rows_of(layout, paths, streams)
     output = dataset.spec["output"]
     return Catalog(
         dataset=dataset,
@@ -209,14 +212,18 @@ def read_rows(layout: Layout, rel: str) -> pa.Table:
     return pq.read_table(pa.BufferReader(layout.read_bytes(rel)), use_threads=False)
 
 
-def fact_names(table: pa.Table, streams: Sequence[str]) -> list[str]:
+def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
     """The provenance columns of a table of rows."""
-    frames = {f"{name}_{part}" for name in streams for part in ("start", "n_frames")}
+    places = set(_place_names(streams))
     return [
         name
         for name in table.column_names
-        if name in FACT_TYPES or not (name in BASE_TYPES or name in frames or is_extra(name))
+        if name in FACT_TYPES or not (name in BASE_TYPES or name in places or is_extra(name))
     ]
+
+
+def _place_names(streams: Mapping[str, StreamInfo]) -> list[str]:
+    return [column for info in streams.values() for column in place_columns(info)]
 
 
 def is_extra(name: str) -> bool:
@@ -246,7 +253,9 @@ def _paths(record: CommitRecord) -> ShardPaths:
     return ShardPaths({fmt: path for fmt, path in data.items() if path}, str(rows))
 
 
-def _rows_of(layout: Layout, paths: Mapping[str, ShardPaths], streams: Sequence[str]) -> pa.Table:
+def _rows_of(
+    layout: Layout, paths: Mapping[str, ShardPaths], streams: Mapping[str, StreamInfo]
+) -> pa.Table:
     """The good rows of all committed shards, their tables read side by side."""
 
     def of_shard(shard: str) -> pa.Table:
@@ -263,7 +272,7 @@ def _rows_of(layout: Layout, paths: Mapping[str, ShardPaths], streams: Sequence[
         return pa.concat_tables(pool.map(of_shard, sorted(paths)), promote_options="permissive")
 
 
-def _read_index(layout: Layout, streams: Sequence[str]) -> pa.Table | None:
+def _read_index(layout: Layout, streams: Mapping[str, StreamInfo]) -> pa.Table | None:
     """The good rows of the index, in shard order; None before finalise."""
     indexes = layout.list("index")
     if not indexes:
@@ -280,8 +289,7 @@ def _read_index(layout: Layout, streams: Sequence[str]) -> pa.Table | None:
     return _shown(good, streams).sort_by([("shard", "ascending"), ("row", "ascending")])
 
 
-def _shown(table: pa.Table, streams: Sequence[str]) -> pa.Table:
+def _shown(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
     """The columns of `Catalog.table`, in one order whatever they came from."""
-    frames = [f"{name}_{part}" for name in streams for part in ("start", "n_frames")]
     extras = sorted(filter(is_extra, table.column_names))
-    return table.select([*SHOWN, *frames, *extras])
+    return table.select([*SHOWN, *_place_names(streams), *extras])

@@ -2,7 +2,8 @@
 
 All three keep every frame, the row ids and the extra columns, and can be undone exactly. Padded
 costs memory, packed suits kernels that take offsets, jagged suits torch's own nested operators.
-Pass any of them as a DataLoader's `collate_fn`; bind options with `functools.partial`.
+Pass any of them as a DataLoader's `collate_fn`; bind options with `functools.partial`. Events are
+collated as dense counts (step, neuron) in float32, which is exact up to 2^24.
 """
 
 from __future__ import annotations
@@ -129,13 +130,23 @@ class Batch:
         return replace(self, indices=f(self.indices), seconds=f(self.seconds), features=features)
 
 
-def as_tensor(features: np.ndarray | torch.Tensor) -> torch.Tensor:
-    """A tensor of the same dtype; shares memory with a writable array, copies a read-only one."""
+def as_tensor(features: Any) -> torch.Tensor:
+    """A tensor of the same dtype; shares memory with a writable array, copies a read-only one.
+
+    Events (anything with `dense()`) become their counts in float32.
+    """
+    if is_sparse(features):
+        return torch.from_numpy(features.dense().astype(np.float32))
     if isinstance(features, torch.Tensor):
         return features
     if not features.flags.writeable or not features.dtype.isnative:
         features = features.astype(features.dtype.newbyteorder("="))
     return torch.from_numpy(features)
+
+
+def is_sparse(features: Any) -> bool:
+    """Whether features are events: `amtcore.spikes.SpikeEvents`, told without importing it."""
+    return hasattr(features, "dense")
 
 
 def collate_padded(
@@ -190,7 +201,7 @@ def per_channel(features: Array, stream: StreamInfo) -> list[Array]:
     """Split features into their frequency channels.
 
     Args:
-        features: (..., frames, width) of this stream; array or tensor.
+        features: (..., frames, width) of this stream; array or tensor, of events their counts.
         stream: Its description; `channel_offsets` says which columns belong to which channel.
     Returns:
         One view of (..., M_i, frames) per channel, in the order of `stream.fc_hz`.

@@ -1,10 +1,10 @@
 """Croissant 1.1 description of a dataset, as JSON-LD.
 
 Source: MLCommons Croissant format specification 1.1 (2025-12), appendix 1 for the context, and its
-provenance section for PROV-O. A feature stream is a field with `isArray` and shape `-1,<width>`;
-lineage is given for the dataset (source, job, software) and, as annotations, for each row (source
-uri and hash of the decoded audio). Zarr stores are listed as files only: Croissant has no reader
-for them.
+provenance section for PROV-O. A feature stream is a field with `isArray` and shape `-1,<width>`, a
+stream of events one of shape `-1,3`. Lineage is given for the dataset (source, job, software) and,
+as annotations, for each row (source uri and hash of the decoded audio). Zarr stores are listed as
+files only: Croissant has no reader for them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.commit import CommitRecord
 from pipeline.dataset_file import DatasetFile
 from pipeline.rows import OutFile
+from pipeline.sinks.stored import EVENT_COLUMNS, is_events, stored_width
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
 # The name that Croissant readers know; they refuse the registered application/vnd.apache.parquet.
@@ -72,8 +73,9 @@ def croissant(
 
 def _description(dataset: DatasetFile) -> str:
     streams = "; ".join(
-        f"{stream['name']}: {stream['model']}, {stream['width']} columns at "
-        f"{stream['frame_rate_hz']:g} Hz, {stream['unit']}"
+        f"{stream['name']}: {stream['model']}, {stream['width']} "
+        f"{'neurons' if is_events(stream) else 'columns'} at {stream['frame_rate_hz']:g} Hz, "
+        f"{stream['unit']}"
         for stream in dataset.streams
     )
     return f"Auditory-model features of audio, one row a clip. Streams: {streams}."
@@ -227,8 +229,12 @@ def _stream_field(stream: Mapping[str, Any], source: Mapping[str, Any]) -> dict[
         f"{stream['model']} in {stream['unit']}, {stream['frame_rate_hz']:g} frames/s, "
         f"pooled by {stream['pool']}"
     )
-    field = _field("features", str(stream["name"]), "sc:Float", source, text)
-    return {**field, "isArray": True, "arrayShape": f"-1,{stream['width']}"}
+    kind = "sc:Float"
+    if is_events(stream):
+        kind = "sc:Integer"
+        text += f"; events ({', '.join(EVENT_COLUMNS)}) of {stream['width']} neurons"
+    field = _field("features", str(stream["name"]), kind, source, text)
+    return {**field, "isArray": True, "arrayShape": f"-1,{stored_width(stream)}"}
 
 
 def _origin_field(column: str, text: str, source: Mapping[str, Any]) -> dict[str, Any]:

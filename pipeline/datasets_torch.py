@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from pipeline import order
-from pipeline.collate import Batch, as_tensor, collate_padded
+from pipeline.collate import Batch, as_tensor, collate_padded, is_sparse
 
 if TYPE_CHECKING:
     from pipeline.reader import Features, Row
@@ -29,8 +29,8 @@ COMPLETE = -1
 
 
 def tensor_row(row: Row) -> Row:
-    """The same row with tensors for arrays."""
-    return row.map(as_tensor)
+    """The same row with tensors for arrays; events stay sparse until they are collated."""
+    return row.map(lambda features: features if is_sparse(features) else as_tensor(features))
 
 
 class FeatureDataset(Dataset["Row"]):

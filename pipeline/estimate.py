@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.plan import Plan, Shard, item_seconds
+from pipeline.sinks.stored import is_events, stored_dtype, stored_width
 from pipeline.sinks.zarr import CHUNKS_PER_OBJECT, chunk_frames
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ OBJECTS_PER_SHARD = 2
 OBJECTS_PER_DATASET = 5
 # Of a stream in a Zarr store: group, four arrays' metadata, and three one-object index arrays.
 ZARR_OBJECTS_PER_STREAM = 1 + 4 + 3
+# Of a stream of events also the steps of each clip.
+ZARR_OBJECTS_OF_STEPS = 2
+# As measured for speech at 75 dB SPL with the default neurons; it depends on the sound.
+EVENTS_PER_CHANNEL_S = 85.0
 SECONDS_PER_HOUR = 3600.0
 
 
@@ -65,9 +70,13 @@ def estimate(
     """
     if times_realtime is not None and not times_realtime > 0:
         raise ValueError(f"expected a speed above 0 times real time, got {times_realtime}")
-    itemsize = np.dtype(spec.output.dtype).itemsize
     audio_s = sum(shard.seconds for shard in plan.shards)
-    values = sum(frames(shard, s) * s.width for shard in plan.shards for s in streams)
+    dtype = spec.output.dtype
+    size = sum(
+        frames(shard, s) * stored_width(s) * np.dtype(stored_dtype(s, dtype)).itemsize
+        for shard in plan.shards
+        for s in streams
+    )
     per_shard = (_objects(shard, spec, streams) for shard in plan.shards)
     sizes = {item.uri: item.size or 0 for item in plan.items()}
     return Estimate(
@@ -75,17 +84,21 @@ def estimate(
         hours=audio_s / SECONDS_PER_HOUR,
         shards=len(plan.shards),
         bytes_in=sum(sizes.values()),
-        bytes_out={fmt: values * itemsize for fmt in spec.output.formats},
+        bytes_out={fmt: size for fmt in spec.output.formats},
         objects=OBJECTS_PER_DATASET + sum(per_shard),
         seconds=None if times_realtime is None else audio_s / times_realtime,
     )
 
 
 def frames(shard: Shard, stream: StreamInfo) -> int:
-    """Whole frames a stream has over a shard; a stream of clips has one a row."""
+    """Whole frames a stream has over a shard; a stream of clips has one a row.
+
+    For a stream of events: as if every channel fired `EVENTS_PER_CHANNEL_S` times a second.
+    """
     if stream.frame_rate_hz == 0:
         return len(shard.items)
-    return sum(math.floor(item_seconds(item) * stream.frame_rate_hz) for item in shard.items)
+    rate = EVENTS_PER_CHANNEL_S * stream.width if is_events(stream) else stream.frame_rate_hz
+    return sum(math.floor(item_seconds(item) * rate) for item in shard.items)
 
 
 def _objects(shard: Shard, spec: JobSpec, streams: Sequence[StreamInfo]) -> int:
@@ -95,9 +108,13 @@ def _objects(shard: Shard, spec: JobSpec, streams: Sequence[StreamInfo]) -> int:
     if "zarr" in spec.output.formats:
         per_stream = (_value_objects(shard, spec, stream) for stream in streams)
         count += 1 + sum(ZARR_OBJECTS_PER_STREAM + values for values in per_stream)
+        count += ZARR_OBJECTS_OF_STEPS * sum(map(is_events, streams))
     return count
 
 
 def _value_objects(shard: Shard, spec: JobSpec, stream: StreamInfo) -> int:
-    chunks = math.ceil(frames(shard, stream) / chunk_frames(stream.width, spec.output.dtype))
+    chunks = math.ceil(
+        frames(shard, stream)
+        / chunk_frames(stored_width(stream), stored_dtype(stream, spec.output.dtype))
+    )
     return math.ceil(chunks / CHUNKS_PER_OBJECT)

@@ -12,6 +12,7 @@ import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from pipeline.dataset_file import read_dataset
 from pipeline.errors import CommitError, OutputError
 from pipeline.layout import Layout
 from pipeline.rows import OutFile
+from pipeline.sinks.stored import place_columns
 from pipeline.sinks.table import EXTRA_PREFIX
 from pipeline.verify import (
     SNAPSHOT_CHARS,
@@ -73,8 +75,7 @@ def finalise(layout: Layout) -> Finalised:
     with ThreadPoolExecutor(READ_THREADS) as pool:
         tables = list(pool.map(lambda record: read_tables(layout, record), records.values()))
     _refuse([line for shard in tables for line in table_problems(shard, plan[shard.record.shard])])
-    streams = [str(stream["name"]) for stream in dataset.streams]
-    index = build_index(tables, plan, streams)
+    index = build_index(tables, plan, dataset.streams)
     file = _store(layout, index)
     done = Finalised(
         snapshot=file.sha256[:SNAPSHOT_CHARS],
@@ -98,13 +99,19 @@ def _refuse(problems: Sequence[str]) -> None:
 
 
 def build_index(
-    tables: Sequence[ShardTables], plan: Mapping[str, list[str]], streams: Sequence[str]
+    tables: Sequence[ShardTables],
+    plan: Mapping[str, list[str]],
+    streams: Sequence[Mapping[str, Any]],
 ) -> pa.Table:
     """One row per good or quarantined row, in the plan's order.
 
     Columns: row_id, plan_row_id, channel, shard, row (position in the shard's files), seconds, uri,
-    `<stream>_start` and `<stream>_n_frames`, status, stage, error_class, message, attempts, and the
-    carried-through `extra_` columns. What a quarantined row does not have is null.
+    `<stream>_start` and `<stream>_n_frames` (for events also `<stream>_n_steps`), status, stage,
+    error_class, message, attempts, and the carried-through `extra_` columns. What a quarantined row
+    does not have is null.
+
+    Args:
+        streams: As dataset.json has them.
     """
     parts = []
     for shard in tables:
@@ -115,14 +122,14 @@ def build_index(
     return whole.take(_plan_order(whole, plan)).replace_schema_metadata(None)
 
 
-def _good(shard: ShardTables, streams: Sequence[str]) -> pa.Table:
+def _good(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.Table:
     rows = shard.rows
     columns = {name: rows.column(name) for name in ("row_id", "plan_row_id", "channel")}
     columns["shard"] = pa.array([shard.record.shard] * rows.num_rows, pa.string())
     columns["row"] = pa.array(np.arange(rows.num_rows))
     columns |= {name: rows.column(name) for name in ("seconds", "uri")}
     for stream in streams:
-        for name in (f"{stream}_start", f"{stream}_n_frames"):
+        for name in place_columns(stream):
             columns[name] = rows.column(name)
     columns["status"] = pa.array([STATUS_OK] * rows.num_rows, pa.string())
     nothing = pa.nulls(rows.num_rows, pa.string())

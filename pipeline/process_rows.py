@@ -17,18 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.ahead import run_ahead
 from pipeline.batches import form_batches
 from pipeline.clips import LONG_S, Clip, LongClip, Preparer, Target
-from pipeline.errors import (
-    DtypeRangeError,
-    NonFiniteFeatureError,
-    RowError,
-    TooLongError,
-    TooShortError,
-)
+from pipeline.errors import RowError, TooLongError, TooShortError
+from pipeline.made import Made, checked, joined, stored
 from pipeline.messages import CONCURRENT_SHARDS
 from pipeline.rows import FeatureRow, QuarantineRow, Scalar
 from pipeline.sources.base import Item, Source
@@ -37,7 +31,6 @@ if TYPE_CHECKING:
     from amtcore.extract import Extractor
     from pipeline.spec import JobSpec
 
-Frames = npt.NDArray[Any]
 Prepared = list[Clip] | LongClip | QuarantineRow
 
 # Decoded samples that may wait for the model, per shard in flight.
@@ -146,23 +139,23 @@ class RowProcessor:
         """The row id of one channel of a planned row."""
         return f"{item.row_id}#ch{channel}" if self._each else item.row_id
 
-    def extract(self, clips: Sequence[Clip]) -> list[dict[str, Frames]]:
-        """Features of a batch: per clip, stream name -> (frames, width)."""
-        features: list[dict[str, Frames]] = [{} for _ in clips]
+    def extract(self, clips: Sequence[Clip]) -> list[Made]:
+        """Features of a batch: per clip, stream name -> (frames, width), or events."""
+        features: list[dict[str, Any]] = [{} for _ in clips]
         for index, extractor in enumerate(self._extractors):
             found = extractor.extract([clip.signals[index] for clip in clips])
             for row, streams in zip(features, found, strict=True):
                 row |= streams
-        return features
+        return [*features]
 
-    def extract_long(self, clip: LongClip) -> list[dict[str, Frames]]:
+    def extract_long(self, clip: LongClip) -> list[Made]:
         """Features of a long clip, channel by channel, in memory that does not grow with it.
 
         What does grow are the features, and they are cast at once.
         """
         channels = len(clip.channels)
         streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
-        parts: list[dict[str, list[Frames]]] = [{} for _ in range(channels)]
+        parts: list[dict[str, list[Any]]] = [{} for _ in range(channels)]
         pieces = run_ahead(
             clip.pieces(),
             lambda piece: piece,
@@ -179,11 +172,11 @@ class RowProcessor:
         for part, of_models in zip(parts, streams, strict=True):
             for stream in of_models:
                 self._collect(part, stream.finish())
-        return [{name: np.concatenate(frames) for name, frames in part.items()} for part in parts]
+        return [{name: joined(stretches) for name, stretches in part.items()} for part in parts]
 
-    def _collect(self, parts: dict[str, list[Frames]], made: dict[str, Frames]) -> None:
-        for name, frames in made.items():
-            parts.setdefault(name, []).append(checked_cast(name, frames, self._dtype))
+    def _collect(self, parts: dict[str, list[Any]], made: Made) -> None:
+        for name, stretch in made.items():
+            parts.setdefault(name, []).append(checked(name, stretch, self._dtype))
 
     def feature_row(
         self,
@@ -191,18 +184,16 @@ class RowProcessor:
         channel: int,
         seconds: float,
         facts: dict[str, Scalar],
-        features: dict[str, Frames],
+        features: Made,
         attempts: int,
     ) -> FeatureRow | QuarantineRow:
         """A finished row, or its quarantine row where the features cannot be stored."""
         row_id = self.row_id(item, channel)
         try:
-            streams = {
-                name: checked_cast(name, frames, self._dtype) for name, frames in features.items()
-            }
+            streams, steps = stored(features, self._dtype)
         except RowError as error:
             return quarantined(row_id, item, error, attempts)
-        return FeatureRow(row_id, item.row_id, channel, seconds, facts, item.extra, streams)
+        return FeatureRow(row_id, item.row_id, channel, seconds, facts, item.extra, streams, steps)
 
     def _checked(self, prepared: list[Clip] | LongClip) -> list[Clip] | LongClip:
         if isinstance(prepared, LongClip):
@@ -326,21 +317,6 @@ def check_streamable(extractors: Sequence[Extractor], long_s: float, item: Item)
             "clips, got more; cut it into spans with a manifest, or for king2019 set phase_insens "
             "to none and leave subfs out"
         )
-
-
-def checked_cast(name: str, frames: Frames, dtype: np.dtype[Any]) -> Frames:
-    """Features in the output dtype; a RowError where they are not finite or do not fit."""
-    # One pass over the values decides both; NaN and infinity spread through min and max.
-    low, high = (float(frames.min()), float(frames.max())) if frames.size else (0.0, 0.0)
-    if not (np.isfinite(low) and np.isfinite(high)):
-        raise NonFiniteFeatureError(f"stream {name}: the model returned NaN or infinity")
-    limit = float(np.finfo(dtype).max)
-    if max(-low, high) > limit:
-        raise DtypeRangeError(
-            f"stream {name}: expected values up to {limit:g} for {dtype}, got "
-            f"{low if -low > high else high:g}; use output.dtype float32"
-        )
-    return frames.astype(dtype, copy=False)
 
 
 def quarantined(row_id: str, item: Item, error: RowError, attempts: int) -> QuarantineRow:

@@ -29,8 +29,10 @@ from pipeline.catalog import (
     read_rows,
 )
 from pipeline.errors import CommitError
+from pipeline.event_reads import read_events
 from pipeline.layout import Layout
 from pipeline.shard_readers import IoCounts, OpenShards, Span
+from pipeline.sinks.stored import is_events, steps_column
 from pipeline.sinks.table import EXTRA_PREFIX
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ class Row:
         row_id: Unique name.
         seconds: Duration of the whole clip, also in a slice.
         extra: The source's own columns.
-        features: Stream name to (n_frames, width).
+        features: Stream name to (n_frames, width), or to `amtcore.spikes.SpikeEvents` for a stream
+            of events.
         first_frame: Stream name to where the features start in the clip; not 0 only in a slice.
     """
 
@@ -85,7 +88,8 @@ def open_features(
     Args:
         format: "zarr" or "parquet"; the values are the same. None takes Zarr where both exist.
         streams: Which streams to read; None reads all. Others are never fetched.
-        dtype: Convert to float16, float32 or float64; None leaves the stored dtype.
+        dtype: Convert to float16, float32 or float64; None leaves the stored dtype. Events stay
+            integers.
         storage_options: For the filesystem: credentials, endpoint.
         cache_bytes: Decoded blocks kept in each process, at most.
     Raises:
@@ -96,6 +100,7 @@ def open_features(
         ds = open_features("s3://bucket/features", dtype="float32")
         row = ds[0]
         row.features["modulation"]            # (n_frames, width)
+        row.features["spikes"].dense()        # events: also their arrays, or .sparse_tensor()
         ds.slice(0, 1.5, 2.0)                 # frames from 1.5 s to 2 s only
     """
     layout = Layout.open(os.fspath(uri), storage_options)
@@ -154,6 +159,11 @@ class Features:
         self._cache_bytes = cache_bytes
         self._starts = {name: catalog.column(f"{name}_start") for name in streams}
         self._sizes = {name: catalog.column(f"{name}_n_frames") for name in streams}
+        # Frames or steps of each clip: what a slice counts in.
+        self._lengths = {
+            name: catalog.column(steps_column(name)) if is_events(info) else self._sizes[name]
+            for name, info in self.streams.items()
+        }
         self._rows = catalog.column("row")
         self._extras = [name for name in catalog.table.column_names if is_extra(name)]
         self._process: _Process | None = None
@@ -175,7 +185,7 @@ class Features:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the features that are returned."""
+        """Of the frames that are returned."""
         return self._dtype
 
     @property
@@ -206,7 +216,7 @@ class Features:
     def __getitem__(self, index: SupportsIndex) -> Row:
         """Row by number; negative numbers count from the end."""
         position = self._position(index)
-        frames = {name: (0, int(self._sizes[name][position])) for name in self._names}
+        frames = {name: (0, int(self._lengths[name][position])) for name in self._names}
         return self._row(position, frames)
 
     def __iter__(self) -> Iterator[Row]:
@@ -252,7 +262,7 @@ class Features:
                 f"(row {self._scalar('row_id', position)!r}), got {start_s} to {stop_s}"
             )
         frames = {
-            name: frame_range(stream, int(self._sizes[name][position]), start_s, end_s)
+            name: frame_range(stream, int(self._lengths[name][position]), start_s, end_s)
             for name, stream in self.streams.items()
         }
         return self._row(position, frames)
@@ -266,7 +276,7 @@ class Features:
             if process.rows[0] != paths.rows:
                 process.rows = (paths.rows, read_rows(process.layout, paths.rows))
             table = process.rows[1]
-        names = fact_names(table, list(self._catalog.streams))
+        names = fact_names(table, self._catalog.streams)
         row = table.select(names).slice(int(self._rows[position]), 1).to_pylist()[0]
         return {"shard": shard, "row": int(self._rows[position]), **row}
 
@@ -341,20 +351,31 @@ class Features:
         shard = self._scalar("shard", position)
         return shard, self._catalog.shard_paths(process.layout, shard)
 
-    def _read(
-        self, process: _Process, position: int, name: str, frames: tuple[int, int]
-    ) -> np.ndarray:
-        fmt = self.format
+    def _read(self, process: _Process, position: int, name: str, frames: tuple[int, int]) -> Any:
+        """Frames [first, last) of a stream of a row, or the events of these steps."""
+        fmt, info = self.format, self._catalog.streams[name]
         shard, paths = self._shard_of(process, position)
-        span = Span(int(self._rows[position]), int(self._starts[name][position]), *frames)
+        place = int(self._rows[position]), int(self._starts[name][position])
+
+        def read(first: int, last: int) -> np.ndarray:
+            reader = process.shards.get(process.layout, paths.data[fmt], fmt)
+            return reader.read(name, Span(*place, first, last))
+
         try:
-            values = process.shards.get(process.layout, paths.data[fmt], fmt).read(name, span)
+            if is_events(info):
+                return read_events(
+                    read,
+                    n_events=int(self._sizes[name][position]),
+                    n_steps=int(self._lengths[name][position]),
+                    n_channels=info.width,
+                    span=frames,
+                )
+            return read(*frames).astype(self._dtype, copy=False)
         except (FileNotFoundError, KeyError, pa.ArrowInvalid) as err:
             raise CommitError(
                 f"{process.layout.url()}: the {fmt} file of shard {shard} is missing or damaged "
                 f"although it is committed ({type(err).__name__}: {err}); run `earmill verify`"
             ) from err
-        return values.astype(self._dtype, copy=False)
 
 
 def frame_range(

@@ -25,7 +25,9 @@ class FeatureRow:
         seconds: Duration of the audio the features stand for, s.
         facts: Provenance by name (uri, etag, pcm_sha256, decoder, rate_hz, gain_db, ...).
         extra: The source's own columns, carried through.
-        streams: Stream name to (n_frames, width), already in the output dtype.
+        streams: Stream name to (n_frames, width), already in the output dtype; of a stream of
+            events to (n_events, 3) in int32, see `pipeline.sinks.stored`.
+        steps: Name of each stream of events to the steps of the clip.
     """
 
     row_id: str
@@ -35,6 +37,7 @@ class FeatureRow:
     facts: Mapping[str, Scalar]
     extra: Mapping[str, Scalar]
     streams: Mapping[str, np.ndarray] = field(repr=False)
+    steps: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from pipeline.channels import EARS
 from pipeline.commit import publish_shard
 from pipeline.errors import WorkerCrashError
 from pipeline.layout import Layout, commit_path
+from pipeline.made import stored
 from pipeline.messages import PublishError, ShardOrder, WorkerInfo
 from pipeline.process_rows import RowProcessor, ShardRows, quarantined
 from pipeline.provenance import VALUE_PACKAGES, device_info
@@ -182,8 +183,8 @@ class ShardRunner:
     def _exercise_writers(self, features: Mapping[str, Any]) -> None:
         """Encode a row and read it back: what the writers import costs seconds the first time."""
         output = self._spec.output
-        streams = {name: frames.astype(output.dtype) for name, frames in features.items()}
-        row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, streams)
+        streams, steps = stored(features, np.dtype(output.dtype))
+        row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, streams, steps)
         encoding = Encoding(output.dtype, output.row_group_profile, None, self._attrs())
         with tempfile.TemporaryDirectory(prefix="earmill-warm-up-") as name:
             for fmt in output.formats:

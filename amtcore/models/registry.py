@@ -24,11 +24,15 @@ _INTERNAL = ("self", "fs", "learnable", "return_stages", "dtype")
 
 @dataclass(frozen=True)
 class StreamKind:
-    """A feature stream that a model offers: its unit, axes and one line of what it is."""
+    """A feature stream that a model offers: its unit, axes and one line of what it is.
+
+    `layout` is "frames", or "events" for sparse streams that another stream of the model drives.
+    """
 
     unit: str
     axes: tuple[str, ...]
     summary: str
+    layout: str = "frames"
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,13 @@ _ENVELOPE = StreamKind(
     "input unit", ("time", "channel"), "hair-cell envelope: an auditory spectrogram"
 )
 
+_SPIKES = StreamKind(
+    "spikes",
+    ("time", "channel"),
+    "sparse spikes of integrate-and-fire neurons that hear another stream: amtcore.spikes",
+    "events",
+)
+
 _KING_MODULATION = StreamKind(
     "input unit", ("time", "channel_modulation"), "modulation filter outputs, equal in all channels"
 )
@@ -98,21 +109,36 @@ MODELS = {
             Dau1997,
             "Dau, Kollmeier and Kohlrausch (1997): gammatone, hair cell, adaptation, modulation",
             44100.0,
-            {"modulation": _MODULATION, "adaptation": _ADAPTATION, "envelope": _ENVELOPE},
+            {
+                "modulation": _MODULATION,
+                "adaptation": _ADAPTATION,
+                "envelope": _ENVELOPE,
+                "spikes": _SPIKES,
+            },
         ),
         ModelEntry(
             "osses2021",
             Osses2021,
             "Osses Vecchi and Kohlrausch (2021): Dau (1997) behind headphones and middle ear",
             44100.0,
-            {"modulation": _MODULATION, "adaptation": _ADAPTATION, "envelope": _ENVELOPE},
+            {
+                "modulation": _MODULATION,
+                "adaptation": _ADAPTATION,
+                "envelope": _ENVELOPE,
+                "spikes": _SPIKES,
+            },
         ),
         ModelEntry(
             "king2019",
             King2019,
             "King, Varnet and Lorenzi (2019): gammatone, compression, high-pass, modulation",
             44100.0,
-            {"modulation": _KING_MODULATION, "adaptation": _HIGH_PASSED, "envelope": _ENVELOPE},
+            {
+                "modulation": _KING_MODULATION,
+                "adaptation": _HIGH_PASSED,
+                "envelope": _ENVELOPE,
+                "spikes": _SPIKES,
+            },
         ),
         ModelEntry(
             "paulick2024",
@@ -124,6 +150,7 @@ MODELS = {
                 "adaptation": _ADAPTATION,
                 "envelope": _POTENTIAL,
                 "velocity": _VELOCITY,
+                "spikes": _SPIKES,
             },
         ),
         ModelEntry(

@@ -37,6 +37,7 @@ extract:
     streams:
       modulation: {{frame_rate_hz: 100}}
       envelope: {{frame_rate_hz: 100}}
+      spikes: {{step_rate_hz: 1000}}
 output:
   uri: {folder}/features
   formats: [zarr, parquet]

@@ -38,7 +38,8 @@ def inspect(
         "streams": [
             {
                 key: stream[key]
-                for key in ("name", "model", "unit", "width", "frame_rate_hz", "pool")
+                for key in ("name", "model", "unit", "width", "frame_rate_hz", "pool", "layout")
+                if key in stream
             }
             for stream in dataset.streams
         ],
@@ -76,6 +77,7 @@ def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     from jobs.progress import audio, bytes_text
+    from pipeline.sinks.stored import is_events
 
     state = "finalised" if result["finalised"] else "not finalised"
     reasons = ", ".join(f"{name} {count}" for name, count in result["bad_by_class"].items())
@@ -85,9 +87,10 @@ def _print(result: dict[str, Any]) -> None:
     table.add_row("models", ", ".join(result["models"]))
     for s in result["streams"]:
         frames = result["frames"].get(s["name"], 0)
+        what = "events of {} neurons" if is_events(s) else "frames of {} columns"
         table.add_row(
             f"stream {s['name']}",
-            f"{frames:,} frames of {s['width']} columns at {s['frame_rate_hz']:g} Hz "
+            f"{frames:,} {what.format(s['width'])} at {s['frame_rate_hz']:g} Hz "
             f"({s['pool']}), {s['unit']}",
         )
     table.add_row("stored", f"{', '.join(result['formats'])} in {result['dtype']}")

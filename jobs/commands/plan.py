@@ -39,7 +39,7 @@ def plan(job: JobFile, set_: Overrides = None, as_json: AsJson = False) -> None:
         "spec_sha256": spec.sha256(),
         "output": spec.output.uri,
         "streams": [
-            {"name": s.name, "model": s.model, "width": s.width, "frame_rate_hz": s.frame_rate_hz}
+            {key: getattr(s, key) for key in ("name", "model", "layout", "width", "frame_rate_hz")}
             for s in streams
         ],
         "times_real_time_here": round(speed, 1),
@@ -89,6 +89,7 @@ def _print(result: dict[str, Any]) -> None:
     for name, text in rows.items():
         table.add_row(name, text)
     for s in result["streams"]:
-        shape = f"{s['width']} columns at {s['frame_rate_hz']:g} Hz, {s['model']}"
+        columns = "neurons" if s["layout"] == "events" else "columns"
+        shape = f"{s['width']} {columns} at {s['frame_rate_hz']:g} Hz, {s['model']}"
         table.add_row(f"stream {s['name']}", shape)
     Console(highlight=False).print(table)

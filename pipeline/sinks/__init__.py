@@ -32,7 +32,7 @@ class Encoding:
     """How the rows of one dataset become files.
 
     Args:
-        dtype: float16 or float32; rows must already have it.
+        dtype: Of frames, float16 or float32; rows must already have it. Events are int32.
         row_group_profile: Parquet only; random (small row groups) or scan (large ones).
         extra_types: Carried-through column to string, int64, double or bool. Give it for the whole
             plan, or a column that is empty in one shard and full in the next changes its type.
@@ -74,8 +74,8 @@ def encode(
 
 def read_back(fmt: str, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     """What an encoded shard really holds."""
-    readers: dict[str, Callable[[Path, Sequence[str]], ShardDigest]] = {
+    readers: dict[str, Callable[[Path, Sequence[StreamInfo]], ShardDigest]] = {
         "zarr": digest_zarr,
         "parquet": digest_parquet,
     }
-    return readers[fmt](path, [info.name for info in streams])
+    return readers[fmt](path, streams)

@@ -1,8 +1,9 @@
 """One fingerprint of a shard's contents that does not depend on the file format.
 
-Per stream: sha256 over the frame counts (int64, little endian) followed by the sha256 of all values
-in row order (little endian). Taken from the rows in memory and again from each encoded file, it
-shows that nothing was lost; stored in the commit record, it compares two datasets without reading.
+Per stream: sha256 over the frame counts of the rows, and the step counts where it holds events,
+followed by the sha256 of all values in row order; integers are int64, all is little endian. Taken
+from the rows in memory and again from each encoded file, it shows that nothing was lost; stored in
+the commit record, it compares two datasets without reading.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.rows import FeatureRow
+from pipeline.sinks.stored import steps_of, stored_dtype, stored_width
 
 if TYPE_CHECKING:
     from amtcore.extract import StreamInfo
+
+Counts = Sequence[int] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class StreamHasher:
     """Builds a `StreamDigest` from blocks of frames, in row order.
 
     Args:
-        width: Columns of the stream. dtype: float16 or float32.
+        width: Columns of the stream on disk. dtype: Of its values.
     """
 
     def __init__(self, width: int, dtype: str) -> None:
@@ -57,22 +61,26 @@ class StreamHasher:
         self._frames += len(block)
         self._values.update(block.reshape(-1).view(np.uint8).data)
 
-    def digest(self, row_sizes: Sequence[int] | np.ndarray) -> StreamDigest:
-        """The digest, given the frame count of every row."""
-        sizes = np.asarray(row_sizes, dtype="<i8")
-        whole = hashlib.sha256(sizes.tobytes())
+    def digest(self, row_sizes: Counts, row_steps: Counts = ()) -> StreamDigest:
+        """The digest, given the frame count of every row, and its steps if it holds events."""
+        whole = hashlib.sha256(np.asarray(row_sizes, dtype="<i8").tobytes())
+        whole.update(np.asarray(row_steps, dtype="<i8").tobytes())
         whole.update(self._values.digest())
         return StreamDigest(self._frames, self._width, self._dtype.name, whole.hexdigest())
 
 
 def digest_blocks(
-    blocks: Iterable[np.ndarray], row_sizes: Sequence[int] | np.ndarray, width: int, dtype: str
+    blocks: Iterable[np.ndarray],
+    row_sizes: Counts,
+    width: int,
+    dtype: str,
+    row_steps: Counts = (),
 ) -> StreamDigest:
     """Digest of a stream given as blocks of frames that need not follow the rows."""
     hasher = StreamHasher(width, dtype)
     for block in blocks:
         hasher.update(block)
-    return hasher.digest(row_sizes)
+    return hasher.digest(row_sizes, row_steps)
 
 
 def digest_rows(
@@ -82,7 +90,9 @@ def digest_rows(
     digests = {}
     for info in streams:
         values = [row.streams[info.name] for row in rows]
-        digests[info.name] = digest_blocks(values, [len(v) for v in values], info.width, dtype)
+        kind = stored_width(info), stored_dtype(info, dtype)
+        sizes = [len(v) for v in values]
+        digests[info.name] = digest_blocks(values, sizes, *kind, steps_of(rows, info))
     return ShardDigest(tuple(row.row_id for row in rows), digests)
 
 

@@ -1,7 +1,8 @@
 """A shard as one Parquet file: a row a clip, scalars beside one nested column a stream.
 
 A stream is `list<fixed_size_list<halffloat or float>[width]>`, which pyarrow, polars, DuckDB and
-Hugging Face datasets read; `arrow.fixed_shape_tensor` would be refused by the last. The outer list
+Hugging Face datasets read; `arrow.fixed_shape_tensor` would be refused by the last. Events are
+`list<fixed_size_list<int32>[3]>`, see `pipeline.sinks.stored`. The outer list
 counts frames, not values, so its 32-bit offsets last for 2^31 frames a row group. Row groups decide
 what one row costs to read: small ones for random access, large ones for scans.
 """
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import CommitError
 from pipeline.rows import FeatureRow
 from pipeline.sinks.digest import ShardDigest, StreamHasher
+from pipeline.sinks.stored import is_events, steps_column, stored_dtype, stored_width
 from pipeline.sinks.table import row_table
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ MAX_ROW_VALUES = 2**31 - 1
 STREAMS_KEY = b"earmill.streams"
 ATTRS_KEY = b"earmill.attrs"
 
-_ARROW_DTYPES = {"float16": pa.float16(), "float32": pa.float32()}
+_ARROW_DTYPES = {"float16": pa.float16(), "float32": pa.float32(), "int32": pa.int32()}
 
 
 def write_parquet(
@@ -83,7 +85,8 @@ def _schema(
     for info in streams:
         if info.name in scalars.names:
             raise CommitError(f"stream {info.name!r} has the name of a scalar column: rename it")
-        fields.append(pa.field(info.name, pa.list_(pa.list_(_ARROW_DTYPES[dtype], info.width))))
+        values = _ARROW_DTYPES[stored_dtype(info, dtype)]
+        fields.append(pa.field(info.name, pa.list_(pa.list_(values, stored_width(info)))))
     metadata = {
         STREAMS_KEY: json.dumps([info.to_dict() for info in streams]).encode(),
         ATTRS_KEY: json.dumps(dict(attrs), sort_keys=True).encode(),
@@ -126,29 +129,31 @@ def _stream_column(rows: Sequence[FeatureRow], info: StreamInfo, dtype: str) -> 
     offsets = np.zeros(len(frames) + 1, dtype=np.int32)
     np.cumsum([len(values) for values in frames], out=offsets[1:])
     whole = frames[0] if len(frames) == 1 else np.concatenate(frames, axis=0)
-    flat = np.ascontiguousarray(whole, dtype=dtype).reshape(-1)
-    blocks = pa.FixedSizeListArray.from_arrays(pa.array(flat), info.width)
+    flat = np.ascontiguousarray(whole, dtype=stored_dtype(info, dtype)).reshape(-1)
+    blocks = pa.FixedSizeListArray.from_arrays(pa.array(flat), stored_width(info))
     return pa.ListArray.from_arrays(pa.array(offsets), blocks)
 
 
-def digest_parquet(path: Path, stream_names: Sequence[str]) -> ShardDigest:
+def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     """Read a written file back, a row group at a time."""
-    row_ids: list[str] = []
-    sizes: dict[str, list[np.ndarray]] = {name: [] for name in stream_names}
+    names = [info.name for info in streams]
+    sizes: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in names}
     with pq.ParquetFile(path) as file:
-        hashers = {name: _hasher(file.schema_arrow.field(name).type) for name in stream_names}
+        hashers = {name: _hasher(file.schema_arrow.field(name).type) for name in names}
         for group in range(file.num_row_groups):
-            table = file.read_row_group(group, columns=["row_id", *stream_names], use_threads=False)
-            row_ids += table.column("row_id").to_pylist()
-            for name in stream_names:
+            table = file.read_row_group(group, columns=names, use_threads=False)
+            for name in names:
                 for chunk in table.column(name).chunks:
                     sizes[name].append(np.diff(chunk.offsets.to_numpy()))
                     hashers[name].update(frames_of(chunk))
+        counted = {info.name: steps_column(info.name) for info in streams if is_events(info)}
+        scalars = file.read(columns=["row_id", *counted.values()], use_threads=False)
+    steps = {name: scalars.column(column).to_numpy() for name, column in counted.items()}
     digests = {
-        name: hashers[name].digest(np.concatenate([np.zeros(0, np.int64), *sizes[name]]))
-        for name in stream_names
+        name: hashers[name].digest(np.concatenate(sizes[name]), steps.get(name, ()))
+        for name in names
     }
-    return ShardDigest(tuple(row_ids), digests)
+    return ShardDigest(tuple(scalars.column("row_id").to_pylist()), digests)
 
 
 def _hasher(kind: pa.DataType) -> StreamHasher:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import CommitError
 from pipeline.rows import FeatureRow, QuarantineRow, Scalar
+from pipeline.sinks.stored import place_columns, steps_of
 
 if TYPE_CHECKING:
     from amtcore.extract import StreamInfo
@@ -111,7 +112,7 @@ def row_table(
     streams: Sequence[StreamInfo],
     types: Mapping[str, str] | None = None,
 ) -> pa.Table:
-    """The scalars of every row: identity, start and frame count per stream, facts, extras.
+    """The scalars of every row: identity, start and counts per stream, facts, extras.
 
     Args:
         types: Types of the carried-through columns; None takes them from these rows.
@@ -122,8 +123,10 @@ def row_table(
     }
     for info in streams:
         sizes = np.array([len(row.streams[info.name]) for row in rows], dtype=np.int64)
-        columns[f"{info.name}_start"] = pa.array(np.cumsum(sizes) - sizes)
-        columns[f"{info.name}_n_frames"] = pa.array(sizes)
+        counts = (np.cumsum(sizes) - sizes, sizes, steps_of(rows, info))
+        # Only a stream of events has the third column.
+        for name, values in zip(place_columns(info), counts, strict=False):
+            columns[name] = pa.array(values)
     for name, column in {**_facts(rows), **_extras(rows, types)}.items():
         if name in columns:
             raise CommitError(

@@ -1,11 +1,12 @@
 """A shard as one Zarr v3 store, CF contiguous ragged: all rows of a stream end to end.
 
 Group a stream: `values (obs, column)`, `row_start (row)`, `row_size (row)` with `sample_dimension`,
-and `row_id (row)`; the stream's description is in the group's attributes. `row_id` is Zarr's own
-`string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning: fixed-length
-bytes and UTF-32 have no v3 specification yet. Inner chunks are about 1 MB, packed by the sharding
-codec into objects of up to 64 MB that are only ever written whole, as a partial write would make
-zarr read and write the object again. Private to one attempt, so there is no race.
+and `row_id (row)`; the stream's description is in the group's attributes. A stream of events has
+the columns of `pipeline.sinks.stored` and also `n_steps (row)`, the steps of each clip. `row_id` is
+Zarr's own `string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning:
+fixed-length bytes and UTF-32 have no v3 specification yet. Inner chunks are about 1 MB, packed by
+the sharding codec into objects of up to 64 MB that are only ever written whole, as a partial write
+would make zarr read and write the object again. Private to one attempt, so there is no race.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from zarr.codecs import ZstdCodec
 
 from pipeline.rows import FeatureRow
 from pipeline.sinks.digest import ShardDigest, digest_blocks
+from pipeline.sinks.stored import (
+    EVENT_COLUMNS,
+    is_events,
+    steps_of,
+    stored_dtype,
+    stored_width,
+)
 
 if TYPE_CHECKING:
     from amtcore.extract import StreamInfo
@@ -48,11 +56,13 @@ def write_zarr(
         group = root.create_group(info.name, attributes=_group_attrs(info, attrs))
         frames = [row.streams[info.name] for row in rows]
         sizes = np.array([len(values) for values in frames], dtype=np.int64)
-        _write_values(group, info, frames, dtype)
+        _write_values(group, info, frames, stored_dtype(info, dtype))
         _write_index(group, "row_start", np.cumsum(sizes) - sizes, {"long_name": "first frame"})
         _write_index(
             group, "row_size", sizes, {"long_name": "frames in the row", "sample_dimension": "obs"}
         )
+        if is_events(info):
+            _write_index(group, "n_steps", steps_of(rows, info), {"long_name": "steps of the clip"})
         _write_ids(group, [row.row_id for row in rows])
     for folder in [*(path / info.name for info in streams), path]:
         _consolidate(folder)
@@ -77,27 +87,34 @@ def chunk_frames(width: int, dtype: str) -> int:
 def _write_values(
     group: zarr.Group, info: StreamInfo, frames: Sequence[np.ndarray], dtype: str
 ) -> None:
-    total = sum(len(values) for values in frames)
-    chunk = chunk_frames(info.width, dtype)
+    total, width = sum(len(values) for values in frames), stored_width(info)
+    chunk = chunk_frames(width, dtype)
     # No larger than the data: zarr allots a whole object while it packs one.
     per_object = max(1, min(CHUNKS_PER_OBJECT, -(-total // chunk)))
     array = group.create_array(
         "values",
-        shape=(total, info.width),
+        shape=(total, width),
         dtype=dtype,
-        chunks=(chunk, info.width),
-        shards=(chunk * per_object, info.width),
+        chunks=(chunk, width),
+        shards=(chunk * per_object, width),
         filters=None,
         compressors=ZstdCodec(level=ZSTD_LEVEL),
         fill_value=0,
         dimension_names=("obs", "column"),
-        attributes={"long_name": f"{info.model} {info.name}", "units": info.unit},
+        attributes=_values_attrs(info),
         config=_KEEP_ALL,
     )
     start = 0
     for block in blocks_of(frames, chunk * per_object):
         array[start : start + len(block)] = block
         start += len(block)
+
+
+def _values_attrs(info: StreamInfo) -> dict[str, Any]:
+    name = f"{info.model} {info.name}"
+    if is_events(info):  # columns of different quantities have no unit in common
+        return {"long_name": f"{name} events", "columns": list(EVENT_COLUMNS)}
+    return {"long_name": name, "units": info.unit}
 
 
 def blocks_of(frames: Sequence[np.ndarray], size: int) -> Iterator[np.ndarray]:
@@ -171,16 +188,18 @@ def _load(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def digest_zarr(path: Path, stream_names: Sequence[str]) -> ShardDigest:
+def digest_zarr(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     """Read a written store back, an object at a time."""
     root = zarr.open_group(path, mode="r")
     digests = {}
     row_ids: tuple[str, ...] = ()
-    for name in stream_names:
+    for info in streams:
+        name = info.name
         values = root[f"{name}/values"]
         step = values.shards[0]
         blocks = (values[start : start + step] for start in range(0, values.shape[0], step))
         sizes = root[f"{name}/row_size"][:]
-        digests[name] = digest_blocks(blocks, sizes, values.shape[1], values.dtype.name)
+        steps = root[f"{name}/n_steps"][:] if is_events(info) else ()
+        digests[name] = digest_blocks(blocks, sizes, values.shape[1], values.dtype.name, steps)
         row_ids = tuple(str(row_id) for row_id in root[f"{name}/row_id"][:])
     return ShardDigest(row_ids, digests)

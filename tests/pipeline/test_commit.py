@@ -215,7 +215,8 @@ from pipeline.errors import CommitError
 from pipeline.layout import Layout
 from pipeline.rows import FeatureRow, QuarantineRow
 
-stream = SimpleNamespace(name="m", model="m", unit="1", width=8, to_dict=lambda: {"name": "m"})
+about = {"name": "m", "model": "m", "unit": "1", "width": 8, "layout": "frames"}
+stream = SimpleNamespace(**about, to_dict=lambda: {"name": "m"})
 
 def publish(formats, n_frames):
     values = np.random.default_rng(0).normal(0, 50, (n_frames, 8)).astype("float16")
