@@ -362,7 +362,8 @@ def test_nir_export_solves_its_own_equations(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_nir_export_with_the_package_itself() -> None:
-    nir = pytest.importorskip("nir", reason="the package nir is not installed")
+    import nir
+
     graph = LIFExodus((3, 3), [0.01, 0.02, 0.03]).to_nir()
     (node,) = [node for node in graph.nodes.values() if isinstance(node, nir.CubaLIF)]
     np.testing.assert_allclose(node.tau_mem, [0.01, 0.02, 0.03], rtol=1e-6)
