@@ -1,4 +1,4 @@
-"""Speed of the models alone, in seconds of audio per second: fused extraction, full rate, loops.
+"""Speed of Dau1997 alone, in seconds of audio per second: fused extraction, full rate, loops.
 
 Times are the best of several runs of one process; the plain loop runs once, on a short clip.
 """
@@ -23,7 +23,8 @@ LOOP_S = 0.02
 _HEAD = ("what", "threads", "seconds of audio per second", "against the plain loop")
 
 
-def _clips(kind: str) -> list[np.ndarray]:
+def clips_of(kind: str) -> list[np.ndarray]:
+    """A batch of speech-like or noise clips at 74 dB SPL, where RMS 1 is 100 dB SPL."""
     clips = []
     for seed in range(BATCH):
         rng = np.random.default_rng(seed)
@@ -31,12 +32,12 @@ def _clips(kind: str) -> list[np.ndarray]:
             wave = speech(rng, FS_HZ, CLIP_S)
         else:
             wave = rng.standard_normal(int(FS_HZ * CLIP_S))
-        # 74 dB SPL with RMS 1 at 100 dB SPL.
         clips.append((0.05 * wave / np.sqrt(np.mean(wave**2))).astype(np.float32))
     return clips
 
 
-def _rate(run: Callable[[], object], seconds: float, repeats: int = 5) -> float:
+def rate_of(run: Callable[[], object], seconds: float, repeats: int = 5) -> float:
+    """Seconds of audio per second of time, the best of several runs."""
     best = float("inf")
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -49,8 +50,8 @@ def _plain_loop_rate() -> float:
     model = Dau1997(FS_HZ)
     for stage in (model.filterbank, model.ihc, model.adaptation, model.modulation):
         stage.backend = "reference"
-    x = torch.from_numpy(_clips("speech")[0][: int(LOOP_S * FS_HZ)])
-    return _rate(lambda: model(x), LOOP_S, repeats=2)
+    x = torch.from_numpy(clips_of("speech")[0][: int(LOOP_S * FS_HZ)])
+    return rate_of(lambda: model(x), LOOP_S, repeats=2)
 
 
 def main() -> None:
@@ -63,24 +64,26 @@ def main() -> None:
         rows.append((what, str(threads), f"{rate:.0f}", f"{rate / loop:.0f}"))
 
     for kind in ("speech", "noise"):
-        clips = _clips(kind)
+        clips = clips_of(kind)
         for threads in (2, 1):
             extractor = build_extractor("dau1997", fs_hz=FS_HZ, threads=threads)
-            rate = _rate(lambda e=extractor, c=clips: e.extract(c), total)
+            rate = rate_of(lambda e=extractor, c=clips: e.extract(c), total)
             add(f"pooled to 100 Hz, float32, {BATCH} clips of {kind}", threads, rate)
-    clips = _clips("speech")
+    clips = clips_of("speech")
     set_num_threads(2)
     single = build_extractor("dau1997", fs_hz=FS_HZ)
-    add("pooled, float32, one clip", 2, _rate(lambda: single.extract(clips[:1]), CLIP_S))
+    add("pooled, float32, one clip", 2, rate_of(lambda: single.extract(clips[:1]), CLIP_S))
     double = build_extractor("dau1997", fs_hz=FS_HZ, dtype="float64")
-    add("pooled, float64", 2, _rate(lambda: double.extract(clips), total, 2))
+    add("pooled, float64", 2, rate_of(lambda: double.extract(clips), total, 2))
     model, batch = Dau1997(FS_HZ), torch.from_numpy(np.stack(clips[:4])[:, : 2 * FS_HZ])
-    add("full-rate output (44 MB per second of audio)", 2, _rate(lambda: model(batch), 8.0, 3))
+    add("full-rate output (44 MB per second of audio)", 2, rate_of(lambda: model(batch), 8.0, 3))
     note = (
         f"Dau1997 at {FS_HZ} Hz, 31 channels of 8 modulation filters, clips of {CLIP_S:g} s at "
         "74 dB SPL. Noise overshoots in more channels, so the adaptation limiter works more."
     )
-    write_section("Models", "python -m benchmarks.kernel", note + "\n\n" + table(_HEAD, rows))
+    write_section(
+        "Dau1997 in all its ways", "python -m benchmarks.kernel", note + "\n\n" + table(_HEAD, rows)
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SCRIPTS = ("exactness", "startup", "kernel", "job")
+SCRIPTS = (
+    "exactness",
+    "startup",
+    "models",
+    "kernel",
+    "stages",
+    "training",
+    "lif",
+    "loudness",
+    "job",
+)
 
 
 def main() -> None:
