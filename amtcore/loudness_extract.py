@@ -40,7 +40,7 @@ _OPTIONS = {
     SPECIFIC: ("frame_rate_hz", "pool"),
     SUMMARY: ("unit",),
 }
-#: Samples that a model is given at a time: bounds the memory of a long clip.
+#: What a model is given at a time: bounds the memory of a long clip.
 _PIECE_S = 16.0
 _STATISTICS: dict[str, Callable[[Frames], Frames]] = {
     "mean": lambda part: part.mean(0),
@@ -71,7 +71,7 @@ class _Plan:
         return outputs * self.ratio[1] // self.ratio[0]
 
     def source(self, loudness: Loudness) -> Frames:
-        """(frame, column) of one clip as the model has it."""
+        """(frame, column) of one clip as the model has it; for numbers of a clip both traces."""
         if self.info.name == SPECIFIC:
             return loudness.specific[0].numpy()
         if self.info.name == SUMMARY:
@@ -89,17 +89,14 @@ class _Plan:
 class _Pooler:
     """Model frames of one clip, in order, to the frames of one stream."""
 
-    def __init__(self, plan: _Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: _Plan, ratio: tuple[int, int]) -> None:
+        self._plan, self._ratio = plan, ratio
         self._waiting: list[Frames] = []
         self._first = self._made = 0  # model frame at the head of the waiting, frames made
 
-    def push(self, outputs: Frames) -> Frames:
-        """Frames that these model frames complete."""
-        if self._plan.ratio is None:
-            self._waiting.append(outputs)
-            return np.empty((0, self._plan.info.width), outputs.dtype)
-        samples, frames = self._plan.ratio
+    def push(self, outputs: Frames, last: bool) -> Frames:
+        """Frames that these model frames complete; the last ones complete no more than others."""
+        samples, frames = self._ratio
         if samples == frames:
             return self._plan.finished(outputs)
         rows = np.concatenate([*self._waiting, outputs])
@@ -114,21 +111,32 @@ class _Pooler:
         empty = np.empty((0, rows.shape[1]), rows.dtype)
         return self._plan.finished(np.stack(pooled).astype(rows.dtype) if pooled else empty)
 
-    def finish(self) -> Frames:
-        """The row of a clip; nothing for a stream of frames."""
-        width = self._plan.info.width
-        if self._plan.ratio is not None or not any(len(part) for part in self._waiting):
-            return np.empty((0, width), self._waiting[0].dtype if self._waiting else np.float32)
-        short, long = np.concatenate(self._waiting).T
+
+class _ClipNumbers:
+    """Both traces of one clip, in order, to its one row of numbers."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+        self._short = bytearray()  # one piece of memory that grows: many small ones scatter
+        self._long_max = 0.0
+
+    def push(self, outputs: Frames, last: bool) -> Frames:
+        """Nothing until the last model frames have come."""
+        self._short += outputs[:, 0].tobytes()
+        self._long_max = max(self._long_max, float(outputs[:, 1].max(initial=0.0)))
+        if not (last and self._short):
+            return np.empty((0, self._plan.info.width), outputs.dtype)
+        short = np.frombuffer(self._short, outputs.dtype)
         exceeded = np.quantile(short, [1.0 - percent / 100.0 for percent in EXCEEDED_PERCENT])
-        row = np.array([[short.max(), long.max(), *exceeded]], short.dtype)
+        row = np.array([[short.max(), self._long_max, *exceeded]], outputs.dtype)
         return self._plan.finished(row)
 
 
 class LoudnessStream(ExtractStream):
     """Loudness of one long signal, chunk by chunk.
 
-    Per-clip numbers need every short-term value: 8 bytes a model frame, 29 MB an hour.
+    Percentiles need every short-term value: 4 bytes a model frame, 14 MB an hour. All else takes
+    memory that does not grow.
 
     Invariants:
         The frames of all pushes and of `finish`, put together, are those of the whole signal.
@@ -136,21 +144,21 @@ class LoudnessStream(ExtractStream):
 
     def __init__(self, model: LoudnessModel, plans: Sequence[_Plan]) -> None:
         self._model, self._plans = model, plans
-        self._poolers = [_Pooler(plan) for plan in plans]
+        self._poolers = [
+            _ClipNumbers(plan) if plan.ratio is None else _Pooler(plan, plan.ratio)
+            for plan in plans
+        ]
         self._state: LoudnessState | None = None
 
     def push(self, chunk: NDArray[np.floating[Any]]) -> dict[str, Frames]:
         """Feed the next samples in Pa, (time,) or (ear, time); returns the frames they complete."""
-        return self._take(as_ears(chunk, self._model), last=False)
+        pieces = as_ears(chunk, self._model).split(round(_PIECE_S * self._model.fs), -1)
+        return joined([self._take(piece, last=False) for piece in pieces])
 
     def finish(self) -> dict[str, Frames]:
         """The frames that were waiting for what follows the last sample."""
         ears = 1 if self._state is None else self._state.blocks.tail.shape[1]
-        made = self._take(torch.zeros(ears, 0, dtype=self._model.dtype), last=True)
-        for plan, pooler in zip(self._plans, self._poolers, strict=True):
-            if plan.ratio is None:
-                made[plan.info.name] = pooler.finish()
-        return made
+        return self._take(torch.zeros(ears, 0, dtype=self._model.dtype), last=True)
 
     def _take(self, signal: torch.Tensor, last: bool) -> dict[str, Frames]:
         batch = signal if self._model.input_channels == (1,) else signal.unsqueeze(0)
@@ -159,7 +167,7 @@ class LoudnessStream(ExtractStream):
         made = {}
         for plan, pooler in zip(self._plans, self._poolers, strict=True):
             outputs = plan.source(loudness)
-            made[plan.info.name] = pooler.push(outputs[:-1] if last else outputs)
+            made[plan.info.name] = pooler.push(outputs[:-1] if last else outputs, last)
         return made
 
 
@@ -197,18 +205,20 @@ class LoudnessExtractor(Extractor):
             Per clip, stream name -> (frames, width). Clips are processed one after another, so a
             clip's values do not depend on its neighbours.
         """
-        return [self._extract_one(as_ears(clip, self._model)) for clip in clips]
+        return [self._extract_one(clip) for clip in clips]
 
-    def _extract_one(self, signal: torch.Tensor) -> dict[str, Frames]:
-        stream = LoudnessStream(self._model, self._plans)
-        pieces = signal.split(round(_PIECE_S * self.fs_hz), -1) if signal.shape[-1] else (signal,)
-        made = [stream.push(piece.numpy()) for piece in pieces] + [stream.finish()]
-        return {info.name: np.concatenate([part[info.name] for part in made])
-                for info in self.streams}  # fmt: skip
+    def _extract_one(self, clip: NDArray[np.floating[Any]]) -> dict[str, Frames]:
+        stream = self.open_stream()
+        return joined([stream.push(clip), stream.finish()])
 
     def open_stream(self) -> LoudnessStream:
         """Start on a long signal; end it with `finish`."""
         return LoudnessStream(self._model, self._plans)
+
+
+def joined(parts: Sequence[dict[str, Frames]]) -> dict[str, Frames]:
+    """Frames of stretches that follow one another, by stream."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def as_ears(clip: NDArray[np.floating[Any]], model: LoudnessModel) -> torch.Tensor:

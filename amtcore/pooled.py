@@ -20,6 +20,7 @@ from torch import Tensor
 from .errors import ParameterError
 from .recurrence.chain.program import BlockOp, PooledChain, lay_out
 from .recurrence.chain.runner import run_program
+from .recurrence.threads import get_num_threads, parallel_for
 from .stages.base import Stage
 
 Samples = NDArray[np.floating[Any]]
@@ -104,7 +105,7 @@ class _FusedStream:
 
 class WholeFeatures:
     """A stream that needs the whole clip: channels at full rate, then one modulation band at a
-    time, so that memory is that of a few bands.
+    time, so that memory is that of a few bands of as many clips as there are threads.
 
     Args:
         ops: Operations up to the bands' input.
@@ -133,7 +134,11 @@ class WholeFeatures:
 
     def extract(self, clips: Sequence[Samples]) -> list[Samples]:
         """Per clip (frames, width), columns channel by channel."""
-        return [self._one(clip) for clip in clips]
+        if len(clips) < get_num_threads():
+            return [self._one(clip) for clip in clips]
+        frames: dict[int, Samples] = {}
+        parallel_for(lambda i: frames.update({i: self._one(clips[i])}), len(clips))
+        return [frames[i] for i in range(len(clips))]
 
     def _one(self, clip: Samples) -> Samples:
         out = np.empty((self.n_frames(len(clip)), self.width), self._pooling.coef.dtype)

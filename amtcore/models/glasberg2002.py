@@ -18,7 +18,7 @@ from ..stages.excitation import ERBIntegration, ExcitationPattern
 from ..stages.loudness_ear import LoudnessEar
 from ..stages.loudness_integration import LoudnessIntegration
 from ..stages.specific_loudness import SpecificLoudness
-from ..stages.spectrum import MultiResolutionFFT, WindowedSpectrum, drop_faint
+from ..stages.spectrum import MultiResolutionFFT, WindowedSpectrum, drop_inaudible
 from .base import Kwargs
 from .loudness import Loudness, LoudnessModel
 
@@ -113,7 +113,7 @@ class Glasberg2002(LoudnessModel):
 
     def _analyse(self, filtered: Tensor) -> dict[str, Tensor]:
         spectrum = self.multi_fft.intensities(filtered)
-        components = drop_faint(spectrum)[:, 0]
+        components = drop_inaudible(spectrum)[:, 0]
         levels = self.erb_integration(components)
         excitation = self.excitation_pattern(components, levels)
         stages = {"specific": self.specific_loudness(excitation).unsqueeze(1)}
@@ -153,10 +153,6 @@ class Glasberg2002(LoudnessModel):
     def steady_loudness(self, specific: Tensor) -> Tensor:
         """(batch, 1, frame, channel) -> loudness in sone once it stays, (batch, frame)."""
         return self.loudness_integration.instantaneous(specific[:, 0])
-
-    def get_erb_frequencies(self) -> Tensor:
-        """Centre frequencies of the channels in Hz, (n_erb_bands,)."""
-        return self.fc
 
     def get_learnable_parameters(self) -> dict[str, dict[str, Any]]:
         """Values of the constants by component; empty unless `learnable`.

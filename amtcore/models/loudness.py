@@ -142,9 +142,9 @@ class LoudnessModel(nn.Module):
         loudness, state = self.stream_loudness(x, state, last)
         return self._result(loudness, state.batched), state
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, audio: Tensor) -> Any:
         """The whole signal at once."""
-        return self.stream(x, None, True)[0]
+        return self.stream(audio, None, True)[0]
 
     def stream_loudness(
         self, x: Tensor, state: LoudnessState | None = None, last: bool = False
@@ -219,6 +219,18 @@ class LoudnessModel(nn.Module):
                 "power" is 40 + 10 log2 N.
         """
         return phon_by(method, self.phon_table(), ltl)
+
+    def get_erb_frequencies(self) -> Tensor:
+        """Centre frequencies of the channels in Hz, (channel,)."""
+        return self.fc
+
+    def get_parameters(self) -> dict[str, Any]:
+        """Rate and switches of the model."""
+        return {
+            "fs": self.fs,
+            "learnable": self.learnable,
+            "return_stages": self.return_stages,
+        }
 
     def reset_state(self) -> None:
         """Does nothing: a model keeps no state between calls; `stream` returns it."""

@@ -22,6 +22,8 @@ from ..stages.loudness_integration import Moore2016AGC, Moore2016TemporalIntegra
 from ..stages.specific_loudness import Moore2016SpecificLoudness
 from ..stages.spectrum import Moore2016Spectrum, WindowedSpectrum, drop_faint, level_db
 from .base import Kwargs
+from .block_threads import map_blocks
+from .frame_blocks import BLOCK_FRAMES
 from .loudness import Loudness, LoudnessModel
 
 FS_HZ = 32000.0
@@ -159,7 +161,13 @@ class Moore2016(LoudnessModel):
         if len(by_ear) == 1:
             either = self.binaural_loudness.diotic(by_ear[0])
             return either, either
-        return self.binaural_loudness.inhibited(*by_ear)
+        kernel = self.binaural_loudness.smoothing(by_ear[0].shape[-1])
+        left, right = (ear.split(BLOCK_FRAMES, 1) for ear in by_ear)
+        parts = map_blocks(
+            lambda ears: self.binaural_loudness.inhibited_by(*ears, kernel),
+            list(zip(left, right, strict=True)),
+        )
+        return torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 1)
 
     def _stages(
         self,
@@ -198,18 +206,6 @@ class Moore2016(LoudnessModel):
     def steady_loudness(self, specific: Tensor) -> Tensor:
         """(batch, 1, frame, channel) -> loudness in sone once it stays, (batch, frame)."""
         return 2.0 * self.binaural_loudness.total(self.binaural_loudness.diotic(specific[:, 0]))
-
-    def get_erb_frequencies(self) -> Tensor:
-        """Centre frequencies of the channels in Hz."""
-        return self.fc
-
-    def get_parameters(self) -> dict[str, Any]:
-        """Rate and switches of the model."""
-        return {
-            "fs": self.fs,
-            "learnable": self.learnable,
-            "return_stages": self.return_stages,
-        }
 
     def extra_repr(self) -> str:
         """Rate, hop and type."""

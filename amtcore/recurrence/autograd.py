@@ -58,6 +58,14 @@ def _(
     return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
 
 
+def is_transformed() -> bool:
+    """Whether a transform of torch.func runs, such as vmap: its tensors neither outlive it nor work
+    on other threads."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def map_over_batch(operator: Any, folded: tuple[int, ...]) -> None:
     """Let `torch.func.vmap` map an operator over signals.
 

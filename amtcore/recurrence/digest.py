@@ -15,5 +15,6 @@ from pathlib import Path
 def sources_digest() -> str:
     """Hash of every source that holds compiled functions."""
     root = Path(__file__).parent
-    sources = [root / "simd.py", *sorted(root.glob("*/cpu.py")), *sorted(root.glob("*/adjoint.py"))]
+    sources = [root / "simd.py", root / "transpose.py"]
+    sources += sorted(root.glob("*/cpu.py")) + sorted(root.glob("*/adjoint.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()

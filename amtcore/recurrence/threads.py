@@ -2,7 +2,8 @@
 
 Kernels release the interpreter lock, so a plain thread pool is all the parallelism they need: no
 OpenMP runtime, nothing to break after a fork. Pool threads flush denormals to zero; in silence
-the filters' states decay into that range, where the processor is a hundred times slower.
+the filters' states decay into that range, where the processor is a hundred times slower. What they
+call of torch runs on one thread.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..errors import ParameterError
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _threads = 0
+_local = threading.local()
 
 
 def get_num_threads() -> int:
@@ -44,22 +46,35 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def _prepare_thread() -> None:
+    _local.in_pool = True
+    torch.set_flush_denormal(True)
+    # A thread's first look at its number takes the process's: look before setting, not after.
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
 def _get_pool() -> ThreadPoolExecutor:
     global _pool
     with _lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(
-                get_num_threads(),
-                thread_name_prefix="amtcore",
-                initializer=torch.set_flush_denormal,
-                initargs=(True,),
-            )
+            _pool = ThreadPoolExecutor(get_num_threads(), "amtcore", _prepare_thread)
         return _pool
 
 
 def parallel_for(function: Callable[[int], None], count: int) -> None:
-    """Call `function(i)` for i in 0..count-1 on the pool; the first exception is re-raised."""
+    """Call `function(i)` for i in 0..count-1 on the pool; the first exception is re-raised.
+
+    On a thread of the pool the calls are made right there: the others have work of their own.
+    """
+    if getattr(_local, "in_pool", False):
+        for i in range(count):
+            function(i)
+        return
+    own = torch.get_num_threads()
     _wait(_get_pool().map(function, range(count)))
+    # A thread that starts with one torch thread makes that the default of later ones: undo it.
+    torch.set_num_threads(own)
 
 
 def _wait(results: Iterable[None]) -> None:

@@ -150,6 +150,6 @@ class AdaptLoop(ChannelStage):
     def extra_repr(self) -> str:
         """Preset, loops and limiter."""
         return (
-            f"preset={self.preset}, tau={[round(float(t), 4) for t in self.tau]} s, "
-            f"limit={float(self.limit):g}, fs={self.fs:g}, learnable={self.learnable}"
+            f"preset={self.preset}, tau={[round(t, 4) for t in self.tau.tolist()]} s, "
+            f"limit={self.limit.item():g}, fs={self.fs:g}, learnable={self.learnable}"
         )

@@ -90,7 +90,10 @@ class Moore2016BinauralLoudness(Stage):
             raise ShapeError(
                 f"expected two ears of one shape, got {tuple(left.shape)} and {tuple(right.shape)}"
             )
-        kernel = self.smoothing(left.shape[-1])
+        return self.inhibited_by(left, right, self.smoothing(left.shape[-1]))
+
+    def inhibited_by(self, left: Tensor, right: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+        """As `inhibited`, with the smoothing at hand: for many parts of a signal."""
         smooth_left, smooth_right = left @ kernel + TINY, right @ kernel + TINY
         return (
             left / self._divisor(smooth_left, smooth_right),

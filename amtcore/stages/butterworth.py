@@ -36,7 +36,7 @@ class ButterworthFilter(ChannelStage):
         A tone at fc comes out 3 dB lower, whatever the order.
 
     >>> high = ButterworthFilter(fs=16000, fc=3.0, btype="high")
-    >>> abs(float(high(torch.ones(1, 16000))[0, -1])) < 1e-6
+    >>> abs(float(high(torch.ones(1, 16000))[0, -1])) < 1e-4
     True
     """
 

@@ -36,8 +36,8 @@ class BrokenStickCompression(ChannelStage):
     Invariants:
         Continuous and odd; 10 dB more at the input are 10 n dB more at the output above the knee.
 
-    >>> BrokenStickCompression(n=0.5)(torch.tensor([[1e-4, -1.0]], dtype=torch.float64))
-    tensor([[ 0.0001, -0.0178]])
+    >>> BrokenStickCompression(n=0.5)(torch.tensor([[2e-4, -1.0]], dtype=torch.float64))
+    tensor([[ 0.0002, -0.0178]])
     """
 
     n: Tensor

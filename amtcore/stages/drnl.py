@@ -89,7 +89,8 @@ class DRNLFilterbank(Stage):
         (batch, time) in m/s -> (batch, channel, time) in m/s; (time,) -> (channel, time).
 
     Invariants:
-        At low levels the output grows with the input, at medium ones by c dB per dB (0.25).
+        Up to the knee (b / a)^(1 / (1 - c)) both paths are linear; above it the nonlinear one grows
+        by c dB per dB (0.25), until the linear one is the louder of the two.
 
     >>> bank = DRNLFilterbank([500.0, 1000.0], fs=16000)
     >>> bank(torch.zeros(3, 160)).shape

@@ -27,7 +27,6 @@ _LOW_RATE_HZ = 20000.0  # up to here the tables are cut at fs/2
 _MEASURED_DB = 104.0  # level of Goode et al. (1994)
 _STEP_HZ, _FALL_PER_STEP, _FALL_PER_HZ = 1000.0, 1.1, 1e-4  # extrapolation to fs/2
 _JEPSEN_PEAK = 1e-8  # largest gain of the jepsen2008 filter, at _MEASURED_DB
-_NEARLY_ONE = 1 - 1e-6  # a table that ends here ends at fs/2, up to float32
 _PEAK_POINTS = 8192  # where the largest gain is looked for, evenly from 0 to fs/2
 
 
@@ -68,6 +67,7 @@ class _TableFilter(FirStage):
         """Keep the table: the gains may be learnable, their frequencies are not."""
         self.register_buffer("frequencies_hz", f_hz.to(self.dtype))
         self.constant("gains", gains)
+        self.ends_at_nyquist = float(f_hz[-1]) >= self.fs / 2
 
     @property
     def frequency_data(self) -> Tensor:
@@ -78,7 +78,7 @@ class _TableFilter(FirStage):
         """The FIR of the table with the delay order/2; gain 0 at 0 Hz, and at fs/2 unless given."""
         f_hz, gains = self.frequencies_hz.double(), self.gains.double()
         f_hz, gains = (torch.nn.functional.pad(values, (1, 0)) for values in (f_hz, gains))
-        if float(self.frequencies_hz[-1]) < self.fs / 2 * _NEARLY_ONE:
+        if not self.ends_at_nyquist:
             end = torch.tensor([self.fs / 2, 0.0], dtype=torch.float64, device=gains.device)
             f_hz, gains = torch.cat((f_hz, end[:1])), torch.cat((gains, end[1:]))
         return fir2(self.order, f_hz, gains, self.fs)

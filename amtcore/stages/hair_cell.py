@@ -17,7 +17,9 @@ from .. import design
 from ..errors import ParameterError
 from ..recurrence.biquad.op import first_order, state_variable
 from ..recurrence.chain.cpu import FIRST_ORDER, STATE_VARIABLE
+from ..recurrence.chain.op import can_fuse, program
 from ..recurrence.chain.program import BlockOp
+from ..recurrence.dispatch import use_reference
 from .base import ChannelStage, check_below_nyquist
 
 _NEURAL_COMPRESSION = 0.23  # Bernstein et al. (1999): envelope to this power
@@ -134,7 +136,7 @@ class IHCEnvelope(ChannelStage):
                 f"hair-cell method {self.method!r} needs the whole signal and cannot run block "
                 "by block; use a half-wave method such as 'dau1996'"
             )
-        coef = self.coefficients().detach().expand(channels, -1)
+        coef = self.coefficients().expand(channels, -1)
         rest = coef.new_zeros(channels, self._values)
         code = FIRST_ORDER if self.order == 1 else STATE_VARIABLE
         return [BlockOp(code, int(i == 0), coef, rest) for i in range(self.iterations)]
@@ -158,6 +160,10 @@ class IHCEnvelope(ChannelStage):
         if self._nonlinearity == "bernstein":
             weight = analytic_magnitude(x).clamp(min=torch.finfo(x.dtype).tiny)
             x = (weight ** (_NEURAL_COMPRESSION - 1.0) * x).clamp(min=0).square()
+        elif self.iterations > 1 and not use_reference(x, self.backend):
+            ops = self.block_ops(x.shape[1])
+            if can_fuse(x, ops):
+                return program(x, ops, state)
         coef = self.coefficients().expand(x.shape[1], -1)
         after = []
         for i, before in enumerate(state.split(self._values, -1)):

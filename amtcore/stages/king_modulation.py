@@ -18,9 +18,9 @@ from .. import design
 from ..errors import ParameterError
 from ..recurrence.chain.cpu import BANK_TWO_SECTIONS
 from ..recurrence.chain.program import Bank
+from ..recurrence.envelope.op import hilbert_envelope
 from ..recurrence.one_pole.op import modulation_bank
 from .base import Stage, check_below_nyquist
-from .hilbert import hilbert_envelope
 
 PHASE_INSENSITIVITY = ("hilbert", "none")
 _PHASE_LIMIT_HZ = 10.0  # above it the phase is dropped
@@ -48,9 +48,9 @@ class King2019ModulationFilterbank(Stage):
         mfhigh: Highest centre frequency in Hz; the upper edge of its filter lies below fs/2.
         qfactor: Quality factor, above 0.
         nmod: Number of filters; None sets them edge to edge.
-        phase_insens: "hilbert" drops the phase above 10 Hz; "none" keeps the bands.
         learnable: Make `mfc` and `qfactor` parameters.
         dtype: torch.float32 or torch.float64.
+        phase_insens: "hilbert" drops the phase above 10 Hz; "none" keeps the bands.
         backend: Kernel choice; None picks.
 
     Shape:
@@ -75,9 +75,9 @@ class King2019ModulationFilterbank(Stage):
         mfhigh: float = 150.0,
         qfactor: float = 1.0,
         nmod: int | None = None,
-        phase_insens: str = "hilbert",
         learnable: bool = False,
         dtype: torch.dtype = torch.float32,
+        phase_insens: str = "hilbert",
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
@@ -147,7 +147,7 @@ class King2019ModulationFilterbank(Stage):
         return y.unflatten(1, (channels, count)), state
 
     def _finished(self, band: Tensor, m: int) -> Tensor:
-        return hilbert_envelope(band) if self.insensitive[m] else band
+        return hilbert_envelope(band, self.backend) if self.insensitive[m] else band
 
     def _check_streamable(self) -> None:
         if not self.can_stream:

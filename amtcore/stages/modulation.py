@@ -27,24 +27,23 @@ from .base import ChannelStage, check_below_nyquist
 
 _FIRST_BANDWIDTH_HZ = 5.0
 _PHASE_LIMIT_HZ = 10.0  # up to here the modulation phase is kept
-_PREFILTER_HZ = 150.0
 
 
 @dataclass(frozen=True)
 class _Preset:
-    """Envelope gain, whether the range ends at fc/4, and whether 150 Hz is filtered first."""
+    """Envelope gain, whether the range ends at fc/4, and the low-pass in front (0: none)."""
 
     att_factor: float
     use_upper_limit: bool
-    prefilter: bool
+    lowpass_cutoff: float
     lp_cutoff: float = 2.5
     max_mfc: float = 150.0
 
 
 PRESETS = {
-    "dau1997": _Preset(1.0, False, False),
-    "jepsen2008": _Preset(1.0 / math.sqrt(2.0), True, True),
-    "paulick2024": _Preset(1.0 / math.sqrt(2.0), True, True),
+    "dau1997": _Preset(1.0, False, 0.0),
+    "jepsen2008": _Preset(1.0 / math.sqrt(2.0), True, 150.0),
+    "paulick2024": _Preset(1.0 / math.sqrt(2.0), True, 150.0),
 }
 
 
@@ -77,7 +76,9 @@ class ModulationFilterbank(ChannelStage):
         att_factor: Gain of the modulus outputs; None takes the preset's.
         use_upper_limit: Whether a channel's range ends at fc/4; None takes the preset's.
         filter_type: "efilt" or "butterworth".
-        preset: A key of `PRESETS`.
+        preset: A key of `PRESETS`; None is dau1997.
+        lowpass_cutoff: Cutoff in Hz of a first-order low-pass in front of all filters, 0 for none;
+            None takes the preset's.
         learnable: Make `mfc_hz`, `bandwidth_hz` and `lp_cutoff` parameters.
         dtype: torch.float32 or torch.float64.
         backend: Kernel choice; None picks.
@@ -106,12 +107,14 @@ class ModulationFilterbank(ChannelStage):
         att_factor: float | None = None,
         use_upper_limit: bool | None = None,
         filter_type: str = "efilt",
-        preset: str = "dau1997",
+        preset: str | None = None,
         learnable: bool = False,
         dtype: torch.dtype = torch.float32,
+        lowpass_cutoff: float | None = None,
         backend: str | None = None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
+        preset = "dau1997" if preset is None else preset
         if preset not in PRESETS:
             raise ParameterError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
         if filter_type not in ("efilt", "butterworth"):
@@ -127,11 +130,18 @@ class ModulationFilterbank(ChannelStage):
         self.use_upper_limit = (
             values.use_upper_limit if use_upper_limit is None else bool(use_upper_limit)
         )
-        self.prefilter = values.prefilter
+        self._set_lowpass(values.lowpass_cutoff if lowpass_cutoff is None else lowpass_cutoff)
         fc_hz = [float(f) for f in fc]
         self._set_filters(fc_hz)
         self.constant("lp_cutoff", values.lp_cutoff if lp_cutoff is None else float(lp_cutoff))
         self.register_buffer("fc", torch.tensor(fc_hz, dtype=dtype))
+
+    def _set_lowpass(self, cutoff_hz: float) -> None:
+        """The low-pass in front."""
+        if not cutoff_hz >= 0:
+            raise ParameterError(f"lowpass_cutoff must be 0 Hz (none) or above, got {cutoff_hz}")
+        check_below_nyquist("lowpass_cutoff", cutoff_hz, self.fs)
+        self.lowpass_cutoff = float(cutoff_hz)
 
     def _set_filters(self, fc_hz: list[float]) -> None:
         """Centres and bandwidths of all filters, and what the m-th filter of a channel is."""
@@ -192,7 +202,7 @@ class ModulationFilterbank(ChannelStage):
         return torch.stack(rows, -1)
 
     def _prefilter_rows(self, channels: int) -> Tensor:
-        b, a = design.butter1(_PREFILTER_HZ, self.fs)
+        b, a = design.butter1(self.lowpass_cutoff, self.fs)
         rows = design.first_order_rows(
             torch.tensor(b, dtype=torch.float64), torch.tensor(a, dtype=torch.float64)
         )
@@ -200,7 +210,7 @@ class ModulationFilterbank(ChannelStage):
 
     def block_ops(self) -> list[BlockOp]:
         """What comes before the bank, as operations of the fused kernel."""
-        if not self.prefilter:
+        if not self.lowpass_cutoff:
             return []
         coef = self._prefilter_rows(self.num_channels)
         return [BlockOp(FIRST_ORDER, 0, coef, coef.new_zeros(self.num_channels, 1))]
@@ -232,7 +242,7 @@ class ModulationFilterbank(ChannelStage):
                 x.new_zeros(batch, self.offsets[-1], 2),
             )
         before, filters = state
-        if self.prefilter:
+        if self.lowpass_cutoff:
             rows = self._prefilter_rows(self.num_channels)
             batched, before = first_order(batched, rows, before, False, self.backend)
         y, filters = modulation_bank(

@@ -111,7 +111,7 @@ class OuterMiddleEarFilter(FirStage):
         gains = 10.0 ** (self.tf_gains.double() / 20.0)
         f_hz = self.fvec.double()
         ends = f_hz.new_tensor([0.0, self.fs / 2])
-        if float(f_hz[-1]) < self.fs / 2:
+        if self.flow + len(gains) - 1 < self.fs / 2:
             f_hz, gains = torch.cat((f_hz, ends[1:])), torch.cat((gains, gains[-1:]))
         return fir2(self.order, torch.cat((ends[:1], f_hz)), torch.cat((gains[:1], gains)), self.fs)
 

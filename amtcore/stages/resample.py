@@ -98,13 +98,13 @@ class Resampler(Stage):
         x = self.as_input(x, (1, 2, 3, 4), "(.., time)")
         waiting, samples, done = state or (x.new_zeros(*x.shape[:-1], -self._first(0)), 0, 0)
         samples, window = samples + x.shape[-1], self.phases.shape[1]
-        waiting = torch.cat((waiting, x), -1)
+        missing = 0
         if last:
             ready = samples * self.up // self.down
-            missing = self._first(ready - 1) + window - samples
-            waiting = torch.nn.functional.pad(waiting, (0, max(missing, 0)))
+            missing = max(self._first(ready - 1) + window - samples, 0)
         else:
             ready = ((samples - window) * self.up + self.reach) // self.down + 1
+        waiting = torch.cat((waiting, x, x.new_zeros(*x.shape[:-1], missing)), -1)
         ready = max(ready, done)
         y = self._outputs(waiting, done, ready)
         used = self._first(ready) - self._first(done)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ParameterError, ShapeError
+from ..recurrence.autograd import is_transformed
 from ..recurrence.lif.op import lif
 from ..recurrence.lif.reference import spike_count
 from .base import Stage
@@ -212,6 +213,11 @@ class LIFExodus(HasLeak, Stage):
 
     def _continue(self, data: Tensor, record: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Process a signal from the kept state on, and keep the last one, detached."""
+        if is_transformed():
+            raise ParameterError(
+                "LIFExodus keeps its state between calls, which torch.func cannot map; map "
+                "stream(), or call the layer with the whole batch"
+            )
         batched = self._as_batch(data)
         spikes, vmem, isyn, last = self._run(batched, self._kept(batched.shape[0]), record)
         if batched.shape[1]:

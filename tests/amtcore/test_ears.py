@@ -55,6 +55,14 @@ def test_fir_kernel_equals_the_sum_over_taps(taps: int, stride: int, dtype: str)
 
 
 @pytest.mark.parametrize("stride", [1, 4])
+def test_fir_segments_join(stride: int) -> None:
+    """A long row is cut into segments of 32768 outputs for the threads."""
+    x, h = _noise(2, 40_000 * stride), _noise(9, seed=1)
+    whole = scipy.signal.lfilter(h.numpy(), 1, x.numpy())[:, 8::stride]
+    assert_close(fir(x, h, stride), whole, KERNEL64)
+
+
+@pytest.mark.parametrize("stride", [1, 4])
 def test_fir_gradcheck(stride: int) -> None:
     x, h = _noise(2, 23).requires_grad_(), _noise(6, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, h: fir(x, h, stride), (x, h))
@@ -233,6 +241,22 @@ def test_learnable_gains_redesign_the_filter_in_the_graph(phase_type: str) -> No
             stage.gains *= 2.0
         expected = fixed(x) * (2.0 if stage.__class__ is HeadphoneFilter else 1.0)
         assert_close(stage(x).detach(), expected, FLOAT64)
+
+
+@pytest.mark.parametrize("fs", [8000, 44100])
+def test_learnable_filters_compile_to_one_graph(fs: int) -> None:
+    """Where a table ends below half the rate, and where it ends there."""
+    x = _noise(1, 200)
+    for build in (HeadphoneFilter, MiddleEarFilter, OuterMiddleEarFilter):
+        torch._dynamo.reset()
+        stage = build(fs, order=64, learnable=True, dtype=torch.float64)
+        compiled = torch.compile(stage, fullgraph=True, backend="aot_eager")
+        results = []
+        for call in (compiled, stage):
+            y = call(x)
+            results.append((y, *torch.autograd.grad(y.square().sum(), list(stage.parameters()))))
+        for got, expected in zip(*results, strict=True):
+            assert_close(got.detach(), expected.detach(), FLOAT64)
 
 
 def test_learnable_transfer_function_is_learnt() -> None:

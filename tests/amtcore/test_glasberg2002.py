@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import pickle
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from amtcore import Glasberg2002
-from amtcore.errors import ParameterError, ShapeError
+from amtcore.errors import ParameterError
+from amtcore.stages.spectrum import GLASBERG2002_WINDOW_LOG10
 
 from ..compare import Tolerance, assert_close
 from .loudness_golden import FILES, load, noise, one_thread, tone  # noqa: F401
@@ -30,9 +28,9 @@ def _model(dtype: str = "float64", fs: int = 32000) -> Glasberg2002:
 
 
 @functools.cache
-def _loudness(name: str, dtype: str) -> dict[str, np.ndarray]:
+def _loudness(name: str, dtype: str, amplitude: float = 1.0) -> dict[str, np.ndarray]:
     model = Glasberg2002(return_stages=True, dtype=DTYPES[dtype])
-    long, stages = model(torch.from_numpy(load(name)["input"]))
+    long, stages = model(amplitude * torch.from_numpy(load(name)["input"]))
     return {"inst": stages["inst"].numpy(), "stl": stages["stl"].numpy(), "ltl": long.numpy()}
 
 
@@ -45,18 +43,45 @@ def test_steady_sounds(name: str, trace: str, dtype: str) -> None:
     assert float(np.median(got)) == pytest.approx(float(np.median(stored)), rel=WITHIN)
 
 
-@pytest.mark.parametrize("trace", ["inst", "stl"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("trace", ["inst", "stl", "ltl"])
 @pytest.mark.parametrize("name", ["am4k", "burst100ms_70"])
-def test_changing_sounds(name: str, trace: str) -> None:
-    got = _loudness(name, "float64")[trace][: 600 - LATE_FRAMES]
+def test_changing_sounds(name: str, trace: str, dtype: str) -> None:
+    got = _loudness(name, dtype)[trace][: 600 - LATE_FRAMES]
     stored = load(name)[f"glasberg_ward_{trace}"][LATE_FRAMES:]
     assert_close(got, stored, Tolerance(WITHIN, "another implementation, 1 ms grid"))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("trace", ["inst", "stl", "ltl"])
+@pytest.mark.parametrize("name", FILES)
+def test_whole_traces_but_for_the_gain(name: str, trace: str, dtype: str) -> None:
+    """With all power of a windowed tone, as the other program has it, every frame agrees."""
+    missing = 10 ** ((0.426 - GLASBERG2002_WINDOW_LOG10) / 2)
+    got = _loudness(name, dtype, missing)[trace][: 600 - LATE_FRAMES]
+    stored = load(name)[f"glasberg_ward_{trace}"][LATE_FRAMES:]
+    bound = 0.02 if name == "tone100_60" else 0.005
+    assert_close(got, stored, Tolerance(bound, "filter of the ear at the onset"), name)
+
+
 @pytest.mark.parametrize("fs", [16000, 32000, 44100, 48000])
 def test_one_sone_is_1_khz_at_40_db(fs: int) -> None:
-    long = _model("float32", fs)(tone(1000.0, 40.0, 2.0, fs))
+    model = Glasberg2002(fs=fs, return_stages=True)
+    long, stages = model(tone(1000.0, 40.0, 2.0, fs))
+    assert float(stages["stl"][300:450].mean()) == pytest.approx(1.0, abs=0.02)
     assert float(long[-200:-100].mean()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_soft_sound_beside_a_loud_one_far_away_is_heard() -> None:
+    """No component is dropped for being much softer than another one (Moore2016 drops it)."""
+    loud, soft = tone(100.0, 95.0), tone(6000.0, 30.0)
+    levels = {}
+    for name, x in {"both": loud + soft, "soft": soft}.items():
+        model = Glasberg2002(return_stages=True)
+        levels[name] = model(x)[1]["excitation"][300]
+    channel = int((model.fc - 6000.0).abs().argmin())
+    assert float(levels["soft"][channel]) > 20.0
+    assert float(levels["both"][channel] - levels["soft"][channel]) == pytest.approx(0.0, abs=1.0)
 
 
 def test_phon_of_a_1_khz_tone_is_its_level() -> None:
@@ -66,25 +91,7 @@ def test_phon_of_a_1_khz_tone_is_its_level() -> None:
     assert float(model.compute_loudness_level(loudness)) == pytest.approx(33.0, abs=0.02)
 
 
-@pytest.mark.parametrize("cuts", [[3], [128 * 44, 9000], [9999]])
-def test_chunks_equal_the_whole_exactly(cuts: list[int]) -> None:
-    x, state, parts = noise(2, 10000), None, []
-    model = _model("float32", 44100)
-    for begin, end in pairwise([0, *cuts, x.shape[-1]]):
-        out, state = model.stream(x[..., begin:end], state, last=end == x.shape[-1])
-        parts.append(out)
-    assert torch.equal(torch.cat(parts, -1), model(x))
-    assert model(x).shape == (2, 10000 // 44 + 1)
-
-
-def test_a_batch_is_its_items() -> None:
-    x = noise(3, 4000) * torch.tensor([[1.0], [0.1], [0.0]])
-    together = _model("float32")(x)
-    for i in range(3):
-        assert_close(_model("float32")(x[i]), together[i], SINGLE)
-
-
-@pytest.mark.parametrize("level", [1e-40, 200.0])
+@pytest.mark.parametrize("level", [0.0, 1e-40, 200.0])
 def test_extremes_are_finite_with_finite_gradients(level: float) -> None:
     model = Glasberg2002(learnable=True)
     x = (level * torch.sign(noise(5000))).requires_grad_()
@@ -93,58 +100,6 @@ def test_extremes_are_finite_with_finite_gradients(level: float) -> None:
     assert torch.isfinite(long).all() and torch.isfinite(x.grad).all()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
     assert (float(long.detach().max()) < 1e-12) == (level < 1.0)
-
-
-def test_gradient_along_a_direction() -> None:
-    x, direction = noise(1500).double(), noise(1500, seed=1).double()
-
-    def loss(signal: Tensor) -> Tensor:
-        return _model()(signal).square().sum()
-
-    leaf = x.clone().requires_grad_()
-    loss(leaf).backward()
-    step = 1e-6
-    difference = (loss(x + step * direction) - loss(x - step * direction)) / (2 * step)
-    assert float((leaf.grad * direction).sum()) == pytest.approx(float(difference), rel=1e-5)
-
-
-def test_directional_derivative_by_each_parameter() -> None:
-    model = Glasberg2002(learnable=True, dtype=torch.float64)
-    x = noise(3000).double()
-    x[1500:] *= 1e-3
-
-    def loss() -> Tensor:
-        return model(x).square().sum()
-
-    loss().backward()
-    for name, parameter in model.named_parameters():
-        step = 1e-6 * parameter.detach().abs().mean()
-        with torch.no_grad():
-            parameter += step
-            above = float(loss())
-            parameter -= 2 * step
-            below = float(loss())
-            parameter += step
-        difference = (above - below) / (2 * float(step))
-        assert float(parameter.grad.sum()) == pytest.approx(difference, rel=1e-4), name
-
-
-def test_compiled_equals_eager() -> None:
-    x = noise(2, 2000)
-    compiled = torch.compile(_model("float32"), fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x), _model("float32")(x))
-
-
-@pytest.mark.parametrize("copy", ["pickle", "state_dict"])
-def test_copies_compute_the_same(copy: str) -> None:
-    x = noise(1500)
-    model = Glasberg2002(specific_loudness_kwargs={"C": 0.05})
-    if copy == "pickle":
-        twin = pickle.loads(pickle.dumps(model))
-    else:
-        twin = Glasberg2002()
-        twin.load_state_dict(model.state_dict())
-    assert torch.equal(twin(x), model(x))
 
 
 def test_stages_are_those_of_the_interface() -> None:
@@ -188,6 +143,7 @@ def test_learnable_parameters_by_component() -> None:
     assert groups["multi_fft"]["n_ffts"] == [2048, 1024, 512, 256, 128, 64]
     model = _model()
     assert model.reset_state() is None and "hop_length=32" in repr(model)
+    assert model.get_parameters() == {"fs": 32000.0, "learnable": False, "return_stages": False}
 
 
 @pytest.mark.parametrize(
@@ -195,8 +151,6 @@ def test_learnable_parameters_by_component() -> None:
     [
         (lambda: Glasberg2002(fs=0), ParameterError, "fs must be"),
         (lambda: Glasberg2002(excitation_kwargs={"upper_slope_per_db": 0.1}), ParameterError, "0"),
-        (lambda: _model()(torch.zeros(1, 2, 100)), ShapeError, r"\(batch, time\)"),
-        (lambda: _model()(torch.zeros(100).long()), ShapeError, "floating-point"),
     ],
 )
 def test_wrong_input_is_named(call: object, error: type[Exception], message: str) -> None:

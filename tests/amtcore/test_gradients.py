@@ -1,4 +1,8 @@
-"""Hand-written adjoints: gradcheck in float64, the plain loop's autograd, and learning."""
+"""Hand-written adjoints of the recurrences: gradcheck in float64, and the plain loop's autograd.
+
+Other families have theirs beside their other tests: fir in `test_ears`, lif in `test_lif`, roex in
+`test_loudness_skirts`, attack_release in its own file; models are in `test_model_gradients`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from amtcore import Dau1997
+from amtcore import DRNLFilterbank
+from amtcore.recurrence.chain.op import can_fuse, program
+from amtcore.recurrence.one_pole.op import modulation_bank
 
 from ..compare import Tolerance, assert_close
 from .test_recurrences import CASES
@@ -29,7 +35,7 @@ def _small(case: str) -> tuple[tuple[Tensor, ...], Callable[..., tuple[Tensor, T
     return (x, coef[:3], state[:1, :3]), run
 
 
-# A bank's filters cut across channels; banks are compared with the plain loop below.
+# A bank's filters cut across channels; banks have a test of their own below.
 @pytest.mark.parametrize("case", [name for name in CASES if "bank" not in name])
 def test_gradcheck(case: str) -> None:
     inputs, run = _small(case)
@@ -40,6 +46,7 @@ def test_gradcheck(case: str) -> None:
 def _gradients(case: str, backend: str, chunked: bool = False) -> list[Tensor]:
     torch.manual_seed(0)
     x, coef, state, run = CASES[case](torch.float64)
+    x = x[..., :160]  # more than one block; time steps of the plain loop are nodes of a graph
     leaves = [value.clone().requires_grad_() for value in (x, coef, state)]
     if chunked:
         first, middle = run(leaves[0][..., :100], *leaves[1:], backend=backend)
@@ -68,38 +75,26 @@ def test_gradients_flow_through_the_carried_state(case: str) -> None:
         assert_close(got, expected, GRADIENT, case)
 
 
-def test_model_gradients_reach_every_parameter_and_the_input() -> None:
-    model = Dau1997(16000, fhigh=1000.0, learnable=True, dtype=torch.float64)
-    x = (0.05 * torch.randn(2, 400, dtype=torch.float64)).requires_grad_()
-    torch.cat(model(x), 1).square().mean().backward()
-    assert x.grad is not None and torch.isfinite(x.grad).all() and x.grad.abs().max() > 0
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
-        assert parameter.grad.abs().max() > 0, name
+#: Kinds of modulation filter (low-pass, real part, modulus twice; two sections) and offsets.
+BANKS = {"one_pole": ([0, 1, 2, 2], [0, 2, 6]), "two_sections": ([4, 4], [0, 1, 3])}
 
 
-def test_directional_derivative_of_the_model() -> None:
-    model = Dau1997(16000, flow=300.0, fhigh=900.0, dtype=torch.float64)
-    x = 0.05 * torch.randn(1, 300, dtype=torch.float64)
-    direction = torch.randn_like(x)
-
-    def loss(signal: Tensor) -> Tensor:
-        return torch.cat(model(signal), 1).square().mean()
-
-    leaf = x.clone().requires_grad_()
-    loss(leaf).backward()
-    step = 1e-7
-    difference = (loss(x + step * direction) - loss(x - step * direction)) / (2 * step)
-    assert float((leaf.grad * direction).sum()) == pytest.approx(float(difference), rel=1e-5)
+@pytest.mark.parametrize("bank", BANKS)
+def test_gradcheck_of_a_bank(bank: str) -> None:
+    kinds, offsets = BANKS[bank]
+    sections = 2 if bank == "two_sections" else 1
+    coef = 0.1 + 0.5 * torch.rand(offsets[-1], 6 * sections, dtype=torch.float64)
+    x = torch.randn(2, 2, 7, dtype=torch.float64)
+    state = 1.0 + torch.rand(2, offsets[-1], 2 * sections, dtype=torch.float64)
+    leaves = tuple(value.requires_grad_() for value in (x, coef, state))
+    assert torch.autograd.gradcheck(lambda *a: modulation_bank(*a, kinds, offsets), leaves)
 
 
-def test_compiled_training_step_equals_eager() -> None:
-    gradients = []
-    for compiled in (False, True):
-        model = Dau1997(16000, fhigh=1000.0, learnable=True)
-        call = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
-        x = 0.05 * torch.sin(torch.arange(400.0) / 3).repeat(2, 1)
-        torch.cat(call(x), 1).square().mean().backward()
-        gradients.append([p.grad for p in model.parameters()])
-    for got, expected in zip(*gradients, strict=True):
-        assert_close(got, expected, Tolerance(1e-5, "float32 reductions in another order"))
+def test_fused_operations_refuse_a_gradient() -> None:
+    """Stages do not use them where one is asked for; a gradient of zero would go unnoticed."""
+    bank = DRNLFilterbank([500.0, 1000.0], 16000, dtype=torch.float64)
+    ops, x = bank.block_ops(), torch.randn(1, 1, 20, dtype=torch.float64, requires_grad=True)
+    state = torch.zeros(1, 2, sum(op.state.shape[1] for op in ops), dtype=torch.float64)
+    assert not can_fuse(x, ops)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        program(x, ops, state)[0].sum().backward()

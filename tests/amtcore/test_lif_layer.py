@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import pickle
 import sys
 from itertools import pairwise
 
@@ -181,7 +180,7 @@ def test_learning_moves_the_rates_to_their_targets() -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
-@pytest.mark.parametrize("how", ["json", "pickle", "state_dict", "deepcopy", "double_and_back"])
+@pytest.mark.parametrize("how", ["json", "deepcopy"])
 def test_copies_compute_the_same(how: str) -> None:
     layer = LIFExodus(
         (6, 3), [0.01, 0.02, 0.03], 0.005, [0.5, 0.6, 0.7], 0.3, 0.01, leak_mode="bitshifts",
@@ -191,22 +190,12 @@ def test_copies_compute_the_same(how: str) -> None:
         twin = LIFExodus.from_json(layer.to_json())
         assert twin.to_json() == layer.to_json()
         assert (twin.dt, twin.learning_window, twin.max_spikes_per_dt) == (2e-3, 0.3, 2.0)
-    elif how == "pickle":
-        twin = pickle.loads(pickle.dumps(layer))
-    elif how == "state_dict":
-        twin = LIFExodus(
-            (6, 3), [0.1] * 3, 0.05, [1.0] * 3, leak_mode="bitshifts", max_spikes_per_dt=2
-        )
-        twin.load_state_dict(layer.state_dict())
-    elif how == "deepcopy":
+    else:
         layer(_data())
         twin = copy.deepcopy(layer)
         assert torch.equal(twin.vmem, layer.vmem)
         twin.reset_state()
         layer.reset_state()
-    else:
-        twin = copy.deepcopy(layer).double().float()
-        assert twin.dtype == torch.float32
     assert torch.equal(twin(_data()), layer(_data()))
 
 
@@ -241,6 +230,13 @@ def test_compiled_equals_eager_and_keeps_state() -> None:
         results.append([*outputs, *layer.state().values(), *(p.grad for p in layer.parameters())])
     for got, expected in zip(*results, strict=True):
         assert torch.equal(got, expected)
+
+
+def test_a_kept_state_cannot_be_mapped() -> None:
+    layer, x = _layer(learnable=False), _data(4)
+    with pytest.raises(ParameterError, match=r"cannot map; map stream\(\)"):
+        torch.func.vmap(layer)(x)
+    assert torch.equal(torch.func.vmap(layer.stream)(x)[0], layer(x))
 
 
 def test_set_attributes_is_all_or_nothing() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from amtcore import Glasberg2002, Moore2016, get_num_threads, set_num_threads
+from amtcore import Glasberg2002, Moore2016, get_num_threads, loudness_extract, set_num_threads
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.extract import Extractor, StreamInfo, build_extractor, list_models
 from amtcore.loudness_extract import SUMMARY_COLUMNS
-from amtcore.models.block_threads import can_share
+from amtcore.models.block_threads import can_share, map_blocks
 from amtcore.recurrence.chain.reference import pool_frames
+from amtcore.recurrence.threads import parallel_for
 
 from ..compare import Tolerance, assert_close
 from .loudness_golden import noise, one_thread, tone  # noqa: F401
@@ -76,11 +78,15 @@ def test_pools(pool: str) -> None:
 @pytest.mark.parametrize("cuts", [[], [1, 2], [4096, 9000, 9001], [20000]])
 @pytest.mark.parametrize("model", ["moore", "glasberg"])
 def test_chunks_equal_the_whole(
-    model: str, cuts: list[int], request: pytest.FixtureRequest
+    model: str,
+    cuts: list[int],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     extractor: Extractor = request.getfixturevalue(model)
     clip = CLIP if model == "moore" else CLIP[0]
     (whole,) = extractor.extract([clip])
+    monkeypatch.setattr(loudness_extract, "_PIECE_S", 0.1)  # pushes of several pieces
     stream, parts = extractor.open_stream(), []
     for begin, end in pairwise([0, *cuts, clip.shape[-1]]):
         parts.append(stream.push(clip[..., begin:end]))
@@ -108,6 +114,23 @@ def test_a_clip_does_not_depend_on_its_neighbours_or_threads(moore: Extractor) -
         for name in STREAMS:
             assert np.array_equal(alone[name], together[i][name])
             assert np.array_equal(alone[name], shared[i][name])
+
+
+def test_kernels_of_a_block_stay_on_its_thread() -> None:
+    """They neither wait for threads that all have blocks, nor make a pool of one thread."""
+    outer_inner = []
+
+    def block(_: int) -> None:
+        outer = threading.current_thread()
+        parallel_for(lambda _: outer_inner.append((outer, threading.current_thread())), 3)
+
+    parallel_for(block, 2)
+    assert len(outer_inner) == 6 and all(outer is inner for outer, inner in outer_inner)
+    assert threading.current_thread() not in outer_inner[0]
+    with torch.no_grad():
+        assert map_blocks(lambda x: 2 * x, [3, 1, 2]) == [6, 2, 4]
+        with pytest.raises(ZeroDivisionError):
+            map_blocks(lambda x: 1 / x, [1, 0])
 
 
 @pytest.mark.parametrize("samples", [0, 1, 31, 32])

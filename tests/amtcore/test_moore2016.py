@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import pickle
-from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
 from amtcore import Moore2016
-from amtcore.errors import ParameterError, ShapeError
+from amtcore.errors import ShapeError
 from amtcore.models.frame_blocks import BLOCK_FRAMES
 
 from ..compare import Tolerance, assert_close
@@ -129,34 +127,12 @@ def test_phon_of_a_1_khz_tone_is_its_level() -> None:
     assert float(model.compute_loudness_level(torch.tensor(2.0), "power")) == 50.0
 
 
-@pytest.mark.parametrize("cuts", [[], [1], [5000, 5001, 9000], [128 * 32, 128 * 32 + 6112]])
-def test_chunks_equal_the_whole_exactly(cuts: list[int]) -> None:
-    x, state, parts = noise(1, 2, 9500), None, []
-    for begin, end in pairwise([0, *cuts, x.shape[-1]]):
-        out, state = _model("float32").stream(x[..., begin:end], state)
-        parts.append(out)
-    out, _ = _model("float32").stream(x[..., :0], state, last=True)
-    whole = _model("float32")(x)
-    for i in range(2):
-        assert torch.equal(torch.cat([part[i] for part in [*parts, out]], -1), whole[i])
-    assert torch.equal(out[2], whole[2])
-
-
 def test_a_stream_holds_back_no_more_than_it_needs() -> None:
     needed = (BLOCK_FRAMES - 1) * 32 + 1024 + 2048
     for samples, frames in ((needed - 1, 0), (needed, BLOCK_FRAMES)):
         (short, _, _), state = _model("float32").stream(noise(2, samples))
         assert short.shape == (frames,)
         assert state.blocks.tail.shape[-1] < needed + 3072
-
-
-def test_a_batch_is_its_items() -> None:
-    x = noise(3, 2, 5000)
-    x[1] *= 0.01
-    together = _model("float32")(x)
-    for i in range(3):
-        for got, expected in zip(_model("float32")(x[i]), together, strict=True):
-            assert_close(got, expected[i], SINGLE)
 
 
 def test_samples_outside_its_reach_do_not_change_a_frame() -> None:
@@ -167,6 +143,19 @@ def test_samples_outside_its_reach_do_not_change_a_frame() -> None:
     short, changed = _model()(x)[0], _model()(y)[0]
     assert_close(changed[:settled], short[:settled], Tolerance(1e-12, "rounding of the transforms"))
     assert not torch.allclose(short[settled + 64 :], changed[settled + 64 :])
+
+
+@pytest.mark.parametrize("hop", [7, 512, 5000])
+def test_chunks_equal_the_whole_at_any_hop(hop: int) -> None:
+    model, state, parts = Moore2016(spectrum_kwargs={"hop_length": hop}), None, []
+    x = noise(2, 4 * hop + 3000)
+    for chunk in (*x.split(1777, -1), x[:, :0]):
+        out, state = model.stream(chunk, state, last=chunk.shape[-1] == 0)
+        parts.append(out)
+    whole = model(x)
+    assert len(whole[0]) == x.shape[-1] // hop + 1
+    for i in range(2):
+        assert torch.equal(torch.cat([part[i] for part in parts], -1), whole[i])
 
 
 @pytest.mark.parametrize("hop", [16, 64])
@@ -206,71 +195,6 @@ def test_extremes_are_finite_with_finite_gradients(signal: Tensor) -> None:
         assert float(outputs[0].detach().max()) < 1e-12
 
 
-def test_gradient_along_a_direction() -> None:
-    x, direction = noise(2, 1500).double(), noise(2, 1500, seed=1).double()
-
-    def loss(signal: Tensor) -> Tensor:
-        short, long, _ = _model()(signal)
-        return short.square().mean() + 10 * long.mean()
-
-    leaf = x.clone().requires_grad_()
-    loss(leaf).backward()
-    step = 1e-6
-    difference = (loss(x + step * direction) - loss(x - step * direction)) / (2 * step)
-    assert float((leaf.grad * direction).sum()) == pytest.approx(float(difference), rel=1e-5)
-
-
-def test_gradients_reach_every_parameter() -> None:
-    model = Moore2016(learnable=True, dtype=torch.float64)
-    x = noise(1, 2, 3000)
-    x[:, 1] *= 0.2
-    x[..., 1500:] *= 1e-3
-    model(x)[1].sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
-        assert parameter.grad.abs().max() > 0, name
-
-
-def test_learnable_and_fixed_constants_compute_the_same() -> None:
-    x = noise(2, 2000)
-    for got, expected in zip(Moore2016(learnable=True)(x), _model("float32")(x), strict=True):
-        assert_close(got.detach(), expected, SINGLE)
-
-
-def test_compiled_equals_eager() -> None:
-    x = noise(1, 2, 2000)
-    compiled = torch.compile(_model("float32"), fullgraph=True, backend="aot_eager")
-    for got, expected in zip(compiled(x), _model("float32")(x), strict=True):
-        assert torch.equal(got, expected)
-
-
-def test_reference_backend_agrees() -> None:
-    x = noise(2, 1000)
-    slow = Moore2016()
-    for stage in (slow.excitation, slow.temporal_integration, slow.ltl_agc_left,
-                  slow.ltl_agc_right):  # fmt: skip
-        stage.backend = "reference"
-    for got, expected in zip(slow(x), _model("float32")(x), strict=True):
-        assert_close(got, expected, SINGLE)
-
-
-@pytest.mark.parametrize("copy", ["pickle", "state_dict", "double"])
-def test_copies_compute_the_same(copy: str) -> None:
-    model, x = _model("float32"), noise(2, 1500)
-    if copy == "pickle":
-        twin = pickle.loads(pickle.dumps(model))
-    elif copy == "state_dict":
-        source = Moore2016(binaural_loudness_kwargs={"p": 1.0})
-        twin = Moore2016()
-        twin.load_state_dict(source.state_dict())
-        model = source
-    else:
-        twin = Moore2016().double()
-        assert twin.dtype == torch.float64 and twin(x)[0].dtype == torch.float64
-    for got, expected in zip(twin(x), model(x), strict=True):
-        assert_close(got, expected, SINGLE)
-
-
 def test_stages_are_those_of_the_interface() -> None:
     x = noise(1, 2, 1000)
     x[:, 1] = 0
@@ -308,10 +232,7 @@ def test_parameters_and_repr() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: Moore2016(fs=44100), ParameterError, "works at 32000 Hz"),
         (lambda: _model()(torch.zeros(3, 100)), ShapeError, "expected 2 ears"),
-        (lambda: _model()(torch.zeros(1, 1, 2, 100)), ShapeError, r"\(batch, 2, time\)"),
-        (lambda: _model()(torch.zeros(2, 100).int()), ShapeError, "floating-point"),
         (
             lambda: _model().stream(torch.zeros(1, 2, 9), _model().stream(torch.zeros(9))[1]),
             ShapeError,

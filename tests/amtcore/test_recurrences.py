@@ -11,6 +11,7 @@ from torch import Tensor
 from amtcore.errors import BackendError, ShapeError
 from amtcore.recurrence.adaptation.op import adaptation
 from amtcore.recurrence.biquad.op import first_order, state_variable
+from amtcore.recurrence.chain.cpu import LONG_BLOCK
 from amtcore.recurrence.compression.op import broken_stick
 from amtcore.recurrence.hair_cell.op import hair_cell
 from amtcore.recurrence.one_pole.op import modulation_bank, one_pole_cascade, pole_zero_cascade
@@ -21,17 +22,17 @@ BATCH, CHANNELS, TIME = 2, 37, 300  # more than one lane group, the second one m
 Case = tuple[Tensor, Tensor, Tensor, Callable[..., tuple[Tensor, Tensor]]]
 
 
-def _cascade(dtype: torch.dtype) -> Case:
+def _cascade(dtype: torch.dtype, order: int = 4) -> Case:
     angle = torch.rand(CHANNELS, dtype=dtype)
     coef = torch.stack((0.9 * angle.cos(), 0.9 * angle.sin(), angle), 1)
-    state = torch.randn(BATCH, CHANNELS, 8, dtype=dtype)
+    state = torch.randn(BATCH, CHANNELS, 2 * order, dtype=dtype)
     x = torch.randn(BATCH, 1, TIME, dtype=dtype)
-    return x, coef, state, lambda *a, **k: one_pole_cascade(*a, 4, **k)
+    return x, coef, state, lambda *a, **k: one_pole_cascade(*a, order, **k)
 
 
 def _pole_zero(dtype: torch.dtype) -> Case:
-    x, coef, state, _ = _cascade(dtype)
-    return x, coef, state[..., :6], lambda *a, **k: pole_zero_cascade(*a, 3, **k)
+    x, coef, state, _ = _cascade(dtype, 3)
+    return x, coef, state, lambda *a, **k: pole_zero_cascade(*a, 3, **k)
 
 
 def _first_order(dtype: torch.dtype, rectify: bool) -> Case:
@@ -106,6 +107,7 @@ def _hair_cell(dtype: torch.dtype) -> Case:
 
 CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "one_pole_cascade": _cascade,
+    "one_pole_cascade_of_odd_order": lambda dtype: _cascade(dtype, 3),
     "first_order": lambda dtype: _first_order(dtype, False),
     "first_order_rectified": lambda dtype: _first_order(dtype, True),
     "state_variable": lambda dtype: _state_variable(dtype, False),
@@ -149,6 +151,20 @@ def test_two_chunks_equal_the_whole_exactly(case: str, cut: int) -> None:
     second, after = run(x[..., cut:], coef, middle)
     assert torch.equal(torch.cat((first, second), -1), whole)
     assert torch.equal(after, last)
+
+
+@pytest.mark.parametrize("case", ["first_order", "modulation_bank"])
+def test_blocks_of_a_long_signal_join_exactly(case: str) -> None:
+    """Full-rate output is stored LONG_BLOCK samples at a time; shorter chunks never fill one."""
+    x, coef, state, run = CASES[case](torch.float32)
+    x = torch.randn(BATCH, CHANNELS, 2 * LONG_BLOCK + 77)
+    whole, last = run(x, coef, state)
+    parts = []
+    for part in x.split(LONG_BLOCK - 3, -1):
+        y, state = run(part, coef, state)
+        parts.append(y)
+    assert torch.equal(torch.cat(parts, -1), whole)
+    assert torch.equal(state, last)
 
 
 @pytest.mark.parametrize("case", CASES)

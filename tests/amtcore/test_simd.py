@@ -1,4 +1,4 @@
-"""The vector exponential, logarithm and sum against numpy's, over their whole ranges."""
+"""The vector exponential, logarithm, sum and transposition against numpy's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from numba import njit
 
 from amtcore.recurrence.simd import LANES, copysign, vexp, vload, vlog, vstore, vsum
+from amtcore.recurrence.transpose import transpose
 
 
 @njit
@@ -59,3 +60,18 @@ def test_signed_sum(dtype: str) -> None:
     _sums(x.ravel(), sign.ravel(), out)
     expected = np.copysign(x, sign).astype(np.float64).sum(1)
     assert np.abs(out - expected).max() < 20 * np.finfo(dtype).eps * np.abs(x).sum(1).max()
+
+
+@njit
+def _turned(x, rows, columns, wanted, out):  # type: ignore[no-untyped-def]
+    transpose(x.ravel(), 3, x.shape[1], rows, columns, out.ravel(), out.shape[1], wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("rows", "columns"), [(32, 128), (31, 57), (17, 16), (5, 3), (1, 40)])
+def test_transposition_repeats_the_last_row(rows: int, columns: int, dtype: str) -> None:
+    x = np.random.default_rng(0).standard_normal((rows, columns + 3)).astype(dtype)
+    out = np.full((columns, LANES), np.nan, dtype)
+    _turned(x, rows, columns, LANES, out)
+    expected = x[np.minimum(np.arange(LANES), rows - 1), 3:].T
+    np.testing.assert_array_equal(out, expected)

@@ -1,8 +1,8 @@
 """Adaptation loops on one block of lanes; equations in `reference`.
 
-All loops in one pass, so that the processor overlaps their long divisions. The limiter (an
-exponential and one more division) runs only when some lane overshoots, which changes the time,
-never the result.
+All loops in one pass, each one sample behind the one before it: what they do is independent, so
+the processor overlaps their long divisions. The limiter (an exponential and one more division)
+runs only when some lane overshoots, which changes the time, never the result.
 """
 
 from __future__ import annotations
@@ -26,13 +26,9 @@ from ..simd import (
 
 
 @njit
-def _limited(y: Any, one: Any, limit: bool, coef: Any, c: int, j: int) -> Any:
-    if limit and any_greater(y, one):
-        m = vload(coef, (c + 4 + 3 * j) * LANES)
-        steepness = vload(coef, (c + 5 + 3 * j) * LANES)
-        soft = (m + m) / (one + vexp(steepness * (y - one))) - (m - one)
-        y = where_greater(y, one, soft, y)
-    return y
+def _limited(y: Any, one: Any, m: Any, steepness: Any) -> Any:
+    soft = (m + m) / (one + vexp(steepness * (y - one))) - (m - one)
+    return where_greater(y, one, soft, y)
 
 
 @njit
@@ -45,18 +41,23 @@ def adaptation_block(
     and -2 / m.
     State rows from `s`: one divisor per loop.
     """
-    floor = vload(coef, c * LANES)
-    offset, scale = vload(coef, (c + 1) * LANES), vload(coef, (c + 2) * LANES)
-    one = vsplat(x, 1.0)
-    for t in range(n):
-        y = vmax(vload(x, t * LANES), floor)
-        for j in range(loops):
-            divisor = vload(state, (s + j) * LANES)
+    floor, one = vload(coef, c * LANES), vsplat(x, 1.0)
+    for i in range(n + loops - 1):
+        for j in range(min(loops, i + 1) - 1, max(0, i - n + 1) - 1, -1):
+            at, row = (i - j) * LANES, c + 3 + 3 * j
+            y, divisor = vload(x, at), vload(state, (s + j) * LANES)
+            if j == 0:
+                y = vmax(y, floor)
             y = y / divisor
-            y = _limited(y, one, limit, coef, c, j)
-            rise = vload(coef, (c + 3 + 3 * j) * LANES)
+            if limit and any_greater(y, one):
+                m, steepness = vload(coef, (row + 1) * LANES), vload(coef, (row + 2) * LANES)
+                y = _limited(y, one, m, steepness)
+            rise = vload(coef, row * LANES)
             vstore(state, (s + j) * LANES, fma(rise, y - divisor, divisor))
-        vstore(x, t * LANES, (y - offset) * scale)
+            vstore(x, at, y)
+    offset, scale = vload(coef, (c + 1) * LANES), vload(coef, (c + 2) * LANES)
+    for t in range(n):
+        vstore(x, t * LANES, (vload(x, t * LANES) - offset) * scale)
 
 
 @njit
@@ -78,19 +79,26 @@ def adaptation_adjoint(
     for t in range(n - 1, -1, -1):
         upstream = vload(gy, t * LANES)
         g_y = upstream * scale
-        last = _limited(vload(scratch, (rows * t + 2 * loops - 1) * LANES), one, limit,
-                        coef, c, loops - 1)  # fmt: skip
+        last = vload(scratch, (rows * t + 2 * loops - 1) * LANES)
+        if limit and any_greater(last, one):
+            m = vload(coef, (c + 1 + 3 * loops) * LANES)
+            last = _limited(last, one, m, vload(coef, (c + 2 + 3 * loops) * LANES))
         accumulate(gcoef, c + 1, zero - g_y)
         accumulate(gcoef, c + 2, upstream * (last - offset))
         for j in range(loops - 1, -1, -1):
+            row = c + 3 + 3 * j
             divisor = vload(scratch, (rows * t + 2 * j) * LANES)
             u = vload(scratch, (rows * t + 2 * j + 1) * LANES)
-            rise, later = vload(coef, (c + 3 + 3 * j) * LANES), vload(gstate, (s + j) * LANES)
-            y = _limited(u, one, limit, coef, c, j)
+            rise, later = vload(coef, row * LANES), vload(gstate, (s + j) * LANES)
             g_y = fma(rise, later, g_y)
-            accumulate(gcoef, c + 3 + 3 * j, later * (y - divisor))
+            y = u
             if limit and any_greater(u, one):
-                g_y = _limiter_adjoint(u, one, g_y, coef, gcoef, c + 4 + 3 * j)
+                m, steepness = vload(coef, (row + 1) * LANES), vload(coef, (row + 2) * LANES)
+                y = _limited(u, one, m, steepness)
+                g_y, g_m, g_steepness = _limiter_adjoint(u, one, g_y, m, steepness)
+                accumulate(gcoef, row + 1, g_m)
+                accumulate(gcoef, row + 2, g_steepness)
+            accumulate(gcoef, row, later * (y - divisor))
             g_in = g_y / divisor
             vstore(gstate, (s + j) * LANES, fma(zero - g_in, u, (one - rise) * later))
             g_y = g_in
@@ -115,20 +123,21 @@ def _adaptation_tape(
             divisor = vload(tape, at)
             y = y / divisor
             vstore(tape, at + LANES, y)
-            y = _limited(y, one, limit, coef, c, j)
-            rise = vload(coef, (c + 3 + 3 * j) * LANES)
+            row = c + 3 + 3 * j
+            if limit and any_greater(y, one):
+                m, steepness = vload(coef, (row + 1) * LANES), vload(coef, (row + 2) * LANES)
+                y = _limited(y, one, m, steepness)
+            rise = vload(coef, row * LANES)
             vstore(tape, at + 2 * loops * LANES, fma(rise, y - divisor, divisor))
 
 
 @njit
-def _limiter_adjoint(u: Any, one: Any, g_y: Any, coef: Any, gcoef: Any, c: int) -> Any:
-    """With e = exp(k (u - 1)) and y = 2 m / (1 + e) - (m - 1): the gradient of u, m and k."""
-    m, steepness = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
+def _limiter_adjoint(u: Any, one: Any, g_y: Any, m: Any, steepness: Any) -> Any:
+    """With e = exp(k (u - 1)) and y = 2 m / (1 + e) - (m - 1): the gradients of u, m and k."""
     zero, past = vsplat(one, 0.0), u - one
     e = vexp(steepness * past)
     inverse = one / (one + e)
     slope = zero - (m + m) * e * inverse * inverse  # dy / d(k (u - 1))
     over = where_greater(u, one, g_y, zero)
-    accumulate(gcoef, c, over * (inverse + inverse - one))
-    accumulate(gcoef, c + 1, over * slope * past)
-    return where_greater(u, one, g_y * slope * steepness, g_y)
+    g_u = where_greater(u, one, g_y * slope * steepness, g_y)
+    return g_u, over * (inverse + inverse - one), over * slope * past

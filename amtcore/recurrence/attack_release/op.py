@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ShapeError
+from ..autograd import map_over_batch
 from ..dispatch import use_reference
 from ..simd import LANES
 from ..threads import parallel_for
@@ -89,6 +90,7 @@ def _backward(ctx: Any, gy: Tensor, gstate: Tensor) -> Gradients:
 
 
 _attack_release.register_autograd(_backward, setup_context=_keep)
+map_over_batch(_attack_release, (0, 2))
 
 
 def attack_release(

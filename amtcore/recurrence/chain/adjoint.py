@@ -25,6 +25,7 @@ from ..one_pole.cpu import (
     pole_zero_cascade_adjoint,
 )
 from ..simd import LANES, vload, vstore
+from ..transpose import copy_row, transpose
 from .cpu import (
     BANK_IDENTITY,
     BANK_MODULUS,
@@ -111,12 +112,15 @@ def _filter_adjoint(
 
 
 @njit
-def _load_gradient(gy: Any, rows: Any, t0: int, n: int, buffer: Any) -> None:
+def _load_gradient(gy: Any, rows: Any, t0: int, n: int, buffer: Any, turned: Any) -> None:
     """As `load_rows`, but lanes without a row get zeros: they must not contribute."""
     for lane in range(LANES):
         row = rows[lane] if lane < rows.shape[0] else -1
-        for t in range(n):
-            buffer[t * LANES + lane] = gy[row, t0 + t] if row >= 0 else 0.0
+        if row >= 0:
+            copy_row(gy[row], t0, turned, lane * BLOCK, n)
+        else:
+            turned[lane * BLOCK : lane * BLOCK + n] = 0.0
+    transpose(turned, 0, BLOCK, LANES, n, buffer, LANES, LANES)
 
 
 def _build(digest: str) -> Any:
@@ -148,6 +152,7 @@ def _build(digest: str) -> Any:
         blocks = -(-length // BLOCK)
         a, b = np.empty(BLOCK * LANES, x.dtype), np.empty(BLOCK * LANES, x.dtype)
         g, ga = np.empty(BLOCK * LANES, x.dtype), np.empty(BLOCK * LANES, x.dtype)
+        turned = np.empty(BLOCK * LANES, x.dtype)
         scratch = np.empty(scratch_rows * LANES, x.dtype)
         starts = np.empty((blocks, state.shape[0]), x.dtype)
         for i in range(blocks):
@@ -165,14 +170,14 @@ def _build(digest: str) -> Any:
             n = min(BLOCK, length - i * BLOCK)
             load_rows(x, shared, channels, i * BLOCK, n, a)
             for k in range(ops.shape[0]):
-                _load_gradient(gy, rows[0], i * BLOCK, n, g)
+                _load_gradient(gy, rows[0], i * BLOCK, n, g, turned)
                 _op_adjoint(ops[k], a, g, ga, n, coef, gcoef, starts[i], gstate, scratch)
             if filters.shape[0] > 0:
                 ga[:] = 0.0
             for m in range(filters.shape[0]):
-                _load_gradient(gy, rows[m], i * BLOCK, n, g)
+                _load_gradient(gy, rows[m], i * BLOCK, n, g, turned)
                 _filter_adjoint(filters[m], a, g, ga, n, coef, gcoef, starts[i], gstate, scratch)
-            store_rows(ga, n, own[0], i * BLOCK, gx)
+            store_rows(ga, n, own[0], i * BLOCK, gx, turned)
 
     return run
 

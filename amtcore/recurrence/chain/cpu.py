@@ -4,10 +4,11 @@
                                                            -> filters of a bank -> store or pool
 
 A block (at most BLOCK samples of LANES channels) stays in the first-level cache from the waveform
-to the frame sums, so full-rate intermediates are never in memory. An operation is one row of
-`ops`: code, first coefficient row, first state row, and one integer argument. The families' own
-block functions do the work; a single-family operator is a program of one row. Operations act on
-one buffer; SAVE, SWAP and ADD with a second one make two parallel paths of a signal.
+to the frame sums, so full-rate intermediates are never in memory; output at full rate goes there in
+longer blocks. An operation is one row of `ops`: code, first coefficient row, first state row, and
+one integer argument. The families' own block functions do the work; a single-family operator is a
+program of one row. Operations act on one buffer; SAVE, SWAP and ADD with a second one make two
+parallel paths of a signal.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from ..fir.cpu import decimate_block
 from ..hair_cell.cpu import hair_cell_block
 from ..one_pole.cpu import modulation_block, one_pole_cascade_block, pole_zero_cascade_block
 from ..simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
+from ..transpose import copy_row, transpose
 
 #: Samples per block: two buffers of 128 x 32 float32 are 32 kB, inside a 48 kB first-level cache.
 BLOCK = 128
+#: Samples that are loaded and stored at a time at full rate. The processor prefetches a few dozen
+#: rows at once, not those of input and output or of all filters: each gets many samples in turn.
+LONG_BLOCK = 8 * BLOCK
 
 # Operation codes (first column of `ops`); the argument is the fourth column.
 ONE_POLE_CASCADE = 0  # argument: order
@@ -66,10 +71,7 @@ def load_rows(x: Any, shared: bool, channels: int, t0: int, n: int, buffer: Any)
         for t in range(n):
             vstore(buffer, t * LANES, vsplat(buffer, x[0, t0 + t]))
         return
-    for lane in range(LANES):
-        row = min(lane, channels - 1)
-        for t in range(n):
-            buffer[t * LANES + lane] = x[row, t0 + t]
+    transpose(x[0], t0, x.shape[1], channels, n, buffer, LANES, LANES)
 
 
 @njit
@@ -110,6 +112,18 @@ def run_op_block(op: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: A
     else:
         _side_path(code, a, side, n)
     return n
+
+
+@njit
+def _run_ops(ops: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
+    """All operations, BLOCK samples at a time; returns how many there are after them, which may
+    differ from `n` where that is one block."""
+    count = n
+    for begin in range(0, n, BLOCK):
+        part, count = a[begin * LANES :], min(BLOCK, n - begin)
+        for k in range(ops.shape[0]):
+            count = run_op_block(ops[k], part, b, side, count, coef, state)
+    return count if n <= BLOCK else n
 
 
 @njit
@@ -162,11 +176,15 @@ def _emit(filters: Any, columns: Any, pool: int, length: int, state: Any, out: A
 
 
 @njit
-def store_rows(buffer: Any, n: int, rows: Any, t0: int, out: Any) -> None:
-    for lane in range(rows.shape[0]):
-        if rows[lane] >= 0:
-            for t in range(n):
-                out[rows[lane], t0 + t] = buffer[t * LANES + lane]
+def store_rows(buffer: Any, n: int, rows: Any, t0: int, out: Any, turned: Any) -> None:
+    """The inverse: lanes to rows `rows[lane]` of `out`, none where that is -1; `turned` is
+    scratch."""
+    for begin in range(0, n, BLOCK):
+        count = min(BLOCK, n - begin)
+        transpose(buffer, begin * LANES, LANES, count, LANES, turned, BLOCK, count)
+        for lane in range(rows.shape[0]):
+            if rows[lane] >= 0:
+                copy_row(turned, lane * BLOCK, out[rows[lane]], t0 + begin, count)
 
 
 def _build(digest: str) -> Any:
@@ -191,16 +209,17 @@ def _build(digest: str) -> Any:
     ) -> None:
         """Run the program over samples 0..length of one clip for one group of channels.
 
-        x (rows, time); coef and state flat, LANES numbers a row; rows (filter or 1, lane) the
-        output row or column, -1 for none; frame = (samples, per frames, absolute start, stride,
-        delay): frame f covers outputs ceil(f samples / frames) up to the next one's start, and
-        output m of the operations is there once sample m stride + delay is in;
+        x (rows, time), contiguous; coef and state flat, LANES numbers a row; rows (filter or 1,
+        lane) the output row or column, -1 for none; frame = (samples, per frames, absolute start,
+        stride, delay): frame f covers outputs ceil(f samples / frames) up to the next one's start,
+        and output m of the operations is there once sample m stride + delay is in;
         out (rows, time), or (frames, columns) when pooled.
         """
         if digest == "":
             return
-        a, b = np.empty(BLOCK * LANES, x.dtype), np.empty(BLOCK * LANES, x.dtype)
-        side = np.empty(BLOCK * LANES, x.dtype)
+        block = BLOCK if mode == POOL_BANK else LONG_BLOCK
+        a, b = np.empty(block * LANES, x.dtype), np.empty(block * LANES, x.dtype)
+        side, turned = np.empty(block * LANES, x.dtype), np.empty(BLOCK * LANES, x.dtype)
         num, den, start, stride, delay = frame[0], frame[1], frame[2], frame[3], frame[4]
         made, emitted, t = 0, 0, 0  # outputs, frames and samples so far
         f = begin = end = last = 0
@@ -210,19 +229,18 @@ def _build(digest: str) -> Any:
             begin, end = -(-f * num // den), -(-(f + 1) * num // den)
             last = (end - 1) * stride + delay + 1 - start
         while t < length:
-            n = min(BLOCK, length - t)
+            n = min(block, length - t)
             if mode == POOL_BANK:
                 n = min(n, last - t)
             load_rows(x, shared, channels, t, n, a)
             t += n
-            for k in range(ops.shape[0]):
-                n = run_op_block(ops[k], a, b, side, n, coef, state)
+            n = _run_ops(ops, a, b, side, n, coef, state)
             if mode == STORE:
-                store_rows(a, n, rows[0], made, out)
+                store_rows(a, n, rows[0], made, out, turned)
             for m in range(filters.shape[0]):
                 run_filter_block(filters[m], a, b, n, coef, state)
                 if mode == STORE_BANK:
-                    store_rows(b, n, rows[m], made, out)
+                    store_rows(b, n, rows[m], made, out, turned)
                 else:
                     _pool(b, n, pool, made == begin, state, filters[m, 3])
             made += n

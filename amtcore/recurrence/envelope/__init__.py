@@ -1,0 +1,1 @@
+"""Hilbert envelope of whole signals. No recurrence, but it has the same two implementations."""

@@ -1,0 +1,54 @@
+"""Operator of the envelope family: `amtcore::hilbert_envelope`.
+
+It has no gradient: where one is asked for, the torch form runs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..autograd import map_over_batch
+from ..chain.runner import fresh
+from ..dispatch import use_reference
+from ..threads import parallel_for
+from . import reference
+from .cpu import run_envelope
+
+
+@torch.library.custom_op("amtcore::hilbert_envelope", mutates_args=(), device_types="cpu")
+def _envelope(rows: Tensor) -> Tensor:
+    count, samples = rows.shape
+    inputs, (out, out_np) = rows.detach(), fresh(1, count + count % 2, samples, rows)
+    quadrature, tiny = reference.Quadrature(samples, inputs), torch.finfo(rows.dtype).tiny
+
+    def pair(i: int) -> None:
+        first = inputs[2 * i]
+        second = inputs[2 * i + 1] if 2 * i + 1 < count else torch.zeros_like(first)
+        z = torch.complex(first, second)
+        own, turned = (torch.view_as_real(part).flatten().numpy() for part in (z, quadrature(z)))
+        run_envelope(own, turned, tiny, out_np[0, 2 * i], out_np[0, 2 * i + 1])
+
+    parallel_for(pair, -(-count // 2))
+    return out[0, :count]
+
+
+@_envelope.register_fake
+def _(rows: Tensor) -> Tensor:
+    return torch.empty_like(rows)
+
+
+map_over_batch(_envelope, (0,))
+
+
+def hilbert_envelope(x: Tensor, backend: str | None = None) -> Tensor:
+    """Magnitude of the analytic signal over the whole last axis, scaled to the RMS of `x`.
+
+    Silence stays silence, with gradient 0.
+    """
+    if x.numel() == 0:
+        return x
+    rows = x.reshape(-1, x.shape[-1])
+    learns = torch.is_grad_enabled() and x.requires_grad
+    function = reference.hilbert_envelope if use_reference(x, backend) or learns else _envelope
+    return function(rows).reshape(x.shape)
