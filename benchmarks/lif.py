@@ -8,7 +8,6 @@ records its graph, in `no_grad` it does not.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from amtcore import LIFExodus, set_num_threads
-from benchmarks.report import table, write_section
+from benchmarks.report import peak_mb, table, write_section
 
 BATCH, STEPS, NEURONS = 8, 10_000, 1024
 THREADS = 2
@@ -77,9 +76,9 @@ def _peak_growth_mb(what: str, steps: int) -> float:
 def _print_growth(what: str, steps: int) -> None:
     layer, x = _layer(None), _data(steps)
     _CALLS[what](layer, x[:, :50])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mb()
     _CALLS[what](layer, x)
-    print(json.dumps((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
+    print(json.dumps(peak_mb() - before))
 
 
 def _speed_rows() -> list[tuple[str, ...]]:

@@ -8,17 +8,15 @@ and by how much the rest of it raises that.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
 from amtcore.extract import Extractor, build_extractor
-from benchmarks.report import table, write_section
+from benchmarks.report import peak_mb, table, write_section
 from jobs.demo_audio import speech
 
 FS_HZ = 32000
@@ -89,23 +87,17 @@ def _streamed_mb(model: str, minutes: int) -> Mapping[str, float]:
     return json.loads(done.stdout)
 
 
-def _peak_mb() -> float:
-    """Highest resident memory of this program; `ru_maxrss` would begin at that of its parent."""
-    status = Path("/proc/self/status").read_text()
-    return float(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) / 1024
-
-
 def _print_streamed(model: str, minutes: int) -> None:
     extractor = build_extractor(model, streams=_PATTERNS, threads=2)
     second = _signal("noise", max(extractor.input_channels), 1.0)
     stream = extractor.open_stream()
     for _ in range(_WARM_S):
         stream.push(second)
-    before = _peak_mb()
+    before = peak_mb()
     for _ in range(60 * minutes - _WARM_S):
         stream.push(second)
     stream.finish()
-    print(json.dumps({"peak": _peak_mb(), "growth": _peak_mb() - before}))
+    print(json.dumps({"peak": peak_mb(), "growth": peak_mb() - before}))
 
 
 def _memory_rows() -> list[tuple[str, ...]]:

@@ -39,6 +39,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def peak_mb() -> float:
+    """Highest resident memory of this program; `ru_maxrss` would begin at that of its parent."""
+    status = Path("/proc/self/status").read_text()
+    return float(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) / 1024
+
+
 def write_section(name: str, command: str, body: str) -> None:
     """Put a section in its place, or at the end when it is new."""
     text = RESULTS.read_text() if RESULTS.exists() else _TITLE

@@ -7,7 +7,6 @@ process: the growth of its peak over the step, and the peak itself.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ import torch
 
 from amtcore import Dau1997, set_num_threads
 from benchmarks.kernel import FS_HZ
-from benchmarks.report import table, write_section
+from benchmarks.report import peak_mb, table, write_section
 
 THREADS = 2
 _STEPS = 7
@@ -40,15 +39,11 @@ def _prepare() -> tuple[Dau1997, torch.Tensor]:
     return model, x
 
 
-def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def _print_memory() -> None:
     model, x = _prepare()
-    before = _peak_mb()
+    before = peak_mb()
     _step(model, x)
-    print(json.dumps([_peak_mb() - before, _peak_mb()]))
+    print(json.dumps([peak_mb() - before, peak_mb()]))
 
 
 def main() -> None:
