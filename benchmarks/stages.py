@@ -38,7 +38,7 @@ from amtcore.recurrence.simd import LANES, fma, vexp, vload, vlog, vsqrt, vstore
 from benchmarks.kernel import FS_HZ
 from benchmarks.report import table, write_section
 
-SECONDS = 2
+SECONDS = 10
 _SAMPLES = SECONDS * FS_HZ
 _LIMIT = 3.0
 #: Signals at once where a stage has one channel.

@@ -112,17 +112,18 @@ class Resampler(Stage):
 
     def _outputs(self, waiting: Tensor, done: int, ready: int) -> Tensor:
         """Outputs done..ready-1; `waiting` starts with the first input of output `done`."""
-        rows, window, begin = waiting.reshape(-1, waiting.shape[-1]), self.phases.shape[1], 0
-        y = rows.new_zeros(len(rows), ready - done)
+        rows, window = waiting.reshape(-1, waiting.shape[-1]), self.phases.shape[1]
+        parts: list[Tensor] = []
         for m in range(done, min(done + self.up, ready)):
             phase = self.phases[(self.reach - m * self.down) % self.up].flip(0)
             begin = self._first(m) - self._first(done)
             end = begin + (ready - 1 - m) // self.up * self.down + window
-            part = fir(rows[:, begin:end], phase, self.down, self.backend)
-            if self.up == 1:
-                y = part
-            else:
-                y[:, m - done :: self.up] = part
+            parts.append(fir(rows[:, begin:end], phase, self.down, self.backend))
+        if len(parts) == 1:
+            return parts[0].reshape(*waiting.shape[:-1], ready - done)
+        y = rows.new_zeros(len(rows), ready - done)
+        for k, part in enumerate(parts):
+            y[:, k :: self.up] = part
         return y.reshape(*waiting.shape[:-1], ready - done)
 
     def forward(self, x: Tensor) -> Tensor:
