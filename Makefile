@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint check bench clean
+.PHONY: setup demo test test-models test-pipeline lint bench clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -21,8 +21,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Models and pipeline side by side: two processes on two cores.
 test: lint
-	$(BIN)/python -m pytest
+	$(MAKE) --jobs=2 --output-sync=target test-models test-pipeline
+
+test-models: setup
+	$(BIN)/python -m pytest amtcore tests/amtcore
+
+test-pipeline: setup
+	$(BIN)/python -m pytest tests --ignore=tests/amtcore
 
 bench: setup
 	$(BIN)/python -m benchmarks.run

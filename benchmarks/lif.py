@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from amtcore import LIFExodus, set_num_threads
-from benchmarks.report import peak_mb, table, write_section
+from benchmarks.report import peak_mb, reset_peak_mb, table, write_section
 
 BATCH, STEPS, NEURONS = 8, 10_000, 1024
 THREADS = 2
@@ -76,7 +76,7 @@ def _peak_growth_mb(what: str, steps: int) -> float:
 def _print_growth(what: str, steps: int) -> None:
     layer, x = _layer(None), _data(steps)
     _CALLS[what](layer, x[:, :50])
-    before = peak_mb()
+    before = reset_peak_mb()
     _CALLS[what](layer, x)
     print(json.dumps(peak_mb() - before))
 

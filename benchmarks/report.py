@@ -45,6 +45,12 @@ def peak_mb() -> float:
     return float(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) / 1024
 
 
+def reset_peak_mb() -> float:
+    """Forget what was held before; from here on `peak_mb` starts at what is held now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_mb()
+
+
 def write_section(name: str, command: str, body: str) -> None:
     """Put a section in its place, or at the end when it is new."""
     text = RESULTS.read_text() if RESULTS.exists() else _TITLE
