@@ -245,14 +245,22 @@ class Ledger:
         if work.attempts < self._max_attempts:
             self._suspects.append(work)
         elif work.fruitless >= FRUITLESS_SEARCHES:
-            self._give_up(work, f"{reason}; no row fails alone: try a smaller output.shard_seconds")
+            self._give_up(work, f"{reason}; {self._innocence(work)}")
         else:
             self._start_search(work)
+
+    @staticmethod
+    def _innocence(work: ShardWork) -> str:
+        if len(work.guilty) == len(work.shard.items):
+            return "it fails although none of its rows is processed any more"
+        return "no row fails alone: try a smaller output.shard_seconds"
 
     def _start_search(self, work: ShardWork) -> None:
         rows = [item.row_id for item in work.shard.items if item.row_id not in work.guilty]
         if not rows:
-            self._give_up(work, "it fails although none of its rows is processed any more")
+            # Without a row to blame it was bad luck, or it will be so again.
+            work.fruitless, work.attempts = work.fruitless + 1, 0
+            self._suspects.append(work)
             return
         work.search = Bisection(rows)
         self._searches.append(work)

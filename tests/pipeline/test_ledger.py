@@ -72,6 +72,30 @@ class World:
             self.end(one, Lost("died") if dies else DONE, certain=len(taken) == 1)
 
 
+class UnluckyOnce(World):
+    """Dies once more by accident when every row of a shard has been blamed."""
+
+    had_it = False
+
+    def kills(self, one: Assignment) -> bool:
+        if (
+            not self.had_it
+            and one.probe is None
+            and len(one.work.guilty) == len(one.work.shard.items)
+        ):
+            self.had_it = True
+            return True
+        return super().kills(one)
+
+
+def test_an_accident_after_every_row_was_blamed_does_not_cost_the_shard() -> None:
+    world = UnluckyOnce(1, 2, {"0-0", "0-1"}, max_attempts=1)
+    for _ in range(40):
+        world.work(accident=False, after_commit=False)
+    assert world.had_it and world.ledger.result.failed == {}
+    assert set(world.commits["00000"]) == {"0-0", "0-1"}
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
