@@ -164,25 +164,52 @@ def copysign(typing: Any, size: Any, sign: Any) -> Any:
     return signature(size, size, sign), codegen
 
 
+def _halved(builder: Any, pair: list[Any], width: int) -> Any:
+    """One vector or two, cut into blocks of `width` numbers: each block's halves added, in a vector
+    of blocks half as wide."""
+    first, other = pair[0], pair[-1]
+    lanes = first.type.count
+    low = [i for i in range(lanes * len(pair)) if i % width < width // 2]
+    high = [i + width // 2 for i in low]
+    kind = ir.VectorType(ir.IntType(32), len(low))
+    return builder.fadd(
+        builder.shuffle_vector(first, other, ir.Constant(kind, low)),
+        builder.shuffle_vector(first, other, ir.Constant(kind, high)),
+    )
+
+
 @intrinsic
 def vsum(typing: Any, vector: Any) -> Any:
     """Sum of all lanes, always in the same order: halves added until one number is left."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value, width, index = args[0], LANES, ir.IntType(32)
+        value, width = args[0], LANES
         while width > 1:
-            width //= 2
-            kind = ir.VectorType(index, width)
-            low = ir.Constant(kind, list(range(width)))
-            high = ir.Constant(kind, list(range(width, 2 * width)))
-            undefined = ir.Constant(value.type, ir.Undefined)
-            value = builder.fadd(
-                builder.shuffle_vector(value, undefined, low),
-                builder.shuffle_vector(value, undefined, high),
-            )
-        return builder.extract_element(value, ir.Constant(index, 0))
+            value, width = _halved(builder, [value], width), width // 2
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
     return signature(vector.scalar, vector), codegen
+
+
+@intrinsic
+def store_four_sums(typing: Any, array: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """array[0:4] = the sums of all lanes of four vectors, each in the order of `vsum`.
+
+    After the first halving two vectors fit into one, then four, and share the later steps.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        sums, width = list(args[1:]), LANES
+        sums = [_halved(builder, [value], width) for value in sums]
+        while width > 2:
+            width //= 2
+            sums = [_halved(builder, sums[i : i + 2], width) for i in range(0, len(sums), 2)]
+        data = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0]).data
+        target = builder.bitcast(data, sums[0].type.as_pointer())
+        builder.store(sums[0], target).align = _align(sig.args[0])
+        return context.get_dummy_value()
+
+    return signature(types.void, array, a, b, c, d), codegen
 
 
 @intrinsic

@@ -19,6 +19,7 @@ from ..recurrence.fir.op import fir
 from .base import Stage
 
 FirState = tuple[Tensor, int]
+_SHAPES = "(time,), (batch, time) or (batch, channel, time)"
 
 
 class FirStage(Stage):
@@ -84,18 +85,20 @@ class FirStage(Stage):
             The samples that are ready, as many as went in less `advance` in all, or exactly as
             many with `last`; and the state to pass with the next chunk.
         """
-        x = self.as_input(x, (1, 2, 3), "(time,), (batch, time) or (batch, channel, time)")
+        x = self.as_input(x, (1, 2, 3), _SHAPES)
         history, ahead = state or (x.new_zeros(*x.shape[:-1], self.order), self.advance)
         if last:
             x = torch.nn.functional.pad(x, (0, self.advance))
         window = torch.cat((history, x), -1)
-        y = fir(window, self.applied_taps(), 1, self.backend)
+        y = fir(window, self.applied_taps(), backend=self.backend)
         skipped = min(ahead, y.shape[-1])
         return y[..., skipped:], (window[..., window.shape[-1] - self.order :], ahead - skipped)
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once: (.., time), same shape out."""
-        return self.stream(x, None, True)[0]
+        x = self.as_input(x, (1, 2, 3), _SHAPES)
+        first = self.advance - self.order
+        return fir(x, self.applied_taps(), 1, first, x.shape[-1], self.backend)
 
     def get_frequency_response(self, nfft: int = 8192) -> tuple[Tensor, Tensor]:
         """Complex response of the stage, delay taken out where the stage takes it out.

@@ -21,6 +21,8 @@ from .base import Stage, check_fs
 
 #: Numerator and denominator of a ratio of rates stay below this.
 _LARGEST = 4096
+#: Numbers of dimensions that the input may have.
+_NDIMS = (1, 2, 3, 4)
 ResampleState = tuple[Tensor, int, int]
 
 
@@ -95,40 +97,37 @@ class Resampler(Stage):
         Returns:
             The outputs that are ready, and the state to pass with the next chunk.
         """
-        x = self.as_input(x, (1, 2, 3, 4), "(.., time)")
+        x = self.as_input(x, _NDIMS, "(.., time)")
         waiting, samples, done = state or (x.new_zeros(*x.shape[:-1], -self._first(0)), 0, 0)
         samples, window = samples + x.shape[-1], self.phases.shape[1]
-        missing = 0
+        waiting = torch.cat((waiting, x), -1)
         if last:
             ready = samples * self.up // self.down
-            missing = max(self._first(ready - 1) + window - samples, 0)
         else:
             ready = ((samples - window) * self.up + self.reach) // self.down + 1
-        waiting = torch.cat((waiting, x, x.new_zeros(*x.shape[:-1], missing)), -1)
         ready = max(ready, done)
-        y = self._outputs(waiting, done, ready)
+        y = self._outputs(waiting, self._first(done), done, ready)
         used = self._first(ready) - self._first(done)
         return y, (waiting[..., used:], samples, ready)
 
-    def _outputs(self, waiting: Tensor, done: int, ready: int) -> Tensor:
-        """Outputs done..ready-1; `waiting` starts with the first input of output `done`."""
-        rows, window = waiting.reshape(-1, waiting.shape[-1]), self.phases.shape[1]
+    def _outputs(self, x: Tensor, start: int, done: int, ready: int) -> Tensor:
+        """Outputs done..ready-1; `x` starts with input `start`, around it there is silence."""
         parts: list[Tensor] = []
         for m in range(done, min(done + self.up, ready)):
             phase = self.phases[(self.reach - m * self.down) % self.up].flip(0)
-            begin = self._first(m) - self._first(done)
-            end = begin + (ready - 1 - m) // self.up * self.down + window
-            parts.append(fir(rows[:, begin:end], phase, self.down, self.backend))
+            count = -((m - ready) // self.up)
+            parts.append(fir(x, phase, self.down, self._first(m) - start, count, self.backend))
         if len(parts) == 1:
-            return parts[0].reshape(*waiting.shape[:-1], ready - done)
-        y = rows.new_zeros(len(rows), ready - done)
+            return parts[0]
+        y = x.new_zeros(*x.shape[:-1], ready - done)
         for k, part in enumerate(parts):
-            y[:, k :: self.up] = part
-        return y.reshape(*waiting.shape[:-1], ready - done)
+            y[..., k :: self.up] = part
+        return y
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once."""
-        return self.stream(x, None, True)[0]
+        x = self.as_input(x, _NDIMS, "(.., time)")
+        return self._outputs(x, 0, 0, x.shape[-1] * self.up // self.down)
 
     def block_ops(self, channels: int) -> list[BlockOp]:
         """The stage as an operation of the fused kernel, which can only lower the rate."""

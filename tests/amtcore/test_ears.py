@@ -49,7 +49,7 @@ def test_fir_kernel_equals_the_sum_over_taps(taps: int, stride: int, dtype: str)
     }[dtype]  # fmt: skip
     x, h = _noise(3, 1500, dtype=kind), _noise(taps, dtype=kind, seed=1)
     got = fir(x, h, stride)
-    assert_close(got, fir(x, h, stride, "reference"), tolerance, "plain sum")
+    assert_close(got, fir(x, h, stride, backend="reference"), tolerance, "plain sum")
     whole = scipy.signal.lfilter(h.double().numpy(), 1, x.double().numpy())
     assert_close(got, whole[:, taps - 1 :: stride], tolerance, "scipy")
 
@@ -73,10 +73,31 @@ def test_fir_gradients_equal_autograd_through_the_plain_sum(stride: int) -> None
     gradients = []
     for backend in ("cpu", "reference"):
         x, h = _noise(2, 700).requires_grad_(), _noise(65, seed=1).requires_grad_()
-        fir(x, h, stride, backend).square().sum().backward()
+        fir(x, h, stride, backend=backend).square().sum().backward()
         gradients.append((x.grad, h.grad))
     for got, expected in zip(*gradients, strict=True):
         assert_close(got, expected, GRADIENT)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("stride", [1, 4])
+@pytest.mark.parametrize(("first", "count"), [(-8, 300), (-3, 40), (7, 60), (-700, 5), (900, 3)])
+def test_fir_meets_silence_around_the_signal(
+    first: int, count: int, stride: int, backend: str
+) -> None:
+    x, h = _noise(2, 500), _noise(9, seed=1)
+    silence = torch.zeros(2, 2000, dtype=x.dtype)
+    around = torch.cat((silence, x, silence), -1)[:, 2000 + first :]
+    wanted = fir(around, h, stride, count=count)
+    assert torch.equal(fir(x, h, stride, first, count), wanted)
+    assert_close(fir(x, h, stride, first, count, backend), wanted, KERNEL64)
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize(("first", "count"), [(-4, 9), (3, 5), (-2, 14)])
+def test_fir_gradcheck_around_the_signal(first: int, count: int, stride: int) -> None:
+    x, h = _noise(2, 23).requires_grad_(), _noise(6, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, h: fir(x, h, stride, first, count), (x, h))
 
 
 def test_fir_of_nothing_is_nothing() -> None:

@@ -32,7 +32,7 @@ from ..transpose import copy_row, transpose
 BLOCK = 128
 #: Samples that are loaded and stored at a time at full rate. The processor prefetches a few dozen
 #: rows at once, not those of input and output or of all filters: each gets many samples in turn.
-LONG_BLOCK = 8 * BLOCK
+LONG_BLOCK = 16 * BLOCK
 
 # Operation codes (first column of `ops`); the argument is the fourth column.
 ONE_POLE_CASCADE = 0  # argument: order

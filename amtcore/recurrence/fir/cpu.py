@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from ..digest import sources_digest
-from ..simd import LANES, fma, vload, vsplat, vstore, vsum
+from ..simd import LANES, fma, store_four_sums, vload, vsplat, vstore, vsum
 
 #: Outputs of one pass over the taps: four vectors, enough to hide the latency of the sums.
 TILE = 4 * LANES
@@ -71,45 +71,58 @@ def _four_windows(x: Any, t: int, stride: int, taps: Any, y: Any) -> None:
         y1 = fma(tap, vload(x, at + stride), y1)
         y2 = fma(tap, vload(x, at + 2 * stride), y2)
         y3 = fma(tap, vload(x, at + 3 * stride), y3)
-    y[0], y[1], y[2], y[3] = vsum(y0), vsum(y1), vsum(y2), vsum(y3)
+    store_four_sums(y, y0, y1, y2, y3)
 
 
 @njit
-def _rest(x: Any, t: int, count: int) -> Any:
-    """x from t on, with zeros after its end, `count` samples."""
-    rest, left = np.zeros(count, x.dtype), x[t : t + count]
-    rest[: left.shape[0]] = left
-    return rest
+def _piece(x: Any, first: int, count: int) -> Any:
+    """x[first : first + count], a view where x has all of it, else a copy with zeros around x."""
+    end = first + count
+    if first >= 0 and end <= x.shape[0]:
+        return x[first:end]
+    piece = np.zeros(count, x.dtype)
+    begin, end = max(first, 0), min(end, x.shape[0])
+    for t in range(begin, end):
+        piece[t - first] = x[t]
+    return piece
+
+
+@njit
+def _strided(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y: Any) -> None:
+    """Outputs begin..end-1 with a stride other than 1, four at a time where x has all of them."""
+    n, window = begin, taps.shape[0]
+    while n < end:
+        at = first + n * stride
+        if n + 4 <= end and at >= 0 and at + 3 * stride + window <= x.shape[0]:
+            _four_windows(x, at, stride, taps, y[n:])
+            n += 4
+        else:
+            y[n] = _window(_piece(x, at, window), 0, taps)
+            n += 1
 
 
 def _build(digest: str) -> Any:
     @njit(nogil=True, cache=True)
-    def run(x: Any, taps: Any, stride: int, begin: int, end: int, y: Any) -> None:
+    def run(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y: Any) -> None:
         """Outputs begin..end-1 of one row.
 
         x (time); taps (K) reversed, with a stride other than 1 filled with zeros to a multiple of
-        LANES; y (outputs). Only the end of x is ever copied, to read past it.
+        LANES; first as in the plain loop; y (outputs). Only the ends of x are ever copied, to read
+        past them.
         """
         if digest == "":
             return
-        n, window = begin, taps.shape[0]
         if stride != 1:
-            while n + 4 <= end and (n + 3) * stride + window <= x.shape[0]:
-                _four_windows(x, n * stride, stride, taps, y[n:])
-                n += 4
-            while n < end and n * stride + window <= x.shape[0]:
-                y[n] = _window(x, n * stride, taps)
-                n += 1
-            for late in range(n, end):
-                y[late] = _window(_rest(x, late * stride, window), 0, taps)
+            _strided(x, taps, stride, first, begin, end, y)
             return
-        while n + TILE <= end:
-            _tile(x, n, taps, y[n:])
-            n += TILE
-        if n < end:
-            last = np.empty(TILE, x.dtype)
-            _tile(_rest(x, n, TILE + window - 1), 0, taps, last)
-            y[n:end] = last[: end - n]
+        last = np.empty(TILE, x.dtype)
+        for n in range(begin, end, TILE):
+            tile = _piece(x, first + n, TILE + taps.shape[0] - 1)
+            if n + TILE <= end:
+                _tile(tile, 0, taps, y[n:])
+            else:
+                _tile(tile, 0, taps, last)
+                y[n:end] = last[: end - n]
 
     return run
 

@@ -23,9 +23,8 @@ _SEGMENT = 256 * TILE
 
 
 @torch.library.custom_op("amtcore::fir", mutates_args=(), device_types="cpu")
-def _fir(x: Tensor, taps: Tensor, stride: int) -> Tensor:
-    rows, count = x.shape[0], count_outputs(x.shape[1], taps.shape[0], stride)
-    inputs, (y, out) = x.detach().contiguous().numpy(), fresh(1, rows, count, x)
+def _fir(x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> Tensor:
+    inputs, (y, out) = x.detach().contiguous().numpy(), fresh(1, x.shape[0], count, x)
     reverse = taps.detach().flip(0)
     if stride != 1:
         reverse = torch.nn.functional.pad(reverse, (0, -len(taps) % LANES))
@@ -34,41 +33,43 @@ def _fir(x: Tensor, taps: Tensor, stride: int) -> Tensor:
 
     def one(item: int) -> None:
         row, begin = item // segments, item % segments * _SEGMENT
-        run_fir(inputs[row], response, stride, begin, min(begin + _SEGMENT, count), out[0, row])
+        end = min(begin + _SEGMENT, count)
+        run_fir(inputs[row], response, stride, first, begin, end, out[0, row])
 
-    parallel_for(one, rows * segments)
+    parallel_for(one, x.shape[0] * segments)
     return y[0]
 
 
 @_fir.register_fake
-def _(x: Tensor, taps: Tensor, stride: int) -> Tensor:
-    return x.new_empty(x.shape[0], count_outputs(x.shape[1], taps.shape[0], stride))
+def _(x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> Tensor:
+    return x.new_empty(x.shape[0], count)
 
 
-def _backward(context: Any, gy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+def _backward(context: Any, gy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
     """With the outputs spread out to every sample, gx and gtaps are correlations:
 
-    gx[m] = sum over k of taps[k] gy[m - (K - 1) + k],  gtaps[k] = sum over n of gy[n] x[n + K-1-k]
+    gx[m] = sum over k of taps[k] gy[m - first - (K - 1) + k],
+    gtaps[k] = sum over n of gy[n] x[first + n + K - 1 - k]
     """
     x, taps = context.saved_tensors
-    samples, last = x.shape[1], taps.shape[0] - 1
-    spread = gy
+    first, last, spread = context.first, taps.shape[0] - 1, gy
     if context.stride != 1:
         spread = torch.nn.functional.pad(gy.unsqueeze(-1), (0, context.stride - 1)).flatten(1)
-    length = max(samples - last, 0)
-    spread = torch.nn.functional.pad(spread, (0, length - spread.shape[1]))
     gx = gtaps = None
     if context.needs_input_grad[0]:
-        around = torch.nn.functional.pad(spread, (last, last))
-        gx = _fir(around.flip(1), taps, 1).flip(1) if length else torch.zeros_like(x)
+        # Backwards in time it is the filter itself, from the last sample of x on.
+        back = first + spread.shape[1] - x.shape[1]
+        gx = _fir(spread.flip(1), taps, 1, back, x.shape[1]).flip(1)
     if context.needs_input_grad[1]:
-        product = torch.fft.rfft(x) * torch.fft.rfft(spread, samples).conj()
+        samples = spread.shape[1] + last
+        seen = reference.windows(x, first, samples)
+        product = torch.fft.rfft(seen) * torch.fft.rfft(spread, samples).conj()
         gtaps = torch.fft.irfft(product.sum(0), samples)[: last + 1].flip(0)
-    return gx, gtaps, None
+    return gx, gtaps, None, None, None
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-    x, taps, ctx.stride = inputs
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int, int, int], output: Tensor) -> None:
+    x, taps, ctx.stride, ctx.first, _ = inputs
     ctx.save_for_backward(x, taps)
 
 
@@ -76,14 +77,26 @@ _fir.register_autograd(_backward, setup_context=_keep)
 map_over_batch(_fir, (0,))
 
 
-def fir(x: Tensor, taps: Tensor, stride: int = 1, backend: str | None = None) -> Tensor:
-    """Finite impulse response of every row; arguments as in `reference.fir`, but x (.., time)."""
+def fir(
+    x: Tensor,
+    taps: Tensor,
+    stride: int = 1,
+    first: int = 0,
+    count: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Finite impulse response of every row; arguments as in `reference.fir`, but x (.., time).
+
+    Without `count` there are as many outputs as have their windows inside x.
+    """
     if taps.ndim != 1 or x.dtype != taps.dtype:
         raise ShapeError(
             f"expected taps (K,) of the input's dtype {x.dtype}, got {tuple(taps.shape)} "
             f"of {taps.dtype}"
         )
     rows = x.reshape(-1, x.shape[-1])
+    if count is None:
+        count = count_outputs(x.shape[-1] - first, taps.shape[0], stride)
     function = reference.fir if use_reference(x, backend) else _fir
-    y = function(rows, taps, stride)
-    return y.reshape(*x.shape[:-1], y.shape[-1])
+    y = function(rows, taps, stride, first, count)
+    return y.reshape(*x.shape[:-1], count)
