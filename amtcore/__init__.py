@@ -7,6 +7,7 @@
 """
 
 from .models import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Paulick2024
+from .recurrence.buffers import set_buffer_limit
 from .recurrence.threads import get_num_threads, set_num_threads
 from .stages import (
     AdaptLoop,
@@ -81,5 +82,6 @@ __all__ = [
     "SpecificLoudness",
     "SquaringExpansion",
     "get_num_threads",
+    "set_buffer_limit",
     "set_num_threads",
 ]

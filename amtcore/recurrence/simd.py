@@ -222,16 +222,21 @@ def where_greater(typing: Any, left: Any, right: Any, yes: Any, no: Any) -> Any:
     return signature(yes, left, right, yes, no), codegen
 
 
-@intrinsic
-def any_greater(typing: Any, left: Any, right: Any) -> Any:
-    """True when any lane of `left` is above its lane of `right`."""
+def _any(comparison: str) -> Any:
+    @intrinsic
+    def function(typing: Any, left: Any, right: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            mask = ir.IntType(LANES)
+            bits = builder.bitcast(builder.fcmp_ordered(comparison, args[0], args[1]), mask)
+            return builder.icmp_unsigned("!=", bits, ir.Constant(mask, 0))
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        mask = ir.IntType(LANES)
-        bits = builder.bitcast(builder.fcmp_ordered(">", args[0], args[1]), mask)
-        return builder.icmp_unsigned("!=", bits, ir.Constant(mask, 0))
+        return signature(types.boolean, left, right), codegen
 
-    return signature(types.boolean, left, right), codegen
+    return function
+
+
+#: True when any lane of the first vector is above its lane of the second; at or above it.
+any_greater, any_at_least = _any(">"), _any(">=")
 
 
 @njit

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 
@@ -63,20 +63,29 @@ def _get_pool() -> ThreadPoolExecutor:
 
 
 def parallel_for(function: Callable[[int], None], count: int) -> None:
-    """Call `function(i)` for i in 0..count-1 on the pool; the first exception is re-raised.
+    """Call `function(i)` for i in 0..count-1 on the pool; the failure of the least i is re-raised.
 
-    On a thread of the pool the calls are made right there: the others have work of their own.
+    Every thread takes the next number when it is done with one: handing out each number by itself
+    wakes a thread each time. On a thread of the pool the calls are made right there: the others
+    have work of their own.
     """
     if getattr(_local, "in_pool", False):
         for i in range(count):
             function(i)
         return
-    own = torch.get_num_threads()
-    _wait(_get_pool().map(function, range(count)))
+    numbers, failures = iter(range(count)), dict[int, BaseException]()
+
+    def take() -> None:
+        for i in numbers:
+            try:
+                function(i)
+            except BaseException as error:
+                failures[i] = error
+                return
+
+    own, pool = torch.get_num_threads(), _get_pool()
+    wait([pool.submit(take) for _ in range(min(count, get_num_threads()))])
     # A thread that starts with one torch thread makes that the default of later ones: undo it.
     torch.set_num_threads(own)
-
-
-def _wait(results: Iterable[None]) -> None:
-    for _ in results:
-        pass
+    if failures:
+        raise failures[min(failures)]

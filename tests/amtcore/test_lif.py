@@ -171,7 +171,7 @@ def test_chunks_equal_the_whole_exactly(neurons: int, synapses: int, cuts: list[
 def test_threads_and_large_outputs_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = _inputs(4 * LANES, 1, torch.float32)
     expected, gradients = lif(*inputs, math.inf, True), _gradients(inputs, True)
-    monkeypatch.setattr(runner, "LARGE_BYTES", 0)
+    monkeypatch.setattr(runner, "STREAM_BYTES", 0)
     threads = get_num_threads()
     try:
         for count in (1, 3, 8):
@@ -187,7 +187,7 @@ def test_threads_and_large_outputs_change_nothing(monkeypatch: pytest.MonkeyPatc
 def test_large_outputs_with_rows_that_cannot_be_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = _inputs(LANES + 5, 1, torch.float32)
     expected = lif(*inputs, math.inf, True)
-    monkeypatch.setattr(runner, "LARGE_BYTES", 0)
+    monkeypatch.setattr(runner, "STREAM_BYTES", 0)
     got = lif(*inputs, math.inf, True)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 

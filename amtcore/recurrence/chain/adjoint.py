@@ -19,6 +19,7 @@ from ..biquad.cpu import first_order_adjoint, state_variable_adjoint, state_vari
 from ..compression.cpu import broken_stick_adjoint
 from ..digest import sources_digest
 from ..hair_cell.cpu import hair_cell_adjoint
+from ..memory import aligned
 from ..one_pole.cpu import (
     modulation_adjoint,
     one_pole_cascade_adjoint,
@@ -150,11 +151,10 @@ def _build(digest: str) -> Any:
             return
         length = x.shape[1]
         blocks = -(-length // BLOCK)
-        a, b = np.empty(BLOCK * LANES, x.dtype), np.empty(BLOCK * LANES, x.dtype)
-        g, ga = np.empty(BLOCK * LANES, x.dtype), np.empty(BLOCK * LANES, x.dtype)
-        turned = np.empty(BLOCK * LANES, x.dtype)
-        scratch = np.empty(scratch_rows * LANES, x.dtype)
-        starts = np.empty((blocks, state.shape[0]), x.dtype)
+        a, b = aligned(BLOCK * LANES, x), aligned(BLOCK * LANES, x)
+        g, ga = aligned(BLOCK * LANES, x), aligned(BLOCK * LANES, x)
+        turned, scratch = aligned(BLOCK * LANES, x), aligned(scratch_rows * LANES, x)
+        starts = aligned(blocks * state.shape[0], x).reshape(blocks, -1)
         for i in range(blocks):
             starts[i] = state
             n = min(BLOCK, length - i * BLOCK)

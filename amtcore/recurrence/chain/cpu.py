@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numba import njit
 
 from ..adaptation.cpu import adaptation_block
@@ -24,6 +23,7 @@ from ..compression.cpu import broken_stick_block, square_block
 from ..digest import sources_digest
 from ..fir.cpu import decimate_block
 from ..hair_cell.cpu import hair_cell_block
+from ..memory import aligned
 from ..one_pole.cpu import modulation_block, one_pole_cascade_block, pole_zero_cascade_block
 from ..simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
 from ..transpose import copy_row, transpose
@@ -218,8 +218,8 @@ def _build(digest: str) -> Any:
         if digest == "":
             return
         block = BLOCK if mode == POOL_BANK else LONG_BLOCK
-        a, b = np.empty(block * LANES, x.dtype), np.empty(block * LANES, x.dtype)
-        side, turned = np.empty(block * LANES, x.dtype), np.empty(BLOCK * LANES, x.dtype)
+        a, b = aligned(block * LANES, x), aligned(block * LANES, x)
+        side, turned = aligned(BLOCK * LANES, x), aligned(BLOCK * LANES, x)
         num, den, start, stride, delay = frame[0], frame[1], frame[2], frame[3], frame[4]
         made, emitted, t = 0, 0, 0  # outputs, frames and samples so far
         f = begin = end = last = 0

@@ -1,8 +1,7 @@
 """From tensors to the kernel: channels are packed into lanes, clips and groups go to threads.
 
 Public recurrences keep their state as (batch, channel, value); packing it into lanes and back is
-a small copy per call. The pooled chain keeps it packed between the chunks of a stream. Full-rate
-outputs come from numpy, which asks for huge pages: page faults would cost more than the filters.
+a small copy per call. The pooled chain keeps it packed between the chunks of a stream.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..buffers import empty
 from ..simd import LANES
 from ..threads import parallel_for
 from .adjoint import run_adjoint
@@ -63,10 +63,10 @@ def unpack(packed: NDArray[Any], channels: int) -> Tensor:
     return lanes.flatten(-3, -2)[..., :channels, :].contiguous()
 
 
-def fresh(batch: int, rows: int, samples: int, like: Tensor) -> tuple[Tensor, NDArray[Any]]:
+def empty_rows(batch: int, rows: int, samples: int, like: Tensor) -> tuple[Tensor, NDArray[Any]]:
     """An empty output (batch, rows, samples) as a tensor and as the array on the same memory."""
-    out = np.empty((batch, rows, samples), like.new_empty(0).numpy().dtype)
-    return torch.from_numpy(out), out
+    out = empty((batch, rows, samples), like)
+    return out, out.numpy()
 
 
 def run_op(
@@ -81,7 +81,7 @@ def run_program(
 ) -> tuple[Tensor, Tensor]:
     """As `run_op`, for several operations one after another; they must keep the rate."""
     batch, channels, samples = x.shape[0], coef.shape[0], x.shape[-1]
-    inputs, (out, out_np) = x.detach().contiguous().numpy(), fresh(batch, channels, samples, x)
+    inputs, (out, out_np) = x.detach().contiguous().numpy(), empty_rows(batch, channels, samples, x)
     packed_coef, packed_state, shared = pack(coef), pack(state), x.shape[1] == 1
 
     def one(b: int, g: int) -> None:
@@ -142,7 +142,8 @@ def run_bank(
     """A modulation bank at full rate: x (batch, channel, time) -> (batch, filter, time)."""
     batch, channels, samples = x.shape
     most = len(kinds)
-    inputs, (out, out_np) = x.detach().contiguous().numpy(), fresh(batch, offsets[-1], samples, x)
+    inputs = x.detach().contiguous().numpy()
+    out, out_np = empty_rows(batch, offsets[-1], samples, x)
     filters, columns = bank_layout(kinds, offsets, coef.shape[-1], 0, 0)
     packed_coef = pack(spread(coef, offsets, most))
     packed_state = pack(spread(state, offsets, most))
@@ -220,7 +221,7 @@ def _run_adjoint(
     from the gradient of the last state to that of the first."""
     coef, state, gstate = packed
     inputs, upstream = x.detach().contiguous().numpy(), gy.detach().contiguous().numpy()
-    (gx, gx_np), shared = fresh(x.shape[0], channels, x.shape[2], x), x.shape[1] != channels
+    (gx, gx_np), shared = empty_rows(x.shape[0], channels, x.shape[2], x), x.shape[1] != channels
     gcoef = np.zeros((x.shape[0], *coef.shape), coef.dtype)
 
     def one(b: int, g: int) -> None:

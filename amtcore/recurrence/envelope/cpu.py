@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from ..digest import sources_digest
+from ..memory import aligned
 from ..simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
 
 #: Numbers that are summed before their sum joins the total, which is in float64.
@@ -45,7 +46,7 @@ def _build(digest: str) -> Any:
             return
         count, samples = z.shape[0], first.shape[0]
         whole = count - count % LANES
-        sums, totals = np.empty(2 * LANES, z.dtype), np.zeros((2, 2))
+        sums, totals = aligned(2 * LANES, z), np.zeros((2, 2))
         for begin in range(0, whole, _PART):
             _powers(z, turned, begin, min(begin + _PART, whole), sums)
             for lane in range(2 * LANES):
@@ -54,7 +55,7 @@ def _build(digest: str) -> Any:
             totals[0, i % 2] += z[i] * z[i]
             turned[i] = z[i] * z[i] + turned[i] * turned[i]
             totals[1, i % 2] += turned[i]
-        gains = np.empty(LANES, z.dtype)
+        gains = aligned(LANES, z)
         for lane in range(LANES):
             own, both = totals[0, lane % 2] / samples, totals[1, lane % 2] / samples
             gains[lane] = math.sqrt(max(own / max(both, tiny), tiny))

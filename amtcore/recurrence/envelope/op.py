@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..autograd import map_over_batch
-from ..chain.runner import fresh
+from ..chain.runner import empty_rows
 from ..dispatch import use_reference
 from ..threads import parallel_for
 from . import reference
@@ -19,7 +19,7 @@ from .cpu import run_envelope
 @torch.library.custom_op("amtcore::hilbert_envelope", mutates_args=(), device_types="cpu")
 def _envelope(rows: Tensor) -> Tensor:
     count, samples = rows.shape
-    inputs, (out, out_np) = rows.detach(), fresh(1, count + count % 2, samples, rows)
+    inputs, (out, out_np) = rows.detach(), empty_rows(1, count + count % 2, samples, rows)
     quadrature, tiny = reference.Quadrature(samples, inputs), torch.finfo(rows.dtype).tiny
 
     def pair(i: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from ..digest import sources_digest
+from ..memory import aligned
 from ..simd import LANES, fma, store_four_sums, vload, vsplat, vstore, vsum
 
 #: Outputs of one pass over the taps: four vectors, enough to hide the latency of the sums.
@@ -115,7 +116,7 @@ def _build(digest: str) -> Any:
         if stride != 1:
             _strided(x, taps, stride, first, begin, end, y)
             return
-        last = np.empty(TILE, x.dtype)
+        last = aligned(TILE, x)
         for n in range(begin, end, TILE):
             tile = _piece(x, first + n, TILE + taps.shape[0] - 1)
             if n + TILE <= end:

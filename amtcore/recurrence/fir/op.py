@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import ShapeError
 from ..autograd import map_over_batch
-from ..chain.runner import fresh
+from ..chain.runner import empty_rows
 from ..dispatch import use_reference
 from ..simd import LANES
 from ..threads import parallel_for
@@ -24,7 +24,7 @@ _SEGMENT = 256 * TILE
 
 @torch.library.custom_op("amtcore::fir", mutates_args=(), device_types="cpu")
 def _fir(x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> Tensor:
-    inputs, (y, out) = x.detach().contiguous().numpy(), fresh(1, x.shape[0], count, x)
+    inputs, (y, out) = x.detach().contiguous().numpy(), empty_rows(1, x.shape[0], count, x)
     reverse = taps.detach().flip(0)
     if stride != 1:
         reverse = torch.nn.functional.pad(reverse, (0, -len(taps) % LANES))

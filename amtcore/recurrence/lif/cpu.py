@@ -10,42 +10,30 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core.typing import signature
-from numba.extending import intrinsic
+from numba import njit
 
 from ..digest import sources_digest
-from ..simd import LANES, _pointer, _unary, vload, vmax, vmin, vsplat, vstore
+from ..memory import aligned, prefetch, vstream
+from ..simd import (
+    LANES,
+    _unary,
+    any_at_least,
+    vload,
+    vmax,
+    vmin,
+    vsplat,
+    vstore,
+    where_greater,
+)
 
-#: Steps between the states kept for the adjoint: the tape of one lane group over a block (8 kB)
-#: then stays in the first-level cache.
+#: Steps between the states kept for the adjoint: its tape then stays in the first-level cache.
 BLOCK = 16
-#: Byte alignment that `vstream` needs.
-STREAM_ALIGN = 64
+#: Steps that the input is asked for ahead of its use.
+_AHEAD = 2
 # Coefficient rows of a neuron.
 ALPHA, BIAS, THRESHOLD, WINDOW, BETA = 0, 1, 2, 3, 4
 
 vfloor = _unary("floor")
-
-
-@intrinsic
-def vstream(typing: Any, array: Any, index: Any, vec: Any) -> Any:
-    """As `vstore`, past the caches, for output too large to be found there later.
-
-    The address must be a multiple of STREAM_ALIGN bytes; the processor faults when it is not.
-    """
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = context.cast(builder, args[1], sig.args[1], types.intp)
-        store = builder.store(args[2], _pointer(context, builder, sig.args[0], args[0], at))
-        store.align = STREAM_ALIGN
-        one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
-        store.set_metadata("nontemporal", one)
-        return context.get_dummy_value()
-
-    return signature(types.void, array, index, vec), codegen
 
 
 @njit(forceinline=True)
@@ -92,8 +80,12 @@ def integrate(
 
 @njit(forceinline=True)
 def count_spikes(potential: Any, threshold: Any, most: Any) -> Any:
-    """Whole thresholds in a potential; a quotient below 1 never rounds up to 1."""
-    return vmin(vmax(vfloor(potential / threshold), vsplat(potential, 0.0)), most)
+    """Whole thresholds in a potential: a quotient below 1 never rounds up to 1, nor one below 2 to
+    2, so comparisons count what most steps have; the division is slower than all the rest."""
+    zero, one = vsplat(potential, 0.0), vsplat(potential, 1.0)
+    if any_at_least(potential, threshold + threshold):
+        return vmin(vmax(vfloor(potential / threshold), zero), most)
+    return where_greater(threshold, potential, zero, one)
 
 
 @njit(forceinline=True)
@@ -134,7 +126,7 @@ def _build(digest: str, single: bool, record: bool) -> Any:
         if digest == "":
             return
         synapses = 1 if single else count
-        buffer, most = np.empty(LANES, x.dtype), vsplat(coef, max_spikes)
+        buffer, most = aligned(LANES, x), vsplat(coef, max_spikes)
         # Whole lane groups of neurons with one synapse are loaded as they lie.
         groups, whole = -(-(last - first) // LANES), (last - first) // LANES if single else 0
         for t in range(steps):
@@ -142,6 +134,7 @@ def _build(digest: str, single: bool, record: bool) -> Any:
                 starts[:, t // BLOCK] = state.reshape(groups, -1)
             at = t * neurons + first
             for g in range(whole):
+                prefetch(x, at + _AHEAD * neurons + g * LANES)
                 _step(x, at + g * LANES, g, LANES, synapses, most, coef, state, spikes, vmem, isyn,
                       record, streamed, buffer)  # fmt: skip
             for g in range(whole, groups):

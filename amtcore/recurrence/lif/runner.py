@@ -1,12 +1,7 @@
-"""From tensors to the kernels: which neurons of which batch item go to which thread.
-
-Large outputs come from numpy, which asks the system for huge pages: a fresh output of hundreds of
-megabytes otherwise costs more page faults than arithmetic.
-"""
+"""From tensors to the kernels: which neurons of which batch item go to which thread."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -15,25 +10,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ParameterError
+from ..buffers import empty
 from ..chain.runner import groups_of, pack, unpack
+from ..memory import STREAM_ALIGN
 from ..simd import LANES
 from ..threads import get_num_threads, parallel_for
 from .adjoint import RUN_LIF_ADJOINT
-from .cpu import BETA, BLOCK, RUN_LIF, STREAM_ALIGN
+from .cpu import BETA, BLOCK, RUN_LIF
 
-#: From this size on, output goes past the caches into huge pages.
-LARGE_BYTES = 16 * 2**20
-
-
-def large_or_small(shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, bool]:
-    """An empty tensor, and whether it is large; a large one is aligned for streaming stores."""
-    count = math.prod(shape)
-    if count * like.element_size() < LARGE_BYTES:
-        return like.new_empty(shape), False
-    extra = STREAM_ALIGN // like.element_size()
-    raw = np.empty(count + extra, like.new_empty(0).numpy().dtype)
-    skip = -raw.ctypes.data % STREAM_ALIGN // like.element_size()
-    return torch.from_numpy(raw[skip : skip + count]).view(shape), True
+#: From this size on, output goes past the caches.
+STREAM_BYTES = 16 * 2**20
 
 
 def flat(values: Tensor) -> NDArray[np.floating]:
@@ -66,12 +52,12 @@ def forward(
     """Values of `reference.lif`, and the states before every block if asked to keep them."""
     (batch, steps, _), neurons, synapses = x.shape, coef.shape[0], coef.shape[1] - BETA
     recorded = steps if record else 0
-    spikes, large = large_or_small((batch, steps, neurons), x)
-    vmem, _ = large_or_small((batch, recorded, neurons), x)
-    isyn, isyn_large = large_or_small((batch, recorded, neurons, synapses), x)
-    streamed = large and (isyn_large or not record) and _rows_aligned(neurons, x)
+    spikes = empty((batch, steps, neurons), x)
+    vmem = empty((batch, recorded, neurons), x)
+    isyn = empty((batch, recorded, neurons, synapses), x)
+    streamed = _is_streamed(spikes)
     kernel = RUN_LIF[synapses == 1, record]
-    starts = x.new_empty(starts_shape(batch, steps if keep else 0, neurons, synapses))
+    starts = empty(starts_shape(batch, steps if keep else 0, neurons, synapses), x)
     inputs, outputs, starts_np = flat(x), (flat(spikes), flat(vmem), flat(isyn)), starts.numpy()
     packed_coef, packed_state = pack(coef), pack(state)
 
@@ -88,9 +74,10 @@ def forward(
     return spikes, vmem, isyn, last, starts
 
 
-def _rows_aligned(neurons: int, like: Tensor) -> bool:
-    """Whether every step of every batch item starts at a multiple of STREAM_ALIGN bytes."""
-    return neurons * like.element_size() % STREAM_ALIGN == 0
+def _is_streamed(out: Tensor) -> bool:
+    """Whether output (batch, time, row) goes past the caches: it is large, and every row starts at
+    a multiple of STREAM_ALIGN bytes."""
+    return out.nbytes >= STREAM_BYTES and out.shape[2] * out.element_size() % STREAM_ALIGN == 0
 
 
 def adjoint(
@@ -99,11 +86,12 @@ def adjoint(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of `forward` with respect to x, coef and state."""
     (batch, steps, _), neurons, synapses = x.shape, coef.shape[0], coef.shape[1] - BETA
-    gx, large = large_or_small(tuple(x.shape), x)
-    streamed, kernel = large and _rows_aligned(neurons, x), RUN_LIF_ADJOINT[synapses == 1, record]
+    gx = empty(tuple(x.shape), x)
+    streamed = _is_streamed(gx)
+    kernel = RUN_LIF_ADJOINT[synapses == 1, record]
     inputs, g_inputs, upstream = flat(x), flat(gx), tuple(map(flat, (gspikes, gvmem, gisyn)))
     packed_coef, packed_gstate, starts_np = pack(coef), pack(gstate), starts.detach().numpy()
-    gcoef = np.zeros((batch, *packed_coef.shape), packed_coef.dtype)
+    gcoef = torch.zeros(batch, *packed_coef.shape, dtype=x.dtype).numpy()
 
     def one(b: int, part: slice, groups: slice) -> None:
         kernel(

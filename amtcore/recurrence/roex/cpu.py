@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from ..digest import sources_digest
+from ..memory import aligned
 from ..simd import LANES, accumulate, fma, vexp, vload, vmax, vsplat, vsum, where_greater
 
 
@@ -88,8 +89,7 @@ def _build(digest: str) -> Any:
             return
         room = f_hz.shape[0] + LANES
         where = np.empty(room, np.int64)
-        i, s = np.empty(room, intensity.dtype), np.empty(room, intensity.dtype)
-        f = np.empty(room, intensity.dtype)
+        i, s, f = aligned(room, intensity), aligned(room, intensity), aligned(room, intensity)
         for n in range(intensity.shape[0]):
             count = _present(intensity[n], slope[n], f_hz, where, i, s, f)
             _skirts(count, i, s, f, rate, fc_hz, out[n])
@@ -108,9 +108,8 @@ def _build_adjoint(digest: str) -> Any:
             return
         room = f_hz.shape[0] + LANES
         where = np.empty(room, np.int64)
-        i, s = np.empty(room, intensity.dtype), np.empty(room, intensity.dtype)
-        f = np.empty(room, intensity.dtype)
-        gi, gs = np.empty(room, intensity.dtype), np.empty(room, intensity.dtype)
+        i, s, f = aligned(room, intensity), aligned(room, intensity), aligned(room, intensity)
+        gi, gs = aligned(room, intensity), aligned(room, intensity)
         grate[:] = 0.0
         for n in range(intensity.shape[0]):
             count = _present(intensity[n], slope[n], f_hz, where, i, s, f)
