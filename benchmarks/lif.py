@@ -13,9 +13,11 @@ import sys
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from amtcore import LIFExodus, set_num_threads
+from amtcore.recurrence.threads import parallel_for
 from benchmarks.report import peak_mb, reset_peak_mb, table, write_section
 
 BATCH, STEPS, NEURONS = 8, 10_000, 1024
@@ -93,12 +95,12 @@ def _print_growth(what: str, steps: int) -> None:
 
 def _copy_s(passes: int) -> float:
     """Copying an array of the output's size `passes` times into memory that was there before."""
-    x = _data(STEPS)
-    target = torch.zeros_like(x)
+    source = _data(STEPS).numpy()
+    target = np.zeros_like(source)
 
     def once() -> None:
         for _ in range(passes):
-            target.copy_(x)
+            parallel_for(lambda item: np.copyto(target[item], source[item]), BATCH)
 
     return _least_s(once, 7)
 
