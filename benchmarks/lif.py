@@ -138,7 +138,7 @@ def main() -> None:
     note = (
         f"Input ({BATCH}, {STEPS}, {NEURONS}), one synapse a neuron, float32, {THREADS} threads. "
         f"Output is {output_mb:.0f} MB. Copy: one such array read and one written, for forward and "
-        "again for backward, into memory that was there before: no layer can take less."
+        "again for backward, into memory that was there before: what moving the data costs."
     )
     body = f"{note}\n\n{speed}\n\n{table(head, rows)}"
     write_section("Integrate-and-fire layer", "python -m benchmarks.lif", body)

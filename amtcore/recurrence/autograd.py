@@ -96,6 +96,11 @@ def map_over_batch(operator: Any, folded: tuple[int, ...]) -> None:
     operator.register_vmap(rule)
 
 
+def fake_rows(x: Tensor, coef: Tensor, state: Tensor, *constants: Any) -> tuple[Tensor, Tensor]:
+    """Shapes of an operator that keeps the rate: (batch, channel, time), and the state."""
+    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep the three tensors and whatever constants the operator took after them."""
     ctx.save_for_backward(*inputs[:3])
@@ -105,7 +110,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def differentiate(
     operator: Any, code: int | None, arguments: Any = lambda constants, state: 0
 ) -> None:
-    """Give a forward operator its gradient.
+    """Give a forward operator its gradient, and one that is not a bank its fake kernel.
 
     Args:
         operator: A custom op (x, coef, state, *constants) -> (y, state).
@@ -123,5 +128,7 @@ def differentiate(
             gradients = recurrence_adjoint(code, argument, x, coef, state, gy, gstate)
         return (*gradients, *(None for _ in constants))
 
+    if code is not None:
+        operator.register_fake(fake_rows)
     operator.register_autograd(backward, setup_context=_keep)
     map_over_batch(operator, (0, 2))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,16 +11,15 @@ from torch import Tensor
 
 from amtcore.units import db_to_pa
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-FILES = sorted(path.stem.removeprefix("loudness__") for path in GOLDEN.glob("loudness__*.npz"))
+from . import golden_files
+
+FILES = [name.removeprefix("loudness__") for name in golden_files.names("loudness")]
 FS = 32000
 
 
-@functools.cache
 def load(name: str) -> dict[str, np.ndarray]:
     """Arrays of one file."""
-    with np.load(GOLDEN / f"loudness__{name}.npz") as stored:
-        return {key: stored[key] for key in stored.files}
+    return golden_files.load(f"loudness__{name}")
 
 
 def tone(f_hz: float, level_db: float, seconds: float = 0.5, fs: int = FS) -> Tensor:

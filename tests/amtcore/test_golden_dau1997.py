@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,16 @@ import torch
 from amtcore import Dau1997, ModulationFilterbank
 from amtcore.scales import erb_space_bw
 
-from ..compare import FLOAT32, FLOAT32_MODULATION, FLOAT64, Tolerance, assert_close
+from ..compare import assert_close
+from .golden_files import DTYPES, load, names, stage_tolerance
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-FILES = sorted(path.stem for path in GOLDEN.glob("dau1997__*.npz"))
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
+FILES = names("dau1997")
 _NOT_OUTPUTS = {"fs", "flow", "fhigh", "fc", "sel", "fc_basef1000", "input"}
 
 
 @functools.cache
-def _load(name: str) -> dict[str, np.ndarray]:
-    with np.load(GOLDEN / f"{name}.npz") as stored:
-        return {key: stored[key] for key in stored.files}
-
-
-@functools.cache
 def _outputs(name: str, dtype: torch.dtype) -> tuple[Any, Any, dict[str, torch.Tensor]]:
-    golden = _load(name)
+    golden = load(name)
     fs, flow, fhigh = (float(golden[key]) for key in ("fs", "flow", "fhigh"))
     model = Dau1997(fs, flow, fhigh, return_stages=True, dtype=dtype)
     pressure = torch.from_numpy(golden["input"].ravel())
@@ -38,13 +30,7 @@ def _outputs(name: str, dtype: torch.dtype) -> tuple[Any, Any, dict[str, torch.T
     return dau, jepsen(stages["adaptation"]), stages
 
 
-CASES = [(name, key) for name in FILES for key in _load(name) if key not in _NOT_OUTPUTS]
-
-
-def _tolerance(key: str, dtype: str) -> Tolerance:
-    if dtype == "float64":
-        return FLOAT64
-    return FLOAT32_MODULATION if key.startswith("mod_") else FLOAT32
+CASES = [(name, key) for name in FILES for key in load(name) if key not in _NOT_OUTPUTS]
 
 
 def test_files_are_there() -> None:
@@ -56,18 +42,18 @@ def test_files_are_there() -> None:
 @pytest.mark.parametrize(("name", "key"), CASES, ids=[f"{n[9:]}-{k}" for n, k in CASES])
 def test_stored_array(name: str, key: str, dtype: str) -> None:
     assert_close(
-        output_of(name, key, dtype), stored(name, key), _tolerance(key, dtype), f"{name} {key}"
+        output_of(name, key, dtype), stored(name, key), stage_tolerance(key, dtype), f"{name} {key}"
     )
 
 
 def stored(name: str, key: str) -> np.ndarray:
     """A reference array, (time, channel)."""
-    return _load(name)[key]
+    return load(name)[key]
 
 
 def output_of(name: str, key: str, dtype: str) -> np.ndarray:
     """What the model gives in the place of a reference array."""
-    golden = _load(name)
+    golden = load(name)
     dau, jepsen, stages = _outputs(name, DTYPES[dtype])
     stage, _, step = key.partition("@")
     if stage.startswith("mod_"):
@@ -81,7 +67,7 @@ def output_of(name: str, key: str, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", FILES)
 def test_centre_frequencies(name: str) -> None:
-    golden = _load(name)
+    golden = load(name)
     flow, fhigh = float(golden["flow"]), float(golden["fhigh"])
     np.testing.assert_allclose(erb_space_bw(flow, fhigh), golden["fc"].ravel(), rtol=1e-12)
     np.testing.assert_allclose(

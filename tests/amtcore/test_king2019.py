@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,9 @@ from amtcore.extract import build_extractor
 from amtcore.recurrence.envelope.op import hilbert_envelope
 
 from ..compare import FLOAT32, FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close
+from .golden_files import DTYPES, load, names
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-FILES = sorted(path.stem for path in GOLDEN.glob("king2019__*.npz"))
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
+FILES = names("king2019")
 STAGES = {"compressed": "compressed_response", "ihc": "ihc", "adapted": "adapted_response"}
 BANKS = {"out_bandpass": "none", "out_hilbert": "hilbert"}
 FS = 16000
@@ -39,14 +37,8 @@ SECTIONS = Tolerance(1e-8, "scipy's sections at 2 Hz and 44.1 kHz")
 
 
 @functools.cache
-def _load(name: str) -> dict[str, np.ndarray]:
-    with np.load(GOLDEN / f"{name}.npz") as stored:
-        return {key: stored[key] for key in stored.files}
-
-
-@functools.cache
 def _outputs(name: str, dtype: torch.dtype, phase: str) -> tuple[Any, dict[str, torch.Tensor]]:
-    golden = _load(name)
+    golden = load(name)
     fs, flow, fhigh = (float(golden[key]) for key in ("fs", "flow", "fhigh"))
     model = King2019(fs, flow, fhigh, return_stages=True, dtype=dtype, phase_insens=phase)
     return model((torch.from_numpy(golden["input"].ravel()) / 2).to(dtype))
@@ -56,7 +48,7 @@ def _outputs(name: str, dtype: torch.dtype, phase: str) -> tuple[Any, dict[str, 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", FILES)
 def test_stored_stage(name: str, stage: str, dtype: str) -> None:
-    golden = _load(name)
+    golden = load(name)
     _, stages = _outputs(name, DTYPES[dtype], "none")
     got = stages[STAGES[stage]][golden["sel"].ravel().astype(int)].double().numpy().T[::10]
     tolerance = FLOAT64 if dtype == "float64" else FLOAT32
@@ -67,7 +59,7 @@ def test_stored_stage(name: str, stage: str, dtype: str) -> None:
 @pytest.mark.parametrize("bank", BANKS)
 @pytest.mark.parametrize("name", FILES)
 def test_stored_modulation(name: str, bank: str, dtype: str) -> None:
-    golden = _load(name)
+    golden = load(name)
     out, _ = _outputs(name, DTYPES[dtype], BANKS[bank])
     got = out.double().numpy()[::10, golden["sel"].ravel().astype(int)]
     for m, mfc in enumerate(golden["mfc"].ravel()):
@@ -77,7 +69,7 @@ def test_stored_modulation(name: str, bank: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_stored_frequencies(name: str) -> None:
-    golden = _load(name)
+    golden = load(name)
     model = King2019(float(golden["fs"]), float(golden["flow"]), float(golden["fhigh"]))
     np.testing.assert_allclose(model.fc.numpy(), golden["fc"].ravel(), rtol=1e-6)
     np.testing.assert_allclose(model.mfc.numpy(), golden["mfc"].ravel(), rtol=1e-6)

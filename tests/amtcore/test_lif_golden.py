@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,21 +11,15 @@ import torch
 from amtcore import LIFExodus
 
 from ..compare import Tolerance, assert_close
+from .golden_files import DTYPES, load, names
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-FILES = sorted(path.stem for path in GOLDEN.glob("lif__*.npz"))
+FILES = names("lif")
 STATES = {
     "float32": Tolerance(1e-5, "single-precision potentials and currents"),
     "float64": Tolerance(5e-5, "the reference's own single precision: decay factors and sums"),
 }
 GRADIENTS = Tolerance(1e-4, "single-precision sums over time")
 LEARNED = ("tau_mem", "tau_syn", "bias", "threshold")
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-def _load(name: str) -> dict[str, np.ndarray]:
-    with np.load(GOLDEN / f"{name}.npz") as stored:
-        return {key: stored[key] for key in stored.files}
 
 
 def _layer(golden: dict[str, np.ndarray], dtype: torch.dtype, backend: str | None) -> LIFExodus:
@@ -44,7 +37,7 @@ def test_files_are_there() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FILES)
 def test_stored_arrays(name: str, dtype: str, backend: str) -> None:
-    golden = _load(name)
+    golden = load(name)
     layer = _layer(golden, DTYPES[dtype], backend)
     x = torch.from_numpy(golden["x"]).to(DTYPES[dtype]).requires_grad_()
     spikes, _, records = layer.evolve(x, record=True)
@@ -61,7 +54,7 @@ def test_stored_arrays(name: str, dtype: str, backend: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_float32_equals_the_reference_program_bit_for_bit(name: str) -> None:
     """Both round the same operations in the same order; a fused one would show here first."""
-    golden = _load(name)
+    golden = load(name)
     _, _, records = _layer(golden, torch.float32, None).evolve(golden["x"], record=True)
     for key in ("spikes", "vmem", "isyn"):
         assert np.array_equal(records[key].detach().numpy(), golden[key]), key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,36 +11,23 @@ import torch
 
 from amtcore import Dau1997, HeadphoneFilter, MiddleEarFilter, Osses2021
 
-from ..compare import FLOAT32, FLOAT32_MODULATION, FLOAT64, Tolerance, assert_close
+from ..compare import FLOAT32, FLOAT64, assert_close
+from .golden_files import DTYPES, load, names, stage_tolerance
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-FILES = sorted(path.stem for path in GOLDEN.glob("osses2021__*.npz"))
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
+FILES = names("osses2021")
 STAGES = {"headphone": "headphone", "middleear": "middleear", "ihc": "ihc", "ad": "adaptation"}
 FS = 16000
 
 
 @functools.cache
-def _load(name: str) -> dict[str, np.ndarray]:
-    with np.load(GOLDEN / f"{name}.npz") as stored:
-        return {key: stored[key] for key in stored.files}
-
-
-@functools.cache
 def _outputs(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor]]:
-    golden = _load(name)
+    golden = load(name)
     fs, flow, fhigh = (float(golden[key]) for key in ("fs", "flow", "fhigh"))
     model = Osses2021(fs, flow, fhigh, return_stages=True, dtype=dtype)
     return model((torch.from_numpy(golden["input"].ravel()) / 2).to(dtype))
 
 
-CASES = [(name, key) for name in FILES for key in _load(name) if "@" in key]
-
-
-def _tolerance(key: str, dtype: str) -> Tolerance:
-    if dtype == "float64":
-        return FLOAT64
-    return FLOAT32_MODULATION if key.startswith("mod_") else FLOAT32
+CASES = [(name, key) for name in FILES for key in load(name) if "@" in key]
 
 
 def test_files_are_there() -> None:
@@ -51,7 +37,7 @@ def test_files_are_there() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "key"), CASES, ids=[f"{n[11:]}-{k}" for n, k in CASES])
 def test_stored_array(name: str, key: str, dtype: str) -> None:
-    golden = _load(name)
+    golden = load(name)
     out, stages = _outputs(name, DTYPES[dtype])
     stage, _, step = key.partition("@")
     if stage.startswith("mod_"):
@@ -62,13 +48,13 @@ def test_stored_array(name: str, key: str, dtype: str) -> None:
             output = output[golden["sel"].ravel().astype(int)]
     got = np.moveaxis(output.double().numpy(), -1, 0)[:: int(step)]
     expected = golden[key].reshape(got.shape)
-    assert_close(got, expected, _tolerance(key, dtype), f"{name} {key} {dtype}")
+    assert_close(got, expected, stage_tolerance(key, dtype), f"{name} {key} {dtype}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FILES)
 def test_stored_taps_and_gain(name: str, dtype: str) -> None:
-    golden, kind = _load(name), DTYPES[dtype]
+    golden, kind = load(name), DTYPES[dtype]
     fs = float(golden["fs"])
     middle = MiddleEarFilter(fs, phase_type="amt", dtype=kind)
     linear = MiddleEarFilter(fs, "jepsen2008", phase_type="zero", dtype=kind)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,10 @@ from amtcore.models.paulick2024 import adaptation_min_level
 from amtcore.scales import erb_space
 from amtcore.stages.drnl import MODELS, SUBJECTS
 
-from ..compare import FLOAT32, FLOAT32_MODULATION, FLOAT64, KERNEL64, Tolerance, assert_close
+from ..compare import FLOAT64, KERNEL64, Tolerance, assert_close
+from .golden_files import DTYPES, load, names, stage_tolerance
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-FILES = sorted(path.stem for path in GOLDEN.glob("paulick2024__*.npz"))
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
+FILES = names("paulick2024")
 STAGES = {"outerear": "outerear", "drnl": "drnl", "ihc": "ihc", "ad": "adaptation",
           "resampled": "resampled"}  # fmt: skip
 FS = 16000
@@ -38,14 +36,8 @@ SINGLE = Tolerance(1e-4, "float32 near the threshold of the adaptation")
 
 
 @functools.cache
-def _load(name: str) -> dict[str, np.ndarray]:
-    with np.load(GOLDEN / f"{name}.npz") as stored:
-        return {key: stored[key] for key in stored.files}
-
-
-@functools.cache
 def _outputs(name: str, dtype: torch.dtype) -> tuple[Any, Any, dict[str, torch.Tensor]]:
-    golden = _load(name)
+    golden = load(name)
     model = Paulick2024(float(golden["fs"]), return_stages=True, dtype=dtype)
     out, stages = model(torch.from_numpy(golden["input"].ravel()).to(dtype))
     wide = ModulationFilterbank(
@@ -54,13 +46,7 @@ def _outputs(name: str, dtype: torch.dtype) -> tuple[Any, Any, dict[str, torch.T
     return out, wide(stages["resampled"]), stages
 
 
-CASES = [(name, key) for name in FILES for key in _load(name) if "@" in key]
-
-
-def _tolerance(key: str, dtype: str) -> Tolerance:
-    if dtype == "float64":
-        return FLOAT64
-    return FLOAT32_MODULATION if key.startswith("mod") else FLOAT32
+CASES = [(name, key) for name in FILES for key in load(name) if "@" in key]
 
 
 def test_files_are_there() -> None:
@@ -70,7 +56,7 @@ def test_files_are_there() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "key"), CASES, ids=[f"{n[13:]}-{k}" for n, k in CASES])
 def test_stored_array(name: str, key: str, dtype: str) -> None:
-    golden = _load(name)
+    golden = load(name)
     out, wide, stages = _outputs(name, DTYPES[dtype])
     stage, _, step = key.partition("@")
     if stage.startswith("mod"):
@@ -82,12 +68,12 @@ def test_stored_array(name: str, key: str, dtype: str) -> None:
             output = output[golden["sel"].ravel().astype(int)]
     got = np.moveaxis(output.double().numpy(), -1, 0)[:: int(step)]
     expected = golden[key].reshape(got.shape)
-    assert_close(got, expected, _tolerance(key, dtype), f"{name} {key} {dtype}")
+    assert_close(got, expected, stage_tolerance(key, dtype), f"{name} {key} {dtype}")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_stored_frequencies_and_thresholds(name: str) -> None:
-    golden = _load(name)
+    golden = load(name)
     fc_hz = erb_space(125.0, 8000.0, 50)
     np.testing.assert_allclose(fc_hz, golden["fc"].ravel(), rtol=1e-12)
     np.testing.assert_allclose(adaptation_min_level(fc_hz.tolist()), golden["minlvl"].ravel())

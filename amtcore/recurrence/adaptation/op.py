@@ -17,11 +17,6 @@ def _adaptation(x: Tensor, coef: Tensor, state: Tensor, limit: bool) -> tuple[Te
     return run_op(ADAPTATION, 2 * state.shape[2] + int(limit), x, coef, state)
 
 
-@_adaptation.register_fake
-def _(x: Tensor, coef: Tensor, state: Tensor, limit: bool) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
-
-
 differentiate(
     _adaptation, ADAPTATION, lambda constants, state: 2 * state.shape[2] + int(constants[0])
 )

@@ -17,19 +17,9 @@ def _first(x: Tensor, coef: Tensor, state: Tensor, rectify: bool) -> tuple[Tenso
     return run_op(FIRST_ORDER, int(rectify), x, coef, state)
 
 
-@_first.register_fake
-def _(x: Tensor, coef: Tensor, state: Tensor, rectify: bool) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
-
-
 @torch.library.custom_op("amtcore::state_variable", mutates_args=(), device_types="cpu")
 def _second(x: Tensor, coef: Tensor, state: Tensor, rectify: bool) -> tuple[Tensor, Tensor]:
     return run_op(STATE_VARIABLE, int(rectify), x, coef, state)
-
-
-@_second.register_fake
-def _(x: Tensor, coef: Tensor, state: Tensor, rectify: bool) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
 
 
 differentiate(_first, FIRST_ORDER, lambda constants, state: int(constants[0]))

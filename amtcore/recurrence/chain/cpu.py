@@ -162,6 +162,15 @@ def _pool(y: Any, n: int, pool: int, first: bool, state: Any, s: int) -> None:
 
 
 @njit
+def _frame_bounds(f: int, frame: Any) -> Any:
+    """First output of frame `f`, first one after it, and after how many samples the last is there;
+    `frame` as in the kernel."""
+    num, den, start, stride, delay = frame[0], frame[1], frame[2], frame[3], frame[4]
+    begin, end = -(-f * num // den), -(-(f + 1) * num // den)
+    return begin, end, (end - 1) * stride + delay + 1 - start
+
+
+@njit
 def _emit(filters: Any, columns: Any, pool: int, length: int, state: Any, out: Any) -> None:
     """Write one frame: the statistics of every filter that a channel has; then clear them."""
     weight = 1.0 / length if pool < 2 else 1.0
@@ -220,14 +229,12 @@ def _build(digest: str) -> Any:
         block = BLOCK if mode == POOL_BANK else LONG_BLOCK
         a, b = aligned(block * LANES, x), aligned(block * LANES, x)
         side, turned = aligned(BLOCK * LANES, x), aligned(BLOCK * LANES, x)
-        num, den, start, stride, delay = frame[0], frame[1], frame[2], frame[3], frame[4]
         made, emitted, t = 0, 0, 0  # outputs, frames and samples so far
         f = begin = end = last = 0
         if mode == POOL_BANK:
-            made = max(0, -(-(start - delay) // stride))
-            f = made * den // num
-            begin, end = -(-f * num // den), -(-(f + 1) * num // den)
-            last = (end - 1) * stride + delay + 1 - start
+            made = max(0, -(-(frame[2] - frame[4]) // frame[3]))
+            f = made * frame[1] // frame[0]
+            begin, end, last = _frame_bounds(f, frame)
         while t < length:
             n = min(block, length - t)
             if mode == POOL_BANK:
@@ -248,8 +255,7 @@ def _build(digest: str) -> Any:
                 _emit(filters, rows, pool, end - begin, state, out[emitted])
                 emitted += 1
                 f += 1
-                begin, end = end, -(-(f + 1) * num // den)
-                last = (end - 1) * stride + delay + 1 - start
+                begin, end, last = _frame_bounds(f, frame)
 
     return run
 

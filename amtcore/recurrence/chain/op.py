@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..autograd import map_over_batch
+from ..autograd import fake_rows, map_over_batch
 from ..dispatch import check_recurrence
 from .program import BlockOp, lay_out
 from .runner import run_program
@@ -23,11 +23,7 @@ def _program(x: Tensor, coef: Tensor, state: Tensor, table: list[int]) -> tuple[
     return run_program(np.array(table, np.int64).reshape(-1, 4), x, coef, state)
 
 
-@_program.register_fake
-def _(x: Tensor, coef: Tensor, state: Tensor, table: list[int]) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
-
-
+_program.register_fake(fake_rows)
 map_over_batch(_program, (0, 2))
 
 

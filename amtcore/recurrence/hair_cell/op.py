@@ -17,11 +17,6 @@ def _hair_cell(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return run_op(HAIR_CELL, 0, x, coef, state)
 
 
-@_hair_cell.register_fake
-def _(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
-
-
 differentiate(_hair_cell, HAIR_CELL)
 
 

@@ -18,19 +18,9 @@ def _cascade(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor
     return run_op(ONE_POLE_CASCADE, order, x, coef, state)
 
 
-@_cascade.register_fake
-def _(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
-
-
 @torch.library.custom_op("amtcore::pole_zero_cascade", mutates_args=(), device_types="cpu")
 def _pole_zero(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor, Tensor]:
     return run_op(POLE_ZERO_CASCADE, order, x, coef, state)
-
-
-@_pole_zero.register_fake
-def _(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], coef.shape[0], x.shape[2]), torch.empty_like(state)
 
 
 @torch.library.custom_op("amtcore::modulation_bank", mutates_args=(), device_types="cpu")
