@@ -67,6 +67,18 @@ class Slot:
     asked: bool = False
     failures: int = 0
 
+    def under_way(self, seconds: float) -> None:
+        """The worker says how much audio it is through with in shards not published yet.
+
+        It forgets a shard when it has published it, before this side hears of that: the figure
+        never falls until `ended` takes the shard out, so progress does not go backwards.
+        """
+        self.seconds_in_flight = max(self.seconds_in_flight, seconds)
+
+    def ended(self, seconds: float) -> None:
+        """A shard of so much audio is no longer in flight."""
+        self.seconds_in_flight = max(0.0, self.seconds_in_flight - seconds)
+
     @property
     def room(self) -> int:
         """How many more shards this worker may be sent."""

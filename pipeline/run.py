@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -78,12 +79,13 @@ def run_job(
         job = _open_job(spec, layout, plan, extractors, resume=resume)
         sink(job.started())
         result = Result()
-        if job.pending:
-            sink(events.Step("starting Ray and the workers"))
-            with ray_session(ray_address):
-                scheduler = _scheduler(job, sink, stop, lock, make_runner)
-                result = scheduler.run()
-        return _finish(job, result, sink)
+        # The output is finished before Ray stops: whatever keeps Ray does not keep the dataset.
+        with ExitStack() as session:
+            if job.pending:
+                sink(events.Step("starting Ray and the workers"))
+                session.enter_context(ray_session(ray_address))
+                result = _scheduler(job, sink, stop, lock, make_runner).run()
+            return _finish(job, result, sink)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,11 @@ class Scheduler:
         if isinstance(outcome, Lost):
             self._settle_lost(call, outcome)
         if call.kind == "status":
-            slot.seconds_in_flight = outcome.value if isinstance(outcome, Outcome) else 0.0
+            if isinstance(outcome, Outcome):
+                slot.under_way(outcome.value)
+            else:
+                slot.seconds_in_flight = 0.0
+            self._tell_in_flight()
         else:
             self._settle_work(call, outcome)
 
@@ -153,6 +157,7 @@ class Scheduler:
         if assignment.probe is not None:
             self._ledger.probe_ended(assignment.work, outcome)
             return
+        call.slot.ended(assignment.work.seconds)
         if isinstance(outcome, Outcome) and outcome.ok:
             self._deadlines.learn(self._clock() - call.head_since, assignment.work.seconds)
         self._ledger.shard_ended(assignment.work, outcome, certain=not call.company)
@@ -242,4 +247,7 @@ class Scheduler:
                 self._pool.submit(slot, "status")
             elif not slot.work:
                 slot.seconds_in_flight = 0.0
+        self._tell_in_flight()
+
+    def _tell_in_flight(self) -> None:
         self._sink(events.InFlight(sum(slot.seconds_in_flight for slot in self._pool.slots)))

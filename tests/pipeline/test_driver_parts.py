@@ -21,6 +21,7 @@ from pipeline.layout import Layout
 from pipeline.ledger import Committed, Result
 from pipeline.messages import Outcome, PublishError, ShardOrder, WorkerInfo
 from pipeline.placement import CPUS_RESERVED, place_workers
+from pipeline.pool import Slot
 from pipeline.ray_cluster import ClusterError, Node, check_address, live_nodes, quiet_streams
 from pipeline.ray_cluster import ray_session as session
 from pipeline.spec import RunSpec
@@ -235,6 +236,21 @@ def test_quiet_streams_pass_on_what_the_real_one_can_do() -> None:
             assert sys.stdout.encoding == "latin-1" and not sys.stdout.isatty()
     finally:
         sys.stdout = before
+
+
+def test_audio_in_flight_never_falls_until_its_shard_has_ended() -> None:
+    """A worker forgets a shard once it is published; the driver hears of that later."""
+    slot, seen = Slot(0), []
+    for report in (120.0, 300.0, 340.0, 60.0):  # the first shard, of 300 s, is published before 60
+        slot.under_way(report)
+        seen.append(slot.seconds_in_flight)
+    assert seen == [120.0, 300.0, 340.0, 340.0]
+    slot.ended(300.0)
+    assert slot.seconds_in_flight == 40.0
+    slot.under_way(80.0)
+    assert slot.seconds_in_flight == 80.0
+    slot.ended(300.0)
+    assert slot.seconds_in_flight == 0.0
 
 
 def test_an_initialised_ray_is_used_and_left_alone(ray_session: None) -> None:
