@@ -29,9 +29,9 @@ from .cpu import (
 
 # Rows of the tape: potential before the step and before firing, then i_s + x_s.
 _BEFORE, _REACHED, _DRIVEN = 0, 1, 2
-#: Lane groups that go through a block together: rows of the input are then 512 bytes each, and
+#: Lane groups that go through a block together: rows of the input are then 256 bytes each, and
 #: the tape (24 kB) stays in the first-level cache.
-TILE = 4
+TILE = 2
 
 
 @njit

@@ -27,7 +27,7 @@ from ..simd import (
 )
 
 #: Steps between the states kept for the adjoint: its tape then stays in the first-level cache.
-BLOCK = 16
+BLOCK = 32
 #: Steps that the input is asked for ahead of its use.
 _AHEAD = 2
 # Coefficient rows of a neuron.
