@@ -36,6 +36,7 @@ class Call:
     Attributes:
         head_since: When it became the oldest work of its slot; deadlines count from here.
         company: Another call was in flight when the worker was lost, so blame is uncertain.
+        life: Which of the slot's workers it was sent to.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Call:
     payload: Any = None
     head_since: float = 0.0
     company: bool = False
+    life: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -53,6 +55,7 @@ class Slot:
     Attributes:
         work: Run and probe calls in flight, oldest first; at most two.
         warming_since: When the worker was last started. retry_s: When to ask for warm-up again.
+        life: How often a worker was started here; a call belongs to that of its time.
         asked: A status call is in flight. failures: Warm-ups in a row that failed.
     """
 
@@ -64,6 +67,7 @@ class Slot:
     warming_since: float = 0.0
     retry_s: float | None = None
     seconds_in_flight: float = 0.0
+    life: int = 0
     asked: bool = False
     failures: int = 0
 
@@ -121,7 +125,7 @@ class Pool:
     def submit(self, slot: Slot, kind: str, *args: Any, payload: Any = None) -> Call:
         """Send one call to the slot's worker."""
         ref = getattr(slot.actor, kind).remote(*args)
-        call = Call(kind, slot, ref, payload, head_since=self._clock())
+        call = Call(kind, slot, ref, payload, head_since=self._clock(), life=slot.life)
         self._calls[ref] = call
         if kind in WORK:
             slot.work.append(call)
@@ -151,6 +155,7 @@ class Pool:
         """The worker's process died: Ray starts it again, we warm it up again."""
         slot.state, slot.info, slot.seconds_in_flight = WARMING, None, 0.0
         slot.warming_since = self._clock()
+        slot.life += 1
         self.warm_up(slot)
 
     def warm_up(self, slot: Slot) -> None:

@@ -142,12 +142,16 @@ class Scheduler:
             self._settle_work(call, outcome)
 
     def _settle_lost(self, call: Call, lost: Lost) -> None:
+        """A process takes all its calls with it, and they arrive one after another: those that come
+        when the next process is up already say nothing of that one."""
         slot = call.slot
-        together = [*slot.work, call] if call.kind in WORK else slot.work
+        together = [one for one in slot.work if one.life == call.life]
+        if call.kind in WORK:
+            together.append(call)
         if len(together) > 1:
             for one in together:
                 one.company = True
-        if slot.state == READY:
+        if slot.state == READY and call.life == slot.life:
             self._sink(events.WorkerLost(slot.index, lost.reason))
             self._pool.restart(slot)
 

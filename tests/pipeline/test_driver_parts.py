@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -19,11 +20,12 @@ from pipeline.deadlines import BASE_S, HUNG_FACTOR, OVER_MEDIAN, WALL_PER_AUDIO_
 from pipeline.errors import CommitError, SpecError
 from pipeline.layout import Layout
 from pipeline.ledger import Committed, Result
-from pipeline.messages import Outcome, PublishError, ShardOrder, WorkerInfo
+from pipeline.messages import Lost, Outcome, PublishError, ShardOrder, WorkerInfo
 from pipeline.placement import CPUS_RESERVED, place_workers
-from pipeline.pool import Slot
+from pipeline.pool import READY, Pool, Slot
 from pipeline.ray_cluster import ClusterError, Node, check_address, live_nodes, quiet_streams
 from pipeline.ray_cluster import ray_session as session
+from pipeline.schedule import Scheduler
 from pipeline.spec import RunSpec
 from pipeline.summary import summarise
 from pipeline.worker import ShardWorker, is_permanent, one_line
@@ -251,6 +253,29 @@ def test_audio_in_flight_never_falls_until_its_shard_has_ended() -> None:
     assert slot.seconds_in_flight == 80.0
     slot.ended(300.0)
     assert slot.seconds_in_flight == 0.0
+
+
+def test_a_late_loss_of_an_earlier_process_does_not_end_the_next_one() -> None:
+    """Both calls of a dead process fail, the second one when the next process is warm already."""
+    said: list[events.Event] = []
+    actor = mock.Mock()
+    pool = Pool(lambda index: actor, 1)
+    scheduler = Scheduler(mock.Mock(), pool, sink=said.append)
+    pool.start()
+    (slot,) = pool.slots
+    slot.state = READY
+    calls = [pool.submit(slot, "run", payload=None) for _ in range(2)]
+    for call in calls:
+        pool._leave(call)
+        scheduler._settle_lost(call, Lost("the worker process died"))
+        slot.state = READY
+    assert [event.kind for event in said] == ["worker_lost"]
+    assert calls[0].company and calls[1].company
+    assert actor.warm_up.remote.call_count == 2
+
+    fresh = pool.submit(slot, "run", payload=None)
+    scheduler._settle_lost(fresh, Lost("the worker process died"))
+    assert [event.kind for event in said] == ["worker_lost", "worker_lost"]
 
 
 def test_an_initialised_ray_is_used_and_left_alone(ray_session: None) -> None:

@@ -199,7 +199,11 @@ class TestFetching:
         _, stream = next(fetched)
         stream.close()
         fetched.close()
-        assert not [t for t in threading.enumerate() if t.name.startswith("fetch")]
+        # Pieces under way end by themselves.
+        fetching = [t for t in threading.enumerate() if t.name.startswith("fetch")]
+        for thread in fetching:
+            thread.join(timeout=30)
+        assert not [thread for thread in fetching if thread.is_alive()]
 
     def test_transient_errors_are_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[int] = []
