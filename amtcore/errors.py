@@ -19,5 +19,21 @@ class ShapeError(AmtError, ValueError):
     """A tensor has the wrong number of axes or the wrong size."""
 
 
+class StateError(AmtError, ValueError):
+    """A state is not what the same stage or model returned with the previous chunk."""
+
+
 class BackendError(AmtError, RuntimeError):
     """The forced kernel backend cannot run here, or there is none for the tensor's device."""
+
+
+class KernelCacheError(AmtError, PermissionError):
+    """Others can write to the folder of compiled kernels, which are code."""
+
+
+class DerivativeError(AmtError, NotImplementedError):
+    """A derivative was asked for that does not exist: second, or forward-mode."""
+
+
+class NonFiniteError(ParameterError):
+    """Values that must be finite are NaN or infinite, or became so."""

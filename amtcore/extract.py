@@ -51,6 +51,7 @@ class StreamInfo:
         mfc_hz: Modulation centre frequency of each column; empty where there is no modulation axis.
         columns: Name of each column, for streams whose columns are different quantities.
         layout: "frames", or "events": sparse, a column being a neuron and a frame one of its steps.
+        scale_factor: What stored values are multiplied by to be in `unit`; models leave it at 1.
     """
 
     name: str
@@ -65,14 +66,27 @@ class StreamInfo:
     mfc_hz: tuple[float, ...]
     columns: tuple[str, ...] = ()
     layout: str = "frames"
+    scale_factor: float = 1.0
+
+    def __repr__(self) -> str:
+        """One line; the numbers of each channel and column are in the attributes."""
+        low_high = f" of {self.fc_hz[0]:.6g} to {self.fc_hz[-1]:.6g} Hz" if self.fc_hz else ""
+        channels = len(self.channel_offsets) - 1
+        rate = f" at {self.frame_rate_hz:g} Hz" if self.frame_rate_hz else " once a clip"
+        return (
+            f"<{self.model} {self.name}: {self.width} columns in {channels} channels{low_high}, "
+            f"{self.layout}{rate} ({self.pool}), {self.unit}>"
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; `columns` and `layout` only where they are not usual."""
+        """Plain values, ready for JSON; the last three only where they are not usual."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         if not self.columns:
             del plain["columns"]
         if self.layout == "frames":
             del plain["layout"]
+        if self.scale_factor == 1.0:
+            del plain["scale_factor"]
         return plain
 
     @classmethod
@@ -177,7 +191,10 @@ class Extractor:
     def buffers_sha256(self) -> str:
         """Hash of every constant of the model: two equal hashes compute the same features."""
         digest = hashlib.sha256()
-        constants = sorted(self._model.state_dict().items())
+        # Taps follow from constants and settings, but also from the transforms of a library.
+        made = dict(self._model.named_buffers())
+        taps = {key: made[key] for key in made if key.rpartition(".")[2] in ("taps", "phases")}
+        constants = sorted({**self._model.state_dict(), **taps}.items())
         for stream, features in self._spikes().items():
             constants += sorted((f"{stream}.{k}", v) for k, v in features.constants().items())
         for name, tensor in constants:
@@ -247,7 +264,9 @@ def build_extractor(
         raise ParameterError(f"extraction runs on backend 'cpu' only, got {backend!r}")
     if threads is not None:
         set_num_threads(threads)
-    built = entry.build(fs_hz or entry.default_fs_hz, params or {}, _DTYPES[dtype])
+    built = entry.build(
+        entry.default_fs_hz if fs_hz is None else fs_hz, params or {}, _DTYPES[dtype]
+    )
     if hasattr(built, "make_extractor"):  # a model whose features are no chain of recurrences
         return built.make_extractor(entry, streams, params or {})
     infos, features = [], {}

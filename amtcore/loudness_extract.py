@@ -123,7 +123,7 @@ class _ClipNumbers:
     def push(self, outputs: Frames, last: bool) -> Frames:
         """Nothing until the last model frames have come."""
         self._short += outputs[:, 0].tobytes()
-        self._long_max = max(self._long_max, float(outputs[:, 1].max(initial=0.0)))
+        self._long_max = float(np.maximum(self._long_max, outputs[:, 1].max(initial=0.0)))
         if not (last and self._short):
             return np.empty((0, self._plan.info.width), outputs.dtype)
         short = np.frombuffer(self._short, outputs.dtype)

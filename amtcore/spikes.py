@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .arguments import plain_number
 from .errors import ParameterError, ShapeError
 from .models.registry import nearest_hint
 from .stages import LIFExodus
@@ -73,16 +74,17 @@ class SpikeOptions:
 
     def __post_init__(self) -> None:
         checked("step_rate_hz", self.step_rate_hz, above=0.0)
-        if type(self.neurons_per_channel) is not int or self.neurons_per_channel < 1:
-            raise ParameterError(
-                "neurons_per_channel must be a whole number of 1 or more, "
-                f"got {self.neurons_per_channel!r}"
-            )
-        most = self.max_spikes_per_step
-        if most is not None and (type(most) is not int or most < 1):
-            raise ParameterError(
-                f"max_spikes_per_step must be a whole number of 1 or more, or None, got {most!r}"
-            )
+        for name in ("neurons_per_channel", "max_spikes_per_step"):
+            given, optional = getattr(self, name), name == "max_spikes_per_step"
+            number = plain_number(given)
+            if not isinstance(number, int) and not (given is None and optional):
+                number = 0  # 2.0 is no count
+            if number is not None and number < 1:
+                raise ParameterError(
+                    f"{name} must be a whole number of 1 or more{', or None' if optional else ''}, "
+                    f"got {given!r}"
+                )
+            object.__setattr__(self, name, number)
         object.__setattr__(self, "step_rate_hz", float(self.step_rate_hz))
         for name in _PER_NEURON:
             value = getattr(self, name)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .arguments import plain_number
 from .errors import ParameterError
 
 REFERENCE_PA = 20e-6
@@ -53,8 +54,10 @@ class Calibration:
                 f"got {', '.join(given) or 'neither'}"
             )
         ((name, value),) = given.items()
-        if not (math.isfinite(value) and -100 <= value <= 300):
-            raise ParameterError(f"{name} must lie between -100 and 300 dB SPL, got {value}")
+        level = plain_number(value)
+        if level is None or not -100 <= level <= 300:
+            raise ParameterError(f"{name} must lie between -100 and 300 dB SPL, got {value!r}")
+        object.__setattr__(self, name, level)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
@@ -94,7 +97,7 @@ class Calibration:
             pascals = db_to_pa(self.rms1_db_spl)
         else:
             assert self.level_db_spl is not None
-            pascals = db_to_pa(self.level_db_spl) / clip_rms if clip_rms > 0 else 0.0
+            pascals = 0.0 if clip_rms == 0 else db_to_pa(self.level_db_spl) / clip_rms
         return pascals / PA_PER_UNIT[input_unit]
 
 

@@ -15,11 +15,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import ParameterError, StateError
 from ..recurrence.chain.program import Bank, BlockOp, identity_bank
-from ..stages.base import Stage, check_fs
+from ..stages.base import Chunk, Stage, check_fs, taking_chunks
+from ..stages.constants import Converted
+from .loading import share_type
+from .swapped import any_hooks, check_fuses, check_streams
 
 Kwargs = Mapping[str, Any] | None
 State = dict[str, Any]
+_STATES = (
+    "expected the state that stream of this model returned with the previous chunk, or None at the "
+    "start"
+)
+
+
+def check_range(fs: float, flow: float, fhigh: float) -> None:
+    """Raises where the limits of the centre frequencies are no range below fs/2."""
+    if not flow < fhigh <= fs / 2:
+        raise ParameterError(
+            f"expected 0 <= flow < fhigh <= half the sampling rate ({fs / 2:g} Hz), got flow "
+            f"{flow:g} Hz and fhigh {fhigh:g} Hz; raise fs or change the limits"
+        )
 
 
 class Passage:
@@ -28,20 +45,56 @@ class Passage:
     Args:
         state: What the previous chunk left; None at the start.
         last: Whether the signal ends with this chunk.
+        whole: Whether the chunk is the signal: every stage is then called as any module is.
     """
 
-    def __init__(self, state: State | None, last: bool) -> None:
-        self._before, self._last = state or {}, last
-        self._whole = state is None and last
+    def __init__(self, state: State | None, last: bool, whole: bool = False) -> None:
+        if not (state is None or isinstance(state, dict)):
+            raise StateError(f"{_STATES}, got {type(state).__name__}")
+        self._before, self._last, self._whole = state, last, whole
+        self._alone = state is None and last
         self.state: State = {}
 
-    def __call__(self, name: str, stage: Stage, x: Tensor) -> Any:
+    def __call__(self, name: str, stage: nn.Module, x: Tensor) -> Any:
         """The output of a stage for this chunk; a stage that cannot stream needs the whole."""
-        if not stage.can_stream and self._whole:
+        if self._whole or (self._alone and not getattr(stage, "can_stream", True)):
             return stage(x)
-        ending = {"last": self._last} if stage.looks_ahead else {}
-        y, self.state[name] = stage.stream(x, self._before.get(name), **ending)  # type: ignore[operator]
+        check_streams(name, stage)
+        if self._before is not None and name not in self._before:
+            raise StateError(f"{_STATES}, got one without the stage {name!r}")
+        chunk = Chunk(
+            None if self._before is None else self._before[name],
+            {"last": self._last} if getattr(stage, "looks_ahead", False) else {},
+        )
+        if any_hooks(stage):
+            y = stage(x, chunk=chunk)
+        else:
+            y, chunk.state = stage.stream(x, chunk.state, **chunk.ending)  # type: ignore[operator]
+        self.state[name] = chunk.state
         return y
+
+    def check_left(self) -> None:
+        """Raise where a state has stages that were not asked for."""
+        left = sorted(set(self._before or ()) - set(self.state))
+        if left:
+            raise StateError(f"{_STATES}, got one with the stages {', '.join(left)} of another")
+
+
+class StageSequence(nn.Sequential):
+    """Stages one after another as one stage, of signals or of chunks."""
+
+    can_stream = looks_ahead = True
+
+    def stream(self, x: Tensor, state: State | None = None, last: bool = False) -> Any:
+        """Process the next chunk; see `FirStage.stream`."""
+        step = Passage(state, last)
+        for name, stage in self.named_children():
+            x = step(name, stage, x)
+        step.check_left()
+        return x, step.state
+
+    #: Calls take chunks too, as those of a stage.
+    forward = taking_chunks(nn.Sequential.forward)
 
 
 @dataclass(frozen=True)
@@ -61,7 +114,7 @@ class WholeBands:
     rates: tuple[int, int] = (1, 1)
 
 
-class TimeDomainModel(nn.Module):
+class TimeDomainModel(Converted):
     """A model from a waveform to what its modulation filters make of it.
 
     Args:
@@ -81,6 +134,7 @@ class TimeDomainModel(nn.Module):
     def __init__(self, fs: float, learnable: bool, return_stages: bool) -> None:
         super().__init__()
         self.fs, self.learnable, self.return_stages = check_fs(fs), learnable, return_stages
+        self.register_load_state_dict_post_hook(share_type)
 
     @property
     def auditory_filters(self) -> Any:
@@ -90,7 +144,8 @@ class TimeDomainModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Working type."""
-        return self.auditory_filters.dtype
+        stages = (stage for stage in self.children() if isinstance(stage, Stage))
+        return next((stage.dtype for stage in stages), torch.get_default_dtype())
 
     @property
     def fc(self) -> Tensor:
@@ -121,11 +176,13 @@ class TimeDomainModel(nn.Module):
         """
         step = Passage(state, last)
         out, stages = self._through(x, step)
+        step.check_left()
         return ((out, stages) if self.return_stages else out), step.state
 
     def forward(self, x: Tensor) -> Any:
-        """The whole signal at once."""
-        return self.stream(x, None, True)[0]
+        """The whole signal at once; every stage is called as a module, with its hooks."""
+        out, stages = self._through(x, Passage(None, True, whole=True))
+        return (out, stages) if self.return_stages else out
 
     def front_end(self) -> list[Stage]:
         """The stages before the channels split: waveform in, waveform out."""
@@ -146,6 +203,7 @@ class TimeDomainModel(nn.Module):
         Args:
             stream: A name from `block_stages`, or "modulation".
         """
+        check_fuses(self, self.named_children(), "block_ops", "bank")
         ops: list[BlockOp] = []
         for name, block_ops in self.block_stages():
             ops += block_ops
@@ -169,7 +227,8 @@ class TimeDomainModel(nn.Module):
 
     def extra_repr(self) -> str:
         """Rate, range and size."""
-        return (
-            f"fs={self.fs:g}, fc={self.fc[0].item():.1f}..{self.fc[-1].item():.1f} Hz, "
-            f"num_channels={self.num_channels}, learnable={self.learnable}, dtype={self.dtype}"
-        )
+        channels = ""
+        if isinstance(self.auditory_filters, Stage):
+            ends = f"{self.fc[0].item():.1f}..{self.fc[-1].item():.1f} Hz"
+            channels = f"fc={ends}, num_channels={self.num_channels}, "
+        return f"fs={self.fs:g}, {channels}learnable={self.learnable}, dtype={self.dtype}"

@@ -7,15 +7,18 @@ filters. Input in units of RMS 1 = 100 dB SPL (so x = p / 2 Pa); output in model
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..recurrence.chain.program import BlockOp
 from ..scales import erb_space_bw
 from ..stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
-from .base import Kwargs, Passage, TimeDomainModel
+from .base import Kwargs, Passage, TimeDomainModel, check_range
+from .stage_arguments import stage_arguments
 
 
 class Dau1997(TimeDomainModel):
@@ -52,6 +55,7 @@ class Dau1997(TimeDomainModel):
 
     input_unit = "rms1=100dB"
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -68,15 +72,16 @@ class Dau1997(TimeDomainModel):
     ) -> None:
         super().__init__(fs, learnable, return_stages)
         self.flow, self.fhigh, self.basef = flow, fhigh, basef
-        common: dict[str, Any] = {"learnable": learnable, "dtype": dtype}
+        check_range(fs, flow, fhigh)
+        common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
         fc_hz = erb_space_bw(flow, fhigh, 1.0, basef).tolist()
-        self.filterbank = GammatoneFilterbank(fc_hz, fs, **common, **(filterbank_kwargs or {}))
-        self.ihc = IHCEnvelope(fs, **{"method": "dau1996", **common, **(ihc_kwargs or {})})
-        self.adaptation = AdaptLoop(
-            fs, **{"preset": "dau1997", **common, **(adaptation_kwargs or {})}
-        )
+        own = partial(stage_arguments, models=common)
+        self.filterbank = GammatoneFilterbank(fc_hz, **own("filterbank_kwargs", filterbank_kwargs))
+        hair_cell, preset = {"method": "dau1996"}, {"preset": "dau1997"}
+        self.ihc = IHCEnvelope(**own("ihc_kwargs", ihc_kwargs, defaults=hair_cell))
+        self.adaptation = AdaptLoop(**own("adaptation_kwargs", adaptation_kwargs, defaults=preset))
         self.modulation = ModulationFilterbank(
-            fs, fc_hz, **{"preset": "dau1997", **common, **(modulation_kwargs or {})}
+            fc=fc_hz, **own("modulation_kwargs", modulation_kwargs, defaults=preset)
         )
 
     def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
@@ -95,7 +100,10 @@ class Dau1997(TimeDomainModel):
 
     def extra_repr(self) -> str:
         """Rate, range and size."""
+        channels = ""
+        if isinstance(self.filterbank, GammatoneFilterbank):
+            channels = f"num_channels={self.num_channels}, "
         return (
-            f"fs={self.fs:g}, flow={self.flow:g}, fhigh={self.fhigh:g}, "
-            f"num_channels={self.num_channels}, learnable={self.learnable}, dtype={self.dtype}"
+            f"fs={self.fs:g}, flow={self.flow:g}, fhigh={self.fhigh:g}, {channels}"
+            f"learnable={self.learnable}, dtype={self.dtype}"
         )

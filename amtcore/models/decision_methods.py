@@ -72,13 +72,12 @@ class DecisionMethods:
             noise_audio: The noise alone, with the same batch or a batch of 1: its representation
                 is subtracted from the signal's, so that what is left is the signal's own.
             metric: Of the decision variable.
-            threshold: None returns the decision variable itself.
+            threshold: None returns the decision variable itself: there is no decision.
             return_decision_var: Whether to return (decisions, decision variable).
         """
         test = self._represent(signal_audio)
         if noise_audio is not None:
-            noise = self._represent(noise_audio)
-            test = [y - n for y, n in zip(test, noise, strict=True)]
+            test = decisions.difference(test, self._represent(noise_audio))
         variable = decisions.decision_variable(test, metric)
         if threshold is None:
             return variable
@@ -86,20 +85,38 @@ class DecisionMethods:
         return (answer, variable) if return_decision_var else answer
 
     def discrimination_task(
-        self, signal1: Tensor, signal2: Tensor, criterion: str = "rms"
-    ) -> Tensor:
-        """Which of two intervals has the larger decision variable: 0 or 1 (0 where they are equal).
+        self,
+        stimulus1: Tensor,
+        stimulus2: Tensor,
+        metric: str = "rms",
+        decision_rule: str = "max",
+        return_decision_var: bool = False,
+        criterion: str | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Which of two intervals is chosen: True where it is the first.
 
         Args:
-            signal1: First interval, (batch, time) or (time,).
-            signal2: Second interval, likewise.
-            criterion: Metric of the decision variable.
+            stimulus1: First interval, (batch, time) or (time,).
+            stimulus2: Second interval, likewise.
+            metric: Of the decision variable.
+            decision_rule: "max" (or "greater") chooses the interval with the larger variable,
+                "min" (or "less") that with the smaller. Where they are equal it is the second.
+            return_decision_var: Whether to return (answer, variable of the first less that of the
+                second).
+            criterion: The page's example: the metric under this name asks for the chosen interval
+                as a number, 0 or 1 (int64, 0 where they are equal), instead of a bool.
         """
+        rule = decisions.decision_rule(decision_rule)
         first, second = (
-            decisions.decision_variable(self._represent(signal), criterion)
-            for signal in (signal1, signal2)
+            decisions.decision_variable(self._represent(sound), criterion or metric)
+            for sound in (stimulus1, stimulus2)
         )
-        return (second > first).to(torch.int64)
+        variable = first - second
+        answer = decisions.make_decision(variable, 0.0, rule)
+        if criterion is not None:
+            opposite = "less" if rule == "greater" else "greater"
+            answer = decisions.make_decision(variable, 0.0, opposite).to(torch.int64)
+        return (answer, variable) if return_decision_var else answer
 
     def _represent(self, audio: Tensor) -> Representation:
         out = self(audio)  # type: ignore[operator]

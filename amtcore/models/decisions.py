@@ -7,6 +7,7 @@ it computes; they are plain sums over time, filters and channels, so gradients f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,8 @@ from ..errors import ParameterError, ShapeError
 Representation = Sequence[Tensor]
 METRICS = ("rms", "mean", "max", "l2")
 CRITERIA = ("greater", "less")
+#: How an interval is chosen, and the comparison of the first with the second that it means.
+RULES = {"max": "greater", "min": "less", "greater": "greater", "less": "less"}
 
 
 def roi_selection(
@@ -36,20 +39,37 @@ def roi_selection(
         modulation_range: (start, end) modulation filters of every channel, the end left out; a
             channel with fewer keeps what it has of them.
     """
+    _check_channels(representation)
     channels = _span("channel_range", channel_range, len(representation))
     chosen = list(representation)[channels]
     samples = representation[0].shape[-1]
     window = None
     if time_window is not None:
-        window = (int(time_window[0] * fs_hz), int(time_window[1] * fs_hz))
+        _check_pair("time_window", time_window)
+        # 1.001 s at 4 kHz is sample 4004, though 1.001 * 4000 is a little less.
+        start, end = (math.floor(round(t * fs_hz, 6)) for t in time_window)
+        window = (start, end)
     time = _span("time_window", window, samples)
     filters = _span("modulation_range", modulation_range, max(y.shape[-2] for y in chosen))
-    return [y[..., filters, time] for y in chosen]
+    # A region of its own memory: kept or saved, it does not hold on to the whole.
+    return [y[..., filters, time].clone() for y in chosen]
+
+
+def _check_channels(representation: Representation) -> None:
+    if len(representation) == 0:
+        raise ShapeError("expected a representation of one channel or more, got an empty list")
+
+
+def _check_pair(name: str, bounds: Sequence[float]) -> None:
+    numbers = list(bounds) if isinstance(bounds, (tuple, list)) else [math.nan]
+    if len(numbers) != 2 or not all(math.isfinite(number) for number in numbers):
+        raise ParameterError(f"{name} must be a pair (start, end) of numbers, got {bounds!r}")
 
 
 def _span(name: str, bounds: tuple[int, int] | None, size: int) -> slice:
     if bounds is None:
         return slice(0, size)
+    _check_pair(name, bounds)
     start, end = bounds
     if not 0 <= start < end <= size:
         raise ParameterError(f"{name} must be a range inside 0..{size}, got {start}..{end}")
@@ -84,6 +104,23 @@ def template_correlation(
     return product / size
 
 
+def difference(test: Representation, noise: Representation) -> list[Tensor]:
+    """What a noise does not explain of a test: the difference, channel by channel.
+
+    Args:
+        test: List over channels of (batch, M_i, time) or (M_i, time).
+        noise: The same, with the same batch or a batch of 1.
+    """
+    batches = ((), (1,), tuple(test[0].shape[:-2]))
+    same = [y.shape[-2:] for y in test] == [y.shape[-2:] for y in noise]
+    if not same or tuple(noise[0].shape[:-2]) not in batches:
+        raise ShapeError(
+            "expected a noise as long as the signal, of the same batch or a batch of 1, got "
+            f"representations {tuple(noise[0].shape)} and {tuple(test[0].shape)} in channel 0"
+        )
+    return [y - n for y, n in zip(test, noise, strict=True)]
+
+
 def _flat(representation: Representation) -> Tensor:
     return torch.cat([y.flatten(-2) for y in representation], -1)
 
@@ -111,6 +148,7 @@ def decision_variable(
     Returns:
         (batch,), or a scalar without a batch.
     """
+    _check_channels(representation)
     if metric not in METRICS:
         raise ParameterError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
     y = torch.cat(list(representation), -2)  # (.., filter of any channel, time)
@@ -129,17 +167,26 @@ def _weights(
 ) -> Tensor:
     """(filter,): the weight of every filter output, channel after channel."""
     counts = [y.shape[-2] for y in representation]
-    if of_channel is None:
-        of_channel = torch.ones(len(counts))
-    if of_filter is None:
-        of_filter = torch.ones(max(counts))
+    like = representation[0]
+    of_channel = like.new_ones(len(counts)) if of_channel is None else torch.as_tensor(of_channel)
+    of_filter = like.new_ones(max(counts)) if of_filter is None else torch.as_tensor(of_filter)
     if of_channel.shape != (len(counts),) or len(of_filter) < max(counts):
         raise ShapeError(
             f"expected {len(counts)} channel weights and at least {max(counts)} modulation "
             f"weights, got {tuple(of_channel.shape)} and {tuple(of_filter.shape)}"
         )
     pairs = zip(of_channel, counts, strict=True)
-    return torch.cat([weight * of_filter[:count] for weight, count in pairs])
+    weights = torch.cat([weight * of_filter[:count] for weight, count in pairs])
+    if not (bool((weights >= 0).all()) and float(weights.detach().sum()) > 0):
+        raise ParameterError("weights must be 0 or more, and not all of them 0")
+    return weights
+
+
+def decision_rule(name: str) -> str:
+    """The comparison, "greater" or "less", that a rule of discrimination means."""
+    if name not in RULES:
+        raise ParameterError(f"decision_rule must be one of {', '.join(RULES)}, got {name!r}")
+    return RULES[name]
 
 
 def make_decision(

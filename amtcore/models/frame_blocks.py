@@ -83,6 +83,8 @@ class FrameBlocks:
 
     def rest(self, state: FrameState) -> list[Segment]:
         """The blocks that zeros after the last sample complete."""
+        if state.samples == 0:
+            return []
         left = state.samples // self.hop + 1 - state.frames
         blocks = -(-left // BLOCK_FRAMES)
         wanted = self.segment_samples + (blocks - 1) * BLOCK_FRAMES * self.hop

@@ -8,19 +8,23 @@ instantaneous loudness, short-term and long-term smoothing. Input in Pa; excitat
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..stages.base import check_fs
+from ..arguments import checked_arguments
+from ..stages.base import Stage, check_fs
 from ..stages.excitation import ERBIntegration, ExcitationPattern
 from ..stages.loudness_ear import LoudnessEar
 from ..stages.loudness_integration import LoudnessIntegration
 from ..stages.specific_loudness import SpecificLoudness
 from ..stages.spectrum import MultiResolutionFFT, WindowedSpectrum, drop_inaudible
+from ..units import REFERENCE_PA
 from .base import Kwargs
 from .loudness import Loudness, LoudnessModel
+from .stage_arguments import stage_arguments
 
 
 class Glasberg2002(LoudnessModel):
@@ -54,6 +58,7 @@ class Glasberg2002(LoudnessModel):
     torch.Size([2, 101])
     """
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float = 32000,
@@ -70,25 +75,31 @@ class Glasberg2002(LoudnessModel):
         super().__init__()
         self.fs, self.learnable, self.return_stages = check_fs(fs), learnable, return_stages
         common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
-        ear = {"compensation_type": "tfOuterMiddle1997", **(outer_middle_ear_kwargs or {})}
-        self.outer_middle_ear = LoudnessEar(**{**common, **ear})
-        self.multi_fft = MultiResolutionFFT(**{**common, **(multi_fft_kwargs or {})})
+        own, ear = (
+            partial(stage_arguments, models=common), {"compensation_type": "tfOuterMiddle1997"}
+        )  # fmt: skip
+        self.outer_middle_ear = LoudnessEar(
+            **own("outer_middle_ear_kwargs", outer_middle_ear_kwargs, defaults=ear)
+        )
+        self.multi_fft = MultiResolutionFFT(**own("multi_fft_kwargs", multi_fft_kwargs))
         components_hz = self.multi_fft.frequencies.double()
-        self.erb_integration = ERBIntegration(components_hz, **{**common, **(erb_kwargs or {})})
+        self.erb_integration = ERBIntegration(components_hz, **own("erb_kwargs", erb_kwargs))
         fc_hz = self.erb_integration.fc_erb.double()
         self.excitation_pattern = ExcitationPattern(
-            components_hz, fc_hz, **{**common, **(excitation_kwargs or {})}
+            components_hz, fc_hz, **own("excitation_kwargs", excitation_kwargs)
         )
         self.specific_loudness = SpecificLoudness(
-            fc_hz, **{**common, **(specific_loudness_kwargs or {})}
+            fc_hz, **own("specific_loudness_kwargs", specific_loudness_kwargs)
         )
+        self._hop_length, self._bin_hz = self.multi_fft.hop_length, self.multi_fft.bin_hz
+        self._erb_step = self.erb_integration.erb_step
         timed = {
             **common,
-            "hop_length": self.multi_fft.hop_length,
-            "erb_step": self.erb_integration.erb_step,
+            "hop_length": self._hop_length,
+            "erb_step": self._erb_step,
         }
         self.loudness_integration = LoudnessIntegration(
-            **{**timed, **(loudness_integration_kwargs or {})}
+            **stage_arguments("loudness_integration_kwargs", loudness_integration_kwargs, timed)
         )
 
     @property
@@ -107,7 +118,7 @@ class Glasberg2002(LoudnessModel):
         return self.erb_integration.fc_erb
 
     def _as_batch(self, x: Tensor) -> tuple[Tensor, bool]:
-        x = self.ear.as_input(x, (1, 2), "(batch, time) or (time,)")
+        x = self._stage().as_input(x, (1, 2), "(batch, time) or (time,)")
         signal = x if x.ndim == 2 else x.unsqueeze(0)
         return signal.unsqueeze(1), x.ndim == 2
 
@@ -141,14 +152,36 @@ class Glasberg2002(LoudnessModel):
             short, long, 2.0 * specific, stages, dict(zip(("short", "long"), after, strict=True))
         )
 
+    def _by_modules(self, signal: Tensor) -> Loudness:
+        psd, freqs = self.multi_fft(self.outer_middle_ear(signal)[:, 0])
+        components = drop_inaudible(psd * (self._bin_hz / REFERENCE_PA**2))
+        levels = self.erb_integration(components)
+        excitation = self.excitation_pattern(components, levels)
+        specific = self.specific_loudness(excitation)
+        short, long = self.loudness_integration(specific)
+        stages = {}
+        if self.return_stages:
+            stages = {
+                "stl": short,
+                "specific_loudness": specific,
+                "excitation": excitation,
+                "erb_excitation": levels,
+                "psd": psd,
+                "inst": 2.0 * self._erb_step * specific.sum(-1),
+                "freqs": freqs,
+            }
+        return Loudness(short, long, 2.0 * specific, stages, {})
+
     def _result(self, loudness: Loudness, batched: bool) -> Any:
         long, stages = loudness.long, loudness.stages
         if not batched:
             long = long.squeeze(0)
-            stages = {name: values.squeeze(0) for name, values in stages.items()}
+            stages = {k: y if k == "freqs" else y.squeeze(0) for k, y in stages.items()}
         if not self.return_stages:
             return long
-        return long, {**stages, "freqs": self.multi_fft.frequencies}
+        if "freqs" not in stages:
+            stages = {**stages, "freqs": self.multi_fft.frequencies}
+        return long, stages
 
     def steady_loudness(self, specific: Tensor) -> Tensor:
         """(batch, 1, frame, channel) -> loudness in sone once it stays, (batch, frame)."""
@@ -172,11 +205,9 @@ class Glasberg2002(LoudnessModel):
             "outer_middle_ear", "erb_integration", "excitation_pattern", "specific_loudness",
             "loudness_integration",
         ):  # fmt: skip
-            values = self.get_submodule(name).named_parameters()
-            groups[name] = {
-                key: value.item() if value.ndim == 0 else value.detach().clone()
-                for key, value in values
-            }
+            stage = cast(Stage, self.get_submodule(name))
+            values = {key: getattr(stage, key).detach() for key in stage.learnt}
+            groups[name] = {k: v.item() if v.ndim == 0 else v for k, v in values.items()}
         groups["erb_integration"]["fc_erb"] = self.fc.clone()
         return groups
 

@@ -8,11 +8,13 @@ output in the same unit after compression.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..recurrence.chain.program import Bank, BlockOp, identity_bank
 from ..scales import erb_frequency, erb_number, erb_space_bw
@@ -22,7 +24,8 @@ from ..stages.gammatone import GammatoneFilterbank
 from ..stages.hair_cell import IHCEnvelope
 from ..stages.king_modulation import King2019ModulationFilterbank
 from ..stages.resample import Resampler
-from .base import Kwargs, Passage, TimeDomainModel, WholeBands
+from .base import Kwargs, Passage, TimeDomainModel, WholeBands, check_range
+from .stage_arguments import stage_arguments
 
 COMPRESSIONS = {"brokenstick": BrokenStickCompression, "power": PowerCompression}
 _ERB_AROUND_BASE = 2
@@ -90,6 +93,7 @@ class King2019(TimeDomainModel):
     input_unit = "rms1=100dB"
     output_unit = "input unit"
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -124,25 +128,31 @@ class King2019(TimeDomainModel):
                 f"compression_type must be one of {', '.join(COMPRESSIONS)}, "
                 f"got {compression_type!r}"
             )
+        if basef is None:
+            check_range(fs, flow, fhigh)
         common: dict[str, Any] = {"learnable": learnable, "dtype": dtype}
+        own = partial(stage_arguments, models={"fs": fs, **common})
         self.basef, self.dboffset, self.compression_type = basef, dboffset, compression_type
         self.subfs = subfs
         fc_hz = _centre_frequencies(flow, fhigh, basef)
         self.flow, self.fhigh = (flow, fhigh) if basef is None else (fc_hz[0], fc_hz[-1])
-        self.filterbank = GammatoneFilterbank(fc_hz, fs, **common, **(filterbank_kwargs or {}))
+        self.filterbank = GammatoneFilterbank(fc_hz, **own("filterbank_kwargs", filterbank_kwargs))
         stick = {"knee_db": compression_knee_db, "n": compression_n, "dboffset": dboffset}
         compression = COMPRESSIONS[compression_type]
-        self.compression = compression(**{**stick, **common, **(compression_kwargs or {})})
-        self.ihc = IHCEnvelope(fs, **{"method": "king2019", **common, **(ihc_kwargs or {})})
+        self.compression = compression(
+            **stage_arguments("compression_kwargs", compression_kwargs, common, stick)
+        )
+        hair_cell = {"method": "king2019"}
+        self.ihc = IHCEnvelope(**own("ihc_kwargs", ihc_kwargs, defaults=hair_cell))
         high = {"fc": adt_hp_fc, "order": adt_hp_order, "btype": "high"}
         self.adaptation_filter = ButterworthFilter(
-            fs, **{**high, **common, **(adaptation_kwargs or {})}
+            **own("adaptation_kwargs", adaptation_kwargs, defaults=high)
         )
         self.lp150_filter = ButterworthFilter(fs, _LOW_PASS_HZ, **common) if lp_150hz else None
         bank = {"mflow": mflow, "mfhigh": mfhigh, "qfactor": modbank_qfactor, "nmod": modbank_nmod,
                 "phase_insens": phase_insens}  # fmt: skip
         self.modulation_filterbank = King2019ModulationFilterbank(
-            fs, **{**bank, **common, **(modulation_kwargs or {})}
+            **own("modulation_kwargs", modulation_kwargs, defaults=bank)
         )
         self.resampler = None if subfs is None else Resampler(fs, subfs, dtype)
 
@@ -155,11 +165,11 @@ class King2019(TimeDomainModel):
         bands = step("filterbank", self.filterbank, x)
         compressed = step("compression", self.compression, bands)
         envelope = step("ihc", self.ihc, compressed)
-        adapted = step("adaptation", self.adaptation_filter, envelope)
+        adapted = step("adaptation_filter", self.adaptation_filter, envelope)
         smooth = adapted
         if self.lp150_filter is not None:
-            smooth = step("lp150", self.lp150_filter, adapted)
-        out = step("modulation", self.modulation_filterbank, smooth)
+            smooth = step("lp150_filter", self.lp150_filter, adapted)
+        out = step("modulation_filterbank", self.modulation_filterbank, smooth)
         if self.resampler is not None:
             out = step("resampler", self.resampler, out)
         # out: (.., channel, modulation, time) -> (.., time, channel, modulation)

@@ -10,14 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import ShapeError
+from ..errors import ParameterError, ShapeError
 from ..loudness_level import PhonTable, phon_by, table_levels, tones
+from ..stages.base import Stage
+from ..stages.constants import Converted
 from ..stages.loudness_ear import LoudnessEar
 from ..stages.spectrum import WindowedSpectrum
+from ..stages.states import check_state
 from .block_threads import map_blocks
 from .frame_blocks import FrameBlocks, FrameState, Segment, inside
+from .loading import share_type
+from .swapped import any_hooks, check_fuses, is_foreign
 
 #: Samples up to this count as 0 (-306 dB SPL): powers of them would be denormal, hence slow.
 SILENT_PA = 1e-20
@@ -57,7 +62,7 @@ class Loudness:
     state: dict[str, Tensor]
 
 
-class LoudnessModel(nn.Module):
+class LoudnessModel(Converted):
     """A model of loudness from spectra.
 
     A model names its ear filter and its spectrum, analyses filtered samples into stages up to
@@ -75,6 +80,11 @@ class LoudnessModel(nn.Module):
     fs: float
     learnable: bool
     return_stages: bool
+    _hop_length: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_post_hook(share_type)
 
     @property
     def ear(self) -> LoudnessEar:
@@ -103,6 +113,10 @@ class LoudnessModel(nn.Module):
         """(batch, ear, time) in the working type, and whether there was a batch axis."""
         raise NotImplementedError
 
+    def _by_modules(self, signal: Tensor) -> Loudness:
+        """Loudness of a whole signal (batch, ear, time), every stage called as a module."""
+        raise NotImplementedError
+
     def _result(self, loudness: Loudness, batched: bool) -> Any:
         """What the caller gets."""
         raise NotImplementedError
@@ -110,12 +124,12 @@ class LoudnessModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Working type."""
-        return self.ear.dtype
+        return self._stage().dtype
 
     @property
     def hop_length(self) -> int:
         """Samples between frames."""
-        return self.running_spectrum.hop_length
+        return self._hop_length
 
     @property
     def frame_rate_hz(self) -> float:
@@ -143,13 +157,35 @@ class LoudnessModel(nn.Module):
         return self._result(loudness, state.batched), state
 
     def forward(self, audio: Tensor) -> Any:
-        """The whole signal at once."""
-        return self.stream(audio, None, True)[0]
+        """The whole signal at once.
+
+        Where a stage has hooks, or is not ours, every stage is called as a module, once with the
+        whole signal; else block by block, in less memory.
+        """
+        if not self._needs_calls():
+            return self.stream(audio, None, True)[0]
+        signal, batched = self._as_batch(audio)
+        signal = torch.nn.functional.hardshrink(signal, SILENT_PA)
+        return self._result(self._by_modules(signal), batched)
+
+    def _needs_calls(self) -> bool:
+        """Whether blocks would pass a hook by, or compute something else than a stage."""
+        return any(any_hooks(stage) or is_foreign(stage) for stage in self.children())
+
+    def _stage(self) -> Stage:
+        """Any stage of ours: all have the same working type."""
+        ours = [stage for stage in self.children() if isinstance(stage, Stage)]
+        if not ours:
+            raise ParameterError(f"{type(self).__name__} has no stage of its own left")
+        return ours[0]
 
     def stream_loudness(
         self, x: Tensor, state: LoudnessState | None = None, last: bool = False
     ) -> tuple[Loudness, LoudnessState]:
         """As `stream`, with everything there is to know of the frames."""
+        check_fuses(self, self.named_children())
+        if state is not None:
+            check_state(self, state, LoudnessState)
         signal, batched = self._as_batch(x)
         signal = torch.nn.functional.hardshrink(signal, SILENT_PA)
         grid = self._grid()
@@ -181,8 +217,9 @@ class LoudnessModel(nn.Module):
 
     def _nothing(self, tail: Tensor) -> Segment:
         """A block of no frames, for chunks that complete none."""
-        reach = self._grid().reach
-        return Segment(tail.new_zeros(*tail.shape[:-1], 2 * reach), 0, 0)
+        silence = tail.new_zeros(*tail.shape[:-1], 2 * self._grid().reach)
+        # The sum of nothing is 0, and hangs on the input: its gradient is 0, not missing.
+        return Segment(silence + tail[..., :0].sum(-1, keepdim=True), 0, 0)
 
     def _block(self, segment: Segment, taps: Tensor, samples: int) -> dict[str, Tensor]:
         half, window = self.ear.order // 2, self.running_spectrum.windows[0]

@@ -9,11 +9,13 @@ that 1 kHz at 40 dB SPL is 1 sone (page: 2.1).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError, ShapeError
 from ..stages.binaural_loudness import Moore2016BinauralLoudness
 from ..stages.excitation import Moore2016ExcitationPattern
@@ -25,6 +27,7 @@ from .base import Kwargs
 from .block_threads import map_blocks
 from .frame_blocks import BLOCK_FRAMES
 from .loudness import Loudness, LoudnessModel
+from .stage_arguments import stage_arguments
 
 FS_HZ = 32000.0
 EARS = ("left", "right")
@@ -63,6 +66,7 @@ class Moore2016(LoudnessModel):
 
     input_channels = (1, 2)
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float = FS_HZ,
@@ -82,24 +86,29 @@ class Moore2016(LoudnessModel):
             raise ParameterError(f"Moore2016 works at 32000 Hz, got {fs}; resample the signal")
         self.fs, self.learnable, self.return_stages = float(fs), learnable, return_stages
         common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
-        self.outer_middle_ear = LoudnessEar(**{**common, **(outer_middle_ear_kwargs or {})})
-        self.spectrum = Moore2016Spectrum(**{**common, **(spectrum_kwargs or {})})
+        own = partial(stage_arguments, models=common)
+        self.outer_middle_ear = LoudnessEar(
+            **own("outer_middle_ear_kwargs", outer_middle_ear_kwargs)
+        )
+        self.spectrum = Moore2016Spectrum(**own("spectrum_kwargs", spectrum_kwargs))
         self.excitation = Moore2016ExcitationPattern(
-            self.spectrum.frequencies.double(), **{**common, **(excitation_kwargs or {})}
+            self.spectrum.frequencies.double(), **own("excitation_kwargs", excitation_kwargs)
         )
         self.specific_loudness = Moore2016SpecificLoudness(
-            self.excitation.fc.double(), **{**common, **(specific_loudness_kwargs or {})}
+            self.excitation.fc.double(),
+            **own("specific_loudness_kwargs", specific_loudness_kwargs),
         )
-        timed = {**common, "hop_length": self.spectrum.hop_length}
+        self._hop_length = self.spectrum.hop_length
+        timed = {**common, "hop_length": self._hop_length}
         self.temporal_integration = Moore2016TemporalIntegration(
-            **{**timed, **(temporal_integration_kwargs or {})}
+            **stage_arguments("temporal_integration_kwargs", temporal_integration_kwargs, timed)
         )
         spaced = {**common, "erb_step": self.excitation.erb_step}
         self.binaural_loudness = Moore2016BinauralLoudness(
-            **{**spaced, **(binaural_loudness_kwargs or {})}
+            **stage_arguments("binaural_loudness_kwargs", binaural_loudness_kwargs, spaced)
         )
-        self.ltl_agc_left = Moore2016AGC(**{**timed, **(ltl_agc_kwargs or {})})
-        self.ltl_agc_right = Moore2016AGC(**{**timed, **(ltl_agc_kwargs or {})})
+        agc = stage_arguments("ltl_agc_kwargs", ltl_agc_kwargs, timed)
+        self.ltl_agc_left, self.ltl_agc_right = Moore2016AGC(**agc), Moore2016AGC(**agc)
 
     @property
     def ear(self) -> LoudnessEar:
@@ -117,7 +126,7 @@ class Moore2016(LoudnessModel):
         return self.excitation.fc
 
     def _as_batch(self, x: Tensor) -> tuple[Tensor, bool]:
-        x = self.ear.as_input(x, (1, 2, 3), "(batch, 2, time), (2, time) or (time,)")
+        x = self._stage().as_input(x, (1, 2, 3), "(batch, 2, time), (2, time) or (time,)")
         ears = x if x.ndim > 1 else x.unsqueeze(0)
         signal = ears if x.ndim == 3 else ears.unsqueeze(0)
         if signal.shape[1] not in self.input_channels:
@@ -139,10 +148,10 @@ class Moore2016(LoudnessModel):
         before: Mapping[str, Tensor] = state or {}
         after: dict[str, Tensor] = {}
         specific = analysed["specific"]
-        batch, ears, frames, channels = specific.shape
-        rows = specific.transpose(1, 2).reshape(batch, frames, ears * channels)
-        smooth, after["short"] = self.temporal_integration.stream(rows, before.get("short"))
-        by_ear = smooth.view(batch, frames, ears, channels).unbind(2)
+        smooth, after["short"] = self.temporal_integration.stream(
+            _rows(specific), before.get("short")
+        )
+        by_ear = _ears(smooth, specific)
         left, right = self._inhibited(by_ear)
         short = [self.binaural_loudness.total(ear) for ear in (left, right)]
         long = []
@@ -151,11 +160,26 @@ class Moore2016(LoudnessModel):
         ):
             trace, after[name] = agc.stream(loudness, before.get(name))
             long.append(trace)
-        loudest = before.get("loudest", specific.new_zeros(batch))
+        loudest = before.get("loudest", specific.new_zeros(specific.shape[0]))
         total = long[0] + long[1]
-        after["loudest"] = torch.cat((loudest.unsqueeze(-1), total), -1).amax(-1)
+        after["loudest"] = _loudest(loudest, total)
         stages = self._stages(analysed, by_ear, short, long) if self.return_stages else {}
         return Loudness(short[0] + short[1], total, left + right, stages, after)
+
+    def _by_modules(self, signal: Tensor) -> Loudness:
+        filtered = self.outer_middle_ear(signal)
+        components = self.spectrum(filtered)
+        excitation = self.excitation(components)
+        specific = self.specific_loudness(excitation)
+        by_ear = _ears(self.temporal_integration(_rows(specific)), specific)
+        short = list(self.binaural_loudness(by_ear[0], by_ear[-1]))
+        long = [self.ltl_agc_left(short[0]), self.ltl_agc_right(short[1])]
+        total = long[0] + long[1]
+        after = {"loudest": _loudest(total.new_zeros(total.shape[0]), total)}
+        analysed = {"filtered": filtered, "components": components, "excitation": excitation,
+                    "specific": specific}  # fmt: skip
+        stages = self._stages(analysed, by_ear, short, long) if self.return_stages else {}
+        return Loudness(short[0] + short[1], total, specific.sum(1), stages, after)
 
     def _inhibited(self, by_ear: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         if len(by_ear) == 1:
@@ -178,15 +202,17 @@ class Moore2016(LoudnessModel):
     ) -> dict[str, Tensor]:
         """The page's stages; both ears get those of a single one. Time is axis 1 in all."""
         stages: dict[str, Tensor] = {}
+        heard = self.spectrum if hasattr(self.spectrum, "frequencies") else self.excitation
         for number, ear in enumerate(EARS):
             source = min(number, len(by_ear) - 1)
             components = analysed["components"][:, source]
-            stages[f"filtered_{ear}"] = analysed["filtered"][:, source]
-            stages[f"freqs_{ear}"] = self.spectrum.frequencies.expand_as(components)
+            # Copies: one ear saved alone must not take the other one with it.
+            stages[f"filtered_{ear}"] = analysed["filtered"][:, source].clone()
+            stages[f"freqs_{ear}"] = heard.frequencies.expand_as(components)
             stages[f"levels_{ear}"] = level_db(components)
-            stages[f"excitation_{ear}"] = analysed["excitation"][:, source]
-            stages[f"inst_spec_loud_{ear}"] = analysed["specific"][:, source]
-            stages[f"stl_spec_loud_{ear}"] = by_ear[source]
+            stages[f"excitation_{ear}"] = analysed["excitation"][:, source].clone()
+            stages[f"inst_spec_loud_{ear}"] = analysed["specific"][:, source].clone()
+            stages[f"stl_spec_loud_{ear}"] = by_ear[source].clone()
             stages[f"stl_loud_{ear}"] = short[number]
             stages[f"ltl_loud_{ear}"] = long[number]
         return stages
@@ -213,3 +239,19 @@ class Moore2016(LoudnessModel):
             f"fs={self.fs:g}, hop_length={self.hop_length}, learnable={self.learnable}, "
             f"return_stages={self.return_stages}, dtype={self.dtype}"
         )
+
+
+def _rows(specific: Tensor) -> Tensor:
+    """(batch, ear, frame, channel) -> (batch, frame, ear * channel)."""
+    return specific.transpose(1, 2).flatten(2)
+
+
+def _ears(rows: Tensor, specific: Tensor) -> tuple[Tensor, ...]:
+    """The inverse of `_rows`, ear by ear: (batch, frame, channel) each."""
+    batch, ears, frames, channels = specific.shape
+    return rows.reshape(batch, frames, ears, channels).unbind(2)
+
+
+def _loudest(before: Tensor, total: Tensor) -> Tensor:
+    """(batch,): the largest of (batch, frame) and of what came before."""
+    return torch.cat((before.unsqueeze(-1), total), -1).amax(-1)

@@ -8,11 +8,13 @@ Input in units of RMS 1 = 100 dB SPL; output in model units.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..recurrence.chain.program import BlockOp
 from ..scales import erb_space_bw
 from ..stages.adaptation import AdaptLoop
@@ -21,7 +23,8 @@ from ..stages.ears import HeadphoneFilter, MiddleEarFilter
 from ..stages.gammatone import GammatoneFilterbank
 from ..stages.hair_cell import IHCEnvelope
 from ..stages.modulation import ModulationFilterbank
-from .base import Kwargs, Passage, TimeDomainModel
+from .base import Kwargs, Passage, TimeDomainModel, check_range
+from .stage_arguments import stage_arguments
 
 
 class Osses2021(TimeDomainModel):
@@ -60,6 +63,7 @@ class Osses2021(TimeDomainModel):
 
     input_unit = "rms1=100dB"
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -78,18 +82,20 @@ class Osses2021(TimeDomainModel):
     ) -> None:
         super().__init__(fs, learnable, return_stages)
         self.flow, self.fhigh, self.phase_type = flow, fhigh, phase_type
-        common: dict[str, Any] = {"learnable": learnable, "dtype": dtype}
-        ear = {"phase_type": phase_type, **common}
-        self.headphone = HeadphoneFilter(fs, **{**ear, **(headphone_kwargs or {})})
-        self.middleear = MiddleEarFilter(fs, **{**ear, **(middleear_kwargs or {})})
+        check_range(fs, flow, fhigh)
+        common: dict[str, Any] = {"fs": fs, "learnable": learnable, "dtype": dtype}
+        own, ear = partial(stage_arguments, models=common), {"phase_type": phase_type}
+        self.headphone = HeadphoneFilter(**own("headphone_kwargs", headphone_kwargs, defaults=ear))
+        self.middleear = MiddleEarFilter(**own("middleear_kwargs", middleear_kwargs, defaults=ear))
         fc_hz = erb_space_bw(flow, fhigh).tolist()
-        self.filterbank = GammatoneFilterbank(fc_hz, fs, **common, **(filterbank_kwargs or {}))
-        self.ihc = IHCEnvelope(fs, **{"method": "breebaart2001", **common, **(ihc_kwargs or {})})
-        self.adaptation = AdaptLoop(
-            fs, **{"preset": "osses2021", **common, **(adaptation_kwargs or {})}
-        )
+        self.filterbank = GammatoneFilterbank(fc_hz, **own("filterbank_kwargs", filterbank_kwargs))
+        hair_cell, loops, bank = (
+            {"method": "breebaart2001"}, {"preset": "osses2021"}, {"preset": "jepsen2008"}
+        )  # fmt: skip
+        self.ihc = IHCEnvelope(**own("ihc_kwargs", ihc_kwargs, defaults=hair_cell))
+        self.adaptation = AdaptLoop(**own("adaptation_kwargs", adaptation_kwargs, defaults=loops))
         self.modulation = ModulationFilterbank(
-            fs, fc_hz, **{"preset": "jepsen2008", **common, **(modulation_kwargs or {})}
+            fc=fc_hz, **own("modulation_kwargs", modulation_kwargs, defaults=bank)
         )
 
     def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:

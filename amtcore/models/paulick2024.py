@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..recurrence.chain.program import BlockOp
 from ..scales import erb_space
@@ -28,8 +30,10 @@ from ..stages.hair_cell_membrane import IHCPaulick2024
 from ..stages.modulation import ModulationFilterbank
 from ..stages.resample import Resampler
 from ..tables import load_table
-from .base import Kwargs, Passage, TimeDomainModel
+from .base import Kwargs, Passage, StageSequence, TimeDomainModel, check_range
 from .decision_methods import DecisionMethods
+from .stage_arguments import stage_arguments
+from .swapped import check_streams
 
 MODELS = ("paulick2024", "jepsen2008")
 _RESAMPLE_FACTOR = 4
@@ -46,23 +50,23 @@ def adaptation_min_level(fc_hz: list[float]) -> Tensor:
     return levels[distance.argmin(1)]
 
 
-def _ear(fs: float, kwargs: dict[str, Any]) -> nn.Sequential:
+def _ear(kwargs: dict[str, Any]) -> StageSequence:
     """Headphone (linear phase) and middle ear (minimum phase), causal, to stapes velocity."""
     of_middle_ear = {"filter_type": "lopezpoveda2001", "normalize_gain": False}
     of_middle_ear |= {name: kwargs.pop(name) for name in of_middle_ear if name in kwargs}
     phase = {"phase_type": "amt", "compensate_delay": False}
-    headphone = HeadphoneFilter(fs, **{**phase, **kwargs})
-    middleear = MiddleEarFilter(fs, **{**phase, **of_middle_ear, **kwargs})
-    return nn.Sequential(OrderedDict(headphone=headphone, middleear=middleear))
+    headphone = HeadphoneFilter(**{**phase, **kwargs})
+    middleear = MiddleEarFilter(**{**phase, **of_middle_ear, **kwargs})
+    return StageSequence(OrderedDict(headphone=headphone, middleear=middleear))
 
 
 def _hair_cell(
-    model: str, fs: float, kwargs: dict[str, Any], common: dict[str, Any]
+    model: str, kwargs: dict[str, Any], common: dict[str, Any]
 ) -> tuple[IHCPaulick2024 | IHCEnvelope, SquaringExpansion | None]:
     """The hair cell of a model and what follows it."""
     if model == "paulick2024":
-        return IHCPaulick2024(fs, **kwargs), None
-    envelope = IHCEnvelope(fs, **{"method": "relanoiborra2019", **kwargs})
+        return IHCPaulick2024(**kwargs), None
+    envelope = IHCEnvelope(**{"method": "relanoiborra2019", **kwargs})
     return envelope, SquaringExpansion(_JEPSEN_GAIN_DB, **common)
 
 
@@ -106,6 +110,7 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
 
     input_unit = "pa"
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float = 44100,
@@ -127,25 +132,29 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
         super().__init__(fs, learnable, return_stages)
         if model not in MODELS:
             raise ParameterError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+        check_range(fs, flow, fhigh)
         common: dict[str, Any] = {"learnable": learnable, "dtype": dtype}
+        own = partial(stage_arguments, models={"fs": fs, **common})
         fc_hz = erb_space(flow, fhigh, n_channels).tolist()
         self.flow, self.fhigh, self.n_channels = flow, fhigh, n_channels
         self.model, self.use_outerear, self.filter_type = model, use_outerear, filter_type
         self.outer_middle_ear = None
         if use_outerear:
-            self.outer_middle_ear = _ear(fs, {**common, **(outerear_kwargs or {})})
-        self.drnl = DRNLFilterbank(fc_hz, fs, **{"model": model, **common, **(drnl_kwargs or {})})
-        self.ihc, self.expansion = _hair_cell(model, fs, {**common, **(ihc_kwargs or {})}, common)
+            self.outer_middle_ear = _ear(own("outerear_kwargs", outerear_kwargs))
+        cochlea = {"model": model}
+        self.drnl = DRNLFilterbank(fc_hz, **own("drnl_kwargs", drnl_kwargs, defaults=cochlea))
+        self.ihc, self.expansion = _hair_cell(model, own("ihc_kwargs", ihc_kwargs), common)
         loops: dict[str, Any] = {"preset": "paulick2024"}
         loops["min_level"] = adaptation_min_level(fc_hz)
         if model == "jepsen2008":
             loops = {"preset": "dau1997", "min_level": _JEPSEN_MIN_LEVEL}
-        self.adaptation = AdaptLoop(fs, **{**loops, **common, **(adaptation_kwargs or {})})
+        self.adaptation = AdaptLoop(**own("adaptation_kwargs", adaptation_kwargs, defaults=loops))
         self.resample_factor = _RESAMPLE_FACTOR
         self.resampler = Resampler(fs, self.fs / self.resample_factor, dtype)
         bank = {"preset": model, "filter_type": filter_type}
+        slow = {"fs": self.fs_resampled, **common}
         self.modulation = ModulationFilterbank(
-            self.fs_resampled, fc_hz, **{**bank, **common, **(modulation_kwargs or {})}
+            fc=fc_hz, **stage_arguments("modulation_kwargs", modulation_kwargs, slow, bank)
         )
 
     @property
@@ -160,8 +169,8 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
 
     def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
         at_stapes = x
-        for stage in self.front_end():
-            at_stapes = step(type(stage).__name__, stage, at_stapes)
+        if self.outer_middle_ear is not None:
+            at_stapes = step("outer_middle_ear", self.outer_middle_ear, x)
         velocity = step("drnl", self.drnl, at_stapes)
         potential = step("ihc", self.ihc, velocity)
         if self.expansion is not None:
@@ -180,8 +189,11 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
 
     def front_end(self) -> list[Stage]:
         """Headphone and middle-ear filter, or nothing."""
-        ears = [] if self.outer_middle_ear is None else list(self.outer_middle_ear)
-        return cast(list[Stage], ears)
+        if self.outer_middle_ear is None:
+            return []
+        for name, stage in self.outer_middle_ear.named_children():
+            check_streams(name, stage)
+        return cast(list[Stage], list(self.outer_middle_ear))
 
     def block_stages(self) -> Iterator[tuple[str, list[BlockOp]]]:
         """The stages for the fused kernel, by the stream that ends with each."""

@@ -1,31 +1,204 @@
-"""Gradients of the recurrences as operators of their own, and how the forward ones find them.
+"""Derivatives of the recurrences, and the ways there are to ask for them.
 
-`amtcore::recurrence_adjoint` and `amtcore::bank_adjoint` run the hand-written adjoint kernels. They
-have fake kernels too, so a compiled training step stays one graph. Second derivatives do not exist.
-`torch.func.vmap` folds the mapped axis of the signals into their batch.
+Every forward operator has a hand-written adjoint, an operator of its own. What differentiates once
+and backwards works: `backward`, `torch.func.grad`, `vjp`, `jacrev`, and `vmap` of and in all of
+them, which folds the mapped axis of the signals into their batch. Second derivatives and
+forward-mode ones do not exist and raise; the plain loops have both.
+
+    outside a compiler: torch.autograd.Function -> operator, adjoint Function -> adjoint operator
+    compiled:           operator with a registered gradient -> adjoint operator; inside a compiled
+                        function torch.func and forward mode run uncompiled
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ..errors import ShapeError
-from .chain.runner import run_bank_adjoint, run_op_adjoint
+from ..errors import DerivativeError, ShapeError
+from .chain.runner import check_has_adjoint, run_bank_adjoint, run_op_adjoint
 
 Gradients = tuple[Tensor, Tensor, Tensor]
+Operator = Callable[..., Any]
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func runs, such as vmap: its tensors neither outlive it nor work
+    on other threads."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def wants_derivative(*tensors: Tensor) -> bool:
+    """Whether someone may ask for a derivative by one of these: what has none is to be avoided."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return True
+    # Tensors of an outer transform do not show that they are watched.
+    return is_transformed() or forward_ad._current_level >= 0
+
+
+def _folded(call: Operator, positions: tuple[int, ...]) -> Operator:
+    """The vmap rule of an operator whose outputs, and arguments at `positions`, have the batch
+    first; the other arguments are the same for all."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        size, folded_args = info.batch_size, []
+
+        def unfold(y: Tensor) -> Tensor:
+            return y.unflatten(0, (size, y.shape[0] // size))
+
+        for i, (argument, axis) in enumerate(zip(args, in_dims, strict=True)):
+            if i in positions:
+                each = argument.expand(size, *argument.shape)
+                each = each if axis is None else argument.movedim(axis, 0)
+                folded_args.append(each.flatten(0, 1))
+            elif axis is None or not isinstance(argument, Tensor):
+                folded_args.append(argument)
+            else:
+                raise ShapeError(
+                    "vmap maps over signals, not over coefficients: call the model once for each "
+                    "set of parameters"
+                )
+        out = call(*folded_args)
+        if isinstance(out, tuple):
+            return tuple(map(unfold, out)), (0,) * len(out)
+        return unfold(out), 0
+
+    return rule
+
+
+def _one_by_one(call: Operator) -> Operator:
+    """The vmap rule of an adjoint: gradients of coefficients are sums over the batch, so mapped
+    signals cannot share one."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        mapped = [isinstance(a, Tensor) and axis is not None
+                  for a, axis in zip(args, in_dims, strict=True)]  # fmt: skip
+        parts = []
+        for i in range(info.batch_size):
+            each = zip(args, in_dims, mapped, strict=True)
+            parts.append(
+                call(*(a.select(axis, i) if is_mapped else a for a, axis, is_mapped in each))
+            )
+        outputs = tuple(torch.stack(each) for each in zip(*parts, strict=True))
+        return outputs, (0,) * len(outputs)
+
+    return rule
+
+
+def _refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
+    raise DerivativeError(
+        "the kernels have no forward-mode derivative (jvp, jacfwd, hessian, forward_ad): use "
+        "backward() or torch.func.grad, vjp or jacrev, or stages with backend='reference'"
+    )
+
+
+def _refuse_second(*_: Any) -> Any:
+    raise DerivativeError(
+        "the kernels have no second derivative: differentiate once, or use stages with "
+        "backend='reference'"
+    )
+
+
+def _refuse_any(*_: Any) -> Any:
+    raise DerivativeError(
+        "this operator has no autograd formula: use the stage's single operators, which have"
+    )
+
+
+def _function(
+    operator: Operator, keep: Operator, gradient: Operator, rule: Callable[[Operator], Operator]
+) -> Operator:
+    """`operator` under automatic differentiation, for use outside a compiler."""
+
+    class Differentiated(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return operator(*args)
+
+        setup_context = staticmethod(keep)
+        backward = staticmethod(gradient)
+        jvp = staticmethod(_refuse_forward_mode)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+            return rule(Differentiated.apply)(info, in_dims, *args)
+
+    function: Operator = Differentiated.apply
+    return function
+
+
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    pass
+
+
+@torch.compiler.assume_constant_result
+def _traces_a_transform() -> bool:
+    """Whether the compiler is inside a derivative of torch.func."""
+    kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
+    return bool(kinds - {torch._C._functorch.TransformType.Vmap})
+
+
+def _by_situation(operator: Operator, function: Operator) -> Operator:
+    function = torch.compiler.disable(function)
+
+    def call(*args: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            tensors = (a for a in args if isinstance(a, Tensor))
+            return function(*args) if wants_derivative(*tensors) else operator(*args)
+        # The level is compared again at every call of what was compiled.
+        if forward_ad._current_level >= 0 or _traces_a_transform():
+            # Then it runs uncompiled, right or with an error of ours.
+            torch._dynamo.graph_break(
+                msg="derivatives of torch.func and forward mode run uncompiled: leave out fullgraph"
+            )
+        return operator(*args)
+
+    return call
+
+
+def as_adjoint(operator: Any) -> Operator:
+    """An adjoint operator, so that a second or a forward-mode derivative raises."""
+    operator.register_autograd(_refuse_second, setup_context=_keep_nothing)
+    operator.register_vmap(_one_by_one(operator))
+    return _by_situation(operator, _function(operator, _keep_nothing, _refuse_second, _one_by_one))
+
+
+def with_adjoint(
+    operator: Any, keep: Operator, backward: Operator, folded: tuple[int, ...]
+) -> Operator:
+    """A forward operator with its gradient.
+
+    Args:
+        operator: A custom op whose outputs have the batch first.
+        keep: (ctx, inputs, output): what the gradient needs.
+        backward: (ctx, *upstream) -> a gradient or None for every argument.
+        folded: Positions of the arguments that have the batch first, for vmap.
+    """
+    operator.register_autograd(backward, setup_context=keep)
+    operator.register_vmap(_folded(operator, folded))
+    function = _function(operator, keep, backward, lambda call: _folded(call, folded))
+    return _by_situation(operator, function)
+
+
+def without_gradient(operator: Any, folded: tuple[int, ...]) -> Operator:
+    """A forward operator that has none: asking for one raises. See `with_adjoint`."""
+    return with_adjoint(operator, _keep_nothing, _refuse_any, folded)
 
 
 @torch.library.custom_op("amtcore::recurrence_adjoint", mutates_args=(), device_types="cpu")
-def recurrence_adjoint(
+def _recurrence_adjoint(
     code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
 ) -> Gradients:
     return run_op_adjoint(code, argument, x, coef, state, gy, gstate)
 
 
-@recurrence_adjoint.register_fake
+@_recurrence_adjoint.register_fake
 def _(
     code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
 ) -> Gradients:
@@ -33,7 +206,7 @@ def _(
 
 
 @torch.library.custom_op("amtcore::bank_adjoint", mutates_args=(), device_types="cpu")
-def bank_adjoint(
+def _bank_adjoint(
     x: Tensor,
     coef: Tensor,
     state: Tensor,
@@ -45,7 +218,7 @@ def bank_adjoint(
     return run_bank_adjoint(x, coef, state, kinds, offsets, gy, gstate)
 
 
-@bank_adjoint.register_fake
+@_bank_adjoint.register_fake
 def _(
     x: Tensor,
     coef: Tensor,
@@ -58,42 +231,7 @@ def _(
     return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
 
 
-def is_transformed() -> bool:
-    """Whether a transform of torch.func runs, such as vmap: its tensors neither outlive it nor work
-    on other threads."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def map_over_batch(operator: Any, folded: tuple[int, ...]) -> None:
-    """Let `torch.func.vmap` map an operator over signals.
-
-    Args:
-        operator: A custom op whose outputs have the batch first.
-        folded: Positions of the arguments that have it too; the others are the same for all.
-    """
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-        size, folded_args = info.batch_size, []
-        for i, (argument, axis) in enumerate(zip(args, in_dims, strict=True)):
-            if i in folded:
-                each = argument.expand(size, *argument.shape)
-                each = each if axis is None else argument.movedim(axis, 0)
-                folded_args.append(each.flatten(0, 1))
-            elif axis is None or not isinstance(argument, Tensor):
-                folded_args.append(argument)
-            else:
-                raise ShapeError(
-                    "vmap maps over signals, not over coefficients: call the model once for each "
-                    "set of parameters"
-                )
-        out = operator(*folded_args)
-        if isinstance(out, tuple):
-            return tuple(y.unflatten(0, (size, -1)) for y in out), (0,) * len(out)
-        return out.unflatten(0, (size, -1)), 0
-
-    operator.register_vmap(rule)
+recurrence_adjoint, bank_adjoint = as_adjoint(_recurrence_adjoint), as_adjoint(_bank_adjoint)
 
 
 def fake_rows(x: Tensor, coef: Tensor, state: Tensor, *constants: Any) -> tuple[Tensor, Tensor]:
@@ -109,13 +247,15 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def differentiate(
     operator: Any, code: int | None, arguments: Any = lambda constants, state: 0
-) -> None:
+) -> Operator:
     """Give a forward operator its gradient, and one that is not a bank its fake kernel.
 
     Args:
         operator: A custom op (x, coef, state, *constants) -> (y, state).
         code: Operation code of the kernel, None for a bank.
         arguments: (constants, state) -> the kernel's integer argument.
+    Returns:
+        What to call instead of the operator.
     """
 
     def backward(context: Any, gy: Tensor, gstate: Tensor) -> tuple[Any, ...]:
@@ -129,6 +269,6 @@ def differentiate(
         return (*gradients, *(None for _ in constants))
 
     if code is not None:
+        check_has_adjoint(code)
         operator.register_fake(fake_rows)
-    operator.register_autograd(backward, setup_context=_keep)
-    map_over_batch(operator, (0, 2))
+    return with_adjoint(operator, _keep, backward, (0, 2))

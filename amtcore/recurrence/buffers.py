@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ParameterError
-from .memory import STREAM_ALIGN
+from .memory import CACHE_LINE
 
 #: From this size on, memory is kept.
 LARGE_BYTES = 4 * 2**20
@@ -43,8 +43,9 @@ def set_buffer_limit(nbytes: int) -> None:
         nbytes: Bytes, 0 for none; 1 GiB unless set.
     """
     global _limit
-    if nbytes < 0:
-        raise ParameterError(f"the limit must be 0 bytes or more, got {nbytes}")
+    if isinstance(nbytes, bool) or not isinstance(nbytes, (int, np.integer)) or nbytes < 0:
+        raise ParameterError(f"the limit must be a whole number, 0 bytes or more, got {nbytes!r}")
+    nbytes = int(nbytes)
     with _lock:
         _limit = nbytes
         _settle()
@@ -55,10 +56,10 @@ def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
     dtype = like.new_empty(0).numpy().dtype
     size = math.prod(shape) * dtype.itemsize
     if size < LARGE_BYTES:
-        memory = np.empty(size + STREAM_ALIGN, np.uint8)
+        memory = np.empty(size + CACHE_LINE, np.uint8)
     else:
-        memory = np.asarray(_Lease(_take(size + STREAM_ALIGN)))
-    skip = -memory.ctypes.data % STREAM_ALIGN
+        memory = np.asarray(_Lease(_take(size + CACHE_LINE)))
+    skip = -memory.ctypes.data % CACHE_LINE
     return torch.from_numpy(memory[skip : skip + size].view(dtype).reshape(shape))
 
 

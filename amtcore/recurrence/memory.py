@@ -17,21 +17,21 @@ from numba.extending import intrinsic
 
 from .simd import _pointer
 
-#: Byte alignment that `vstream` needs.
-STREAM_ALIGN = 64
+#: Bytes of a cache line. A kernel's arrays begin at one, and `vstream` writes whole lines only.
+CACHE_LINE = 64
 
 
 @intrinsic
 def vstream(typing: Any, array: Any, index: Any, vec: Any) -> Any:
     """As `vstore`, past the caches, for output too large to be found there later.
 
-    The address must be a multiple of STREAM_ALIGN bytes; the processor faults when it is not.
+    The address must be a multiple of CACHE_LINE bytes; the processor faults when it is not.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at = context.cast(builder, args[1], sig.args[1], types.intp)
         store = builder.store(args[2], _pointer(context, builder, sig.args[0], args[0], at))
-        store.align = STREAM_ALIGN
+        store.align = CACHE_LINE
         one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
         store.set_metadata("nontemporal", one)
         return context.get_dummy_value()
@@ -52,7 +52,7 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), word, word, word])
         call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
         size = vector.type.pointee.count * sig.args[0].dtype.bitwidth // 8
-        for line in range(0, size, STREAM_ALIGN):
+        for line in range(0, size, CACHE_LINE):
             address = builder.gep(first, [ir.Constant(word, line)])
             builder.call(call, [address, word(0), word(2), word(1)])
         return context.get_dummy_value()
@@ -65,6 +65,6 @@ def aligned(count: int, like: Any) -> Any:
     """A flat array of `count` numbers with the dtype of `like`, aligned to cache lines: a vector
     that crosses two lines costs twice."""
     size = like.itemsize
-    room = np.empty(count + STREAM_ALIGN // size, like.dtype)
-    skip = -room.ctypes.data % STREAM_ALIGN // size
+    room = np.empty(count + CACHE_LINE // size, like.dtype)
+    skip = -room.ctypes.data % CACHE_LINE // size
     return room[skip : skip + count]

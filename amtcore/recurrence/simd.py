@@ -3,6 +3,7 @@
 Recurrences cannot be vectorised over time, so a kernel works on LANES channels at once and keeps
 its state in vector registers. LLVM maps `<LANES x float>` onto whatever the machine has.
 Numbers are the same for every lane position, so neighbours never change a channel's result.
+What is not a number stays so through every function here, as it does in the plain loops.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -212,22 +214,28 @@ def store_four_sums(typing: Any, array: Any, a: Any, b: Any, c: Any, d: Any) -> 
     return signature(types.void, array, a, b, c, d), codegen
 
 
-@intrinsic
-def where_greater(typing: Any, left: Any, right: Any, yes: Any, no: Any) -> Any:
-    """Per lane: `yes` where `left > right`, else `no`."""
+def _where_greater(compare: str) -> Any:
+    @intrinsic
+    def function(typing: Any, left: Any, right: Any, yes: Any, no: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return builder.select(getattr(builder, compare)(">", *args[:2]), *args[2:])
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", args[0], args[1]), args[2], args[3])
+        return signature(yes, left, right, yes, no), codegen
 
-    return signature(yes, left, right, yes, no), codegen
+    return function
 
 
-def _any(comparison: str) -> Any:
+#: Per lane: the third where the first is above the second, else the fourth; the second function
+#: also takes the third where one of the two is NaN.
+where_greater, where_greater_or_nan = map(_where_greater, ("fcmp_ordered", "fcmp_unordered"))
+
+
+def _any(comparison: str, compare: str = "fcmp_ordered") -> Any:
     @intrinsic
     def function(typing: Any, left: Any, right: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             mask = ir.IntType(LANES)
-            bits = builder.bitcast(builder.fcmp_ordered(comparison, args[0], args[1]), mask)
+            bits = builder.bitcast(getattr(builder, compare)(comparison, *args), mask)
             return builder.icmp_unsigned("!=", bits, ir.Constant(mask, 0))
 
         return signature(types.boolean, left, right), codegen
@@ -235,31 +243,45 @@ def _any(comparison: str) -> Any:
     return function
 
 
-#: True when any lane of the first vector is above its lane of the second; at or above it.
+#: True when any lane of the first vector is above its lane of the second; at or above it; above it
+#: or one of the two NaN.
 any_greater, any_at_least = _any(">"), _any(">=")
+any_greater_or_nan = _any(">", "fcmp_unordered")
 
 
-@njit
-def vmax(left: Any, right: Any) -> Any:
-    """The larger of two vectors, per lane."""
-    return where_greater(left, right, left, right)
+def _extreme(pick_left: str) -> Any:
+    @intrinsic
+    def function(typing: Any, left: Any, right: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            # The processor's own maximum gives its second operand where either is NaN: so a NaN on
+            # the right comes through by itself, and one on the left is put back.
+            picked = builder.select(builder.fcmp_ordered(pick_left, *args), *args)
+            return builder.select(builder.fcmp_unordered("uno", args[0], args[0]), args[0], picked)
+
+        return signature(left, left, right), codegen
+
+    return function
 
 
-@njit
-def vmin(left: Any, right: Any) -> Any:
-    """The smaller of two vectors, per lane."""
-    return where_greater(left, right, right, left)
+#: The larger and the smaller of two vectors, per lane; NaN where one of them is NaN.
+vmax, vmin = _extreme(">"), _extreme("<")
 
 
 @intrinsic
 def _power_of_two(typing: Any, exponent: Any) -> Any:
-    """2 ** exponent for integral exponents inside the normal range, by building the bits."""
+    """2 ** exponent for integral exponents inside the normal range, and infinity for the one above
+    it, by building the bits.
+
+    Added to 1.5 times the first number without a fraction, an integer shows in the lowest bits:
+    a conversion to integers would leave NaN undefined.
+    """
     single = exponent.scalar == types.float32
     width, bias, shift = (32, 127, 23) if single else (64, 1023, 52)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         integers = ir.VectorType(ir.IntType(width), LANES)
-        bits = builder.fptosi(args[0], integers)
+        whole = ir.Constant(args[0].type, [1.5 * 2.0**shift] * LANES)
+        bits = builder.bitcast(builder.fadd(args[0], whole), integers)
         bits = builder.add(bits, ir.Constant(integers, [bias] * LANES))
         bits = builder.shl(bits, ir.Constant(integers, [shift] * LANES))
         return builder.bitcast(bits, args[0].type)
@@ -267,10 +289,19 @@ def _power_of_two(typing: Any, exponent: Any) -> Any:
     return signature(exponent, exponent), codegen
 
 
+_LARGEST_32, _LARGEST_64 = (float(np.finfo(kind).max) for kind in (np.float32, np.float64))
 _LOG2_E = 1.4426950408889634
 # ln 2 in two parts; the first has trailing zero bits, so that n * part is exact.
 _LN2_HIGH_32, _LN2_LOW_32 = 0.693145751953125, 1.42860682030941723212e-6
 _LN2_HIGH_64, _LN2_LOW_64 = 6.93147180369123816490e-1, 1.90821492927058770002e-10
+
+
+@njit
+def _within(value: Any, low: float, high: float) -> Any:
+    """`value` in the bounds; the comparisons are the ones that NaN passes at no cost."""
+    least, most = vsplat(value, low), vsplat(value, high)
+    value = where_greater(least, value, least, value)
+    return where_greater(value, most, most, value)
 
 
 def _exp_body(value):  # type: ignore[no-untyped-def]
@@ -283,10 +314,11 @@ def _choose_exp(value):  # type: ignore[no-untyped-def]
 
     The first left-out term is below 2e-9 (degree 7, float32) and 5e-18 (degree 13, float64).
     """
+    lowest = -_LARGEST_32 if value.scalar == types.float32 else -_LARGEST_64
     if value.scalar == types.float32:
 
         def single(value):  # type: ignore[no-untyped-def]
-            x = vmax(value, vsplat(value, -80.0))
+            x = _within(value, -80.0, 89.0)
             n = _round(x * vsplat(x, _LOG2_E))
             r = fma(n, vsplat(x, -_LN2_LOW_32), fma(n, vsplat(x, -_LN2_HIGH_32), x))
             p = vsplat(x, 1.0 / 5040.0)
@@ -296,12 +328,13 @@ def _choose_exp(value):  # type: ignore[no-untyped-def]
             p = fma(p, r, vsplat(x, 1.0 / 6.0))
             p = fma(p, r, vsplat(x, 0.5))
             p = fma(p, r, vsplat(x, 1.0))
-            return fma(p, r, vsplat(x, 1.0)) * _power_of_two(n)
+            p = fma(p, r, vsplat(x, 1.0)) * _power_of_two(n)
+            return where_greater_or_nan(value, vsplat(x, lowest), p, vsplat(x, 0.0))
 
         return single
 
     def double(value):  # type: ignore[no-untyped-def]
-        x = vmax(value, vsplat(value, -700.0))
+        x = _within(value, -700.0, 710.0)
         n = _round(x * vsplat(x, _LOG2_E))
         r = fma(n, vsplat(x, -_LN2_LOW_64), fma(n, vsplat(x, -_LN2_HIGH_64), x))
         p = vsplat(x, 1.0 / 6227020800.0)
@@ -309,14 +342,16 @@ def _choose_exp(value):  # type: ignore[no-untyped-def]
         for k in range(13, 0, -1):
             inverse = inverse * k
             p = fma(p, r, vsplat(x, inverse))
-        return p * _power_of_two(n)
+        p = p * _power_of_two(n)
+        return where_greater_or_nan(value, vsplat(x, lowest), p, vsplat(x, 0.0))
 
     return double
 
 
 @njit
 def vexp(value: Any) -> Any:
-    """exp per lane, for values from -80 (float32) or -700 (float64), where it is clamped, to 80."""
+    """exp per lane, for values from -80 (float32) or -700 (float64), where it is clamped, to 88 or
+    709, above which it is infinite; 0 of minus infinity."""
     return _exp_body(value)
 
 
@@ -367,23 +402,24 @@ def _choose_log(value, k, s):  # type: ignore[no-untyped-def]
     The first left-out term is below 1e-9 (z^5, float32) and 2e-18 (z^11, float64).
     """
     if value.scalar == types.float32:
-        terms, high, low = 5, _LN2_HIGH_32, _LN2_LOW_32
+        terms, high, low, largest = 5, _LN2_HIGH_32, _LN2_LOW_32, _LARGEST_32
     else:
-        terms, high, low = 11, _LN2_HIGH_64, _LN2_LOW_64
+        terms, high, low, largest = 11, _LN2_HIGH_64, _LN2_LOW_64, _LARGEST_64
 
     def body(value, k, s):  # type: ignore[no-untyped-def]
         z = s * s
         p = vsplat(z, 1.0 / (2 * terms - 1))
         for i in range(terms - 1, 0, -1):
             p = fma(p, z, vsplat(z, 1.0 / (2 * i - 1)))
-        return fma(k, vsplat(z, high), fma(s + s, p, k * vsplat(z, low)))
+        log = fma(k, vsplat(z, high), fma(s + s, p, k * vsplat(z, low)))
+        return where_greater_or_nan(value, vsplat(z, largest), value, log)
 
     return body
 
 
 @njit
 def vlog(value: Any) -> Any:
-    """Natural logarithm per lane, for normal numbers above 0."""
+    """Natural logarithm per lane, for normal numbers above 0; infinity and NaN stay."""
     m = _mantissa(value)
     one = vsplat(value, 1.0)
     return _log_body(value, _exponent(value), (m - one) / (m + one))

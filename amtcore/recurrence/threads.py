@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
+import numpy as np
 import torch
 
 from ..errors import ParameterError
@@ -31,8 +32,9 @@ def get_num_threads() -> int:
 def set_num_threads(threads: int) -> None:
     """Set how many threads kernels of this process use (1 or more)."""
     global _threads, _pool
-    if threads < 1:
-        raise ParameterError(f"threads must be 1 or more, got {threads}")
+    if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or threads < 1:
+        raise ParameterError(f"threads must be a whole number, 1 or more, got {threads!r}")
+    threads = int(threads)
     with _lock:
         if threads != _threads:
             _threads, _pool = threads, None

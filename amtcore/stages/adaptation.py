@@ -13,15 +13,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..recurrence.adaptation.op import adaptation
 from ..recurrence.chain.cpu import ADAPTATION
 from ..recurrence.chain.program import BlockOp
 from .base import ChannelStage
+from .limits import SECONDS, Range
 
 _DAU_TAU_S = (0.005, 0.050, 0.129, 0.253, 0.500)
 _EVEN_TAU_S = tuple(0.005 + i * (0.500 - 0.005) / 4 for i in range(5))
 _PAULICK_TAU_S = (0.007, 0.0318, 0.0878, 0.2143, 0.500)
+#: Bounds of the overshoot limit and of the minimum level; where a learnt limit would leave a level
+#: no overshoot, this much is left.
+_LIMITS, _LEVELS = Range(1.0, 1e6), Range(1e-15, 0.999)
+_LEAST_OVERSHOOT = 1e-6
+_LIMIT_OFF = Range(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class AdaptLoop(ChannelStage):
     limit: Tensor
     min_level: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -88,7 +96,7 @@ class AdaptLoop(ChannelStage):
             raise ParameterError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
         self.preset = preset
         chosen = PRESETS[preset].limit if limit is None else float(limit)
-        if chosen < 0:
+        if chosen != 0 and not chosen > 1:
             raise ParameterError(f"limit must be 0 (off) or above 1, got {limit}")
         self.limited = chosen > 1.0
         tau_s = torch.as_tensor(PRESETS[preset].tau_s if tau is None else tau, dtype=torch.float64)
@@ -98,9 +106,11 @@ class AdaptLoop(ChannelStage):
         levels = torch.as_tensor(level, dtype=torch.float64)
         if levels.ndim > 1 or not bool(((levels > 0) & (levels < 1)).all()):
             raise ParameterError("min_level must lie between 0 and 1 in units of the input")
-        self.constant("tau", tau_s)
-        self.constant("limit", chosen)
-        self.constant("min_level", levels)
+        # Faster than a sample, a loop would swing about its steady state for ever.
+        self.constant("tau", tau_s, Range(1.0 / self.fs, SECONDS.highest))
+        bounds = _LIMITS if self.limited else _LIMIT_OFF
+        self.constant("limit", chosen, bounds, learnable and self.limited)
+        self.constant("min_level", levels, _LEVELS)
         if self.limited and not bool((self._overshoot(levels.reshape(-1, 1)) > 0).all()):
             raise ParameterError(f"limit {chosen:g} is too close to 1 for this minimum level")
 
@@ -123,7 +133,9 @@ class AdaptLoop(ChannelStage):
         levels = self.min_level.double().reshape(-1, 1).expand(channels, 1)
         resting = self._resting(levels)
         rise = -torch.expm1(-1.0 / (self.tau.double() * self.fs)).expand_as(resting)
-        overshoot = self._overshoot(levels) if self.limited else torch.ones_like(resting)
+        overshoot = torch.ones_like(resting)
+        if self.limited:
+            overshoot = self._overshoot(levels).clamp(min=_LEAST_OVERSHOOT)
         offset = resting[:, -1:]
         loops = torch.stack((rise, overshoot, -2.0 / overshoot), -1).flatten(1)
         return torch.cat((levels, offset, 100.0 / (1.0 - offset), loops), 1).to(self.dtype)

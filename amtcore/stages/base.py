@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from ..errors import ParameterError, ShapeError
-
-_DTYPES = (torch.float32, torch.float64)
+from .constants import WORKING_TYPES, HasConstants
+from .states import Form, taking_states
 
 
 def check_fs(fs: float) -> float:
@@ -29,12 +31,61 @@ def check_below_nyquist(name: str, highest_hz: float, fs: float) -> None:
         )
 
 
-class Stage(nn.Module):
+def in_autocast(x: Tensor) -> bool:
+    """Whether a region of torch.autocast is active where x is."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def product(x: Tensor, matrix: Tensor) -> Tensor:
+    """x @ matrix in their own type, also where autocast would take half of the digits."""
+    if not in_autocast(x):
+        return x @ matrix
+    with torch.autocast(x.device.type, enabled=False):
+        return x @ matrix
+
+
+class Chunk:
+    """The state of a stage on its way through a call, so that hooks see chunks as they see signals.
+
+    Args:
+        state: What the previous chunk left; after the call what this one leaves.
+        ending: Whether the signal ends here, for stages that look ahead: {"last": ..}.
+    """
+
+    def __init__(self, state: Any, ending: dict[str, bool]) -> None:
+        self.state, self.ending = state, ending
+
+
+def taking_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A `forward` that passes a `chunk` on to `stream`.
+
+    Torch runs backward hooks for a tensor or a tuple of them only: where there are any, a list
+    passes them as a tuple, and `Stage.__call__` makes it a list again.
+    """
+
+    @functools.wraps(forward)
+    def call(self: Any, *args: Any, chunk: Chunk | None = None, **kwargs: Any) -> Any:
+        if chunk is None:
+            y = forward(self, *args, **kwargs)
+        else:
+            y, chunk.state = self.stream(*args, chunk.state, **chunk.ending)
+        return tuple(y) if isinstance(y, list) and _has_backward_hooks(self) else y
+
+    return call
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    own = module._backward_hooks or module._backward_pre_hooks
+    every = torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
+    return bool(own or every)
+
+
+class Stage(HasConstants):
     """A stage of a model: a recurrence over time with explicit state.
 
     Args:
         fs: Sampling rate in Hz.
-        learnable: Whether the stage's constants are parameters (else buffers).
+        learnable: Whether the stage's constants are learnt: each is then a parameter `<name>_raw`.
         dtype: Working type, torch.float32 or torch.float64; inputs are converted to it.
         backend: None picks the kernel by device, "reference" or "cpu" forces one.
 
@@ -44,38 +95,39 @@ class Stage(nn.Module):
 
     #: Whether outputs wait for later inputs; `stream` then takes `last`.
     looks_ahead = False
+    #: Whether outputs are a list of tensors.
+    returns_list = False
+    #: What the states of the `stream` in this class are made of; None leaves them unchecked.
+    state_form: Form | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let calls of the stage take chunks too, see `Chunk`; check states where a class that
+        defines `stream` names their form."""
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "stream" in own and own.get("state_form") is not None:
+            cls.stream = taking_states(own["stream"], own["state_form"])  # type: ignore[attr-defined]
+        if "forward" in vars(cls):
+            cls.forward = taking_chunks(vars(cls)["forward"])
 
     def __init__(
         self, fs: float, learnable: bool, dtype: torch.dtype, backend: str | None = None
     ) -> None:
-        super().__init__()
-        if dtype not in _DTYPES:
+        super().__init__(learnable, dtype)
+        if dtype not in WORKING_TYPES:
             raise ParameterError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
         self.fs = check_fs(fs)
-        self.learnable = learnable
-        self.dtype = dtype
         self.backend = backend
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Torch's call of `forward`, with hooks."""
+        y = super().__call__(*args, **kwargs)
+        return list(y) if self.returns_list and isinstance(y, tuple) else y
 
     @property
     def can_stream(self) -> bool:
         """Whether chunks can be processed one after another."""
         return True
-
-    def constant(self, name: str, value: Tensor | Sequence[float] | float) -> None:
-        """Register a constant under its name: a parameter when learnable, else a buffer."""
-        tensor = torch.as_tensor(value, dtype=self.dtype).clone()
-        if self.learnable:
-            self.register_parameter(name, nn.Parameter(tensor))
-        else:
-            self.register_buffer(name, tensor)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Keep `dtype` true after `.float()`, `.double()` or `.to(dtype)`."""
-        super()._apply(fn, recurse)
-        first = next((t for t in (*self.parameters(), *self.buffers())), None)
-        if first is not None:
-            self.dtype = first.dtype
-        return self
 
     def as_input(self, x: Tensor, axes: tuple[int, ...], names: str) -> Tensor:
         """`x` in the working type; raises when it is not a float tensor with so many axes."""
@@ -84,11 +136,18 @@ class Stage(nn.Module):
             raise ShapeError(f"expected a floating-point tensor {names}, got {kind}")
         if x.ndim not in axes:
             raise ShapeError(f"expected {names}, got a tensor of shape {tuple(x.shape)}")
+        if x.dtype not in WORKING_TYPES and not in_autocast(x):
+            raise ShapeError(
+                f"expected float32 or float64, got {x.dtype}, which has lost the digits of soft "
+                "sounds already: convert the input with .float(), or call inside torch.autocast"
+            )
         return x.to(self.dtype)
 
 
 class ChannelStage(Stage):
     """A stage that maps (batch, channel, time) to the same shape, channel by channel."""
+
+    state_form: Form | None = Tensor
 
     def rest_state(self, batch: int, channels: int) -> Tensor:
         """State before the first sample, (batch, channel, values)."""

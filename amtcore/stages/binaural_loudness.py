@@ -12,9 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError, ShapeError
-from .base import Stage
+from .base import Stage, product
 from .excitation import STEP_CAM
+from .limits import Range
 
 #: Reach of the smoothing in Cam.
 REACH_CAM = 18.0
@@ -52,6 +54,7 @@ class Moore2016BinauralLoudness(Stage):
     sigma: Tensor
     p: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float = 32000,
@@ -65,8 +68,8 @@ class Moore2016BinauralLoudness(Stage):
         if not (sigma > 0 and p > 0):
             raise ParameterError(f"sigma and p must be above 0, got {sigma} and {p}")
         self.erb_step = erb_step
-        self.constant("sigma", sigma)
-        self.constant("p", p)
+        self.constant("sigma", sigma, Range(1e-6, 1e3))
+        self.constant("p", p, Range(1e-3, 1e2))
 
     def smoothing(self, channels: int) -> Tensor:
         """(channel, channel), symmetric: the smoothing with zeros beyond the channels."""
@@ -94,7 +97,7 @@ class Moore2016BinauralLoudness(Stage):
 
     def inhibited_by(self, left: Tensor, right: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
         """As `inhibited`, with the smoothing at hand: for many parts of a signal."""
-        smooth_left, smooth_right = left @ kernel + TINY, right @ kernel + TINY
+        smooth_left, smooth_right = (product(ear, kernel) + TINY for ear in (left, right))
         return (
             left / self._divisor(smooth_left, smooth_right),
             right / self._divisor(smooth_right, smooth_left),

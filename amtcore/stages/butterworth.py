@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from .. import design
+from ..arguments import RATE, checked_arguments, whole
 from ..errors import ParameterError
 from ..recurrence.biquad.op import first_order, state_variable
 from ..recurrence.chain.cpu import FIRST_ORDER, STATE_VARIABLE
 from ..recurrence.chain.program import BlockOp
 from .base import ChannelStage, check_below_nyquist
+from .limits import frequencies
 
 
 class ButterworthFilter(ChannelStage):
@@ -42,6 +44,7 @@ class ButterworthFilter(ChannelStage):
 
     fc: Tensor
 
+    @checked_arguments(fc=RATE, order=whole(1, 64))
     def __init__(
         self,
         fs: float,
@@ -61,7 +64,7 @@ class ButterworthFilter(ChannelStage):
             raise ParameterError(f"the cutoff fc must be above 0 Hz, got {fc}")
         check_below_nyquist("the cutoff", fc, self.fs)
         self.order, self.btype = order, btype
-        self.constant("fc", float(fc))
+        self.constant("fc", float(fc), frequencies(self.fs))
 
     def sections(self) -> list[Tensor]:
         """Coefficients of each section, (6,) or (3,)."""

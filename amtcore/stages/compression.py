@@ -12,11 +12,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..recurrence.chain.cpu import BROKEN_STICK, SQUARE
 from ..recurrence.chain.program import BlockOp
 from ..recurrence.compression.op import broken_stick
 from .base import ChannelStage
+from .limits import DECIBELS, Range
+
+_EXPONENTS = Range(1e-6, 10.0)
 
 
 class BrokenStickCompression(ChannelStage):
@@ -43,6 +47,7 @@ class BrokenStickCompression(ChannelStage):
     n: Tensor
     knee_db: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         knee_db: float = 30.0,
@@ -58,8 +63,8 @@ class BrokenStickCompression(ChannelStage):
         if exponents.ndim > 1 or not bool((exponents > 0).all()):
             raise ParameterError(f"the compression exponent n must be above 0, got {n}")
         self.dboffset = float(dboffset)
-        self.constant("n", exponents)
-        self.constant("knee_db", float(knee_db))
+        self.constant("n", exponents, _EXPONENTS)
+        self.constant("knee_db", float(knee_db), DECIBELS)
 
     def coefficients(self, channels: int) -> Tensor:
         """(channel, 4): gain below the knee, gain and exponent above it, knee."""
@@ -128,6 +133,7 @@ class SquaringExpansion(ChannelStage):
 
     gain_db: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         gain_db: float = 50.0,
@@ -136,7 +142,7 @@ class SquaringExpansion(ChannelStage):
         backend: str | None = None,
     ) -> None:
         super().__init__(1.0, learnable, dtype, backend)
-        self.constant("gain_db", float(gain_db))
+        self.constant("gain_db", float(gain_db), DECIBELS)
 
     def _gain(self) -> Tensor:
         return (10.0 ** (self.gain_db.double() / 20.0)).to(self.dtype)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import design
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..recurrence.biquad.op import state_variable
 from ..recurrence.chain.cpu import (
@@ -32,6 +33,7 @@ from ..recurrence.compression.op import broken_stick
 from ..recurrence.dispatch import use_reference
 from ..recurrence.one_pole.op import pole_zero_cascade
 from .base import Stage, check_below_nyquist
+from .limits import Limit, Range, bandwidths, frequencies
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,22 @@ SUBJECTS = ("NH", "HIx")
 _LINEAR_LOW_PASSES = 4
 _CORNER_HZ = 1000.0  # above it a and b are those of _SHARED_HZ
 _SHARED_HZ = 1500.0
+
+
+def _limits(fs: float) -> dict[str, Limit]:
+    """Bounds of the constants; `a` is 0 where there is no gain, and stays it."""
+    hz, width_hz = frequencies(fs), bandwidths(fs)
+    return {
+        "lin_gain": Range(1e-3, 1e7),
+        "lin_fc": hz,
+        "lin_bw": width_hz,
+        "lin_cutoff": hz,
+        "nlin_fc": hz,
+        "nlin_bw": width_hz,
+        "a": Range(0.0, 1e7),
+        "b": Range(1e-9, 1e3),
+        "c": Range(1e-3, 0.999),
+    }
 
 
 def _power(intercept: float, slope: float, logarithm: Tensor) -> Tensor:
@@ -97,6 +115,8 @@ class DRNLFilterbank(Stage):
     torch.Size([3, 2, 160])
     """
 
+    state_form = Tensor
+
     fc: Tensor
     lin_gain: Tensor
     lin_fc: Tensor
@@ -108,6 +128,7 @@ class DRNLFilterbank(Stage):
     b: Tensor
     c: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         fc: Tensor | Sequence[float],
@@ -134,7 +155,7 @@ class DRNLFilterbank(Stage):
         self.order, self.low_passes = MODELS[model].order, MODELS[model].low_passes
         self.register_buffer("fc", fc_hz.to(dtype))
         for name, value in constants.items():
-            self.constant(name, value)
+            self.constant(name, value, _limits(self.fs)[name])
 
     @property
     def num_channels(self) -> int:

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..fir_design import fir2, minimum_phase
 from ..tables import load_table
 from ..units import REFERENCE_PA
 from .fir import FirStage
+from .limits import DECIBELS, Range
 
 PHASE_TYPES = ("amt", "minimum", "zero")
 MIDDLE_EAR_TYPES = ("lopezpoveda2001", "jepsen2008")
@@ -27,6 +29,7 @@ _LOW_RATE_HZ = 20000.0  # up to here the tables are cut at fs/2
 _MEASURED_DB = 104.0  # level of Goode et al. (1994)
 _STEP_HZ, _FALL_PER_STEP, _FALL_PER_HZ = 1000.0, 1.1, 1e-4  # extrapolation to fs/2
 _JEPSEN_PEAK = 1e-8  # largest gain of the jepsen2008 filter, at _MEASURED_DB
+_LEAST_GAIN, _LARGEST_GAIN = 1e-6, 1e3  # bounds of the gains, relative to their largest
 _PEAK_POINTS = 8192  # where the largest gain is looked for, evenly from 0 to fs/2
 
 
@@ -66,7 +69,8 @@ class _TableFilter(FirStage):
     def set_gains(self, f_hz: Tensor, gains: Tensor) -> None:
         """Keep the table: the gains may be learnable, their frequencies are not."""
         self.register_buffer("frequencies_hz", f_hz.to(self.dtype))
-        self.constant("gains", gains)
+        peak = float(gains.max())
+        self.constant("gains", gains, Range(_LEAST_GAIN * peak, _LARGEST_GAIN * peak))
         self.ends_at_nyquist = float(f_hz[-1]) >= self.fs / 2
 
     @property
@@ -127,6 +131,7 @@ class HeadphoneFilter(_TableFilter):
     torch.Size([2, 1600])
     """
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -142,7 +147,6 @@ class HeadphoneFilter(_TableFilter):
         f_hz, gain = (torch.tensor(table[key]) for key in ("frequency_hz", "amplitude_gain"))
         inside = f_hz < self.fs / 2
         self.set_gains(f_hz[inside], gain[inside])
-        self.set_taps()
 
     def design(self) -> Tensor:
         """The taps in float64, (order + 1,)."""
@@ -210,6 +214,7 @@ class MiddleEarFilter(_TableFilter):
 
     gain_normalization: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -230,11 +235,8 @@ class MiddleEarFilter(_TableFilter):
         self.filter_type, self.normalize_gain = filter_type, normalize_gain
         velocity = _goode_velocity if filter_type == "lopezpoveda2001" else _jepsen_velocity
         self.set_gains(*velocity(self.fs))
-        self.set_taps()
-        if normalize_gain:
-            self.constant("gain_normalization", -self._peak_db())
-        else:
-            self.register_buffer("gain_normalization", torch.zeros((), dtype=dtype))
+        own_db = -self._peak_db() if normalize_gain else 0.0
+        self.constant("gain_normalization", own_db, DECIBELS, learnable and normalize_gain)
 
     def design(self) -> Tensor:
         """The taps in float64, (order + 1,), without the normalisation."""

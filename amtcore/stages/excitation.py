@@ -10,32 +10,44 @@ matrix product: the level per ERB and the upper slopes. The lower slopes are a k
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..cam_scale import CAM_FLOOR_HZ, CAM_SLOPE, cam_bandwidth, cam_number, cam_space
+from ..arguments import RATE, Number, Numbers, checked_arguments
+from ..cam_scale import CAM_FLOOR_HZ, CAM_SLOPE, cam_number, cam_space
 from ..errors import ParameterError
 from ..recurrence.roex.op import lower_skirt
-from .base import Stage
+from .base import Stage, product
+from .limits import Range
+from .roex_slopes import (
+    KHZ_PER_ERB,
+    REFERENCE_LEVEL_DB,
+    check_lower_slope,
+    slope_base,
+    slope_per_db,
+)
 from .spectrum import level_db
 
 Array = NDArray[np.float64]
 
 #: p(f) = SLOPE_BASE f / ERB(f) at the reference level.
 SLOPE_BASE = 4.0
-#: Change of p(1 kHz) of the lower slope per dB, and the level in dB where it is SLOPE_BASE's.
+#: Change of p(1 kHz) of the lower slope per dB.
 LOWER_SLOPE_PER_DB = -0.35
-REFERENCE_LEVEL_DB = 51.0
 #: A filter reaches up to this far above the frequency it is relative to.
 FARTHEST_G = 4.0
 #: Weights below this are 0: 200 dB down they mean nothing, and denormal ones make products slow.
 LEAST_WEIGHT = 1e-20
+#: Bounds of the slopes.
+_BASES, _CHANGES = Range(1e-3, 10.0), Range(-10.0, 0.0)
 #: Channels: 150 of them, a quarter of a Cam apart.
 LOWER_CAM, UPPER_CAM, STEP_CAM = 1.75, 39.0, 0.25
-#: Frequency over bandwidth at 1 kHz.
-_KHZ_PER_ERB = 1000.0 / float(cam_bandwidth(1000.0))
+_SLOPES = {"upper_slope_base": slope_base, "lower_slope_base": slope_base,
+           "lower_slope_per_db": slope_per_db}  # fmt: skip
 
 
 def roex(p: Tensor, g: Tensor) -> Tensor:
@@ -86,34 +98,36 @@ class _RoexFilters(Stage):
         backend: str | None,
     ) -> None:
         super().__init__(fs, learnable, dtype, backend)
-        if not (upper_slope_base > 0 and lower_slope_base > 0):
-            raise ParameterError("upper_slope_base and lower_slope_base must be above 0")
-        self.constant("upper_slope_base", upper_slope_base)
-        self.constant("lower_slope_base", lower_slope_base)
-        self.constant("lower_slope_per_db", lower_slope_per_db)
+        check_lower_slope(lower_slope_base, lower_slope_per_db)
+        self.constant("upper_slope_base", upper_slope_base, _BASES)
+        self.constant("lower_slope_base", lower_slope_base, _BASES)
+        self.constant("lower_slope_per_db", lower_slope_per_db, _CHANGES)
         self.register_buffer("fc", torch.as_tensor(np.asarray(fc_hz)).to(dtype))
-        self.register_buffer("frequencies", frequencies.to(dtype), persistent=False)
-        if not learnable:
-            weights = upper_weights(self.frequencies, self.fc, self.upper_slope_base)
-            self.register_buffer("upper", weights.to(dtype), persistent=False)
+        self._components_hz = frequencies.detach().cpu().clone()
+
+    def tables(self) -> dict[str, Tensor]:
+        """The frequencies of the components."""
+        return {"frequencies": self._components_hz.to(self.dtype)}
+
+    def derive(self) -> dict[str, Callable[[], Tensor]]:
+        """What components at or above a channel's centre add to it."""
+        return {"upper": self._upper}
+
+    def _upper(self) -> Tensor:
+        f_hz = self._components_hz.to(self.fc)
+        return upper_weights(f_hz, self.fc, self.upper_slope_base).to(self.dtype)
 
     @property
     def num_channels(self) -> int:
         """Number of channels."""
         return int(self.fc.shape[0])
 
-    def _upper(self) -> Tensor:
-        if not self.learnable:
-            return self.get_buffer("upper")
-        weights = upper_weights(self.frequencies, self.fc, self.upper_slope_base)
-        return weights.to(self.dtype)
-
     def relative_slope(self, levels_db: Tensor) -> Tensor:
         """Factor of the lower slope at each level per ERB.
 
         Never below 0, which it would reach at 137 dB: a filter does not amplify what is far away.
         """
-        change = self.lower_slope_per_db / (self.lower_slope_base * _KHZ_PER_ERB)
+        change = self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)
         return (1.0 + change * (levels_db - REFERENCE_LEVEL_DB)).clamp(min=0.0)
 
     def _pattern(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
@@ -127,7 +141,10 @@ class _RoexFilters(Stage):
             self.frequencies,
             self.backend,
         )
-        return level_db(below.view(*intensity.shape[:-1], -1) + intensity @ self._upper())
+        upper = self.derived("upper", "upper_slope_base", "fc")
+        return level_db(
+            below.view(*intensity.shape[:-1], self.num_channels) + product(intensity, upper)
+        )
 
     def extra_repr(self) -> str:
         """Channels and slopes."""
@@ -166,6 +183,7 @@ class Moore2016ExcitationPattern(_RoexFilters):
     tensor(40.)
     """
 
+    @checked_arguments(**_SLOPES)
     def __init__(
         self,
         frequencies: Tensor,
@@ -186,13 +204,17 @@ class Moore2016ExcitationPattern(_RoexFilters):
             learnable, dtype, backend,
         )  # fmt: skip
         self.erb_step = erb_step
-        to_components = level_weights(frequencies, frequencies, SLOPE_BASE)
-        self.register_buffer("to_components", to_components.to(dtype), persistent=False)
+
+    def tables(self) -> dict[str, Tensor]:
+        """What components add to the level per ERB at each other."""
+        f_hz = self._components_hz
+        weights = level_weights(f_hz, f_hz, SLOPE_BASE).to(self.dtype)
+        return {**super().tables(), "to_components": weights}
 
     def forward(self, intensity: Tensor) -> Tensor:
         """Excitation of the channels."""
         intensity = self.as_input(intensity, (2, 3, 4), "(.., frame, component)")
-        levels_db = level_db(intensity @ self.get_buffer("to_components"))
+        levels_db = level_db(product(intensity, self.get_buffer("to_components")))
         return self._pattern(intensity, levels_db)
 
 
@@ -225,6 +247,7 @@ class ERBIntegration(Stage):
     frequencies: Tensor
     bandwidth_scale: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         frequencies: Tensor,
@@ -237,34 +260,43 @@ class ERBIntegration(Stage):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(fs, learnable, dtype)
+        if f_max is not None and not f_max <= self.fs / 2:
+            raise ParameterError(
+                f"f_max must be at most half the sampling rate ({self.fs / 2:g} Hz), got {f_max:g}"
+            )
         lower = LOWER_CAM if f_min is None else float(cam_number(f_min))
         upper = UPPER_CAM if f_max is None else float(cam_number(f_max))
         if not bandwidth_scale > 0:
             raise ParameterError(f"bandwidth_scale must be above 0, got {bandwidth_scale}")
         self.erb_step = erb_step
-        self.constant("bandwidth_scale", bandwidth_scale)
-        self.register_buffer(
-            "fc_erb", torch.from_numpy(cam_space(lower, upper, erb_step)).to(dtype)
-        )
-        self.register_buffer("frequencies", frequencies.to(dtype), persistent=False)
-        if not learnable:
-            self.register_buffer("bands", self._design().to(dtype), persistent=False)
+        self.constant("bandwidth_scale", bandwidth_scale, Range(1e-2, 100.0))
+        fc_hz = torch.from_numpy(cam_space(lower, upper, erb_step))
+        self.register_buffer("fc_erb", fc_hz.to(dtype))
+        self._components_hz = frequencies.detach().cpu().clone()
+
+    def tables(self) -> dict[str, Tensor]:
+        """The frequencies of the components."""
+        return {"frequencies": self._components_hz.to(self.dtype)}
+
+    def derive(self) -> dict[str, Callable[[], Tensor]]:
+        """What components add to the level per ERB of the channels."""
+        return {"bands": self._bands}
+
+    def _bands(self) -> Tensor:
+        f_hz = self._components_hz.to(self.fc_erb)
+        base = SLOPE_BASE / self.bandwidth_scale.double()
+        return level_weights(f_hz, self.fc_erb, base).to(self.dtype)
 
     @property
     def n_erb_bands(self) -> int:
         """Number of channels."""
         return int(self.fc_erb.shape[0])
 
-    def _design(self) -> Tensor:
-        return level_weights(
-            self.frequencies, self.fc_erb, SLOPE_BASE / self.bandwidth_scale.double()
-        )
-
     def forward(self, intensity: Tensor) -> Tensor:
         """Level per ERB at the channels."""
         intensity = self.as_input(intensity, (2, 3), "(.., frame, component)")
-        bands = self._design().to(self.dtype) if self.learnable else self.get_buffer("bands")
-        return level_db(intensity @ bands)
+        bands = self.derived("bands", "bandwidth_scale", "fc_erb")
+        return level_db(product(intensity, bands))
 
     def extra_repr(self) -> str:
         """Channels."""
@@ -306,6 +338,11 @@ class ExcitationPattern(_RoexFilters):
     between: Tensor
     share: Tensor
 
+    @checked_arguments(
+        **_SLOPES,
+        upper_slope_per_db=Number(),
+        fc_hz=Numbers(RATE, single=False, ascending=True),
+    )
     def __init__(
         self,
         frequencies: Tensor,
@@ -328,15 +365,27 @@ class ExcitationPattern(_RoexFilters):
                 "the slope above the centre does not depend on level in this model: "
                 f"upper_slope_per_db must be 0, got {upper_slope_per_db}"
             )
-        below, share = _between(cam_number(frequencies), cam_number(self.fc))
-        self.register_buffer("between", torch.from_numpy(below), persistent=False)
-        self.register_buffer("share", torch.from_numpy(share).to(dtype), persistent=False)
+        if self.num_channels < 2:
+            raise ParameterError(
+                f"expected 2 channels or more to interpolate in, got {self.num_channels}"
+            )
+
+    def derive(self) -> dict[str, Callable[[], Tensor]]:
+        """Where the components lie between the channels, too."""
+        own = {"between": lambda: self._places()[0], "share": lambda: self._places()[1]}
+        return {**super().derive(), **own}
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        below, share = _between(cam_number(self._components_hz), cam_number(self.fc.cpu()))
+        return torch.from_numpy(below), torch.from_numpy(share).to(self.dtype)
 
     def forward(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
         """Excitation of the channels."""
         intensity = self.as_input(intensity, (2, 3), "(.., frame, component)")
-        low, high = levels_db[..., self.between], levels_db[..., self.between + 1]
-        return self._pattern(intensity, low + self.share * (high - low))
+        levels_db = self.as_input(levels_db, (2, 3), "(.., frame, channel)")
+        between, share = self.derived("between", "fc"), self.derived("share", "fc")
+        low, high = levels_db[..., between], levels_db[..., between + 1]
+        return self._pattern(intensity, low + share * (high - low))
 
 
 def _between(at: Array, grid: Array) -> tuple[NDArray[np.int64], Array]:
@@ -344,8 +393,6 @@ def _between(at: Array, grid: Array) -> tuple[NDArray[np.int64], Array]:
 
     Outside of the points the nearest value holds.
     """
-    if len(grid) < 2:
-        raise ParameterError(f"expected 2 channels or more to interpolate in, got {len(grid)}")
     below = np.clip(np.searchsorted(grid, at, "right") - 1, 0, len(grid) - 2)
     share = np.clip((at - grid[below]) / (grid[below + 1] - grid[below]), 0.0, 1.0)
     return below, share

@@ -10,13 +10,16 @@ come out later than they went in, and the last one brings the rest:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from ..arguments import whole
 from ..errors import ParameterError
 from ..recurrence.fir.op import fir
 from .base import Stage
+from .states import check_kept
 
 FirState = tuple[Tensor, int]
 _SHAPES = "(time,), (batch, time) or (batch, channel, time)"
@@ -25,7 +28,7 @@ _SHAPES = "(time,), (batch, time) or (batch, channel, time)"
 class FirStage(Stage):
     """A stage that filters every row of its input with one response.
 
-    Subclasses call `set_taps` at the end of their constructor and give `design`.
+    Subclasses give `design`.
 
     Args:
         fs: Sampling rate in Hz.
@@ -35,8 +38,11 @@ class FirStage(Stage):
         backend: Kernel choice; None picks.
     """
 
+    state_form = (Tensor, int)
+
     taps: Tensor
     looks_ahead = True
+    _once_saved = ("taps",)
     #: Samples of delay that are taken out: how far the stage looks ahead.
     advance = 0
 
@@ -48,10 +54,9 @@ class FirStage(Stage):
             raise ParameterError(f"order must be an integer of 1 or more, got {order!r}")
         self.order = order
 
-    def set_taps(self) -> None:
-        """Keep the taps when no parameter can change them."""
-        if not self.learnable:
-            self.register_buffer("taps", self.design().to(self.dtype))
+    def derive(self) -> dict[str, Callable[[], Tensor]]:
+        """The taps in the working type."""
+        return {"taps": lambda: self.design().to(self.dtype)}
 
     def design(self) -> Tensor:
         """The taps in float64, (order + 1,)."""
@@ -60,7 +65,7 @@ class FirStage(Stage):
     @property
     def fir_coeffs(self) -> Tensor:
         """The taps, (order + 1,)."""
-        return self.design().to(self.dtype) if self.learnable else self.taps
+        return self.derived("taps")
 
     @property
     def group_delay(self) -> int:
@@ -87,12 +92,16 @@ class FirStage(Stage):
         """
         x = self.as_input(x, (1, 2, 3), _SHAPES)
         history, ahead = state or (x.new_zeros(*x.shape[:-1], self.order), self.advance)
-        if last:
-            x = torch.nn.functional.pad(x, (0, self.advance))
+        check_kept(history.shape[:-1], x.shape[:-1])
         window = torch.cat((history, x), -1)
-        y = fir(window, self.applied_taps(), backend=self.backend)
-        skipped = min(ahead, y.shape[-1])
-        return y[..., skipped:], (window[..., window.shape[-1] - self.order :], ahead - skipped)
+        # Outputs still ahead of the first sample are left out; the silence after the last one is
+        # what the kernel reads past the end.
+        first = min(ahead, x.shape[-1])
+        count = x.shape[-1] - first
+        if last:
+            first, count = ahead, max(x.shape[-1] + self.advance - ahead, 0)
+        y = fir(window, self.applied_taps(), 1, first, count, self.backend)
+        return y, (window[..., window.shape[-1] - self.order :], max(ahead - x.shape[-1], 0))
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once: (.., time), same shape out."""
@@ -104,13 +113,16 @@ class FirStage(Stage):
         """Complex response of the stage, delay taken out where the stage takes it out.
 
         Args:
-            nfft: Points of the transform, more than the order.
+            nfft: Points of the transform, 1 or more; fewer than taps are fewer frequencies of the
+                same response.
         Returns:
             Frequencies in Hz and response, each (nfft // 2 + 1,).
         """
-        if nfft <= self.order:
-            raise ParameterError(f"nfft must be above the order {self.order}, got {nfft}")
-        response = torch.fft.rfft(self.applied_taps(), nfft)
+        nfft = whole(1)("nfft", nfft)
+        taps = self.applied_taps()
+        # The response at k fs / nfft is that of the taps wrapped round to nfft of them.
+        wrapped = torch.nn.functional.pad(taps, (0, -len(taps) % nfft)).view(-1, nfft).sum(0)
+        response = torch.fft.rfft(wrapped)
         cycles = torch.arange(len(response), dtype=torch.float64, device=response.device) / nfft
         turn = torch.polar(torch.ones_like(cycles), 2 * math.pi * self.advance * cycles)
         return (cycles * self.fs).to(self.dtype), response * turn.to(response.dtype)

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments, whole
 from ..errors import ParameterError
 from ..recurrence.chain.cpu import ONE_POLE_CASCADE
 from ..recurrence.chain.program import BlockOp
 from ..recurrence.one_pole.op import one_pole_cascade
 from ..scales import ERB_FLOOR_HZ, ERB_Q
 from .base import Stage, check_below_nyquist
+from .limits import bandwidths, frequencies
 
 
 def default_betamul(n: int) -> float:
@@ -51,9 +53,12 @@ class GammatoneFilterbank(Stage):
     torch.Size([3, 2, 1600])
     """
 
+    state_form = Tensor
+
     fc: Tensor
     bandwidth: Tensor
 
+    @checked_arguments(n=whole(1, 32))
     def __init__(
         self,
         fc: Tensor | Sequence[float],
@@ -78,8 +83,9 @@ class GammatoneFilterbank(Stage):
             raise ParameterError("betamul and erb_scale must be above 0")
         self.erb_scale = float(erb_scale)
         erb = ERB_FLOOR_HZ + fc_hz / ERB_Q
-        self.constant("fc", fc_hz)
-        self.constant("bandwidth", self.betamul * self.erb_scale * erb)
+        self.constant("fc", fc_hz, frequencies(self.fs))
+        width_hz = self.betamul * self.erb_scale * erb
+        self.constant("bandwidth", width_hz, bandwidths(self.fs))
 
     @property
     def num_channels(self) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import design
+from ..arguments import checked_arguments, whole
 from ..errors import ParameterError
 from ..recurrence.biquad.op import first_order, state_variable
 from ..recurrence.chain.cpu import FIRST_ORDER, STATE_VARIABLE
@@ -21,8 +22,10 @@ from ..recurrence.chain.op import can_fuse, program
 from ..recurrence.chain.program import BlockOp
 from ..recurrence.dispatch import use_reference
 from .base import ChannelStage, check_below_nyquist
+from .limits import Range, StableDenominator
 
 _NEURAL_COMPRESSION = 0.23  # Bernstein et al. (1999): envelope to this power
+_LARGEST_NUMERATOR = 10.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ PRESETS = {
 def analytic_magnitude(x: Tensor) -> Tensor:
     """|analytic signal| over the whole last axis, by FFT."""
     n = x.shape[-1]
+    if x.numel() == 0:
+        return x.abs()
     weights = x.new_zeros(n)
     weights[0] = 1.0
     weights[1 : (n + 1) // 2] = 2.0
@@ -77,9 +82,12 @@ class IHCEnvelope(ChannelStage):
     4
     """
 
+    state_form = Tensor
+
     b: Tensor
     a: Tensor
 
+    @checked_arguments(order=whole(1, 2))
     def __init__(
         self,
         fs: float,
@@ -107,8 +115,9 @@ class IHCEnvelope(ChannelStage):
             b, a = butter(self.cutoff, self.fs)
         else:
             b, a = [1.0, 0.0], [1.0, 0.0]
-        self.constant("b", b)
-        self.constant("a", a)
+        most = _LARGEST_NUMERATOR
+        self.constant("b", b, Range(-most, most, max(b)))
+        self.constant("a", a, StableDenominator())
 
     @property
     def can_stream(self) -> bool:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..recurrence.chain.cpu import HAIR_CELL
 from ..recurrence.chain.program import BlockOp
 from ..recurrence.hair_cell.op import hair_cell
 from .base import ChannelStage
+from .limits import Range, around
 
 #: Paulick et al. (2024): displacement per velocity; S, m, V and F.
 CONSTANTS = {
@@ -34,6 +36,7 @@ CONSTANTS = {
     "G_precharge": 3.3514e-9,
 }
 _PRECHARGE_S = 0.05
+_MOST_V = 0.3
 
 
 class IHCPaulick2024(ChannelStage):
@@ -70,6 +73,7 @@ class IHCPaulick2024(ChannelStage):
     V_rest: Tensor
     G_precharge: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -80,7 +84,9 @@ class IHCPaulick2024(ChannelStage):
         super().__init__(fs, learnable, dtype, backend)
         self.precharge_duration = _PRECHARGE_S
         for name, value in CONSTANTS.items():
-            self.constant(name, value)
+            above, below = Range(0.0, _MOST_V), Range(-_MOST_V, 0.0)
+            potential = {"EP": above, "Ekf": below, "Eks": below, "V_rest": below}
+            self.constant(name, value, potential.get(name, around(value)))
         open_s = sum(CONSTANTS[name] for name in ("Gmet_max", "Gkf", "Gks"))
         slowest_hz = open_s / CONSTANTS["Cm"]
         if not self.fs > slowest_hz:
@@ -95,10 +101,11 @@ class IHCPaulick2024(ChannelStage):
         V_rest it is V_0 = V_inf + (V_rest - V_inf) (1 - g)^n, g the total conductance over fs Cm.
         """
         value = {name: getattr(self, name).double() for name in CONSTANTS}
-        step = 1.0 / (self.fs * value["Cm"])
-        leaks = value["Gkf"] + value["Gks"]
+        leaks, at_rest = value["Gkf"] + value["Gks"], value["G_precharge"]
+        # A step that learning made too long for the conductances counts as the longest stable one.
+        most = 1.0 / (leaks + torch.maximum(value["Gmet_max"], at_rest))
+        step = torch.minimum(1.0 / (self.fs * value["Cm"]), most)
         potassium = value["Gkf"] * value["Ekf"] + value["Gks"] * value["Eks"]
-        at_rest = value["G_precharge"]
         settled = (at_rest * value["EP"] + potassium) / (at_rest + leaks)
         steps = round(self.precharge_duration * self.fs)
         total = step * (at_rest + leaks)
@@ -124,6 +131,11 @@ class IHCPaulick2024(ChannelStage):
         """The stage as operations of the fused kernel."""
         coef = self.coefficients().detach().expand(channels, -1)
         return [BlockOp(HAIR_CELL, 0, coef, coef.new_zeros(channels, 1))]
+
+    def forward(self, vel: Tensor) -> Tensor:
+        """The whole signal at once: basilar-membrane velocity in m/s, (batch, channel, time) or
+        (channel, time), to potential in V, same shape."""
+        return super().forward(vel)
 
     def _run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return hair_cell(x, self.coefficients().expand(x.shape[1], -1), state, self.backend)

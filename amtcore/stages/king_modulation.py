@@ -15,16 +15,20 @@ import torch
 from torch import Tensor
 
 from .. import design
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..recurrence.chain.cpu import BANK_TWO_SECTIONS
 from ..recurrence.chain.program import Bank
 from ..recurrence.envelope.op import hilbert_envelope
 from ..recurrence.one_pole.op import modulation_bank
 from .base import Stage, check_below_nyquist
+from .limits import MOST_CYCLES, Range, frequencies
 
 PHASE_INSENSITIVITY = ("hilbert", "none")
 _PHASE_LIMIT_HZ = 10.0  # above it the phase is dropped
 _STATES = 4  # of one filter
+_FACTORS = Range(1e-3, 1e4)
+_LEAST_BAND = 1e-3  # of the highest edge, for bands that learning moved to fs/2
 
 
 def king_centres(mflow_hz: float, mfhigh_hz: float, q: float, nmod: int | None) -> list[float]:
@@ -65,9 +69,12 @@ class King2019ModulationFilterbank(Stage):
     [2.0, 5.24, 13.71, 35.89, 93.96]
     """
 
+    state_form = Tensor
+
     mfc: Tensor
     qfactor: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -83,6 +90,7 @@ class King2019ModulationFilterbank(Stage):
         super().__init__(fs, learnable, dtype, backend)
         if not 0 < mflow <= mfhigh:
             raise ParameterError(f"expected 0 < mflow <= mfhigh, got {mflow:g} and {mfhigh:g} Hz")
+        check_below_nyquist("mfhigh", mfhigh, self.fs)
         if not qfactor > 0:
             raise ParameterError(f"qfactor must be above 0, got {qfactor}")
         if nmod is not None and not (isinstance(nmod, int) and nmod >= 1):
@@ -94,8 +102,8 @@ class King2019ModulationFilterbank(Stage):
             )
         self.phase_insens = phase_insens
         centres = king_centres(mflow, mfhigh, qfactor, nmod)
-        self.constant("mfc", centres)
-        self.constant("qfactor", float(qfactor))
+        self.constant("mfc", centres, frequencies(self.fs))
+        self.constant("qfactor", float(qfactor), _FACTORS)
         highest = float(self.edges()[1].detach().max())
         check_below_nyquist("the upper edge of the highest modulation filter", highest, self.fs)
         drops = phase_insens == "hilbert"
@@ -119,7 +127,10 @@ class King2019ModulationFilterbank(Stage):
 
     def coefficients(self) -> Tensor:
         """(modulation, 12): the two sections of each filter."""
-        return design.bandpass2_rows(*self.edges(), self.fs).to(self.dtype)
+        low, high = self.edges()
+        most = MOST_CYCLES * self.fs
+        edges = low.clamp(max=(1.0 - _LEAST_BAND) * most), high.clamp(max=most)
+        return design.bandpass2_rows(*edges, self.fs).to(self.dtype)
 
     def bank(self, channels: int) -> Bank:
         """The filters, for the fused kernel."""
@@ -199,6 +210,7 @@ class FastKing2019ModulationFilterbank(King2019ModulationFilterbank):
         Others as for `King2019ModulationFilterbank`.
     """
 
+    @checked_arguments()
     def __init__(self, *args: Any, ir_length_ratio: float = 1.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ir_length_ratio = ir_length_ratio

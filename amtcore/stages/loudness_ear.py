@@ -13,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..fir_design import fir2
 from ..tables import load_table
 from .base import Stage
+from .limits import DECIBELS
 
 #: Middle-ear table of each compensation type.
 MIDDLE_EARS = {
@@ -88,6 +90,7 @@ class LoudnessEar(Stage):
     gain_db: Tensor
     f_hz: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -102,8 +105,12 @@ class LoudnessEar(Stage):
             raise ParameterError(f"order must be an even number of 2 or more, got {order!r}")
         self.compensation_type, self.field_type, self.order = compensation_type, field_type, order
         f_hz, gain_db = ear_gain_db(compensation_type, field_type, self.fs / 2)
-        self.constant("gain_db", torch.from_numpy(gain_db))
-        self.register_buffer("f_hz", torch.from_numpy(f_hz), persistent=False)
+        self.constant("gain_db", torch.from_numpy(gain_db), DECIBELS)
+        self._f_hz = f_hz
+
+    def tables(self) -> dict[str, Tensor]:
+        """The tables' frequencies."""
+        return {"f_hz": torch.from_numpy(self._f_hz)}
 
     def taps(self) -> Tensor:
         """The FIR, (order + 1,), float64 and symmetric about its middle."""
@@ -113,6 +120,8 @@ class LoudnessEar(Stage):
 
     def filter_valid(self, x: Tensor, taps: Tensor) -> Tensor:
         """(.., time) -> (.., time - order): outputs that need no samples outside of x."""
+        if x.numel() == 0:
+            return x[..., self.order :]
         length = fft_length(x.shape[-1])
         response = torch.fft.rfft(taps, length)
         kind = torch.complex64 if self.dtype == torch.float32 else torch.complex128

@@ -12,12 +12,15 @@ import math
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..recurrence.attack_release.op import attack_release
 from .base import Stage
 from .excitation import STEP_CAM
+from .limits import SECONDS, Range
 from .spectrum import default_hop
 
+_RATES = Range(1e-7, 1.0 - 1e-6)
 #: The frame distance that published rates belong to.
 FRAME_S = 1e-3
 #: Published rates per ms: short-term and long-term, attack and release.
@@ -54,9 +57,12 @@ class Moore2016AGC(Stage):
     tensor([[0.0100, 0.0199, 0.0297]])
     """
 
+    state_form = Tensor
+
     attack_alpha: Tensor
     release_alpha: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float = 32000,
@@ -72,8 +78,8 @@ class Moore2016AGC(Stage):
             if not 0 < rate < 1:
                 raise ParameterError(f"{name} must lie between 0 and 1 per ms, got {rate}")
         self.hop_length = default_hop(self.fs) if hop_length is None else hop_length
-        self.constant("attack_alpha", attack_alpha)
-        self.constant("release_alpha", release_alpha)
+        self.constant("attack_alpha", attack_alpha, _RATES)
+        self.constant("release_alpha", release_alpha, _RATES)
 
     def coefficients(self, channels: int) -> Tensor:
         """(channel, 2): attack and release per frame."""
@@ -118,6 +124,7 @@ class Moore2016TemporalIntegration(Moore2016AGC):
     tensor([0.0450, 0.0880])
     """
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float = 32000,
@@ -161,11 +168,14 @@ class LoudnessIntegration(Stage):
     True
     """
 
+    state_form = (Tensor, Tensor)
+
     tau_attack: Tensor
     tau_release: Tensor
     ltl_tau_attack: Tensor
     ltl_tau_release: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float = 32000,
@@ -191,7 +201,7 @@ class LoudnessIntegration(Stage):
         for name, tau in taus.items():
             if not tau > 0:
                 raise ParameterError(f"{name} must be a time in s above 0, got {tau}")
-            self.constant(name, tau)
+            self.constant(name, tau, SECONDS)
 
     def instantaneous(self, specific: Tensor) -> Tensor:
         """(.., frame, channel) in sone per Cam -> (.., frame) in sone."""

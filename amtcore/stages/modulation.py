@@ -18,15 +18,20 @@ import torch
 from torch import Tensor
 
 from .. import design
-from ..errors import ParameterError
+from ..arguments import checked_arguments
+from ..errors import ParameterError, StateError
 from ..recurrence.biquad.op import first_order
 from ..recurrence.chain.cpu import BANK_MODULUS, BANK_REAL, BANK_STATE_VARIABLE, FIRST_ORDER
 from ..recurrence.chain.program import Bank, BlockOp
 from ..recurrence.one_pole.op import modulation_bank
 from .base import ChannelStage, check_below_nyquist
+from .limits import LEAST_CYCLES, MOST_CYCLES, Range, bandwidths, frequencies
+from .separate import Folded, can_separate
+from .states import check_kept
 
 _FIRST_BANDWIDTH_HZ = 5.0
 _PHASE_LIMIT_HZ = 10.0  # up to here the modulation phase is kept
+_LEAST_BAND = 1e-3  # of the highest edge, for bands that learning moved to fs/2
 
 
 @dataclass(frozen=True)
@@ -85,18 +90,22 @@ class ModulationFilterbank(ChannelStage):
 
     Shape:
         (batch, channel, time) -> list over channels of (batch, M_i, time);
-        (channel, time) -> list of (M_i, time).
+        (channel, time) -> list of (M_i, time). One channel's output saved alone is saved alone.
 
     >>> bank = ModulationFilterbank(16000, torch.tensor([80.0, 1000.0]), preset="jepsen2008")
     >>> [tuple(y.shape) for y in bank(torch.zeros(2, 2, 160))]
     [(2, 4, 160), (2, 8, 160)]
     """
 
+    state_form = (Tensor, Tensor)
+
+    returns_list = True
     fc: Tensor
     mfc_hz: Tensor
     bandwidth_hz: Tensor
     lp_cutoff: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -130,10 +139,14 @@ class ModulationFilterbank(ChannelStage):
         self.use_upper_limit = (
             values.use_upper_limit if use_upper_limit is None else bool(use_upper_limit)
         )
+        if max_mfc is not None:
+            check_below_nyquist("max_mfc", self.max_mfc, self.fs)
         self._set_lowpass(values.lowpass_cutoff if lowpass_cutoff is None else lowpass_cutoff)
         fc_hz = [float(f) for f in fc]
         self._set_filters(fc_hz)
-        self.constant("lp_cutoff", values.lp_cutoff if lp_cutoff is None else float(lp_cutoff))
+        low_hz = values.lp_cutoff if lp_cutoff is None else float(lp_cutoff)
+        check_below_nyquist("lp_cutoff", low_hz, self.fs)
+        self.constant("lp_cutoff", low_hz, frequencies(self.fs))
         self.register_buffer("fc", torch.tensor(fc_hz, dtype=dtype))
 
     def _set_lowpass(self, cutoff_hz: float) -> None:
@@ -151,11 +164,12 @@ class ModulationFilterbank(ChannelStage):
         for of_channel in centres:
             self.offsets.append(self.offsets[-1] + len(of_channel))
         longest = max(centres, key=len)
-        check_below_nyquist("the highest modulation frequency", longest[-1], self.fs)
+        edge = 1.0 + 0.5 / self.Q if self.filter_type == "butterworth" else 1.0
+        check_below_nyquist("the highest modulation frequency", longest[-1] * edge, self.fs)
         flat = [mfc for of_channel in centres for mfc in of_channel]
         widths = [_FIRST_BANDWIDTH_HZ if f < _PHASE_LIMIT_HZ else f / self.Q for f in flat]
-        self.constant("mfc_hz", flat)
-        self.constant("bandwidth_hz", widths)
+        self.constant("mfc_hz", flat, Range(0.0, MOST_CYCLES * self.fs))  # 0: the low-pass
+        self.constant("bandwidth_hz", widths, bandwidths(self.fs))
         self.kinds = [self._kind(mfc) for mfc in longest]
 
     def _kind(self, mfc_hz: float) -> int:
@@ -182,9 +196,14 @@ class ModulationFilterbank(ChannelStage):
         mfc, width = self.mfc_hz.double(), self.bandwidth_hz.double()
         low = design.lowpass2_rows(self.lp_cutoff, self.fs).expand(len(mfc), 6)
         if self.filter_type == "butterworth":
-            # The low-pass rows have no band edges: give them harmless ones.
+            # The low-pass rows have no band edges: give them harmless ones. Others keep theirs
+            # between 0 and fs/2 wherever learning moves them.
             centre = torch.where(mfc > 0, mfc, 2 * width)
-            rows = design.bandpass1_rows(centre - width / 2, centre + width / 2, self.fs)
+            least, most = LEAST_CYCLES * self.fs, MOST_CYCLES * self.fs
+            low_hz = (centre - width / 2).clamp(least, (1.0 - _LEAST_BAND) * most)
+            rows = design.bandpass1_rows(
+                low_hz, (centre + width / 2).clamp(2 * least, most), self.fs
+            )
         else:
             rows = self._complex_rows(mfc, width)
         is_low = torch.zeros(len(mfc), dtype=torch.bool, device=mfc.device)
@@ -242,14 +261,32 @@ class ModulationFilterbank(ChannelStage):
                 x.new_zeros(batch, self.offsets[-1], 2),
             )
         before, filters = state
+        check_kept(before.shape[:2], batched.shape[:2])
+        if filters.shape[1] != self.offsets[-1]:
+            raise StateError(
+                f"expected a state of {self.offsets[-1]} filters, got {filters.shape[1]}: "
+                "it is that of another filterbank"
+            )
         if self.lowpass_cutoff:
             rows = self._prefilter_rows(self.num_channels)
             batched, before = first_order(batched, rows, before, False, self.backend)
-        y, filters = modulation_bank(
-            batched, self.coefficients(), filters, self.kinds, self.offsets, self.backend
-        )
-        parts = y if x.ndim == 3 else y.squeeze(0)
-        return list(parts.split(self._counts, -2)), (before, filters)
+        parts, filters = self._filter(batched, filters)
+        if x.ndim == 2:
+            parts = [part.squeeze(0) for part in parts]
+        return parts, (before, filters)
+
+    def _filter(self, x: Tensor, state: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Outputs of every channel, each with a storage of its own where that can be had."""
+        coef = self.coefficients()
+        if not can_separate(x):
+            y, state = modulation_bank(x, coef, state, self.kinds, self.offsets, self.backend)
+            return list(y.split(self._counts, -2)), state
+        folded = Folded(tuple(self._counts), x.shape[0])
+        y, state = modulation_bank(
+            folded.signals(x), folded.coefficients(coef), folded.state(state), self.kinds,
+            folded.offsets, self.backend,
+        )  # fmt: skip
+        return folded.outputs(y), folded.unfold_state(state)
 
     def forward(self, x: Tensor) -> list[Tensor]:  # type: ignore[override]
         """The whole signal at once: list over channels of (batch, M_i, time)."""
@@ -273,6 +310,7 @@ class FastModulationFilterbank(ModulationFilterbank):
         Others as for `ModulationFilterbank`.
     """
 
+    @checked_arguments()
     def __init__(self, *args: Any, tolerance: int = 2, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.tolerance = tolerance

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..fir_design import fir2
 from ..tables import load_table
 from .fir import FirStage
+from .limits import DECIBELS
 
 #: Middle-ear table of each compensation type.
 COMPENSATION_TYPES = {
@@ -67,6 +69,7 @@ class OuterMiddleEarFilter(FirStage):
     tf_gains: Tensor
     fvec: Tensor
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -103,8 +106,7 @@ class OuterMiddleEarFilter(FirStage):
         f_hz = self.flow + np.arange(steps + 1.0)
         self.register_buffer("fvec", torch.from_numpy(f_hz).to(dtype))
         gain_db = transfer_db(f_hz, compensation_type, field_type)
-        self.constant("tf_gains", torch.from_numpy(gain_db))
-        self.set_taps()
+        self.constant("tf_gains", torch.from_numpy(gain_db), DECIBELS)
 
     def design(self) -> Tensor:
         """The taps in float64, (order + 1,), symmetric."""

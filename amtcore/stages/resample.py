@@ -12,12 +12,14 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..fir_design import resample_taps
 from ..recurrence.chain.cpu import DECIMATE
 from ..recurrence.chain.program import BlockOp
 from ..recurrence.fir.op import fir
 from .base import Stage, check_fs
+from .states import check_kept
 
 #: Numerator and denominator of a ratio of rates stay below this.
 _LARGEST = 4096
@@ -46,9 +48,13 @@ class Resampler(Stage):
     torch.Size([2, 400])
     """
 
+    state_form = (Tensor, int, int)
+
     phases: Tensor
     looks_ahead = True
+    _once_saved = ("phases",)
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float,
@@ -66,7 +72,10 @@ class Resampler(Stage):
                 "use a rounder rate"
             )
         self.reach = 10 * max(self.up, self.down)
-        self.register_buffer("phases", self._phases().to(dtype))
+
+    def tables(self) -> dict[str, Tensor]:
+        """The low-pass."""
+        return {"phases": self._phases().to(self.dtype)}
 
     def _phases(self) -> Tensor:
         """(up, window): the low-pass as each phase of the output sees it.
@@ -99,6 +108,7 @@ class Resampler(Stage):
         """
         x = self.as_input(x, _NDIMS, "(.., time)")
         waiting, samples, done = state or (x.new_zeros(*x.shape[:-1], -self._first(0)), 0, 0)
+        check_kept(waiting.shape[:-1], x.shape[:-1])
         samples, window = samples + x.shape[-1], self.phases.shape[1]
         waiting = torch.cat((waiting, x), -1)
         if last:

@@ -18,9 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..tables import load_table
 from .base import Stage
+from .limits import Range
 
 #: Excitation where the law for very high levels begins.
 HIGH_EXCITATION = 1e10
@@ -28,6 +30,7 @@ HIGH_EXCITATION = 1e10
 FLAT_FROM_HZ = 500.0
 
 Array = NDArray[np.float64]
+_THRESHOLDS_DB = Range(-50.0, 150.0, 10.0)
 
 
 def threshold_db(table: str, fc_hz: ArrayLike) -> Array:
@@ -57,7 +60,7 @@ class _CompressiveLaw(Stage):
     alpha: Tensor
     A: Tensor
     #: Prefix of the tables, divisor and exponent of the law at very high levels.
-    tables = ""
+    tables_of = ""
     high_divisor = 1.0
     high_exponent = 1.0
 
@@ -67,14 +70,15 @@ class _CompressiveLaw(Stage):
         super().__init__(fs, learnable, dtype)
         if not C > 0:
             raise ParameterError(f"C must be above 0, got {C}")
-        threshold = threshold_db(f"{self.tables}_excitation_threshold", fc_hz)
-        self.flat_db = float(threshold_db(f"{self.tables}_excitation_threshold", FLAT_FROM_HZ))
+        threshold = threshold_db(f"{self.tables_of}_excitation_threshold", fc_hz)
+        self.flat_db = float(threshold_db(f"{self.tables_of}_excitation_threshold", FLAT_FROM_HZ))
         gain_db = self.flat_db - threshold
-        self.constant("C", C)
-        self.constant("threshold_db", torch.from_numpy(threshold))
-        alpha = alpha_of_gain(f"{self.tables}_alpha_of_gain", gain_db)
-        self.constant("alpha", torch.from_numpy(alpha))
-        self.constant("A", torch.from_numpy(a_of_gain(f"{self.tables}_A_of_gain", gain_db)))
+        self.constant("C", C, Range(1e-9, 1e6))
+        self.constant("threshold_db", torch.from_numpy(threshold), _THRESHOLDS_DB)
+        alpha = alpha_of_gain(f"{self.tables_of}_alpha_of_gain", gain_db)
+        self.constant("alpha", torch.from_numpy(alpha), Range(1e-3, 1.0))
+        scale = a_of_gain(f"{self.tables_of}_A_of_gain", gain_db)
+        self.constant("A", torch.from_numpy(scale), Range(1e-2, 1e4))
 
     def forward(self, excitation_db: Tensor) -> Tensor:
         """(.., frame, channel) in dB SPL -> the same shape in sone per Cam."""
@@ -119,8 +123,9 @@ class Moore2016SpecificLoudness(_CompressiveLaw):
     True
     """
 
-    tables, high_divisor, high_exponent = "moore2016", 1.0707, 0.2
+    tables_of, high_divisor, high_exponent = "moore2016", 1.0707, 0.2
 
+    @checked_arguments()
     def __init__(
         self,
         fc_hz: ArrayLike,
@@ -155,8 +160,9 @@ class SpecificLoudness(_CompressiveLaw):
     True
     """
 
-    tables, high_divisor, high_exponent = "glasberg2002", 1.04e6, 0.5
+    tables_of, high_divisor, high_exponent = "glasberg2002", 1.04e6, 0.5
 
+    @checked_arguments()
     def __init__(
         self,
         fc_hz: ArrayLike,

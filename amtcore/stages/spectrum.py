@@ -14,9 +14,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError
 from ..units import REFERENCE_PA
-from .base import Stage
+from .base import Stage, product
 
 #: Edges in Hz of the ranges served by windows of 64, 32, 16, 8, 4 and 2 ms.
 WINDOW_LIMITS_HZ = (20.0, 80.0, 500.0, 1250.0, 2540.0, 4050.0, 15000.0)
@@ -102,13 +103,17 @@ class WindowedSpectrum(Stage):
         if not (isinstance(hop, int) and hop >= 1):
             raise ParameterError(f"hop_length must be 1 sample or more, got {hop_length!r}")
         self.hop_length, self.windows = hop, _checked_windows(windows)
-        self.bin_hz = self.fs / self.windows[0]
-        bins = self._ranges()
-        for i, (first, last) in enumerate(bins):
-            basis = _basis(self.windows, i, first, last) * 10.0 ** (window_log10 / 2)
-            self.register_buffer(f"basis_{i}", basis.to(dtype), persistent=False)
-        every = torch.cat([torch.arange(first, last) for first, last in bins])
-        self.register_buffer("frequencies", (every * self.bin_hz).to(dtype), persistent=False)
+        self.bin_hz, self._window_log10 = self.fs / self.windows[0], window_log10
+        self._bins = self._ranges()
+
+    def tables(self) -> dict[str, Tensor]:
+        """Every window's share of the transform, and the frequencies of the components."""
+        tables = {}
+        for i, (first, last) in enumerate(self._bins):
+            basis = _basis(self.windows, i, first, last) * 10.0 ** (self._window_log10 / 2)
+            tables[f"basis_{i}"] = basis.to(self.dtype)
+        every = torch.cat([torch.arange(first, last) for first, last in self._bins])
+        return {**tables, "frequencies": (every * self.bin_hz).to(self.dtype)}
 
     def _ranges(self) -> list[tuple[int, int]]:
         """First bin, and the one after the last, of every window."""
@@ -124,8 +129,9 @@ class WindowedSpectrum(Stage):
         return len(self.windows)
 
     def n_frames(self, samples: int) -> int:
-        """Frames of a signal: one centred on sample 0 and on every hop up to its end."""
-        return samples // self.hop_length + 1
+        """Frames of a signal: one centred on sample 0 and on every hop up to its end; none of
+        nothing."""
+        return samples // self.hop_length + 1 if samples else 0
 
     def intensities(self, x: Tensor) -> Tensor:
         """Frames whose windows lie wholly in x.
@@ -141,10 +147,14 @@ class WindowedSpectrum(Stage):
         for i, length in enumerate(self.windows):
             first = (longest - length) // 2
             span = x[..., first : first + (frames - 1) * self.hop_length + length]
-            product = span.unfold(-1, length, self.hop_length) @ getattr(self, f"basis_{i}")
-            real, imaginary = product.chunk(2, -1)
+            frame = span.unfold(-1, length, self.hop_length)
+            real, imaginary = product(frame, getattr(self, f"basis_{i}")).chunk(2, -1)
             parts.append(real.square() + imaginary.square())
         return torch.cat(parts, -1)
+
+    def spectra(self, x: Tensor) -> Tensor:
+        """(.., time) of a whole signal -> (.., frame, component)."""
+        return self.intensities(self.padded(x))[..., : self.n_frames(x.shape[-1]), :]
 
     def padded(self, x: Tensor) -> Tensor:
         """(.., time) with the zeros around it that centre the first frame on sample 0."""
@@ -206,6 +216,7 @@ class Moore2016Spectrum(WindowedSpectrum):
     torch.Size([1, 2, 11, 959])
     """
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float = 32000,
@@ -222,7 +233,7 @@ class Moore2016Spectrum(WindowedSpectrum):
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once."""
         x = self.as_input(x, (3,), "(batch, ear, time)")
-        return drop_faint(self.intensities(self.padded(x)))
+        return drop_faint(self.spectra(x))
 
 
 class MultiResolutionFFT(WindowedSpectrum):
@@ -247,6 +258,7 @@ class MultiResolutionFFT(WindowedSpectrum):
     (torch.Size([1, 11, 959]), torch.Size([959]))
     """
 
+    @checked_arguments()
     def __init__(
         self,
         fs: float = 32000,
@@ -265,4 +277,4 @@ class MultiResolutionFFT(WindowedSpectrum):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The whole signal at once."""
         x = self.as_input(x, (2,), "(batch, time)")
-        return self.density(self.intensities(self.padded(x))), self.frequencies
+        return self.density(self.spectra(x)), self.frequencies

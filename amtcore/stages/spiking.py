@@ -7,31 +7,32 @@ a surrogate, that of v / threshold within a window below the threshold and every
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..arguments import checked_arguments
 from ..errors import ParameterError, ShapeError
 from ..recurrence.autograd import is_transformed
 from ..recurrence.lif.op import lif
 from ..recurrence.lif.reference import spike_count
 from .base import Stage
+from .limits import Range
+from .spiking_attributes import STATES
 from .spiking_checks import check_max_spikes, check_shape, checked
-from .spiking_leak import HasLeak, Leak
-from .spiking_nir import to_nir
+from .spiking_files import HasFiles
+from .spiking_leak import Leak
 
 #: Default time step in s.
 DEFAULT_DT_S = 1e-3
-_JSON_CLASS = "LIFExodus"
-_STATES = ("vmem", "isyn", "spikes")
+_THRESHOLDS = Range(1e-9, 1e9)
 
 
-class LIFExodus(HasLeak, Stage):
+class LIFExodus(HasFiles, Stage):
     """A layer of leaky integrate-and-fire neurons, several synapses each, no recurrence.
 
     Args:
@@ -61,6 +62,7 @@ class LIFExodus(HasLeak, Stage):
         Two calls on the halves of a signal give what one call gives on the whole, exactly:
         `forward` keeps vmem, isyn and spikes, detached, for each batch item until `reset_state`.
         `stream` does the same with explicit state and changes nothing.
+        With another number of batch items than before, each starts from the state of the first.
 
     Differences from the page: any device, since the CPU kernel needs no CUDA; thresholds have
     gradients, since the adjoint is ours; dt and what follows it are keyword-only, since the page
@@ -86,17 +88,20 @@ class LIFExodus(HasLeak, Stage):
     [0, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     """
 
+    state_form = Tensor
+
     bias: Tensor
     threshold: Tensor
     vmem: Tensor
     isyn: Tensor
     spikes: Tensor
-    #: The layer sends spikes.
-    spiking_output = True
+    #: The layer takes spikes and sends spikes.
+    spiking_input = spiking_output = True
     #: No recurrent weights and no noise, ever.
     w_rec: None = None
     noise_std = 0.0
 
+    @checked_arguments()
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -136,13 +141,14 @@ class LIFExodus(HasLeak, Stage):
         constants = {"tau_mem": tau_mem, "tau_syn": tau_syn, "alpha": alpha, "beta": beta,
                      "dash_mem": dash_mem, "dash_syn": dash_syn}  # fmt: skip
         self.leak = Leak(leak_mode, constants, dt_s, self.shape, learnable, dtype)
-        self.constant("bias", self._check("bias", bias))
-        self.constant("threshold", self._check("threshold", threshold))
+        self.constant("bias", self.check_constant("bias", bias))
+        self.constant("threshold", self.check_constant("threshold", threshold), _THRESHOLDS)
         self.learning_window = float(checked("learning_window", learning_window, above=0.0))
         self.max_spikes_per_dt = check_max_spikes(max_spikes_per_dt)
-        for name in _STATES:
+        for name in STATES:
             self.register_buffer(name, torch.zeros(0, dtype=dtype), persistent=False)
         self.reset_state()
+        self.remember_constants()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -159,7 +165,7 @@ class LIFExodus(HasLeak, Stage):
         """The spike count with its surrogate gradient; the fast kernel computes the same."""
         return spike_count
 
-    def _check(self, name: str, value: Any) -> Tensor:
+    def check_constant(self, name: str, value: Any) -> Tensor:
         """A value for a constant of the neurons in float64, or an error."""
         if name in ("bias", "threshold"):
             above = 0.0 if name == "threshold" else -math.inf
@@ -179,7 +185,7 @@ class LIFExodus(HasLeak, Stage):
 
     def rest_state(self, batch: int) -> Tensor:
         """State before the first step: zeros, (batch, neuron, 1 + synapse)."""
-        return self.vmem.new_zeros(batch, self.size_out, 1 + self.n_synapses)
+        return self.bias.new_zeros(batch, self.size_out, 1 + self.n_synapses)
 
     def _run(self, data: Tensor, state: Tensor | None, record: bool) -> tuple[Tensor, ...]:
         """Spikes, vmem, isyn of a batched signal and the state after it."""
@@ -193,6 +199,8 @@ class LIFExodus(HasLeak, Stage):
         )
 
     def _as_batch(self, data: Tensor) -> Tensor:
+        if isinstance(data, Tensor) and not (data.is_complex() or data.is_floating_point()):
+            data = data.to(self.dtype)  # spikes may be counted in integers, or be true or false
         data = self.as_input(data, (2, 3), "(batch, time, inputs) or (time, inputs)")
         if data.shape[-1] != self.size_in:
             raise ShapeError(
@@ -221,32 +229,30 @@ class LIFExodus(HasLeak, Stage):
         batched = self._as_batch(data)
         spikes, vmem, isyn, last = self._run(batched, self._kept(batched.shape[0]), record)
         if batched.shape[1]:
-            self.vmem, self.isyn = last[..., 0].detach(), last[..., 1:].detach()
-            self.spikes = spikes[:, -1].detach()
+            # Copies: what is kept between calls must not hold on to the whole output.
+            last = last.detach()
+            self.vmem, self.isyn = last[..., 0].clone(), last[..., 1:].clone()
+            self.spikes = spikes.detach()[:, -1].clone()
         records = {"vmem": vmem, "isyn": isyn, "spikes": spikes} if record else {}
         if data.ndim == 2:
             return spikes.squeeze(0), {name: y.squeeze(0) for name, y in records.items()}
         return spikes, records
 
     def _kept(self, batch: int) -> Tensor:
-        """The kept state as the recurrence takes it."""
-        vmem, isyn = self.vmem.unsqueeze(-1), self.isyn
-        if vmem.ndim == 2:
-            vmem = vmem.expand(batch, -1, -1)
-        if isyn.ndim < 3:
-            isyn = isyn.reshape(self.size_out, self.n_synapses).expand(batch, -1, -1)
-        if vmem.shape[0] != batch or isyn.shape[0] != batch:
-            raise ShapeError(
-                f"the layer holds the state of {vmem.shape[0]} batch items and got data with "
-                f"{batch}; call reset_state() before a new batch"
-            )
-        return torch.cat((vmem, isyn), -1)
+        """The kept state as the recurrence takes it: for another batch that of its first item."""
+        vmem = self.vmem if self.vmem.ndim == 2 else self.vmem.unsqueeze(0)
+        isyn = self.isyn.reshape(-1, self.size_out, self.n_synapses)
+        if vmem.shape[0] != batch:
+            vmem = vmem[:1].expand(batch, -1)
+        if isyn.shape[0] != batch:
+            isyn = isyn[:1].expand(batch, -1, -1)
+        return torch.cat((vmem.unsqueeze(-1), isyn), -1)
 
     def forward(self, data: Tensor) -> Tensor:
         """Spike counts of the next stretch of time.
 
         Args:
-            data: (batch, time, inputs) or (time, inputs), finite.
+            data: (batch, time, inputs) or (time, inputs), finite; integers and booleans are counts.
         """
         return self._continue(data, False)[0]
 
@@ -273,101 +279,10 @@ class LIFExodus(HasLeak, Stage):
         self.vmem, self.isyn, self.spikes = zeros[:, 0], zeros[:, 1:], zeros[:, 0].clone()
         return self
 
-    def state(self) -> dict[str, Tensor]:
-        """The kept vmem, isyn and spikes."""
-        return {name: getattr(self, name) for name in _STATES}
-
-    def _families(self) -> dict[str, tuple[str, ...]]:
-        """Names of the constants by family."""
-        return {self.leak_mode: self.leak.names, "bias": ("bias",), "thresholds": ("threshold",)}
-
-    def parameters(  # type: ignore[override]
-        self, family: str | bool | None = None, recurse: bool = True
-    ) -> Iterator[nn.Parameter] | dict[str, Tensor]:
-        """Constants of a family by name, or without one all parameters, as torch has it.
-
-        Args:
-            family: The leak mode ("taus", "decays" or "bitshifts"), "bias" or "thresholds"; a
-                family that the layer does not have is empty. None (or torch's own flag) iterates.
-            recurse: Passed to torch.
-        """
-        if isinstance(family, str):
-            names = self._families().get(family, ())
-            return {name: getattr(self, name) for name in names}
-        return super().parameters(recurse if family is None else family)
-
-    def set_attributes(self, new_attributes: Mapping[str, Any]) -> None:
-        """Set constants, options and states by name; nothing is set when one of them is wrong.
-
-        Args:
-            new_attributes: Any of the constants of the present leak mode, bias, threshold,
-                learning_window, max_spikes_per_dt, and vmem, isyn, spikes.
-        """
-        constants = [name for names in self._families().values() for name in names]
-        ready: dict[str, Any] = {}
-        for name, value in new_attributes.items():
-            if name in constants:
-                ready[name] = self._check(name, value).to(getattr(self, name))
-            elif name in _STATES:
-                ready[name] = self._check_state(name, value)
-            elif name == "learning_window":
-                ready[name] = float(checked(name, value, above=0.0))
-            elif name == "max_spikes_per_dt":
-                ready[name] = check_max_spikes(value)
-            else:
-                allowed = [*constants, *_STATES, "learning_window", "max_spikes_per_dt"]
-                raise ParameterError(
-                    f"there is no attribute {name!r} to set: allowed are {', '.join(allowed)}"
-                )
-        for name, value in ready.items():
-            if name in constants:
-                getattr(self, name).data = value
-            else:
-                setattr(self, name, value)
-
-    def _check_state(self, name: str, value: Any) -> Tensor:
-        tensor = torch.as_tensor(value).detach().to(self.vmem)
-        sizes = (self.size_out, self.n_synapses) if name == "isyn" else (self.size_out,)
-        if tensor.ndim not in (len(sizes), len(sizes) + 1) or tensor.shape[-len(sizes) :] != sizes:
-            raise ShapeError(f"{name} must have shape {sizes} or (batch, ..), got {tensor.shape}")
-        if not bool(torch.isfinite(tensor).all()):
-            raise ParameterError(f"{name} must be finite, got {value!r}")
-        return tensor
-
-    def to_json(self) -> str:
-        """Options and constants as JSON; states belong to a run and are left out."""
-        unlimited = self.max_spikes_per_dt == math.inf
-        constants = [name for names in self._families().values() for name in names]
-        options: dict[str, Any] = {
-            "class": _JSON_CLASS,
-            "shape": list(self.shape),
-            "dt": self.dt,
-            "leak_mode": self.leak_mode,
-            "learning_window": self.learning_window,
-            "max_spikes_per_dt": None if unlimited else self.max_spikes_per_dt,
-            "learnable": self.learnable,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "constants": {name: getattr(self, name).tolist() for name in constants},
-        }
-        return json.dumps(options)
-
-    @classmethod
-    def from_json(cls, text: str) -> LIFExodus:
-        """The layer that `to_json` wrote, at rest."""
-        try:
-            options = json.loads(text)
-            if options.pop("class") != _JSON_CLASS:
-                raise ParameterError(f"expected JSON of a {_JSON_CLASS}")
-            most, dtype = options.pop("max_spikes_per_dt"), getattr(torch, options.pop("dtype"))
-            shape, constants = tuple(options.pop("shape")), options.pop("constants")
-        except (KeyError, AttributeError, TypeError, json.JSONDecodeError) as error:
-            raise ParameterError(f"expected what to_json wrote, got {text[:80]!r}") from error
-        most = math.inf if most is None else most
-        return cls(shape, **options, **constants, dtype=dtype, max_spikes_per_dt=most)
-
-    def to_nir(self) -> Any:
-        """The layer as a graph of the `nir` package; see `spiking_nir.to_nir`."""
-        return to_nir(self)
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Constants are loaded; states belong to a run, so the layer is at rest then."""
+        super()._load_from_state_dict(*args)
+        self.reset_state()
 
     def extra_repr(self) -> str:
         """Size, leak and limits."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..arguments import plain_number
 from ..errors import ParameterError
 
 
@@ -28,6 +30,9 @@ def checked(
         most: Values must not be larger than this.
     """
     try:
+        given = torch.as_tensor(value)
+        if given.dtype == torch.bool or given.is_complex() or _holds_bool(value):
+            raise TypeError(name)
         tensor = torch.as_tensor(value, dtype=torch.float64).detach().clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ParameterError(f"{name} must be a number or an array, got {value!r}") from error
@@ -45,9 +50,17 @@ def checked(
     return tensor
 
 
+def _holds_bool(value: Any) -> bool:
+    """Whether there is a True or False among numbers, which torch would take for 1 or 0."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_bool, value))
+    return isinstance(value, (bool, np.bool_))
+
+
 def check_shape(shape: Any) -> tuple[int, int]:
     """(inputs, neurons) of whole synapses; (n,) means one synapse a neuron."""
     sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    sizes = tuple(int(size) if isinstance(size, np.integer) else size for size in sizes)
     if len(sizes) == 1:
         sizes *= 2
     if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
@@ -64,8 +77,9 @@ def check_shape(shape: Any) -> tuple[int, int]:
 
 def check_max_spikes(most: Any) -> float:
     """Most spikes in a step as a float."""
-    if not isinstance(most, (int, float)) or not most >= 1 or (most < math.inf and most % 1):
+    number = plain_number(most)
+    if number is None or not number >= 1 or (number < math.inf and number % 1):
         raise ParameterError(
             f"max_spikes_per_dt must be a whole number of 1 or more, or inf, got {most!r}"
         )
-    return float(most)
+    return float(number)

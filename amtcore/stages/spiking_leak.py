@@ -11,9 +11,11 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ParameterError
+from .constants import HasConstants
+from .limits import Range
 from .spiking_checks import checked
 
 #: Names of the membrane's and the synapses' constant in each mode.
@@ -23,6 +25,13 @@ LEAK_MODES = {
     "bitshifts": ("dash_mem", "dash_syn"),
 }
 _MOST_ALLOWED = {"taus": math.inf, "decays": 1.0, "bitshifts": math.inf}
+
+
+def _limit(mode: str, dt_s: float) -> Range:
+    """Bounds within which the factor of a step lies above 0 and not above 1."""
+    if mode == "taus":
+        return Range(1e-6 * dt_s, 1e13 * dt_s)
+    return Range(1e-9, 1.0) if mode == "decays" else Range(1e-6, 64.0)
 
 
 def to_factor(mode: str, constant: Tensor, dt_s: float) -> Tensor:
@@ -39,7 +48,7 @@ def from_factor(mode: str, factor: Tensor, dt_s: float) -> Tensor:
     return factor if mode == "decays" else -torch.log2(1.0 - factor)
 
 
-class Leak(nn.Module):
+class Leak(HasConstants):
     """Constants of membranes and synapses in one mode.
 
     Args:
@@ -69,7 +78,7 @@ class Leak(nn.Module):
         learnable: bool,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__()
+        super().__init__(learnable, dtype)
         if mode not in LEAK_MODES:
             raise ParameterError(f"leak_mode must be one of {', '.join(LEAK_MODES)}, got {mode!r}")
         self.mode, self._shape = mode, shape
@@ -85,11 +94,7 @@ class Leak(nn.Module):
                 tensor = self.check(name, constants[name])
             elif name != tau_name:
                 tensor = from_factor(mode, to_factor("taus", tensor, dt_s), dt_s)
-            tensor = tensor.to(dtype)
-            if learnable:
-                self.register_parameter(name, nn.Parameter(tensor))
-            else:
-                self.register_buffer(name, tensor)
+            self.constant(name, tensor, _limit(mode, dt_s))
 
     def check(self, name: str, value: Any) -> Tensor:
         """A value for one of the six constants in float64, or an error."""

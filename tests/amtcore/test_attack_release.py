@@ -136,10 +136,13 @@ def test_loudness_integration_has_the_published_rates() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Moore2016AGC(attack_alpha=0.0), "attack_alpha must lie"),
-        (lambda: Moore2016AGC(release_alpha=1.0), "release_alpha must lie"),
-        (lambda: LoudnessIntegration(tau_attack=0.0), "tau_attack must be a time"),
-        (lambda: LoudnessIntegration(ltl_tau_release=-1.0), "ltl_tau_release must be a time"),
+        (lambda: Moore2016AGC(attack_alpha=0.0), "attack_alpha must be .* between 0 and 1"),
+        (lambda: Moore2016AGC(release_alpha=1.0), "release_alpha must be .* between 0 and 1"),
+        (
+            lambda: LoudnessIntegration(tau_attack=0.0),
+            "tau_attack must be .* in seconds",
+        ),
+        (lambda: LoudnessIntegration(ltl_tau_release=-1.0), "ltl_tau_release must be .* above 0"),
     ],
 )
 def test_impossible_rates_are_refused(build: Callable[[], object], message: str) -> None:

@@ -144,7 +144,7 @@ def test_chunks_equal_the_whole_exactly(name: str) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: BrokenStickCompression(n=0.0), "n must be above 0"),
+        (lambda: BrokenStickCompression(n=0.0), "n must be a finite number above 0"),
         (lambda: ButterworthFilter(FS, 100.0, 0), "order must be"),
         (lambda: ButterworthFilter(FS, 100.0, btype="band"), "btype must be"),
         (lambda: ButterworthFilter(FS, 0.0), "above 0 Hz"),

@@ -155,14 +155,60 @@ def test_detection_compares_the_decision_variable_of_what_the_noise_does_not_exp
     assert torch.equal(plain, MODEL.compute_decision_variable(MODEL(sound), "max"))
 
 
-def test_discrimination_names_the_interval_with_more() -> None:
+def test_discrimination_is_true_where_the_first_is_chosen() -> None:
+    """The page's keywords; its rule and its variable."""
     soft, loud = _tone(40.0), _tone(60.0)
     first = torch.cat((soft[:1], loud[:1]))
-    assert MODEL.discrimination_task(first, first.flip(0)).tolist() == [1, 0]
-    assert MODEL.discrimination_task(soft, soft, "l2").tolist() == [0, 0]
+    second = first.flip(0)
+    answer = MODEL.discrimination_task(stimulus1=first, stimulus2=second, metric="rms")
+    assert answer.dtype == torch.bool and answer.tolist() == [False, True]
+    for rule, expected in (("max", [False, True]), ("min", [True, False])):
+        chosen, variable = MODEL.discrimination_task(
+            first, second, decision_rule=rule, return_decision_var=True
+        )
+        assert chosen.tolist() == expected
+        parts = [MODEL.compute_decision_variable(MODEL(x)) for x in (first, second)]
+        assert torch.equal(variable, parts[0] - parts[1])
+    assert MODEL.discrimination_task(soft, soft, "l2").tolist() == [False, False]
+    assert MODEL.discrimination_task(first, second, "max", "less").tolist() == [True, False]
+    with pytest.raises(ParameterError, match=r"decision_rule must be one of max, min.*'mean'"):
+        MODEL.discrimination_task(soft, soft, decision_rule="mean")
+
+
+def test_discrimination_in_the_form_of_the_pages_example() -> None:
+    """`choice.item() + 1` is the number of the chosen interval."""
+    soft, loud = _tone(40.0, 1), _tone(60.0, 1)
+    choice = MODEL.discrimination_task(soft, loud, criterion="rms")
+    assert choice.dtype == torch.int64 and choice.item() + 1 == 2
+    assert MODEL.discrimination_task(loud, soft, criterion="rms").item() + 1 == 1
+    assert MODEL.discrimination_task(soft, soft, criterion="rms").item() == 0
+    least = MODEL.discrimination_task(soft, loud, decision_rule="min", criterion="max")
+    assert least.item() == 0
 
 
 def test_tasks_work_on_a_model_that_returns_stages() -> None:
     model = Paulick2024(FS, 200.0, 3000.0, 3, return_stages=True)
-    choice = model.discrimination_task(_tone(40.0)[0].float(), _tone(60.0)[0].float())
-    assert int(choice) == 1
+    chosen = model.discrimination_task(_tone(40.0)[0].float(), _tone(60.0)[0].float())
+    assert chosen.shape == () and not bool(chosen)
+
+
+def test_a_time_window_ends_where_its_seconds_say() -> None:
+    """1.001 s at 4000 Hz is sample 4004, though 1.001 * 4000 is less in floats."""
+    full = [torch.arange(5000.0).expand(m, 5000) for m in COUNTS]
+    assert int(1.001 * 4000.0) == 4003
+    region = MODEL.roi_selection(full, time_window=(0.01, 1.001))
+    assert region[0][0, 0] == 40 and region[0][0, -1] == 4003
+
+
+def test_what_the_decision_methods_cannot_use() -> None:
+    full = _representation()
+    for region in ({"time_window": 0.1}, {"channel_range": (0, 1, 2)}, {"time_window": (0, None)}):
+        with pytest.raises((ParameterError, TypeError)):
+            MODEL.roi_selection(full, **region)
+    with pytest.raises(ShapeError, match="one channel or more"):
+        MODEL.compute_decision_variable([])
+    for weights in (torch.zeros(3), torch.tensor([1.0, -1.0, 1.0]), torch.full((3,), torch.nan)):
+        with pytest.raises(ParameterError, match="0 or more"):
+            MODEL.compute_decision_variable(full, channel_weights=weights)
+    with pytest.raises(ShapeError, match="a noise as long as the signal"):
+        MODEL.detection_task(_tone(60.0), _tone(60.0)[:, :800])

@@ -222,6 +222,7 @@ def test_membrane_is_forward_euler_on_the_potential(scale: float, fs: int) -> No
 
 def test_membrane_rests_in_silence_and_stays_in_its_range() -> None:
     cell = IHCPaulick2024(44100)
+    assert torch.equal(cell(vel=torch.ones(1, 1, 3)), cell(torch.ones(1, 1, 3)))
     assert cell(torch.zeros(1, 2, 4000)).abs().max() < 1e-6
     loud = torch.tensor([[1e6, -1e6, 1e30, -1e30]]).repeat_interleave(500, -1)
     potential = cell(loud)

@@ -15,6 +15,7 @@ from ..simd import (
     LANES,
     accumulate,
     any_greater,
+    any_greater_or_nan,
     fma,
     vexp,
     vload,
@@ -22,6 +23,7 @@ from ..simd import (
     vsplat,
     vstore,
     where_greater,
+    where_greater_or_nan,
 )
 
 
@@ -92,7 +94,7 @@ def adaptation_adjoint(
             rise, later = vload(coef, row * LANES), vload(gstate, (s + j) * LANES)
             g_y = fma(rise, later, g_y)
             y = u
-            if limit and any_greater(u, one):
+            if limit and any_greater_or_nan(u, one):
                 m, steepness = vload(coef, (row + 1) * LANES), vload(coef, (row + 2) * LANES)
                 y = _limited(u, one, m, steepness)
                 g_y, g_m, g_steepness = _limiter_adjoint(u, one, g_y, m, steepness)
@@ -103,9 +105,8 @@ def adaptation_adjoint(
             vstore(gstate, (s + j) * LANES, fma(zero - g_in, u, (one - rise) * later))
             g_y = g_in
         value = vload(x, t * LANES)
-        passes = where_greater(value, floor, one, zero)
-        vstore(gx, t * LANES, g_y * passes)
-        accumulate(gcoef, c, g_y * (one - passes))
+        vstore(gx, t * LANES, where_greater_or_nan(value, floor, g_y, zero))
+        accumulate(gcoef, c, where_greater(value, floor, zero, g_y))
 
 
 @njit
@@ -135,9 +136,12 @@ def _adaptation_tape(
 def _limiter_adjoint(u: Any, one: Any, g_y: Any, m: Any, steepness: Any) -> Any:
     """With e = exp(k (u - 1)) and y = 2 m / (1 + e) - (m - 1): the gradients of u, m and k."""
     zero, past = vsplat(one, 0.0), u - one
-    e = vexp(steepness * past)
+    # Up to 1 the limiter is off: there a hard one (m below 0.02) would take exp beyond float32, and
+    # infinity times 0 is no gradient.
+    power = steepness * past
+    e = vexp(where_greater(power, zero, zero, power))
     inverse = one / (one + e)
     slope = zero - (m + m) * e * inverse * inverse  # dy / d(k (u - 1))
-    over = where_greater(u, one, g_y, zero)
-    g_u = where_greater(u, one, g_y * slope * steepness, g_y)
+    over = where_greater_or_nan(u, one, g_y, zero)
+    g_u = where_greater_or_nan(u, one, g_y * slope * steepness, g_y)
     return g_u, over * (inverse + inverse - one), over * slope * past

@@ -17,7 +17,7 @@ def _adaptation(x: Tensor, coef: Tensor, state: Tensor, limit: bool) -> tuple[Te
     return run_op(ADAPTATION, 2 * state.shape[2] + int(limit), x, coef, state)
 
 
-differentiate(
+_differentiable = differentiate(
     _adaptation, ADAPTATION, lambda constants, state: 2 * state.shape[2] + int(constants[0])
 )
 
@@ -29,4 +29,4 @@ def adaptation(
     check_recurrence(x, coef, state, 3 + 3 * state.shape[2], state.shape[2])
     if use_reference(x, backend):
         return reference.adaptation(x, coef, state, limit)
-    return _adaptation(x, coef, state, limit)
+    return _differentiable(x, coef, state, limit)

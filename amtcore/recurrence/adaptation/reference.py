@@ -15,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..loops import over_time
+
 
 def adaptation(x: Tensor, coef: Tensor, state: Tensor, limit: bool) -> tuple[Tensor, Tensor]:
     """Run the loops.
@@ -36,8 +38,12 @@ def adaptation(x: Tensor, coef: Tensor, state: Tensor, limit: bool) -> tuple[Ten
             y = y / s[j]
             if limit:
                 m = most[:, j]
-                limited = 2 * m / (1 + torch.exp(steepness[:, j] * (y - 1))) - (m - 1)
+                # Up to 1 the limiter is off, and exp might overflow, which has no gradient. (The
+                # gradient of clamp is 0 at NaN.)
+                power = steepness[:, j] * (y - 1)
+                power = torch.where(power > 0, torch.zeros_like(power), power)
+                limited = 2 * m / (1 + torch.exp(power)) - (m - 1)
                 y = torch.where(y > 1, limited, y)
             s[j] = s[j] + rise[:, j] * (y - s[j])
         samples.append((y - offset) * scale)
-    return torch.stack(samples, -1), torch.stack(s, -1)
+    return over_time(samples, state), torch.stack(s, -1)

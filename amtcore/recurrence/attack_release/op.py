@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ShapeError
-from ..autograd import map_over_batch
+from ..autograd import as_adjoint, with_adjoint
 from ..dispatch import use_reference
 from ..simd import LANES
 from ..threads import parallel_for
@@ -85,12 +85,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, gy: Tensor, gstate: Tensor) -> Gradients:
-    gradients: Gradients = _adjoint(*ctx.saved_tensors, gy, gstate)
+    gradients: Gradients = _adjoint_op(*ctx.saved_tensors, gy, gstate)
     return gradients
 
 
-_attack_release.register_autograd(_backward, setup_context=_keep)
-map_over_batch(_attack_release, (0, 2))
+_adjoint_op = as_adjoint(_adjoint)
+_differentiable = with_adjoint(_attack_release, _keep, _backward, (0, 2))
 
 
 def attack_release(
@@ -100,7 +100,7 @@ def attack_release(
     _check(x, coef, state)
     if use_reference(x, backend):
         return reference.attack_release(x, coef, state)
-    return _attack_release(x, coef, state)
+    return _differentiable(x, coef, state)
 
 
 def _check(x: Tensor, coef: Tensor, state: Tensor) -> None:

@@ -124,7 +124,7 @@ def state_variable_adjoint(
     g_m0, g_m1, g_m2 = zero, zero, zero
     for t in range(n - 1, -1, -1):
         value, upstream = vload(x, t * LANES), vload(gy, t * LANES)
-        positive = where_greater(value, zero, vsplat(zero, 1.0), zero)
+        raw = value
         if rectify:
             value = vmax(value, zero)
         i1, i2 = vload(scratch, 2 * t * LANES), vload(scratch, (2 * t + 1) * LANES)
@@ -142,7 +142,7 @@ def state_variable_adjoint(
         l2 = (g_low - g_v3) - l2
         g_value = fma(m0, upstream, g_v3)
         if rectify:
-            g_value = g_value * positive
+            g_value = where_greater(raw, zero, g_value, zero)
         if add:
             g_value = g_value + vload(gx, t * LANES)
         vstore(gx, t * LANES, g_value)

@@ -22,8 +22,8 @@ def _second(x: Tensor, coef: Tensor, state: Tensor, rectify: bool) -> tuple[Tens
     return run_op(STATE_VARIABLE, int(rectify), x, coef, state)
 
 
-differentiate(_first, FIRST_ORDER, lambda constants, state: int(constants[0]))
-differentiate(_second, STATE_VARIABLE, lambda constants, state: int(constants[0]))
+_first_op = differentiate(_first, FIRST_ORDER, lambda constants, state: int(constants[0]))
+_second_op = differentiate(_second, STATE_VARIABLE, lambda constants, state: int(constants[0]))
 
 
 def first_order(
@@ -33,7 +33,7 @@ def first_order(
     check_recurrence(x, coef, state, 3, 1)
     if use_reference(x, backend):
         return reference.first_order(x, coef, state, rectify)
-    return _first(x, coef, state, rectify)
+    return _first_op(x, coef, state, rectify)
 
 
 def state_variable(
@@ -43,4 +43,4 @@ def state_variable(
     check_recurrence(x, coef, state, 6, 2)
     if use_reference(x, backend):
         return reference.state_variable(x, coef, state, rectify)
-    return _second(x, coef, state, rectify)
+    return _second_op(x, coef, state, rectify)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..loops import over_time
+
 
 def first_order(x: Tensor, coef: Tensor, state: Tensor, rectify: bool) -> tuple[Tensor, Tensor]:
     """y[t] = b0 x[t] + b1 x[t-1] - a1 y[t-1], transposed direct form; x half-wave rectified first
@@ -34,7 +36,7 @@ def first_order(x: Tensor, coef: Tensor, state: Tensor, rectify: bool) -> tuple[
         y = b0 * value + z
         z = b1 * value - a1 * y
         samples.append(y)
-    return torch.stack(samples, -1), z.unsqueeze(-1)
+    return over_time(samples, state), z.unsqueeze(-1)
 
 
 def state_variable(
@@ -57,4 +59,4 @@ def state_variable(
         low = i2 + a2 * i1 + a3 * v3
         i1, i2 = 2 * band - i1, 2 * low - i2
         samples.append(m0 * sample + m1 * band + m2 * low)
-    return torch.stack(samples, -1), torch.stack((i1, i2), -1)
+    return over_time(samples, state), torch.stack((i1, i2), -1)

@@ -28,6 +28,7 @@ from ..one_pole.cpu import (
 from ..simd import LANES, vload, vstore
 from ..transpose import copy_row, transpose
 from .cpu import (
+    ADAPTATION,
     BANK_IDENTITY,
     BANK_MODULUS,
     BANK_STATE_VARIABLE,
@@ -43,6 +44,17 @@ from .cpu import (
     run_filter_block,
     run_op_block,
     store_rows,
+)
+
+#: Codes of the operations that `_op_adjoint` knows.
+WITH_ADJOINT = (
+    ONE_POLE_CASCADE,
+    FIRST_ORDER,
+    STATE_VARIABLE,
+    ADAPTATION,
+    POLE_ZERO_CASCADE,
+    BROKEN_STICK,
+    HAIR_CELL,
 )
 
 
@@ -66,7 +78,7 @@ def _op_adjoint(
         broken_stick_adjoint(x, gy, gx, n, coef, gcoef, c)
     elif code == HAIR_CELL:
         hair_cell_adjoint(x, gy, gx, n, coef, gcoef, c, state, gstate, s, scratch)
-    else:
+    elif code == ADAPTATION:
         adaptation_adjoint(
             x, gy, gx, n, argument // 2, argument % 2 == 1, coef, gcoef, c, state, gstate, s,
             scratch,

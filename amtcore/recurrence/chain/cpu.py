@@ -47,12 +47,16 @@ SAVE = 8  # copy the signal aside
 SWAP = 9  # exchange the signal with the one aside
 ADD = 10  # add the one aside to the signal
 DECIMATE = 11  # argument: taps * 2**16 + samples per output
+#: Codes that `run_op_block` knows.
+OPERATIONS = range(DECIMATE + 1)
 # Filters of a bank (first column of `bank`).
 BANK_STATE_VARIABLE = 0
 BANK_REAL = 1
 BANK_MODULUS = 2
 BANK_IDENTITY = 3
 BANK_TWO_SECTIONS = 4
+#: Kinds that `run_filter_block` knows, and `_filter_adjoint` too.
+BANK_KINDS = range(BANK_TWO_SECTIONS + 1)
 # What happens to the result.
 STORE = 0
 STORE_BANK = 1
@@ -83,7 +87,7 @@ def _side_path(code: int, a: Any, side: Any, n: int) -> None:
         elif code == SWAP:
             vstore(a, t * LANES, vload(side, t * LANES))
             vstore(side, t * LANES, value)
-        else:
+        elif code == ADD:
             vstore(a, t * LANES, value + vload(side, t * LANES))
 
 
@@ -171,6 +175,17 @@ def _frame_bounds(f: int, frame: Any) -> Any:
 
 
 @njit
+def _start(mode: int, frame: Any) -> Any:
+    """Outputs before this stretch, number of the frame it begins in, and the bounds of that."""
+    if mode != POOL_BANK:
+        return 0, 0, 0, 0, 0
+    made = max(0, -(-(frame[2] - frame[4]) // frame[3]))
+    f = made * frame[1] // frame[0]
+    begin, end, last = _frame_bounds(f, frame)
+    return made, f, begin, end, last
+
+
+@njit
 def _emit(filters: Any, columns: Any, pool: int, length: int, state: Any, out: Any) -> None:
     """Write one frame: the statistics of every filter that a channel has; then clear them."""
     weight = 1.0 / length if pool < 2 else 1.0
@@ -229,12 +244,8 @@ def _build(digest: str) -> Any:
         block = BLOCK if mode == POOL_BANK else LONG_BLOCK
         a, b = aligned(block * LANES, x), aligned(block * LANES, x)
         side, turned = aligned(BLOCK * LANES, x), aligned(BLOCK * LANES, x)
-        made, emitted, t = 0, 0, 0  # outputs, frames and samples so far
-        f = begin = end = last = 0
-        if mode == POOL_BANK:
-            made = max(0, -(-(frame[2] - frame[4]) // frame[3]))
-            f = made * frame[1] // frame[0]
-            begin, end, last = _frame_bounds(f, frame)
+        emitted, t = 0, 0  # frames and samples so far
+        made, f, begin, end, last = _start(mode, frame)
         while t < length:
             n = min(block, length - t)
             if mode == POOL_BANK:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..autograd import fake_rows, map_over_batch
+from ..autograd import fake_rows, wants_derivative, without_gradient
 from ..dispatch import check_recurrence
 from .program import BlockOp, lay_out
 from .runner import run_program
@@ -24,13 +24,12 @@ def _program(x: Tensor, coef: Tensor, state: Tensor, table: list[int]) -> tuple[
 
 
 _program.register_fake(fake_rows)
-map_over_batch(_program, (0, 2))
+_operator = without_gradient(_program, (0, 2))
 
 
 def can_fuse(x: Tensor, ops: Sequence[BlockOp]) -> bool:
-    """Whether nothing that enters the program wants a gradient."""
-    tensors = [x, *(op.coef for op in ops)]
-    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+    """Whether nothing that enters the program may want a derivative."""
+    return not wants_derivative(x, *(op.coef for op in ops))
 
 
 def program(x: Tensor, ops: Sequence[BlockOp], state: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,4 +43,5 @@ def program(x: Tensor, ops: Sequence[BlockOp], state: Tensor) -> tuple[Tensor, T
     table, coefs, _ = lay_out(ops)
     coef = torch.cat(coefs, 1)
     check_recurrence(x, coef, state, coef.shape[1], sum(op.state.shape[1] for op in ops))
-    return _program(x, coef, state, table.ravel().tolist())
+    made: tuple[Tensor, Tensor] = _operator(x, coef, state, table.ravel().tolist())
+    return made

@@ -18,6 +18,7 @@ from .runner import (
     FILTER_COEFS,
     PooledTables,
     bank_layout,
+    check_operations,
     filter_states,
     pack,
     run_pooled,
@@ -114,6 +115,7 @@ def frame_ratio(fs_hz: float, frame_rate_hz: float, stride: int = 1) -> tuple[in
 
 def lay_out(ops: Sequence[BlockOp]) -> tuple[NDArray[np.int64], list[Tensor], list[Tensor]]:
     """Kernel table of a program, and its coefficients and states side by side."""
+    check_operations([op.code for op in ops])
     table, coef_row, state_row = [], 0, 0
     for op in ops:
         table.append([op.code, coef_row, state_row, op.argument])

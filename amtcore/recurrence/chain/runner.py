@@ -15,15 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...errors import ParameterError
 from ..buffers import empty
 from ..simd import LANES
 from ..threads import parallel_for
-from .adjoint import run_adjoint
+from .adjoint import WITH_ADJOINT, run_adjoint
 from .cpu import (
     ADAPTATION,
+    BANK_KINDS,
     BANK_TWO_SECTIONS,
     BLOCK,
+    DECIMATE,
     ONE_POLE_CASCADE,
+    OPERATIONS,
     POLE_ZERO_CASCADE,
     POOL_BANK,
     STORE,
@@ -69,6 +73,23 @@ def empty_rows(batch: int, rows: int, samples: int, like: Tensor) -> tuple[Tenso
     return out, out.numpy()
 
 
+def check_operations(codes: Sequence[int] | NDArray[np.int64]) -> None:
+    """Raises where the kernel would not know an operation, and pass the signal on unchanged."""
+    for code in codes:
+        if code not in OPERATIONS:
+            raise ParameterError(
+                f"the fused kernel has no operation {code}: expected one of 0..{max(OPERATIONS)}"
+            )
+
+
+def check_has_adjoint(code: int) -> None:
+    """Raises where the gradient of an operation would be left out."""
+    if code not in WITH_ADJOINT:
+        raise ParameterError(
+            f"operation {code} has no adjoint: expected one of {', '.join(map(str, WITH_ADJOINT))}"
+        )
+
+
 def run_op(
     code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -80,6 +101,9 @@ def run_program(
     ops: NDArray[np.int64], x: Tensor, coef: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """As `run_op`, for several operations one after another; they must keep the rate."""
+    check_operations(ops[:, 0])
+    if DECIMATE in ops[:, 0]:
+        raise ParameterError("operations at full rate must keep it: a decimation does not")
     batch, channels, samples = x.shape[0], coef.shape[0], x.shape[-1]
     inputs, (out, out_np) = x.detach().contiguous().numpy(), empty_rows(batch, channels, samples, x)
     packed_coef, packed_state, shared = pack(coef), pack(state), x.shape[1] == 1
@@ -101,6 +125,11 @@ def bank_layout(
     kinds: Sequence[int], offsets: Sequence[int], coefs: int, coef_row: int, state_row: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Kernel tables of a bank: filters (m, 4) and, per group, the output column of each lane."""
+    for kind in kinds:
+        if kind not in BANK_KINDS:
+            raise ParameterError(
+                f"a bank has no filter of kind {kind}: expected one of 0..{max(BANK_KINDS)}"
+            )
     channels, most, states = len(offsets) - 1, len(kinds), filter_states(coefs)
     filters = np.array(
         [
@@ -175,6 +204,7 @@ def run_op_adjoint(
     code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `run_op` with respect to x, coef and state."""
+    check_has_adjoint(code)
     channels = coef.shape[0]
     ops, rows = np.array([[code, 0, 0, argument]], np.int64), np.arange(channels)[None]
     packed = (pack(coef), pack(state), pack(gstate))

@@ -68,11 +68,11 @@ def broken_stick_adjoint(x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any
     for t in range(n):
         value, upstream = vload(x, t * LANES), vload(gy, t * LANES)
         size = vabs(value)
-        logarithm = vlog(vmax(size, smallest))
+        logarithm = where_greater(size, knee, vlog(vmax(size, smallest)), zero)
         power = vexp(exponent * logarithm)
         steep = upstream * scale * exponent * power / vmax(size, smallest)
         vstore(gx, t * LANES, where_greater(size, knee, steep, slope * upstream))
-        g_slope = g_slope + where_greater(size, knee, zero, upstream * value)
+        g_slope = g_slope + where_greater(size, knee, zero, upstream) * value
         along = where_greater(size, knee, copysign(power, value) * upstream, zero)
         g_scale = g_scale + along
         g_exponent = fma(along * scale, logarithm, g_exponent)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..autograd import map_over_batch, recurrence_adjoint
+from ..autograd import recurrence_adjoint, with_adjoint
 from ..chain.cpu import BROKEN_STICK
 from ..chain.runner import run_op
 from ..dispatch import check_recurrence, use_reference
@@ -39,8 +39,7 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-_broken_stick.register_autograd(_backward, setup_context=_keep)
-map_over_batch(_broken_stick, (0,))
+_differentiable = with_adjoint(_broken_stick, _keep, _backward, (0,))
 
 
 def broken_stick(x: Tensor, coef: Tensor, backend: str | None = None) -> Tensor:
@@ -48,4 +47,4 @@ def broken_stick(x: Tensor, coef: Tensor, backend: str | None = None) -> Tensor:
     check_recurrence(x, coef, _no_state(x, coef), 4, 0)
     if use_reference(x, backend):
         return reference.broken_stick(x, coef)
-    return _broken_stick(x, coef)
+    return _differentiable(x, coef)

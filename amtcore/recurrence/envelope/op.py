@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..autograd import map_over_batch
+from ..autograd import wants_derivative, without_gradient
 from ..chain.runner import empty_rows
 from ..dispatch import use_reference
 from ..threads import parallel_for
@@ -19,7 +19,9 @@ from .cpu import run_envelope
 @torch.library.custom_op("amtcore::hilbert_envelope", mutates_args=(), device_types="cpu")
 def _envelope(rows: Tensor) -> Tensor:
     count, samples = rows.shape
-    inputs, (out, out_np) = rows.detach(), empty_rows(1, count + count % 2, samples, rows)
+    fine = reference.are_finite(rows)
+    inputs = rows.detach() if bool(fine.all()) else torch.where(fine, rows.detach(), 0.0)
+    out, out_np = empty_rows(1, count + count % 2, samples, rows)
     quadrature, tiny = reference.Quadrature(samples, inputs), torch.finfo(rows.dtype).tiny
 
     def pair(i: int) -> None:
@@ -30,7 +32,7 @@ def _envelope(rows: Tensor) -> Tensor:
         run_envelope(own, turned, tiny, out_np[0, 2 * i], out_np[0, 2 * i + 1])
 
     parallel_for(pair, -(-count // 2))
-    return out[0, :count]
+    return out[0, :count].masked_fill_(~fine, torch.nan)
 
 
 @_envelope.register_fake
@@ -38,7 +40,7 @@ def _(rows: Tensor) -> Tensor:
     return torch.empty_like(rows)
 
 
-map_over_batch(_envelope, (0,))
+_operator = without_gradient(_envelope, (0,))
 
 
 def hilbert_envelope(x: Tensor, backend: str | None = None) -> Tensor:
@@ -49,6 +51,6 @@ def hilbert_envelope(x: Tensor, backend: str | None = None) -> Tensor:
     if x.numel() == 0:
         return x
     rows = x.reshape(-1, x.shape[-1])
-    learns = torch.is_grad_enabled() and x.requires_grad
-    function = reference.hilbert_envelope if use_reference(x, backend) or learns else _envelope
+    plain = use_reference(x, backend) or wants_derivative(x)
+    function = reference.hilbert_envelope if plain else _operator
     return function(rows).reshape(x.shape)

@@ -65,6 +65,11 @@ class Quadrature:
         return y[..., :n] + torch.nn.functional.pad(y[..., n : 2 * n - 1], (0, 1))
 
 
+def are_finite(rows: Tensor) -> Tensor:
+    """(row, 1): whether a row holds finite numbers only."""
+    return torch.isfinite(rows).all(1, keepdim=True)
+
+
 def _envelope_pairs(rows: Tensor, quadrature: Quadrature) -> Tensor:
     """(2 p, time) -> (2 p, time); row i shares its transform with row p + i."""
     tiny = torch.finfo(rows.dtype).tiny
@@ -83,6 +88,12 @@ def hilbert_envelope(rows: Tensor) -> Tensor:
     quadrature = Quadrature(rows.shape[1], rows)
     envelopes = []
     for block in rows.split(2 * max(1, _BLOCK_SAMPLES // (2 * rows.shape[1]))):
-        pairs = torch.nn.functional.pad(block, (0, 0, 0, len(block) % 2))
-        envelopes.append(_envelope_pairs(pairs, quadrature)[: len(block)])
+        # One sample that is no finite number makes NaN of its row, gradient and all, but not of
+        # the row that shares its transform: 0 times the square of what was left out is NaN or 0.
+        fine = are_finite(block)
+        left_out = torch.where(fine, 0.0, block).sum(1, keepdim=True)
+        clean = torch.where(fine, block, 0.0)
+        pairs = torch.nn.functional.pad(clean, (0, 0, 0, len(block) % 2))
+        envelope = _envelope_pairs(pairs, quadrature)[: len(block)]
+        envelopes.append(envelope + 0.0 * left_out.square())
     return torch.cat(envelopes)

@@ -14,7 +14,7 @@ from numba import njit
 
 from ..digest import sources_digest
 from ..memory import aligned
-from ..simd import LANES, fma, store_four_sums, vload, vsplat, vstore, vsum
+from ..simd import LANES, fma, store_four_sums, vload, vsplat, vstore, vsum, where_greater
 
 #: Outputs of one pass over the taps: four vectors, enough to hide the latency of the sums.
 TILE = 4 * LANES
@@ -53,25 +53,50 @@ def _tile(x: Any, t: int, taps: Any, y: Any) -> None:
 
 
 @njit
+def _padded(taps: Any) -> Any:
+    """The taps, zeros up to a multiple of LANES, and one more vector: above 0 where the last one
+    of the taps is taps, for what is beyond them in x may be no number."""
+    count = taps.shape[0]
+    whole = -(-count // LANES) * LANES
+    padded = aligned(whole + LANES, taps)
+    padded[:] = 0.0
+    padded[:count] = taps
+    padded[whole : count + LANES] = 1.0
+    return padded
+
+
+@njit
+def _last_samples(x: Any, t: int, taps: Any) -> Any:
+    """The samples that meet the last vector of the taps, zeros beyond the taps."""
+    zero, window = vsplat(x, 0.0), taps.shape[0] - LANES
+    return where_greater(vload(taps, window), zero, vload(x, t + window - LANES), zero)
+
+
+@njit
 def _window(x: Any, t: int, taps: Any) -> Any:
-    """One output: the sum over a window of a multiple of LANES samples from x[t] on."""
-    total = vsplat(x, 0.0)
-    for k in range(0, taps.shape[0], LANES):
+    """One output: the sum over the window from x[t] on; taps as `_padded` gives them."""
+    total, last = vsplat(x, 0.0), taps.shape[0] - 2 * LANES
+    for k in range(0, last, LANES):
         total = fma(vload(taps, k), vload(x, t + k), total)
-    return vsum(total)
+    return vsum(fma(vload(taps, last), _last_samples(x, t, taps), total))
 
 
 @njit
 def _four_windows(x: Any, t: int, stride: int, taps: Any, y: Any) -> None:
     """Four outputs, `stride` samples apart: as `_window`, but they hide each other's latency."""
-    zero = vsplat(x, 0.0)
+    zero, last = vsplat(x, 0.0), taps.shape[0] - 2 * LANES
     y0, y1, y2, y3 = zero, zero, zero, zero
-    for k in range(0, taps.shape[0], LANES):
+    for k in range(0, last, LANES):
         tap, at = vload(taps, k), t + k
         y0 = fma(tap, vload(x, at), y0)
         y1 = fma(tap, vload(x, at + stride), y1)
         y2 = fma(tap, vload(x, at + 2 * stride), y2)
         y3 = fma(tap, vload(x, at + 3 * stride), y3)
+    tap = vload(taps, last)
+    y0 = fma(tap, _last_samples(x, t, taps), y0)
+    y1 = fma(tap, _last_samples(x, t + stride, taps), y1)
+    y2 = fma(tap, _last_samples(x, t + 2 * stride, taps), y2)
+    y3 = fma(tap, _last_samples(x, t + 3 * stride, taps), y3)
     store_four_sums(y, y0, y1, y2, y3)
 
 
@@ -91,7 +116,8 @@ def _piece(x: Any, first: int, count: int) -> Any:
 @njit
 def _strided(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y: Any) -> None:
     """Outputs begin..end-1 with a stride other than 1, four at a time where x has all of them."""
-    n, window = begin, taps.shape[0]
+    taps = _padded(taps)
+    n, window = begin, taps.shape[0] - LANES
     while n < end:
         at = first + n * stride
         if n + 4 <= end and at >= 0 and at + 3 * stride + window <= x.shape[0]:
@@ -107,9 +133,8 @@ def _build(digest: str) -> Any:
     def run(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y: Any) -> None:
         """Outputs begin..end-1 of one row.
 
-        x (time); taps (K) reversed, with a stride other than 1 filled with zeros to a multiple of
-        LANES; first as in the plain loop; y (outputs). Only the ends of x are ever copied, to read
-        past them.
+        x (time); taps (K) reversed; first as in the plain loop; y (outputs). Only the ends of x
+        are ever copied, to read past them.
         """
         if digest == "":
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ...errors import ShapeError
-from ..autograd import map_over_batch
+from ..autograd import with_adjoint
 from ..chain.runner import empty_rows
 from ..dispatch import use_reference
-from ..simd import LANES
 from ..threads import parallel_for
 from . import reference
 from .cpu import TILE, run_fir
@@ -25,10 +25,7 @@ _SEGMENT = 256 * TILE
 @torch.library.custom_op("amtcore::fir", mutates_args=(), device_types="cpu")
 def _fir(x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> Tensor:
     inputs, (y, out) = x.detach().contiguous().numpy(), empty_rows(1, x.shape[0], count, x)
-    reverse = taps.detach().flip(0)
-    if stride != 1:
-        reverse = torch.nn.functional.pad(reverse, (0, -len(taps) % LANES))
-    response = np.ascontiguousarray(reverse.numpy())
+    response = np.ascontiguousarray(taps.detach().flip(0).numpy())
     segments = -(-count // _SEGMENT)
 
     def one(item: int) -> None:
@@ -59,8 +56,10 @@ def _backward(context: Any, gy: Tensor) -> tuple[Tensor | None, Tensor | None, N
     if context.needs_input_grad[0]:
         # Backwards in time it is the filter itself, from the last sample of x on.
         back = first + spread.shape[1] - x.shape[1]
-        gx = _fir(spread.flip(1), taps, 1, back, x.shape[1]).flip(1)
-    if context.needs_input_grad[1]:
+        gx = _differentiable(spread.flip(1), taps, 1, back, x.shape[1]).flip(1)
+    if context.needs_input_grad[1] and x.shape[0] == 0:
+        gtaps = torch.zeros_like(taps)
+    elif context.needs_input_grad[1]:
         samples = spread.shape[1] + last
         seen = reference.windows(x, first, samples)
         product = torch.fft.rfft(seen) * torch.fft.rfft(spread, samples).conj()
@@ -73,8 +72,7 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int, int, int], output: Tensor
     ctx.save_for_backward(x, taps)
 
 
-_fir.register_autograd(_backward, setup_context=_keep)
-map_over_batch(_fir, (0,))
+_differentiable = with_adjoint(_fir, _keep, _backward, (0,))
 
 
 def fir(
@@ -94,9 +92,9 @@ def fir(
             f"expected taps (K,) of the input's dtype {x.dtype}, got {tuple(taps.shape)} "
             f"of {taps.dtype}"
         )
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if count is None:
         count = count_outputs(x.shape[-1] - first, taps.shape[0], stride)
-    function = reference.fir if use_reference(x, backend) else _fir
+    function = reference.fir if use_reference(x, backend) else _differentiable
     y = function(rows, taps, stride, first, count)
     return y.reshape(*x.shape[:-1], count)

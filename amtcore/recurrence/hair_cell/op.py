@@ -17,7 +17,7 @@ def _hair_cell(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return run_op(HAIR_CELL, 0, x, coef, state)
 
 
-differentiate(_hair_cell, HAIR_CELL)
+_differentiable = differentiate(_hair_cell, HAIR_CELL)
 
 
 def hair_cell(
@@ -27,4 +27,4 @@ def hair_cell(
     check_recurrence(x, coef, state, 9, 1)
     if use_reference(x, backend):
         return reference.hair_cell(x, coef, state)
-    return _hair_cell(x, coef, state)
+    return _differentiable(x, coef, state)

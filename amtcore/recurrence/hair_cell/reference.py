@@ -17,6 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..loops import over_time
+
 #: The exponents end here, where the channel is closed for good (p < 1e-17).
 LARGEST_EXPONENT = 40.0
 
@@ -38,4 +40,4 @@ def hair_cell(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         g = g_max / (1 + e1 * (1 + e0))
         u = u - (g + g_k) * u + ((g - g_rest) * drive + leak)
         samples.append(u)
-    return torch.stack(samples, -1), u.unsqueeze(-1)
+    return over_time(samples, state), u.unsqueeze(-1)

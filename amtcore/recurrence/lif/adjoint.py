@@ -90,7 +90,7 @@ def _backward_step(
         later = later + load_lanes(gvmem, at, 1, lanes, buffer)
     reached = vload(tape, (r + _REACHED) * LANES)
     total = fma(zero - threshold, later, load_lanes(gspikes, at, 1, lanes, buffer))
-    slope = where_greater(opens, reached, zero, inverse) * total
+    slope = where_greater(opens, reached, zero, inverse * total)
     n_later = count_spikes(reached, threshold, most) * later
     by_threshold = zero - fma(slope * reached, inverse, n_later)
     potential = later + slope

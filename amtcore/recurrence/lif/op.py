@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ShapeError
-from ..autograd import map_over_batch
+from ..autograd import as_adjoint, wants_derivative, with_adjoint
 from ..dispatch import use_reference
 from . import reference, runner
 from .reference import NEURON_COEFS, Outputs
@@ -60,12 +60,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Kept) -> None:
 
 
 def _backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = _lif_adjoint(*ctx.saved_tensors, ctx.max_spikes, ctx.record, *upstream[:4])
+    gradients = _adjoint_op(*ctx.saved_tensors, ctx.max_spikes, ctx.record, *upstream[:4])
     return (*gradients, None, None, None)
 
 
-_lif.register_autograd(_backward, setup_context=_save)
-map_over_batch(_lif, (0, 2))
+_adjoint_op = as_adjoint(_lif_adjoint)
+_differentiable = with_adjoint(_lif, _save, _backward, (0, 2))
 
 
 def lif(
@@ -88,8 +88,8 @@ def lif(
         if not torch.compiler.is_compiling():
             runner.check_finite(x, coef, state, outputs[-1])
         return outputs
-    keep = torch.is_grad_enabled() and any(part.requires_grad for part in (x, coef, state))
-    return _lif(x, coef, state, max_spikes, record, keep)[:4]
+    keep = wants_derivative(x, coef, state)
+    return _differentiable(x, coef, state, max_spikes, record, keep)[:4]
 
 
 def _check(x: Tensor, coef: Tensor, state: Tensor) -> None:

@@ -22,20 +22,30 @@ Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class _SpikeCount(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(
-        ctx: Any, vmem: Tensor, threshold: Tensor, window: Tensor, max_spikes: float
-    ) -> Tensor:
-        ctx.save_for_backward(vmem, threshold, window)
+    def forward(vmem: Tensor, threshold: Tensor, window: Tensor, max_spikes: float) -> Tensor:
         count = torch.floor(vmem / threshold).clamp(max=max_spikes)
         return torch.where(vmem >= threshold, count, torch.zeros_like(count))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.save_for_forward(*inputs[:3])
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         vmem, threshold, window = ctx.saved_tensors
         slope = torch.where(vmem >= threshold - window, upstream[0] / threshold, 0.0)
         by_threshold = -slope * vmem / threshold
-        return slope, by_threshold.sum_to_size(threshold.shape), None, None
+        return slope, by_threshold.reshape(-1, *threshold.shape).sum(0), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        vmem, threshold, window = ctx.saved_tensors
+        change = tangents[0] / threshold - vmem * tangents[1] / threshold.square()
+        return torch.where(vmem >= threshold - window, change, 0.0)
 
 
 def spike_count(vmem: Tensor, threshold: Tensor, window: Tensor, max_spikes: float) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...errors import ParameterError
+from ...errors import NonFiniteError
 from ..buffers import empty
 from ..chain.runner import groups_of, pack, unpack
-from ..memory import STREAM_ALIGN
+from ..memory import CACHE_LINE
 from ..simd import LANES
 from ..threads import get_num_threads, parallel_for
 from .adjoint import RUN_LIF_ADJOINT
@@ -76,8 +76,8 @@ def forward(
 
 def _is_streamed(out: Tensor) -> bool:
     """Whether output (batch, time, row) goes past the caches: it is large, and every row starts at
-    a multiple of STREAM_ALIGN bytes."""
-    return out.nbytes >= STREAM_BYTES and out.shape[2] * out.element_size() % STREAM_ALIGN == 0
+    a multiple of CACHE_LINE bytes."""
+    return out.nbytes >= STREAM_BYTES and out.shape[2] * out.element_size() % CACHE_LINE == 0
 
 
 def adjoint(
@@ -117,11 +117,11 @@ def check_finite(x: Tensor, coef: Tensor, before: Tensor, after: Tensor) -> None
         wrong = (~torch.isfinite(values)).nonzero()
         if len(wrong):
             at = tuple(wrong[0].tolist())
-            raise ParameterError(
+            raise NonFiniteError(
                 f"{name} must be finite, got {float(values[at])} at index {at} and "
                 f"{len(wrong) - 1} more non-finite values; remove or replace them"
             )
-    raise ParameterError(
+    raise NonFiniteError(
         f"the neurons overflowed {after.dtype}; scale the input (largest magnitude "
         f"{float(x.abs().max()):g}) or lower the decay factors"
     )

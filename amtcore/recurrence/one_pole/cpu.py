@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import njit
 
-from ..simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
+from ..simd import LANES, fma, vabs, vload, vmax, vsplat, vsqrt, vstore, where_greater_or_nan
 
 
 @njit
@@ -250,6 +250,8 @@ def modulation_adjoint(
         gp_re = fma(l_re, z_re, fma(l_im, z_im, gp_re))
         gp_im = fma(l_im, z_re, fma(zero - l_re, z_im, gp_im))
         g_gain = fma(vload(x, t * LANES), l_re, g_gain)
+        # Where a channel has no such filter the gain is 0, and l may be NaN although gy is 0.
+        l_re = where_greater_or_nan(vabs(gain), zero, l_re, zero)
         vstore(gx, t * LANES, fma(gain, l_re, vload(gx, t * LANES)))
         later_re = fma(p_re, l_re, p_im * l_im)
         later_im = fma(p_re, l_im, minus_p_im * l_re)

@@ -37,9 +37,9 @@ def _(
     return x.new_empty(x.shape[0], offsets[-1], x.shape[2]), torch.empty_like(state)
 
 
-differentiate(_cascade, ONE_POLE_CASCADE, lambda constants, state: constants[0])
-differentiate(_pole_zero, POLE_ZERO_CASCADE, lambda constants, state: constants[0])
-differentiate(_bank, None)
+_cascade_op = differentiate(_cascade, ONE_POLE_CASCADE, lambda constants, state: constants[0])
+_pole_zero_op = differentiate(_pole_zero, POLE_ZERO_CASCADE, lambda constants, state: constants[0])
+_bank_op = differentiate(_bank, None)
 
 
 def one_pole_cascade(
@@ -49,7 +49,7 @@ def one_pole_cascade(
     check_recurrence(x, coef, state, 3, 2 * order)
     if use_reference(x, backend):
         return reference.one_pole_cascade(x, coef, state, order)
-    return _cascade(x, coef, state, order)
+    return _cascade_op(x, coef, state, order)
 
 
 def pole_zero_cascade(
@@ -59,7 +59,7 @@ def pole_zero_cascade(
     check_recurrence(x, coef, state, 3, 2 * order)
     if use_reference(x, backend):
         return reference.pole_zero_cascade(x, coef, state, order)
-    return _pole_zero(x, coef, state, order)
+    return _pole_zero_op(x, coef, state, order)
 
 
 def modulation_bank(
@@ -75,4 +75,4 @@ def modulation_bank(
     check_recurrence(x[:, :1], coef, state, coefs, filter_states(coefs))
     if use_reference(x, backend):
         return reference.modulation_bank(x, coef, state, kinds, offsets)
-    return _bank(x, coef, state, kinds, offsets)
+    return _bank_op(x, coef, state, kinds, offsets)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..biquad.reference import state_variable
+from ..loops import over_time
 
 # Kinds of modulation filter.
 STATE_VARIABLE = 0
@@ -33,32 +34,42 @@ def one_pole_cascade(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tupl
     Returns:
         y (batch, channel, time) and the state after the last sample.
     """
-    p = torch.complex(coef[:, 0], coef[:, 1])
-    z = list(torch.view_as_complex(state.reshape(*state.shape[:2], order, 2)).unbind(-1))
+    p_re, p_im, gain = coef.unbind(-1)
+    z = list(state.unflatten(-1, (order, 2)).unbind(-2))
     samples = []
     for sample in x.unbind(-1):
-        value = sample.to(p.dtype)
+        value = torch.stack((sample, torch.zeros_like(sample)), -1)
         for k in range(order):
-            value = z[k] = p * z[k] + value
-        samples.append(coef[:, 2] * z[-1].real)
-    last = torch.view_as_real(torch.stack(z, -1)).reshape(state.shape)
-    return torch.stack(samples, -1), last
+            value = z[k] = _turned(p_re, p_im, z[k]) + value
+        samples.append(gain * z[-1][..., 0])
+    return over_time(samples, state), torch.stack(z, -2).flatten(-2)
+
+
+def _turned(p_re: Tensor, p_im: Tensor, z: Tensor) -> Tensor:
+    """p z, real and imaginary parts on the last axis: torch's own complex numbers make NaN of both
+    parts where one is infinite."""
+    re, im = z.unbind(-1)
+    return torch.stack((p_re * re - p_im * im, p_re * im + p_im * re), -1)
 
 
 def pole_zero_cascade(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor, Tensor]:
     """Run the cascade whose sections pass on their real parts; arguments as above, the gain being
     that of one section."""
-    p = torch.complex(coef[:, 0], coef[:, 1])
-    z = list(torch.view_as_complex(state.reshape(*state.shape[:2], order, 2)).unbind(-1))
+    p_re, p_im, gain = coef.unbind(-1)
+    z = list(state.unflatten(-1, (order, 2)).unbind(-2))
     samples = []
     for sample in x.unbind(-1):
         value = sample
         for k in range(order):
-            z[k] = p * z[k] + value
-            value = coef[:, 2] * z[k].real
+            z[k] = _with_real(_turned(p_re, p_im, z[k]), value)
+            value = gain * z[k][..., 0]
         samples.append(value)
-    last = torch.view_as_real(torch.stack(z, -1)).reshape(state.shape)
-    return torch.stack(samples, -1), last
+    return over_time(samples, state), torch.stack(z, -2).flatten(-2)
+
+
+def _with_real(z: Tensor, value: Tensor) -> Tensor:
+    """z + value of a real value."""
+    return torch.stack((z[..., 0] + value, z[..., 1]), -1)
 
 
 def modulation_bank(
@@ -97,10 +108,9 @@ def modulation_bank(
 
 def _complex_filter(x: Tensor, coef: Tensor, state: Tensor, modulus: bool) -> tuple[Tensor, Tensor]:
     """y = g_out (Re z | |z|) with z[t] = p z[t-1] + g_in x[t]."""
-    p = torch.complex(coef[0], coef[1])
-    z = torch.complex(state[..., 0], state[..., 1])
-    samples = []
+    z, samples = state, []
     for sample in x.unbind(-1):
-        z = p * z + coef[2] * sample
-        samples.append(coef[3] * (z.abs() if modulus else z.real))
-    return torch.stack(samples, -1), torch.view_as_real(z)
+        z = _with_real(_turned(coef[0], coef[1], z), coef[2] * sample)
+        size = torch.linalg.vector_norm(z, dim=-1) if modulus else z[..., 0]
+        samples.append(coef[3] * size)
+    return over_time(samples, state), z

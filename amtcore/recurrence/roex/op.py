@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ShapeError
-from ..autograd import map_over_batch
+from ..autograd import as_adjoint, with_adjoint
 from ..dispatch import use_reference
 from ..threads import parallel_for
 from . import reference
@@ -24,6 +24,13 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 def _arrays(*tensors: Tensor) -> tuple[NDArray[Any], ...]:
     return tuple(tensor.detach().contiguous().numpy() for tensor in tensors)
+
+
+def _strange(levels: NDArray[Any], slopes: NDArray[Any], rates: NDArray[Any]) -> NDArray[Any]:
+    """Indices of the frames that hold something else than finite numbers: the kernel, which looks
+    at intensities above 0 only, would pass over it. They are left to the plain way."""
+    fine = np.isfinite(levels).all(1) & np.isfinite(slopes).all(1) & np.isfinite(rates).all()
+    return np.flatnonzero(~fine)
 
 
 def _over_frames(one: Callable[[int, slice], None], frames: int) -> None:
@@ -42,6 +49,10 @@ def _lower_skirt(
 
     def one(_: int, part: slice) -> None:
         run_lower_skirt(levels[part], slopes[part], *axes, out[part])
+        strange = _strange(levels[part], slopes[part], axes[0]) + part.start
+        if len(strange):
+            frames = (torch.from_numpy(values[strange]) for values in (levels, slopes))
+            out[strange] = reference.lower_skirt(*frames, *map(torch.from_numpy, axes)).numpy()
 
     _over_frames(one, len(levels))
     return torch.from_numpy(out)
@@ -63,11 +74,26 @@ def _adjoint(
     items = -(-len(levels) // ITEM_FRAMES)
     g_rates = np.zeros((items, len(rates)), levels.dtype)
 
-    def one(i: int, part: slice) -> None:
+    def kernel(i: int, chosen: Any) -> None:
+        made = np.empty_like(levels[chosen]), np.empty_like(levels[chosen])
         run_lower_skirt_adjoint(
-            levels[part], slopes[part], rates, centres, components, upstream[part],
-            g_levels[part], g_slopes[part], g_rates[i],
+            levels[chosen], slopes[chosen], rates, centres, components, upstream[chosen], *made,
+            g_rates[i],
         )  # fmt: skip
+        g_levels[chosen], g_slopes[chosen] = made
+
+    def one(i: int, part: slice) -> None:
+        strange = _strange(levels[part], slopes[part], rates) + part.start
+        if not len(strange):
+            kernel(i, part)
+            return
+        kernel(i, np.setdiff1d(np.arange(len(levels))[part], strange))
+        of_frames = (values[strange] for values in (levels, slopes, upstream))
+        plain = reference.lower_skirt_gradients(
+            *map(torch.from_numpy, (*of_frames, rates, centres, components))
+        )
+        g_levels[strange], g_slopes[strange] = plain[0].numpy(), plain[1].numpy()
+        g_rates[i] += plain[2].numpy()
 
     _over_frames(one, len(levels))
     return (
@@ -89,11 +115,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, gout: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_adjoint(*ctx.saved_tensors, gout), None, None)
+    return (*_adjoint_op(*ctx.saved_tensors, gout), None, None)
 
 
-_lower_skirt.register_autograd(_backward, setup_context=_keep)
-map_over_batch(_lower_skirt, (0, 1))
+_adjoint_op = as_adjoint(_adjoint)
+_differentiable = with_adjoint(_lower_skirt, _keep, _backward, (0, 1))
 
 
 def lower_skirt(
@@ -112,7 +138,7 @@ def lower_skirt(
     _check(intensity, slope, rate, fc_hz, f_hz)
     if use_reference(intensity, backend):
         return reference.lower_skirt(intensity, slope, rate, fc_hz, f_hz)
-    return _lower_skirt(intensity, slope, rate, fc_hz, f_hz)
+    return _differentiable(intensity, slope, rate, fc_hz, f_hz)
 
 
 def _check(intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: Tensor) -> None:

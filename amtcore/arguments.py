@@ -1,0 +1,306 @@
+"""What constructors accept: every argument by name, with its unit and range, checked before work.
+
+An argument of the same name means the same in all classes, so the rules stand once, in `RULES`; a
+class whose argument differs says so at its constructor. Numbers may be numpy's, or tensors of one
+value, and become Python's; True is no number, and text is none either. What depends on several
+arguments, such as a frequency on the sampling rate, is checked in the class.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import BackendError, ParameterError
+from .recurrence.dispatch import BACKENDS
+
+Rule = Callable[[str, Any], Any]
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
+
+def plain_number(value: Any) -> int | float | None:
+    """A number as Python's int or float; None for anything else, True and False among it."""
+    if isinstance(value, (Tensor, np.ndarray)) and math.prod(value.shape) == 1:
+        value = value.item()
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    except OverflowError:
+        return math.inf
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number.
+
+    Args:
+        unit: Of the value, as the error names it; "" for none.
+        above, least: It must be larger than the one, and not smaller than the other.
+        below, most: Likewise at the other end.
+        optional: Whether None is accepted.
+        hint: What to do about a value outside, such as the conversion from another unit.
+        whole: Whether it must be a whole number.
+        phrase: What it is, where that says more than "a finite number".
+    """
+
+    unit: str = ""
+    above: float = -math.inf
+    least: float = -math.inf
+    below: float = math.inf
+    most: float = math.inf
+    optional: bool = False
+    hint: str = ""
+    whole: bool = False
+    phrase: str = ""
+
+    def wanted(self) -> str:
+        """In words, what is accepted."""
+        kind = self.phrase or ("a whole number" if self.whole else "a finite number")
+        ends = {"above": self.above, "at least": self.least, "below": self.below}
+        ends["at most"] = self.most
+        limits = [f"{word} {end:g}" for word, end in ends.items() if math.isfinite(end)]
+        if math.isfinite(self.least) and math.isfinite(self.most):
+            limits = [f"between {self.least:g} and {self.most:g}"]
+        if math.isfinite(self.above) and math.isfinite(self.below):
+            limits = [f"between {self.above:g} and {self.below:g} (both excluded)"]
+        wanted = f"{kind} {' and '.join(limits)}{self.unit}".rstrip()
+        return f"{wanted}, or None" if self.optional else wanted
+
+    def fits(self, number: int | float | None) -> bool:
+        """Whether a number is of the kind and within the limits."""
+        if number is None or not math.isfinite(number) or (self.whole and number % 1):
+            return False
+        return self.above < number < self.below and self.least <= number <= self.most
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """The value as Python's number."""
+        if value is None and self.optional:
+            return None
+        number = plain_number(value)
+        if number is None or not self.fits(number):
+            hint = f"; {self.hint}" if self.hint else ""
+            raise ParameterError(f"{name} must be {self.wanted()}, got {value!r}{hint}")
+        return int(number) if self.whole else number
+
+
+def whole(least: int, most: float = math.inf, optional: bool = False) -> Number:
+    """The rule for a whole number."""
+    return Number(least=least, most=most, optional=optional, whole=True)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """One number or several; a float64 tensor of them, a list of whole ones, or the single one.
+
+    Args:
+        each: The rule for every one of them.
+        single: Whether a number alone is accepted.
+        ascending: Whether every one must be larger than the one before.
+        optional: Whether None is accepted.
+    """
+
+    each: Number
+    single: bool = True
+    optional: bool = False
+    ascending: bool = False
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """The values, float64."""
+        if value is None and self.optional:
+            return None
+        if self.single and plain_number(value) is not None:
+            return self.each(name, value)
+        many = value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
+        if not isinstance(many, (list, tuple)) or not many:
+            kind = "a number or a list" if self.single else "a non-empty list"
+            raise ParameterError(f"{name} must be {kind} of numbers, got {value!r}")
+        every = [self.each(f"every one of {name}", number) for number in many]
+        if self.ascending and not all(a < b for a, b in pairwise(every)):
+            raise ParameterError(f"{name} must ascend, got {many}; sort them")
+        if self.each.whole:
+            return every
+        return torch.tensor([float(number) for number in every], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """True or False.
+
+    Args:
+        optional: Whether None is accepted.
+    """
+
+    optional: bool = False
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """The value as Python's bool."""
+        if (value is None and self.optional) or isinstance(value, bool):
+            return value
+        if isinstance(value, np.bool_):
+            return bool(value)
+        also = ", or None" if self.optional else ""
+        raise ParameterError(f"{name} must be True or False{also}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A name; which ones there are is checked in the class.
+
+    Args:
+        optional: Whether None is accepted.
+    """
+
+    optional: bool = False
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """The value itself."""
+        if isinstance(value, str) or (value is None and self.optional):
+            return value
+        also = ", or None" if self.optional else ""
+        raise ParameterError(f"{name} must be a name{also}, got {value!r}")
+
+
+def options(name: str, value: Any) -> dict[str, Any]:
+    """Arguments for a stage: a mapping from names, or None."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ParameterError(f"{name} must be a dict of arguments by name, or None, got {value!r}")
+    return dict(value)
+
+
+def working_type(name: str, value: Any) -> torch.dtype:
+    """float32 or float64."""
+    if not (isinstance(value, torch.dtype) and value in (torch.float32, torch.float64)):
+        raise ParameterError(f"{name} must be torch.float32 or torch.float64, got {value!r}")
+    return value
+
+
+def kernel_choice(name: str, value: Any) -> Any:
+    """None, or the name of a kernel."""
+    if value is not None and value not in BACKENDS:
+        raise BackendError(f"{name} must be one of {', '.join(BACKENDS)} or None, got {value!r}")
+    return value
+
+
+def own_check(name: str, value: Any) -> Any:
+    """For arguments that only their class can judge."""
+    return value
+
+
+#: Rates, frequencies; times; levels. Wrong units lie outside: ms for s, Hz for Cam.
+POSITIVE = Number(above=0.0)
+RATE = Number(" Hz", above=0.0)
+SECONDS = Number(" s", above=0.0, most=10.0, hint="times are in seconds")
+LEVEL = Number(" dB", least=-200.0, most=300.0)
+CAM = Number(" Cam", above=0.0, most=60.0, hint="ERB numbers are in Cam, not in Hz")
+PER_MS = Number(" per ms", above=0.0, below=1.0)
+EXPONENT = Number(above=0.0, most=10.0)
+_OPTIONAL_RATE = Number(" Hz", above=0.0, optional=True)
+_HOP = whole(1, optional=True)
+
+RULES: dict[str, Rule] = {
+    # rates and frequencies
+    **dict.fromkeys(("fs_out", "adt_hp_fc", "mflow", "mfhigh", "fhigh"), RATE),
+    "fs": Number(" Hz", above=0.0, phrase="a sampling rate in Hz"),
+    "flow": Number(" Hz", least=0.0),
+    **dict.fromkeys(
+        ("basef", "subfs", "cutoff", "max_mfc", "lp_cutoff", "f_min", "f_max"), _OPTIONAL_RATE
+    ),
+    "lowpass_cutoff": Number(" Hz", least=0.0, optional=True, hint="0 is no low-pass"),
+    **dict.fromkeys(("fc", "fc_hz"), Numbers(RATE, single=False)),
+    "frequencies": Numbers(RATE, single=False, ascending=True),
+    # scales
+    **dict.fromkeys(("erb_lower", "erb_upper"), CAM),
+    "erb_step": Number(" Cam", above=0.0, most=10.0),
+    # times and rates of change
+    "tau": Numbers(SECONDS, single=False, optional=True),
+    **dict.fromkeys(("tau_attack", "tau_release", "ltl_tau_attack", "ltl_tau_release"), SECONDS),
+    **dict.fromkeys(("attack_alpha", "release_alpha"), PER_MS),
+    "hop_length": _HOP,
+    # levels
+    **dict.fromkeys(("knee_db", "compression_knee_db", "dboffset", "gain_db"), LEVEL),
+    "minspl": Number(" dB SPL", least=-200.0, below=100.0),
+    "min_level": Numbers(Number(above=0.0, below=1.0), optional=True),
+    # factors
+    **dict.fromkeys(("n", "compression_n"), Numbers(EXPONENT)),
+    "limit": Number(least=0.0, optional=True),
+    "betamul": Number(above=0.0, most=100.0, optional=True),
+    **dict.fromkeys(("erb_scale", "bandwidth_scale"), Number(above=0.0, most=100.0)),
+    **dict.fromkeys(("qfactor", "modbank_qfactor", "sigma", "p", "C", "ir_length_ratio"), POSITIVE),
+    "Q": Number(above=0.5),
+    "att_factor": Number(least=0.0, optional=True),
+    "tolerance": whole(0),
+    # numbers of things
+    **dict.fromkeys(("order", "adt_hp_order"), whole(1)),
+    "n_channels": whole(1),
+    "n_windows": whole(1, 6),
+    "n_ffts": Numbers(whole(2), single=False, optional=True),
+    **dict.fromkeys(("nmod", "modbank_nmod"), whole(1, optional=True)),
+    # switches and names
+    **dict.fromkeys(
+        ("learnable", "return_stages", "compensate_delay", "normalize_gain", "lp_150hz",
+         "use_outerear", "has_rec"), Flag(),
+    ),
+    "use_upper_limit": Flag(optional=True),
+    **dict.fromkeys(
+        ("method", "btype", "model", "subject", "phase_type", "compression_type", "phase_insens",
+         "compensation_type", "field_type", "filter_type", "leak_mode"), Text(),
+    ),
+    "preset": Text(optional=True),
+    "backend": kernel_choice,
+    "dtype": working_type,
+    # constants of neurons, one or many of them: spiking_checks
+    **dict.fromkeys(
+        ("shape", "tau_mem", "tau_syn", "threshold", "bias", "alpha", "beta", "dash_mem",
+         "dash_syn", "max_spikes_per_dt", "learning_window", "dt"), own_check,
+    ),
+    "noise_std": Number(least=0.0),
+}  # fmt: skip
+
+
+def rule_of(name: str, own: Mapping[str, Rule]) -> Rule:
+    """The rule of an argument, its class's own or that of its name."""
+    if name.endswith("_kwargs"):
+        return own.get(name, options)
+    return own[name] if name in own else RULES[name]
+
+
+def checked_arguments(**own: Rule) -> Callable[[Constructor], Constructor]:
+    """Let a constructor see only arguments that keep their rules, numbers as Python's.
+
+    Args:
+        own: Rules of arguments that mean something else here than in other classes.
+    """
+
+    def decorate(constructor: Constructor) -> Constructor:
+        signature = inspect.signature(constructor)
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        named = [p.name for p in signature.parameters.values() if p.kind not in kinds]
+        rules = {name: rule_of(name, own) for name in named[1:]}
+
+        @functools.wraps(constructor)
+        def check(*args: Any, **kwargs: Any) -> None:
+            try:
+                given = signature.bind(*args, **kwargs)
+            except TypeError:
+                return constructor(*args, **kwargs)  # says which argument it does not know
+            for name, value in given.arguments.items():
+                if name in rules:
+                    given.arguments[name] = rules[name](name, value)
+            return constructor(*given.args, **given.kwargs)
+
+        return check  # type: ignore[return-value]
+
+    return decorate

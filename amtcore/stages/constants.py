@@ -1,0 +1,367 @@
+"""Constants of a stage: buffers or learnable, read, set and saved in their physical unit.
+
+A fixed constant `tau` is a buffer. A learnable one is a parameter `tau_raw`, unbounded, and `tau`
+is the value between its bounds that follows from it (`limits`). `state_dict` holds `tau` either
+way, so what one kind saves the other loads. Tables that follow from constants and settings are no
+part of it: they are made again after loading, and where a constant has changed in place.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ParameterError, ShapeError
+from ..recurrence.autograd import is_transformed
+from .limits import Limit
+
+#: Types that everything here works in.
+WORKING_TYPES = (torch.float32, torch.float64)
+Value = Tensor | Sequence[float] | float
+_RAW, _ROUNDING = "_raw", "_rounding"
+_WORKING_TYPES = (torch.float32, torch.float64)
+
+
+def check_conversion(fn: Callable[[Tensor], Tensor]) -> None:
+    """Raises where torch is about to convert a module to a type that it cannot work in."""
+    kind = fn(torch.zeros(1, device="cpu")).dtype
+    if kind not in WORKING_TYPES:
+        raise ParameterError(
+            f"models and stages work in float32 or float64, got {kind}: filters of a few Hz and "
+            "the states of recurrences need more digits than it has; leave the module as it is, "
+            "or use torch.autocast for what is around it"
+        )
+
+
+class BuiltOnCpu(type):
+    """Metaclass of modules whose filters are designed on the CPU, then moved to torch's default
+    device: so `with torch.device("meta")` builds them too."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        device = torch.get_default_device()
+        with torch.device("cpu"):
+            module = super().__call__(*args, **kwargs)
+            if isinstance(module, HasConstants):
+                module.refresh()
+        return module if device.type == "cpu" else module.to(device)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """Of the constructor, which `inspect` and editors would not find behind `__call__`."""
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+class Converted(nn.Module, metaclass=BuiltOnCpu):
+    """A module that refuses a type before any part of it is converted."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        check_conversion(fn)
+        return super()._apply(fn, recurse)
+
+
+class HasConstants(Converted):
+    """A module of constants.
+
+    Args:
+        learnable: Whether they are parameters.
+        dtype: Their type.
+
+    Invariants:
+        For any finite values of the parameters the constants lie within their bounds.
+    """
+
+    #: Bounds of every constant, and the names of those that are learnt.
+    _limits: Mapping[str, Limit] = {}
+    _learnt: frozenset[str] = frozenset()
+    #: What the tables of `derived` were made from, by key, with the version of each.
+    _made_from: Mapping[str, tuple[Tensor | None, int]] = {}
+    #: Persistent buffers of earlier versions that are made, not loaded.
+    _once_saved: tuple[str, ...] = ()
+    _loading = False
+
+    def __init__(self, learnable: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.learnable, self.dtype = learnable, dtype
+        self._limits, self._learnt = {}, frozenset()
+
+    def constant(
+        self, name: str, value: Value, limit: Limit | None = None, learnable: bool | None = None
+    ) -> None:
+        """Register a constant under its name.
+
+        Args:
+            name: Attribute and key in `state_dict`.
+            value: Its value; in a learnable module it then is what it is now, exactly.
+            limit: Its bounds; None for a constant that may be anything, learnt as it is.
+            learnable: Whether it is learnt; None takes the module's.
+        """
+        tensor = torch.as_tensor(value, dtype=self.dtype).clone()
+        learnt = self.learnable if learnable is None else learnable
+        if limit is not None:
+            limit.check(name, tensor.double())
+            self._limits = {**self._limits, name: limit}
+        if not learnt:
+            self.register_buffer(name, tensor)
+            return
+        if limit is None:
+            self.register_parameter(name, nn.Parameter(tensor))
+            return
+        raw, rounding = _split(limit, tensor.double(), self.dtype)
+        self.register_buffer(name, None)
+        self.register_parameter(name + _RAW, nn.Parameter(raw))
+        self.register_buffer(name + _ROUNDING, rounding, persistent=False)
+        self._learnt |= {name}
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        if name in self._learnt:
+            given = self._buffers[name]  # by torch.func.functional_call, for the time of a call
+            if given is not None:
+                return given
+            return self._value(name)
+        return super().__getattr__(name)
+
+    def _value(self, name: str) -> Tensor:
+        """A learnt constant; its `grad` is that of the parameter, in the constant's unit."""
+        raw = self._source(name)
+        value = self._exact(name).to(raw.dtype)
+        if not torch.compiler.is_compiling() and raw.is_leaf and raw.grad is not None:
+            of_raw = raw.grad.double()
+            value.grad = self._limits[name].gradient(raw.detach().double(), of_raw).to(raw.dtype)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._limits and not self._loading:
+            self.set_constant(name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def limit_of(self, name: str) -> Limit:
+        """Bounds of a constant."""
+        return self._limits[name]
+
+    @property
+    def bounded(self) -> tuple[str, ...]:
+        """Names of the constants that have bounds."""
+        return tuple(self._limits)
+
+    @property
+    def learnt(self) -> tuple[str, ...]:
+        """Names of the constants that are learnt, in their order; `<name>_raw` is the parameter."""
+        return tuple(name for name in self._limits if name in self._learnt)
+
+    def _exact(self, name: str) -> Tensor:
+        """A learnt constant in float64: what follows from the parameter, and what its rounding
+        left of the value that was set."""
+        limit, rounding = self._limits[name], self._buffers[name + _ROUNDING]
+        assert rounding is not None
+        return limit.within(limit.value(self._source(name).double()) + rounding)
+
+    def set_constant(self, name: str, value: Value, shape: torch.Size | None = None) -> None:
+        """Set a constant in its unit, in place, so that an optimizer keeps hold of it.
+
+        Args:
+            name: Of a constant with bounds.
+            value: One number, or as many as there are.
+            shape: Where the constant takes another shape.
+        """
+        kept = self._source(name)
+        tensor = torch.as_tensor(value, dtype=torch.float64, device=kept.device).detach()
+        if shape is not None and shape != kept.shape:
+            kept.data = kept.new_zeros(shape)
+            if name in self._learnt:
+                self._buffers[name + _ROUNDING] = tensor.new_zeros(shape)
+        if tensor.ndim and tensor.shape != kept.shape:
+            raise ShapeError(
+                f"{name} must have shape {tuple(kept.shape)} or be one number, got "
+                f"{tuple(tensor.shape)}"
+            )
+        exact = tensor.to(kept.dtype).double().expand(kept.shape)
+        self._limits[name].check(name, exact)
+        with torch.no_grad():
+            if name in self._learnt:
+                raw, rounding = _split(self._limits[name], exact, kept.dtype)
+                kept.copy_(raw)
+                self.get_buffer(name + _ROUNDING).copy_(rounding)
+            else:
+                kept.copy_(exact)
+        self.refresh()
+
+    # --- tables ---
+
+    def tables(self) -> dict[str, Tensor]:
+        """What follows from the settings alone: kept as buffers, not saved."""
+        return {}
+
+    def derive(self) -> dict[str, Callable[[], Tensor]]:
+        """How to make what follows from constants too, in the graph; kept likewise."""
+        return {}
+
+    def refresh(self) -> None:
+        """Make all tables again. Needed only after a change of a constant's memory that torch
+        does not see, as through `.data` or numpy."""
+        sources = self._sources()
+        if any(kept.is_meta for kept in sources.values()):
+            return
+        device = next((kept.device for kept in sources.values()), None)
+        with torch.no_grad():
+            made = {name: make() for name, make in self.derive().items()}
+            for name, table in {**self.tables(), **made}.items():
+                self._buffers.pop(name, None)
+                self.register_buffer(name, table.to(device), persistent=False)
+        self._made_from = {
+            **dict.fromkeys(self._learnt, (None, 0)),
+            **{key: (kept, _version(kept)) for key, kept in sources.items()},
+        }
+
+    def derived(self, name: str, *of: str) -> Tensor:
+        """A table of `derive` that is true to the constants: with gradients where these have them,
+        made again where one was changed or exchanged.
+
+        Args:
+            name: Of the table.
+            of: The constants and buffers that it follows from; all of the module if there are none.
+        """
+        if not torch.compiler.is_compiling() and self._nothing_changed():
+            return self._buffers[name]  # type: ignore[return-value]
+        sources = self._sources()
+        keys = [key if key in sources else key + _RAW for key in of] or list(sources)
+        if any(sources[key].requires_grad for key in keys):
+            return self.derive()[name]()
+        if torch.compiler.is_compiling() or all(self._is_as_made(k, sources[k]) for k in keys):
+            return self.get_buffer(name)
+        if is_transformed():
+            return self.derive()[name]()
+        self.refresh()
+        return self.get_buffer(name)
+
+    def _nothing_changed(self) -> bool:
+        """Whether all is as when the tables were made, without gradients: the quick way out."""
+        buffers, parameters = self._buffers, self._parameters
+        for key, (before, version) in self._made_from.items():
+            kept = buffers[key] if key in buffers else parameters[key]
+            if kept is not before:
+                return False
+            if kept is not None and (kept.requires_grad or _version(kept) != version):
+                return False
+        return bool(self._made_from)
+
+    def _is_as_made(self, key: str, kept: Tensor) -> bool:
+        before, version = self._made_from.get(key, (None, 0))
+        return kept is before and _version(kept) == version
+
+    def _source(self, name: str) -> Tensor:
+        """Where a constant is kept: its parameter or its buffer."""
+        learnt = name in self._learnt
+        kept = self._parameters[name + _RAW] if learnt else self._buffers[name]
+        assert kept is not None
+        return kept
+
+    def _sources(self) -> dict[str, Tensor]:
+        """All that a state dict holds, as it is kept or, for the time of a call, given."""
+        own, made = {**self._parameters, **self._buffers}, self._non_persistent_buffers_set
+        given = [name + _RAW for name in self._learnt if self._buffers[name] is not None]
+        return {
+            key: kept
+            for key, kept in own.items()
+            if kept is not None and key not in made and key not in given
+        }
+
+    # --- saving, loading, moving ---
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in self.learnt:
+            value = getattr(self, name)
+            del destination[prefix + name + _RAW]
+            destination[prefix + name] = value if keep_vars else value.detach()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Values in, raw values kept: loads what either kind has saved."""
+        own = {k: v for k, v in state_dict.items() if k[len(prefix) :] not in self._once_saved}
+        if local_metadata.get("assign_to_params_buffers", False):
+            own = self._assignable(own, prefix)
+        roundings: dict[str, Tensor] = {}
+        for name, limit in self._limits.items():
+            value = own.get(prefix + name)
+            if not isinstance(value, Tensor) or value.is_meta:
+                continue
+            if value.shape != self._source(name).shape:
+                continue  # left to torch, which says so
+            try:
+                limit.check(prefix + name, value.double())
+            except ParameterError as error:
+                error_msgs.append(str(error))
+                del own[prefix + name]
+                continue
+            if name in self._learnt:
+                exact = value.detach().double()
+                own[prefix + name], roundings[name] = _split(limit, exact, value.dtype)
+        for name in self._learnt:
+            if prefix + name in own:
+                own[prefix + name + _RAW] = own.pop(prefix + name)
+        missing: list[str] = []
+        self._loading = True
+        try:
+            super()._load_from_state_dict(
+                own, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
+            )
+        finally:
+            self._loading = False
+        missing_keys += [key.removesuffix(_RAW) for key in missing]
+        for name, rounding in roundings.items():
+            self._buffers[name + _ROUNDING] = rounding.to(self._source(name).device)
+        self._follow_dtype()
+        self.refresh()
+
+    def _assignable(self, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """A state dict to take the tensors of: those in a type that nothing works in, such as the
+        half precision of a checkpoint, come to the module's."""
+        own = {prefix + key for key in (*self._sources(), *self._limits)}
+        return {
+            key: kept.to(self.dtype)
+            if key in own and kept.is_floating_point() and kept.dtype not in _WORKING_TYPES
+            else kept
+            for key, kept in state_dict.items()
+        }
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Keep `dtype` true, and the digits of learnt constants in a smaller type."""
+        before = {name: self._exact(name).detach() for name in self._learnt}
+        super()._apply(fn, recurse)
+        for name, exact in before.items():
+            raw = self._source(name).detach()
+            if not exact.is_meta:  # else there is nothing to keep
+                left = exact.to(raw.device) - self._limits[name].value(raw.double())
+                self._buffers[name + _ROUNDING] = left
+        self._follow_dtype()
+        return self
+
+    def _follow_dtype(self) -> None:
+        first = next((t for t in (*self.parameters(), *self.buffers())), None)
+        if first is not None and first.is_floating_point():
+            self.dtype = first.dtype
+
+
+def _split(limit: Limit, exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The parameter of a float64 value in a working type, and what its rounding left, float64."""
+    raw = limit.raw(exact).to(dtype)
+    return raw, exact - limit.value(raw.double())
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place, as far as torch counts it."""
+    return 0 if tensor.is_inference() else tensor._version
