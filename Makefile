@@ -4,14 +4,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-models test-pipeline lint bench clean
+.PHONY: setup demo test test-models test-pipeline lint lock bench clean
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
+$(STAMP): pyproject.toml requirements.lock requirements-uv.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e ".[test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  -r requirements-uv.lock
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
+	  --require-hashes -r requirements.lock
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
+	  --build-constraints requirements.lock --no-deps -e .
 	touch $(STAMP)
+
+# The hashes of what constraints.txt pins; run it after every change of a pin.
+lock:
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test \
+	  --generate-hashes --no-annotate --no-header -c constraints.txt pyproject.toml \
+	  -o requirements.lock
+	grep -E '^uv==' constraints.txt | $(BIN)/uv pip compile --quiet --universal \
+	  --python-version 3.11 --generate-hashes --no-annotate --no-header - \
+	  -o requirements-uv.lock
 
 demo: setup
 	$(BIN)/earmill demo

@@ -1,53 +1,126 @@
-"""The `earmill` command: parses, calls, and turns every deliberate error into one line.
+"""The `earmill` command: parses, calls, and turns every error into one line.
 
 Exit codes: 0 done; 1 failed or stopped; 2 bad usage, spec, source or output, found before any work;
-3 done, but more rows are in quarantine than the job allows. Nothing heavy is imported here.
+3 done, but more rows are in quarantine than the job allows. With `--json` a command that ends
+without its result ends with an `error` event. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
-from jobs.commands import demo, extract, inspect, models, plan, plot, verify
+from jobs.commands import demo, extract, inspect, models, plan, plot, retry, spec, verify
+from jobs.terminal import error_event, say_error
 from pipeline.errors import EarmillError
+from pipeline.plain_text import one_line
+from pipeline.store_errors import is_store_error, store_line
+
+DEBUG = "--debug"
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="earmill",
-    help="Grind audio corpora into auditory-model features.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("extract")(extract.extract)
 app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
+app.command("retry")(retry.retry)
 app.command("plot")(plot.plot)
 app.command("models")(models.models)
+app.command("spec")(spec.spec)
 app.command("demo")(demo.demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"earmill {version('earmill')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _earmill(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Show the traceback of an error; goes before the command.")
+    ] = False,
+) -> None:
+    """Grind audio corpora into auditory-model features."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code."""
+    arguments = list(arguments)
     try:
-        app(args=list(arguments), prog_name="earmill")
+        app(args=arguments, prog_name="earmill")
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except EarmillError as error:
-        print(f"earmill: {one_line(error)}", file=sys.stderr)
-        return error.exit_code
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        # Usage errors and results that are not good are told already; machines get an event.
+        if usage := getattr(end.__context__, "format_message", None):
+            _tell_machines(arguments, code, one_line(usage()))
+        elif code == INTERRUPTED:
+            _fail(arguments, code, "interrupted")
+        return code
+    except Exception as error:
+        return _failed(arguments, error)
     return 0
 
 
-def one_line(error: Exception) -> str:
-    """An error's message without line breaks."""
-    return " ".join(str(error).split())
+def _failed(arguments: Sequence[str], error: Exception) -> int:
+    """Tell an exception in one line; the exit code for it."""
+    shown = bool(arguments) and arguments[0] == DEBUG
+    if shown:
+        traceback.print_exc()
+    if isinstance(error, EarmillError):
+        return _fail(arguments, error.exit_code, str(error))
+    if type(error).__module__ == "amtcore.errors":  # deliberate too; importing it takes seconds
+        return _fail(arguments, 2, str(error))
+    if is_store_error(error):
+        return _fail(arguments, 1, f"{store_line(error)}; a job goes on with --resume")
+    said = f"unexpected {type(error).__name__}: {error}"
+    where = "see the traceback" if shown else f"traceback: {_keep(error)}, or {DEBUG} COMMAND ..."
+    return _fail(arguments, 1, f"{said}; this is a defect of earmill, please report it ({where})")
 
 
-def main() -> None:
+def _fail(arguments: Sequence[str], code: int, message: str) -> int:
+    say_error(message)
+    _tell_machines(arguments, code, one_line(message))
+    return code
+
+
+def _tell_machines(arguments: Sequence[str], code: int, message: str) -> None:
+    if "--json" in arguments:
+        error_event(code, message)
+
+
+def _keep(error: Exception) -> str:
+    """Write the traceback to a file that only its owner can read; the file's name."""
+    try:
+        handle, name = tempfile.mkstemp(prefix="earmill-traceback-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(traceback.format_exception(error))
+    except OSError as why:
+        return f"could not be written ({why})"
+    return name
+
+
+def main() -> Any:
     """Entry point of the `earmill` script."""
     sys.exit(run(sys.argv[1:]))
 

@@ -1,17 +1,20 @@
 """Run events for people and machines: a bar on a terminal, plain lines elsewhere, JSON on request.
 
-All three are fed the same events and share one `Tally`. Progress, rate and time left are counted
-in audio seconds, never in rows or shards: rows differ in length, and audio is what costs.
+All three are fed the same events and share one `Tally`. Progress and time left are counted in the
+plan's audio seconds, never in rows or shards: rows differ in length, and audio is what costs.
+Hours and speed are those of audio that was decoded and went through the models; what is still only
+planned is an estimate and is called `about`.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from jobs.terminal import console, say, say_json
 from pipeline import events
+from pipeline.plain_text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +25,11 @@ LINE_EVERY_S = 5.0
 SAME_LINE_EVERY_S = 60.0
 # Below this much work the rate says nothing.
 RATE_AFTER_S = 0.5
+# Columns of the bar, and of the spinner and the gaps beside it.
+BAR_WIDTH = 20
+BAR_MARGIN = 4
+# Narrower terminals get half a bar.
+NARROW = 60
 
 
 class Reporter(Protocol):
@@ -38,24 +46,26 @@ class Tally:
     Args:
         clock: Monotonic seconds.
     Attributes:
-        done_s, total_s: Audio seconds, committed shards of earlier runs included.
+        audio_s: Audio of good rows, as decoded; committed shards of earlier runs included.
+        planned_s: Estimated audio of all shards, `done_s` of those that are through.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._work_began: float | None = None
-        self._before_s = 0.0
-        self._committed_s = 0.0
+        self._planned_before_s = self._audio_before_s = 0.0
+        self._planned_done_s = self._audio_done_s = 0.0
         self._in_flight_s = 0.0
         self.job = ""
-        self.total_s = 0.0
+        self.planned_s = 0.0
         self.rows_ok = self.rows_bad = self.rows_total = 0
 
     def take(self, event: events.Event) -> None:
         """Update the totals."""
         if isinstance(event, events.JobStarted):
-            self.job, self.total_s = event.job, event.seconds_total
-            self._before_s = self._committed_s = event.seconds_done
+            self.job, self.planned_s = event.job, event.seconds_total
+            self._planned_before_s = self._planned_done_s = event.seconds_done
+            self._audio_before_s = self._audio_done_s = event.audio_s_done
             self.rows_ok, self.rows_bad = event.rows_ok, event.rows_bad
             self.rows_total = event.rows_total
         elif isinstance(event, events.WorkersReady):
@@ -63,7 +73,8 @@ class Tally:
         elif isinstance(event, events.InFlight):
             self._in_flight_s = event.seconds
         elif isinstance(event, events.ShardDone):
-            self._committed_s += event.seconds
+            self._planned_done_s += event.seconds
+            self._audio_done_s += event.audio_s
             self._in_flight_s = max(0.0, self._in_flight_s - event.seconds)
             self.rows_ok += event.rows_ok
             self.rows_bad += event.rows_bad
@@ -75,31 +86,48 @@ class Tally:
 
     @property
     def done_s(self) -> float:
-        return min(self._committed_s + self._in_flight_s, self.total_s)
+        """Planned audio that is through."""
+        return min(self._planned_done_s + self._in_flight_s, self.planned_s)
+
+    @property
+    def audio_s(self) -> float:
+        return self._audio_done_s + self._in_flight_s
+
+    @property
+    def left_audio_s(self) -> float:
+        """Audio that is left, as planned: an estimate."""
+        return self.planned_s - self.done_s
+
+    @property
+    def share(self) -> float:
+        """How much is done, 0 to 1."""
+        return self.done_s / self.planned_s if self.planned_s else 1.0
 
     @property
     def times_real_time(self) -> float | None:
-        """Audio seconds per second since the workers were ready; None while unknown."""
-        worked_s = 0.0 if self._work_began is None else self._clock() - self._work_began
-        gained_s = self.done_s - self._before_s
-        if worked_s < RATE_AFTER_S or gained_s <= 0:
-            return None
-        return gained_s / worked_s
+        """Decoded audio seconds per second since the workers were ready; None while unknown."""
+        return self._rate(self.audio_s - self._audio_before_s)
 
     @property
     def left_s(self) -> float | None:
         """Seconds of waiting that are left at this rate; None while unknown."""
-        rate = self.times_real_time
-        return None if rate is None else (self.total_s - self.done_s) / rate
+        rate = self._rate(self.done_s - self._planned_before_s)
+        return None if rate is None else self.left_audio_s / rate
+
+    def _rate(self, gained_s: float) -> float | None:
+        worked_s = 0.0 if self._work_began is None else self._clock() - self._work_began
+        return gained_s / worked_s if worked_s >= RATE_AFTER_S and gained_s > 0 else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The totals as a JSON progress record."""
+        """The totals as a JSON progress record; `audio_s_left` and `audio_s_total` are estimates
+        while shards are left."""
         rate, left_s = self.times_real_time, self.left_s
         return {
             "event": "progress",
-            "audio_s_done": round(self.done_s, 3),
-            "audio_s_total": round(self.total_s, 3),
-            "audio_s_left": round(self.total_s - self.done_s, 3),
+            "share_done": round(self.share, 4),
+            "audio_s_done": round(self.audio_s, 3),
+            "audio_s_total": round(self.audio_s + self.left_audio_s, 3),
+            "audio_s_left": round(self.left_audio_s, 3),
             "times_real_time": None if rate is None else round(rate, 2),
             "eta_s": None if left_s is None else round(left_s, 1),
             "rows_ok": self.rows_ok,
@@ -131,16 +159,36 @@ def bytes_text(n: float) -> str:
 
 def totals(tally: Tally) -> str:
     """The totals in one line."""
-    share = 100 * tally.done_s / tally.total_s if tally.total_s else 100.0
-    parts = [f"{audio(tally.done_s)} of {audio(tally.total_s)} audio ({share:.0f} %)"]
+    done_audio = audio(tally.audio_s)
+    if tally.left_audio_s > 0:
+        done_audio += f" of about {audio(tally.audio_s + tally.left_audio_s)}"
+    parts = [f"{done_audio} audio ({100 * tally.share:.0f} %)"]
     rate, left_s = tally.times_real_time, tally.left_s
     if rate is not None:
         parts.append(f"{rate:.1f} x real time")
     parts.append(f"{tally.rows_ok:,} rows ok, {tally.rows_bad:,} quarantined")
     if left_s is not None and left_s > 0:
-        left_audio = audio(tally.total_s - tally.done_s)
-        parts.append(f"{left_audio} audio left, about {audio(left_s)}")
+        parts.append(f"about {audio(tally.left_audio_s)} audio left, about {audio(left_s)}")
     return ", ".join(parts)
+
+
+def short_totals(tally: Tally, width: int) -> str:
+    """As much of the totals as fits beside a bar, the share done and the time left first."""
+    rate, left_s = tally.times_real_time, tally.left_s
+    by_importance = [f"{100 * tally.share:.0f} %"]
+    if left_s is not None and left_s > 0:
+        by_importance.append(f"about {audio(left_s)} left")
+    if tally.rows_bad:
+        by_importance.append(f"{tally.rows_bad:,} quarantined")
+    if rate is not None:
+        by_importance.append(f"{rate:.0f} x real time")
+    by_importance += [f"{tally.rows_ok:,} rows ok", f"{audio(tally.audio_s)} audio"]
+    line = by_importance[0]
+    for part in by_importance[1:]:
+        if len(line) + len(part) + 2 > width:
+            break
+        line += f", {part}"
+    return line
 
 
 def news(event: events.Event) -> str | None:
@@ -148,12 +196,13 @@ def news(event: events.Event) -> str | None:
     match event:
         case events.Step():
             return f"{event.text} ..."
+        case events.Note() | events.SourceChanged():
+            return event.text
         case events.JobStarted():
             done = f", {event.shards_done:,} already committed" if event.shards_done else ""
-            return (
-                f"{event.job}: {quantity(event.rows_total, 'row')}, {audio(event.seconds_total)} "
-                f"audio in {quantity(event.shards_total, 'shard')}{done} -> {event.output}"
-            )
+            rows, shards = quantity(event.rows_total, "row"), quantity(event.shards_total, "shard")
+            about = f"about {audio(event.seconds_total)} audio"
+            return f"{event.job}: {rows}, {about} in {shards}{done} -> {event.output}"
         case events.WorkersReady():
             who = "worker" if event.workers == 1 else f"first of {event.workers} workers"
             return (
@@ -162,6 +211,10 @@ def news(event: events.Event) -> str | None:
             )
         case events.ShardRetry():
             return f"shard {event.shard_id}: attempt {event.attempt} failed: {event.reason}"
+        case events.ShardWaits():
+            return (
+                f"shard {event.shard_id} waits: {event.reason}; next try in {event.pause_s:.0f} s"
+            )
         case events.ShardFailed():
             return f"shard {event.shard_id} given up: {event.reason}"
         case events.WorkerLost():
@@ -203,7 +256,7 @@ class PlainLines:
 
     def _print(self, line: str) -> None:
         self._last = self._clock()
-        print(line, file=self._stream, flush=True)
+        say(line, self._stream)
 
 
 class JsonLines:
@@ -216,7 +269,7 @@ class JsonLines:
         self._tally.take(event)
         is_totals = isinstance(event, events.InFlight)
         record = self._tally.to_dict() if is_totals else event.to_dict()
-        print(json.dumps(record), file=self._stream, flush=True)
+        say_json(record, self._stream)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -225,17 +278,21 @@ class JsonLines:
 class Bar:
     """A live bar at the bottom of a terminal, news above it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-        self._tally = Tally()
+        self._tally = Tally(clock)
+        self._bar_width = BAR_WIDTH if console.width >= NARROW else BAR_WIDTH // 2
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[totals]}"),
+            BarColumn(bar_width=self._bar_width),
+            TextColumn("{task.description}", markup=False),
             console=console,
             transient=True,
+            # Ray's session exchanges the standard streams as well; of two that do, the second
+            # would put back what the first had set, and the exit codes of colours turn into text.
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
         self._task: TaskID | None = None
 
@@ -246,25 +303,35 @@ class Bar:
         line = news(event)
         if line is not None:
             style = "yellow" if isinstance(event, _WARNINGS) else None
-            self._bar.console.print(line, style=style, markup=False, highlight=False)
+            self._bar.console.print(visible(line), style=style, soft_wrap=True)
         if isinstance(event, events.JobStarted):
-            self._task = self._bar.add_task("starting", total=event.seconds_total, totals="")
+            self._task = self._bar.add_task("", total=event.seconds_total)
             self._bar.start()
         if self._task is not None:
-            description = "" if self._tally.times_real_time is not None else "starting workers"
-            self._bar.update(
-                self._task,
-                completed=self._tally.done_s,
-                description=description,
-                totals=totals(self._tally),
-            )
+            self._bar.update(self._task, completed=self._tally.done_s, description=self._words())
+
+    def refresh(self) -> None:
+        """Draw now instead of a tenth of a second later."""
+        self._bar.refresh()
+
+    def _words(self) -> str:
+        if not self._tally.working:
+            return "starting workers"
+        return short_totals(self._tally, self._bar.console.width - self._bar_width - BAR_MARGIN)
 
     def close(self) -> None:
         """Give the terminal back."""
         self._bar.stop()
 
 
-_WARNINGS = (events.ShardRetry, events.ShardFailed, events.WorkerLost, events.RowGuilty)
+_WARNINGS = (
+    events.ShardRetry,
+    events.ShardWaits,
+    events.ShardFailed,
+    events.WorkerLost,
+    events.RowGuilty,
+    events.SourceChanged,
+)
 
 
 def make_reporter(*, as_json: bool, stream: IO[str]) -> Reporter:
@@ -272,7 +339,5 @@ def make_reporter(*, as_json: bool, stream: IO[str]) -> Reporter:
     if as_json:
         return JsonLines(stream)
     if stream.isatty():
-        from rich.console import Console
-
-        return Bar(Console(file=stream))
+        return Bar(console(file=stream))
     return PlainLines(stream)

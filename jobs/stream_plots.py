@@ -7,12 +7,15 @@ modulation centre frequency, events a raster. Values of a whole clip go into the
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pipeline.plain_text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,8 +53,13 @@ def draw_row(path: Path, row: Row, streams: Mapping[str, StreamInfo]) -> None:
         for panel, infos in zip(axes[:, 0], panels, strict=False):
             draw_streams(panel, row, infos)
         axes[-1, 0].set_xlabel("time (s)")
-        figure.suptitle("\n".join([row.row_id, *clip_values(row, streams)]), fontsize=11)
-        figure.savefig(path, dpi=140)
+        # A row id is a file name: shown as it is, never read as mathematics or as a control.
+        title = "\n".join([visible(row.row_id), *clip_values(row, streams)])
+        figure.suptitle(title, fontsize=11, parse_math=False)
+        with warnings.catch_warnings():
+            # The font lacks the script of a name: it is drawn as boxes, which is no news to print.
+            warnings.filterwarnings("ignore", r"Glyph \d+", UserWarning)
+            figure.savefig(path, dpi=140)
         plt.close(figure)
 
 

@@ -12,13 +12,14 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
-import soundfile
 
 from pipeline.channels import Block, Channels, channel_ids, mix
 from pipeline.containers import Probe, open_prefixed, probe
+from pipeline.decoder_input import DecoderInput
+from pipeline.decoders import UNKNOWN_FRAMES, Decoder, DecoderError, open_decoder
 from pipeline.errors import (
     ChannelIndexError,
     EmptyFileError,
@@ -27,6 +28,7 @@ from pipeline.errors import (
     RowError,
     SampleRateError,
     SpanError,
+    TooLongError,
     TruncatedError,
     UnreadableError,
     ZeroLengthError,
@@ -34,35 +36,17 @@ from pipeline.errors import (
 from pipeline.hashing import sha256_of
 from pipeline.spans import Span, ends_before, frame_span
 
-DECODER = "libsndfile"
-DECODER_VERSION: str = soundfile.__libsndfile_version__.removeprefix("libsndfile-")
-
 # 1.5 s at 44.1 kHz; long enough that Python costs nothing, small enough to stream anything.
 BLOCK_FRAMES = 1 << 16
-
-# Containers that hold audio in practice. libsndfile also opens MATLAB files and sampler patches,
-# which random data can resemble.
-CONTAINERS = frozenset(
-    {"WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST"}
-)
-
-# Seeking lands on the exact sample in these; everything else is read from its start.
-SEEKABLE_CODECS = frozenset(
-    {"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
-)
-
-# libsndfile: "Format not recognised", "unsupported encoding", "unimplemented format".
-NOT_AUDIO_CODES = frozenset({1, 4, 18})
-# libsndfile answers SF_COUNT_MAX where the header holds no length.
-UNKNOWN_FRAMES = 1 << 62
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sample rates taken for real, in Hz."""
+    """Sample rates taken for real, in Hz, and the longest clip, in s."""
 
     min_rate_hz: float = 1000.0
     max_rate_hz: float = 768000.0
+    max_seconds: float = 86400.0
 
 
 @dataclass(frozen=True)
@@ -70,8 +54,8 @@ class AudioFacts:
     """What was read.
 
     Args:
-        container: WAV, FLAC, OGG, MP3, ...
-        codec: libsndfile's subtype: PCM_16, VORBIS, OPUS, MPEG_LAYER_III, ...
+        container: WAV, FLAC, OGG, MP3, MP4, ...
+        codec: The library's name for it: PCM_16, VORBIS, MPEG_LAYER_III, AAC, WMAV2, ...
         rate_hz: Sample rate of the file.
         channels: Channels of the file.
         frames: Samples per channel of the selected span.
@@ -92,46 +76,8 @@ class AudioFacts:
     nbytes: int
     bytes_sha256: str
     pcm_sha256: str
-    decoder: str = DECODER
-    decoder_version: str = DECODER_VERSION
-
-
-class _Input:
-    """A stream as libsndfile wants it: no name, and a read error is kept, not lost in a callback.
-
-    Args:
-        stream: Seekable bytes.
-    """
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self.error: OSError | None = None
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)
-        chunk = self.read(len(view))
-        view[: len(chunk)] = chunk
-        return len(chunk)
-
-    def read(self, size: int = -1) -> bytes:
-        try:
-            return self._stream.read(size)
-        except OSError as error:
-            self.error = error
-            return b""
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._stream.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._stream.tell()
-
-
-class _ForwardFile(soundfile.SoundFile):
-    """A SoundFile that does not seek after each read, which costs time and moves MP3 samples."""
-
-    def seekable(self) -> bool:
-        return False
+    decoder: str
+    decoder_version: str
 
 
 class BlockReader:
@@ -166,7 +112,7 @@ class BlockReader:
             raise EmptyFileError(f"{uri}: expected audio, got an empty file")
         self._probe = self._probed(stream)
         self._bytes_sha256 = _digest(stream)
-        self._input = _Input(open_prefixed(stream, self._probe.prefix, self._probe.offset))
+        self._input = DecoderInput(open_prefixed(stream, self._probe.prefix, self._probe.offset))
         self._file = self._opened()
         try:
             self._check_rate()
@@ -174,6 +120,7 @@ class BlockReader:
             self._declared = self._declared_frames()
             self._check_damage()
             self._start, self._stop = self._frame_span()
+            self._check_length(self._promised_frames())
         except RowError:
             self.close()
             raise
@@ -216,6 +163,7 @@ class BlockReader:
             self._pcm_sha256.update(np.ascontiguousarray(block, dtype="<f4").data)
             position += len(block)
             self._frames += len(block)
+            self._check_length(self._frames)
             yield mix(block, self.channel_ids)
         self._finish(position)
 
@@ -227,30 +175,27 @@ class BlockReader:
         except OSError as error:
             raise UnreadableError(f"{self._uri}: read failed: {error}") from error
 
-    def _opened(self) -> _ForwardFile:
+    def _opened(self) -> Decoder:
         try:
-            file = _ForwardFile(self._input)
-        except soundfile.LibsndfileError as error:
+            file = open_decoder(self._input, self._probe.kind)
+        except DecoderError as error:
             raise self._open_error(error) from error
-        if file.format not in CONTAINERS:
-            file.close()
-            raise NotAudioError(f"{self._uri}: expected audio, got a {file.format} container")
+        self._input.opened()
         return file
 
-    def _open_error(self, error: soundfile.LibsndfileError) -> RowError:
+    def _open_error(self, error: DecoderError) -> RowError:
         self._check_input()
-        reason = error.error_string.rstrip(".")
         known = self._probe.kind != "other"
         if self._probe.rate_hz == 0:
             return SampleRateError(f"{self._uri}: expected a sample rate above 0 Hz, got 0")
         if self._probe.damage is not None:
             return TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
-        if error.code in NOT_AUDIO_CODES or not known:
+        if error.not_audio or not known:
             return NotAudioError(
-                f"{self._uri}: expected audio (wav, flac, ogg, mp3, opus), got bytes of no "
-                f"supported format ({reason})"
+                f"{self._uri}: expected audio (wav, flac, ogg, mp3, opus, m4a, ...), got bytes of "
+                f"no supported format ({error})"
             )
-        return TruncatedError(f"{self._uri}: the {self._probe.kind} header is broken: {reason}")
+        return TruncatedError(f"{self._uri}: the {self._probe.kind} header is broken: {error}")
 
     def _check_input(self) -> None:
         if self._input.error is not None:
@@ -281,6 +226,20 @@ class BlockReader:
         if self._probe.damage is not None and (whole or self._probe.shifts_time):
             raise TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
 
+    def _promised_frames(self) -> int:
+        """Frames of the span as far as the file says; 0 where it does not."""
+        stop = self._declared if self._stop is None else self._stop
+        return 0 if stop is None else stop - self._start
+
+    def _check_length(self, frames: int) -> None:
+        limit = self._limits.max_seconds
+        if frames > limit * self.rate_hz:
+            raise TooLongError(
+                f"{self._uri}: expected at most {limit:g} s of audio (audio.max_seconds), got "
+                f"{frames / self.rate_hz:.6g} s or more; raise it, or cut the file into spans with "
+                "a manifest"
+            )
+
     def _frame_span(self) -> tuple[int, int | None]:
         try:
             return frame_span(self._span, self.rate_hz, self._declared)
@@ -290,10 +249,9 @@ class BlockReader:
     # Reading.
 
     def _skip_to_start(self) -> int:
-        exact = self._file.subtype in SEEKABLE_CODECS and self._file.format != "OGG"
         if self._start == 0:
             return 0
-        if exact and self._declared is not None:
+        if self._file.exact_seek and self._declared is not None:
             return self._sought(min(self._start, self._file.frames))
         position = 0
         while position < self._start:
@@ -305,22 +263,21 @@ class BlockReader:
 
     def _sought(self, frame: int) -> int:
         try:
-            return int(self._file.seek(frame))
-        except soundfile.LibsndfileError as error:
+            return self._file.seek(frame)
+        except DecoderError as error:
             raise self._broken(error, frame) from error
 
     def _read(self, frames: int) -> Block:
         try:
-            block: Block = self._file.read(frames, dtype="float32", always_2d=True)
-        except soundfile.LibsndfileError as error:
+            block = self._file.read(frames)
+        except DecoderError as error:
             self._check_input()
             raise self._broken(error, self._start + self._frames) from error
         self._check_input()
         return block
 
-    def _broken(self, error: soundfile.LibsndfileError, frame: int) -> TruncatedError:
-        reason = error.error_string.rstrip(".") or f"libsndfile error {error.code}"
-        return TruncatedError(f"{self._uri}: decoding breaks after sample {frame}: {reason}")
+    def _broken(self, error: DecoderError, frame: int) -> TruncatedError:
+        return TruncatedError(f"{self._uri}: decoding breaks after sample {frame}: {error}")
 
     def _check_finite(self, block: Block, position: int) -> None:
         if np.isfinite(block).all():
@@ -345,12 +302,22 @@ class BlockReader:
             nbytes=self._nbytes,
             bytes_sha256=self._bytes_sha256,
             pcm_sha256=self._pcm_sha256.hexdigest(),
+            decoder=self._file.name,
+            decoder_version=self._file.version,
         )
 
     def _check_complete(self, position: int) -> None:
         """Compare what was delivered with what was promised, once reading has stopped."""
+        if self._stop is None and position < self._file.least_frames:
+            raise TruncatedError(
+                f"{self._uri}: cut or damaged: expected about {self._file.least_frames} samples or "
+                f"more, got {position}"
+            )
         if self._declared is None:
-            if self._span != (None, None) and (self._frames == 0 or position < (self._stop or 0)):
+            short = self._frames == 0 or position < (self._stop or 0)
+            if short and self._probe.damage is not None:
+                raise TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
+            if short and self._span != (None, None):
                 raise SpanError(f"{self._uri}: {ends_before(self._span, position, self.rate_hz)}")
             return
         expected = self._declared if self._stop is None else self._stop

@@ -7,19 +7,27 @@ is in `pipeline.croissant`.
 
 from __future__ import annotations
 
+import html
 import json
+import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.commit import CommitRecord
-from pipeline.croissant import MAX_NAMED_FILES, croissant
+from pipeline.casting import CastError, total
+from pipeline.croissant import croissant
 from pipeline.dataset_file import DatasetFile
 from pipeline.layout import CROISSANT_FILE, README_FILE, Layout
+from pipeline.plain_text import one_line
+from pipeline.records import CommitRecord
 from pipeline.rows import OutFile
-from pipeline.sinks.stored import EVENT_COLUMNS, EVENT_DTYPE, is_events
+from pipeline.sinks.stored import EVENT_COLUMNS, EVENT_DTYPE, is_events, rate_text
+from pipeline.snapshot import described
+
+NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
 
 
 def write_cards(
@@ -28,11 +36,16 @@ def write_cards(
     records: Sequence[CommitRecord],
     index: pa.Table,
     index_file: OutFile,
-) -> None:
-    """Write README.md and croissant.json beside the data."""
-    layout.write_bytes(README_FILE, readme(dataset, records, index, index_file).encode())
-    described = croissant(dataset, records, index_file, layout.url())
-    layout.write_bytes(CROISSANT_FILE, (json.dumps(described, indent=1) + "\n").encode())
+) -> tuple[OutFile, ...]:
+    """Write README.md and croissant.json beside the data; both with their hashes."""
+    machine = croissant(dataset, records, index_file, layout.url())
+    cards = {
+        README_FILE: readme(dataset, records, index, index_file).encode(),
+        CROISSANT_FILE: (json.dumps(machine, indent=1) + "\n").encode(),
+    }
+    for name, content in cards.items():
+        layout.write_bytes(name, content)
+    return tuple(described(name, content) for name, content in cards.items())
 
 
 def readme(
@@ -45,6 +58,8 @@ def readme(
         _summary(dataset),
         _numbers(records, index_file),
         _streams(dataset.streams),
+        _cast_errors(records),
+        _labels(dataset),
         _reading(records),
         _bad_rows(index),
         _origin(dataset),
@@ -57,15 +72,30 @@ def _front_matter(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
     lines = [f"pretty_name: {json.dumps(dataset.name)}", "tags:", "- audio", "- auditory-model"]
     files = [path for record in records if (path := record.path("parquet"))]
     if files:
-        named = files if len(files) <= MAX_NAMED_FILES else ["data/*.parquet"]
+        # One by one, however many: a pattern would match what no commit names as well.
         lines += ["configs:", "- config_name: default", "  data_files:"]
-        lines += [f"  - {path}" for path in named]
+        lines += [f"  - {path}" for path in files]
     return "\n".join(["---", *lines, "---"])
 
 
+class _Code(str):
+    """A code span, its content made harmless already."""
+
+
+def _code(value: object) -> _Code:
+    """A value as a Markdown code span that its own backticks cannot end."""
+    text = one_line(str(value)).replace("|", "\\|")
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return _Code(f"{fence}{pad}{text}{pad}{fence}")
+
+
 def _text(value: object) -> str:
-    """A value as one line that cannot break a Markdown table or heading."""
-    return " ".join(str(value).split()).replace("|", "\\|")
+    """A value as one line that is text in Markdown: no table cell, heading, link, image or HTML."""
+    if isinstance(value, _Code):
+        return value
+    escaped = re.sub(r"([\\`|\[\]])", r"\\\1", one_line(str(value)))
+    return html.escape(escaped, quote=False)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -77,7 +107,7 @@ def _summary(dataset: DatasetFile) -> str:
     models = ", ".join(sorted({str(stream["model"]) for stream in dataset.streams}))
     source = dataset.spec.get("source", {}).get("uri", "unknown")
     return (
-        f"Auditory-model features ({_text(models)}) of the audio in `{_text(source)}`, one row a "
+        f"Auditory-model features ({_text(models)}) of the audio in {_code(source)}, one row a "
         "clip, every row with its provenance. The licence of the source audio applies."
     )
 
@@ -94,9 +124,22 @@ def _numbers(records: Sequence[CommitRecord], index_file: OutFile) -> str:
         ("size", f"{size / 1e6:.4g} MB"),
         ("formats", ", ".join(sorted({fmt for record in records for fmt in record.formats}))),
         ("values", ", ".join(sorted({record.dtype for record in records}))),
-        ("index", f"`{index_file.path}`"),
+        ("index", _code(index_file.path)),
     ]
     return "## In numbers\n\n" + _table(["what", "value"], rows)
+
+
+def _labels(dataset: DatasetFile) -> str:
+    """The class names of the carried-through columns, which hold the numbers of the classes."""
+    if not dataset.extra_labels:
+        return ""
+    shown = []
+    for name, labels in dataset.extra_labels.items():
+        named = ", ".join(f"{k} {_code(label)}" for k, label in enumerate(labels[:NAMED_LABELS]))
+        more = f" and {len(labels) - NAMED_LABELS:,} more" if len(labels) > NAMED_LABELS else ""
+        shown.append(f"- {_code(f'extra_{name}')}: {named}{more}")
+    note = "Columns of class numbers; `extra_labels` in `dataset.json` has all names, in order."
+    return "## Classes\n\n" + note + "\n\n" + "\n".join(shown)
 
 
 def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
@@ -105,11 +148,11 @@ def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
         channels = max(0, len(stream.get("channel_offsets") or ()) - 1)
         rows.append(
             (
-                f"`{stream['name']}`",
+                _code(stream["name"]),
                 stream["model"],
                 stream["width"],
                 channels,
-                f"{stream['frame_rate_hz']:g} Hz",
+                rate_text(stream).removeprefix("at "),
                 stream["pool"],
                 stream["unit"],
                 ", ".join(stream.get("axes") or ()),
@@ -120,14 +163,47 @@ def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
         "`channel_offsets` in `dataset.json` cuts the columns into one block a channel; `fc_hz` "
         "and `mfc_hz` there are the centre frequencies of channels and modulation filters."
     )
-    sparse = [f"`{stream['name']}`" for stream in streams if is_events(stream)]
+    sparse = [_code(stream["name"]) for stream in streams if is_events(stream)]
     if sparse:
         note += (
             f"\n\nSparse, {EVENT_DTYPE} rows ({', '.join(EVENT_COLUMNS)}) instead of frames: "
             f"{', '.join(sparse)}. Their columns are neurons, a frame is a step since the start of "
             "the clip; `<stream>_n_steps` counts the steps of a clip."
         )
+    scaled = {
+        str(s["name"]): s["scale_factor"] for s in streams if s.get("scale_factor", 1.0) != 1.0
+    }
+    if scaled:
+        factors = ", ".join(f"{_code(name)} x 2^{int(math.log2(k))}" for name, k in scaled.items())
+        note += (
+            f"\n\nStored with a scale: {factors}. `open_features` and xarray (`scale_factor`) "
+            "apply it; who reads the Parquet files in another way multiplies by it."
+        )
     return "## Streams\n\n" + _table(header, rows) + "\n\n" + note
+
+
+def _cast_errors(records: Sequence[CommitRecord]) -> str:
+    """What the cast to float16 cost, from what the shards counted."""
+    parts = [record.info.get("cast_errors") or {} for record in records]
+    whole = total({k: CastError(**v) for k, v in part.items()} for part in parts)
+    if not whole:
+        return ""
+    rows = [
+        (
+            _code(name),
+            f"{error.worst_normal:.2g}",
+            f"{error.worst:.2g}",
+            f"{error.below / error.nonzero:.2%}",
+            f"{error.zeroed / error.nonzero:.2%}",
+        )
+        for name, error in sorted(whole.items())
+    ]
+    header = ["stream", "worst where float16 has all its bits", "worst", "below", "became zero"]
+    note = (
+        "Relative errors of the stored values. `below`: values, of those that are not zero, too "
+        "small for all bits; `worst` counts them too, but for those that became zero."
+    )
+    return "## Rounding\n\n" + _table(header, rows) + "\n\n" + note
 
 
 def _reading(records: Sequence[CommitRecord]) -> str:
@@ -135,7 +211,7 @@ def _reading(records: Sequence[CommitRecord]) -> str:
     lines = ["from pipeline import open_features", 'ds = open_features("path/to/this/folder")']
     if "parquet" in formats:
         lines += ["# or", "from datasets import load_dataset"]
-        lines += ['ds = load_dataset("parquet", data_files="data/*.parquet")']
+        lines += ['ds = load_dataset("path/to/this/folder")  # the files listed above, no others']
     if "zarr" in formats:
         example = next(path for record in records if (path := record.path("zarr")))
         lines += ["# or", "import xarray"]
@@ -166,8 +242,8 @@ def _origin(dataset: DatasetFile) -> str:
             (git.get("commit") or "unknown") + (", modified" if git.get("dirty") else ""),
         ),
         ("begun", dataset.created),
-        ("spec sha256", f"`{dataset.spec_sha256}`"),
-        ("plan", f"`{dataset.plan_id}`"),
+        ("spec sha256", _code(dataset.spec_sha256)),
+        ("plan", _code(dataset.plan_id)),
         ("device", device.get("name", "unknown")),
         ("system", host.get("system", "unknown")),
     ]

@@ -1,7 +1,8 @@
 """Which rows a dataset has and which files hold them, for the reader.
 
-Truth is what commits name. After finalise the index is one read, and a shard's record is fetched
-when the shard is first needed; before it, every commit and its table of rows is read, so a running
+Truth is what commits name. After finalise current.json names the index and the commits it was made
+of; a shard's record is fetched when the shard is first needed, and refused if it is of another
+attempt than the index; before finalise, every commit and its table of rows is read, so a running
 job can be looked at. Either way the rows come out in one order: by shard, then position in it.
 """
 
@@ -19,16 +20,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from pipeline.commit import READ_THREADS, CommitRecord, commits, read_commit
 from pipeline.dataset_file import DatasetFile, read_dataset
 from pipeline.errors import CommitError, SourceError
-from pipeline.layout import DATASET_FILE, Layout, commit_path
+from pipeline.layout import DATASET_FILE, Layout, commit_path, is_shard_id
+from pipeline.records import READ_THREADS, CommitRecord, commits, read_commit
 from pipeline.sinks.parquet import row_groups
 from pipeline.sinks.stored import place_columns, stored_dtype, stored_width
-from pipeline.sinks.table import BASE_TYPES, EXTRA_PREFIX, FACT_TYPES
-from pipeline.verify import snapshot_of
+from pipeline.sinks.table import BASE_TYPES, EXTRA_PREFIX, FACT_TYPES, quarantine_table
+from pipeline.snapshot import (
+    CLOSE_AGAIN,
+    CommitRef,
+    name_of,
+    read_checked,
+    read_current,
+    read_snapshot,
+)
+from pipeline.tables import table_of
+from pipeline.trust import Promise
 
 if TYPE_CHECKING:
     from amtcore.extract import StreamInfo
@@ -39,10 +48,14 @@ DTYPES = ("float16", "float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class ShardPaths:
-    """The files of one committed shard: feature files by format, and the table of its rows."""
+    """The files of one committed shard: feature files by format, and the table of its rows.
+
+    `promise` is what the feature files are held against.
+    """
 
     data: Mapping[str, str]
     rows: str
+    promise: Promise
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ class Catalog:
             `<stream>_n_frames` (for events also `<stream>_n_steps`), carried-through columns as
             `extra_<name>`.
         paths: Known shards; after finalise it fills up as shards are opened.
+        refs: The commits that the index was made of, where the dataset names them.
     """
 
     dataset: DatasetFile
@@ -66,22 +80,32 @@ class Catalog:
     dtype: str
     table: pa.Table
     paths: dict[str, ShardPaths] = field(default_factory=dict)
+    refs: Mapping[str, CommitRef] = field(default_factory=dict)
 
     def shard_paths(self, layout: Layout, shard: str) -> ShardPaths:
         """The files of a shard, from its commit record.
 
         Raises:
-            CommitError: The record is gone, or belongs to another spec.
+            CommitError: The record is gone, is of another attempt than the index, or belongs to
+                another spec.
         """
         if shard not in self.paths:
-            record = read_commit(layout, shard)
+            ref = self.refs.get(shard)
+            name = commit_path(shard, ref.generation if ref else 0)
+            record = read_commit(layout, shard, ref.generation if ref else 0)
             if record is None:
                 raise CommitError(
-                    f"{layout.url(commit_path(shard))} is missing although the index names shard "
-                    f"{shard}; run `earmill verify`"
+                    f"{layout.url(name)} is missing although the index names shard {shard}; run "
+                    "`earmill verify`"
+                )
+            if ref is not None and record.attempt != ref.attempt:
+                raise CommitError(
+                    f"{layout.url(name)}: expected attempt {ref.attempt} as in the index, got "
+                    f"{record.attempt}: the shard was committed anew after the index was made; "
+                    f"{CLOSE_AGAIN}"
                 )
             check_spec(layout, record, self.dataset.spec_sha256)
-            self.paths[shard] = _paths(record)
+            self.paths[shard] = _paths(layout, record, self.streams, self.dtype)
         return self.paths[shard]
 
     def column(self, name: str) -> np.ndarray:
@@ -160,9 +184,11 @@ class Catalog:
             )
         return tuple(dict.fromkeys(wanted))
 
-    def choose_dtype(self, wanted: str | None) -> str:
-        """The wanted dtype, checked; None takes the stored one."""
-        name = self.dtype if wanted is None else np.dtype(wanted).name
+    def choose_dtype(self, wanted: str | None, streams: Sequence[str]) -> str:
+        """The wanted dtype, checked; None takes the stored one, float32 where one has a scale."""
+        scaled = any(self.streams[name].scale_factor != 1.0 for name in streams)
+        usual = "float32" if scaled else self.dtype
+        name = usual if wanted is None else np.dtype(wanted).name
         if name not in DTYPES:
             raise ValueError(f"dtype is one of {list(DTYPES)}, got {wanted!r}")
         return name
@@ -178,14 +204,16 @@ def load_catalog(layout: Layout) -> Catalog:
     """
     dataset = _dataset(layout)
     streams = _streams(dataset)
-    table = _read_index(layout, streams)
+    table, refs = _read_index(layout, dataset, streams)
     paths: dict[str, ShardPaths] = {}
     if table is None:
         records = commits(layout)
         for record in records.values():
             check_spec(layout, record, dataset.spec_sha256)
-        paths = {shard: _paths(record) for shard, record in records.items()}
+        dtype = dataset.spec["output"]["dtype"]
+        paths = {k: _paths(layout, record, streams, dtype) for k, record in records.items()}
         table = _rows_of(layout, paths, streams)
+    _check_places(layout, table, streams)
     output = dataset.spec["output"]
     return Catalog(
         dataset=dataset,
@@ -194,6 +222,7 @@ def load_catalog(layout: Layout) -> Catalog:
         dtype=output["dtype"],
         table=table.combine_chunks(),
         paths=paths,
+        refs=refs,
     )
 
 
@@ -207,9 +236,38 @@ def check_spec(layout: Layout, record: CommitRecord, spec_sha256: str) -> None:
         )
 
 
+def _check_places(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
+    """Refuse a table whose rows lie in no shard or at no place; how far they reach is checked where
+    they are read."""
+    strange = [name for name in table.column("shard").unique().to_pylist() if not is_shard_id(name)]
+    numbers = ("row", *_place_names(streams))
+    negative = [name for name in numbers if (pc.min(table.column(name)).as_py() or 0) < 0]
+    if strange or negative:
+        raise CommitError(
+            f"{layout.url()}: expected shard ids and places from 0, the index holds "
+            f"{strange[:1] or negative}; run `earmill verify`"
+        )
+
+
 def read_rows(layout: Layout, rel: str) -> pa.Table:
     """A small Parquet table in one read."""
-    return pq.read_table(pa.BufferReader(layout.read_bytes(rel)), use_threads=False)
+    return table_of(layout.read_bytes(rel))
+
+
+def read_quarantine(layout: Layout, catalog: Catalog) -> pa.Table:
+    """The quarantined rows of a dataset, in the order of its shards."""
+    if catalog.refs:
+        found = (read_commit(layout, k, ref.generation) for k, ref in catalog.refs.items())
+        records = {record.shard: record for record in found if record is not None}
+    else:
+        records = commits(layout)
+    tables, shards = [quarantine_table([])], []
+    for shard, record in sorted(records.items()):
+        rel = record.path("quarantine")
+        if rel is not None:
+            tables.append(read_rows(layout, rel).select(tables[0].column_names))
+            shards += [shard] * len(tables[-1])
+    return pa.concat_tables(tables).append_column("shard", pa.array(shards, pa.string()))
 
 
 def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
@@ -247,10 +305,24 @@ def _streams(dataset: DatasetFile) -> dict[str, StreamInfo]:
     return {info["name"]: StreamInfo.from_dict(info) for info in dataset.streams}
 
 
-def _paths(record: CommitRecord) -> ShardPaths:
-    data = {fmt: record.path(fmt) for fmt in record.formats}
-    rows = record.path("rows")
-    return ShardPaths({fmt: path for fmt, path in data.items() if path}, str(rows))
+def _paths(
+    layout: Layout, record: CommitRecord, streams: Mapping[str, StreamInfo], dtype: str
+) -> ShardPaths:
+    try:
+        data = {fmt: record.path(fmt) for fmt in record.formats}
+        rows = record.path("rows")
+        promise = Promise(
+            rows=record.rows_ok,
+            frames={name: record.frames[name] for name in streams},
+            columns={k: (stored_width(v), stored_dtype(v, dtype)) for k, v in streams.items()},
+            files={file.path: file for file in record.files},
+        )
+    except (ValueError, KeyError, TypeError) as err:
+        raise CommitError(
+            f"{layout.url()}: the commit record of shard {record.shard!r} does not belong to this "
+            f"dataset: {type(err).__name__}: {err}; run `earmill verify`"
+        ) from err
+    return ShardPaths({fmt: path for fmt, path in data.items() if path}, str(rows), promise)
 
 
 def _rows_of(
@@ -272,21 +344,32 @@ def _rows_of(
         return pa.concat_tables(pool.map(of_shard, sorted(paths)), promote_options="permissive")
 
 
-def _read_index(layout: Layout, streams: Mapping[str, StreamInfo]) -> pa.Table | None:
-    """The good rows of the index, in shard order; None before finalise."""
-    indexes = layout.list("index")
-    if not indexes:
-        return None
-    # More than one only if another release encoded the same rows into other bytes.
-    content = layout.read_bytes(indexes[-1])
-    if snapshot_of(content) != Path(indexes[-1]).stem:
-        raise CommitError(
-            f"{layout.url(indexes[-1])} does not hash to its own name: it is damaged; remove it "
-            "and finalise again"
-        )
-    table = pq.read_table(pa.BufferReader(content))
+def _read_index(
+    layout: Layout, dataset: DatasetFile, streams: Mapping[str, StreamInfo]
+) -> tuple[pa.Table | None, Mapping[str, CommitRef]]:
+    """The good rows of the index that counts, in shard order, and the commits it was made of.
+
+    No table before finalise. Of several indexes of layout version 1 nothing says which one counts:
+    the commits are asked then.
+    """
+    refs: Mapping[str, CommitRef] = {}
+    current = read_current(layout)
+    if current is not None:
+        snapshot = read_snapshot(layout, current)
+        content, refs = read_checked(layout, snapshot.index), snapshot.commits
+    else:
+        found = layout.list("index") if dataset.layout_version == 1 else []
+        if len(found) != 1:
+            return None, refs
+        content = layout.read_bytes(found[0])
+        if name_of(content) != Path(found[0]).stem:
+            raise CommitError(
+                f"{layout.url(found[0])} does not hash to its own name: it is damaged; "
+                f"{CLOSE_AGAIN}"
+            )
+    table = table_of(content)
     good = table.filter(pc.equal(table.column("status"), "ok"))
-    return _shown(good, streams).sort_by([("shard", "ascending"), ("row", "ascending")])
+    return _shown(good, streams).sort_by([("shard", "ascending"), ("row", "ascending")]), refs
 
 
 def _shown(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:

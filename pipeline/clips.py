@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.channels import heard, voices
-from pipeline.decode import AudioFacts, BlockReader, Limits, open_blocks
+from pipeline.decode import AudioFacts, BlockReader, open_blocks
 from pipeline.resample import Resampler, ResampleStream
 from pipeline.rows import Scalar
 from pipeline.sources.base import Item
@@ -155,7 +155,7 @@ class Preparer:
             start_s=item.start_s,
             end_s=item.end_s,
             channels=self.audio.channels,
-            limits=Limits(self.audio.min_rate_hz, self.audio.max_rate_hz),
+            limits=self.audio.limits(),
         )
 
     def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
@@ -200,7 +200,7 @@ class LongClip:
         self.item = item
         self._voices = preparer.voices(reader)
         self.channels = tuple(channel for channel, _ in self._voices)
-        self._preparer, self._stream, self._reader = preparer, stream, reader
+        self._preparer, self.stream, self._reader = preparer, stream, reader
         self._blocks, self._rest = blocks, rest
         self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self._voices]
 
@@ -246,7 +246,7 @@ class LongClip:
     def close(self) -> None:
         """Give the stream back; safe to call again."""
         self._reader.close()
-        self._stream.close()
+        self.stream.close()
 
     def _remaining(self) -> Iterator[Signal]:
         # Each block is let go once it was handed out.
@@ -265,7 +265,7 @@ class LongClip:
             for _, rows in self._voices
         ]
         self._reader.close()
-        self._reader = self._preparer.read(self.item, self._stream)
+        self._reader = self._preparer.read(self.item, self.stream)
         self._rest = iter(self._reader)
 
     def _resamplers(self, rows: slice) -> dict[float, list[ResampleStream]]:

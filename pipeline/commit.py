@@ -13,9 +13,8 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline import layout as paths
 from pipeline.accounts import check_rows, in_plan_order, plan_rows_covered
 from pipeline.errors import CommitError
-from pipeline.layout import LAYOUT_VERSION, Layout
+from pipeline.layout import Layout
+from pipeline.records import CommitRecord, commits, committed_shards, read_commit
+from pipeline.replace import check_replacement
 from pipeline.rows import FeatureRow, OutFile, QuarantineRow
 from pipeline.sinks import Encoding, encode, read_back, row_table, write_table
 from pipeline.sinks.digest import ShardDigest, differences, digest_rows
@@ -32,116 +33,14 @@ from pipeline.sinks.table import quarantine_table
 if TYPE_CHECKING:
     from amtcore.extract import StreamInfo
 
+__all__ = ["CommitRecord", "commits", "committed_shards", "publish_shard", "read_commit"]
+
 HASH_BLOCK = 4 * 2**20
-READ_THREADS = 16
 _NO_SPACE = {
     errno.ENOSPC: "no space left on the device",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the file would be larger than the limit of this process or filesystem",
 }
-
-
-@dataclass(frozen=True)
-class CommitRecord:
-    """What one shard consists of; the content of `commits/<shard>.json`.
-
-    Args:
-        shard: Shard id. attempt: The attempt that won. plan_id: The plan it belongs to.
-        spec_sha256: Hash of the job spec.
-        formats: Of the feature files. dtype: Of the values.
-        rows_ok: Rows with features. rows_bad: Rows in quarantine.
-        plan_rows: Rows of the plan that are covered, good or bad; differs from the sum of the two
-            where channels are rows of their own.
-        seconds: Audio behind the good rows, s.
-        frames: Stream name to frames in the shard.
-        values_sha256: Stream name to the digest of `pipeline.sinks.digest`.
-        files: Every file, those inside a Zarr store included.
-        info: How it came about: timings_s, device, versions, worker, created.
-    """
-
-    shard: str
-    attempt: str
-    plan_id: str
-    spec_sha256: str
-    formats: tuple[str, ...]
-    dtype: str
-    rows_ok: int
-    rows_bad: int
-    plan_rows: int
-    seconds: float
-    frames: Mapping[str, int]
-    values_sha256: Mapping[str, str]
-    files: tuple[OutFile, ...]
-    info: Mapping[str, Any] = field(default_factory=dict)
-    layout_version: int = LAYOUT_VERSION
-
-    def path(self, kind: str) -> str | None:
-        """Path of the `zarr`, `parquet`, `rows` or `quarantine` part; None where there is none."""
-        if kind in paths.DATA_SUFFIXES:
-            return paths.data_path(self.shard, self.attempt, kind) if kind in self.formats else None
-        if kind == "rows":
-            return paths.rows_path(self.shard, self.attempt)
-        if kind == "quarantine":
-            return paths.quarantine_path(self.shard, self.attempt) if self.rows_bad else None
-        raise ValueError(f"kind is zarr, parquet, rows or quarantine, got {kind!r}")
-
-    def to_json(self) -> str:
-        """The record as JSON text; `from_json` gives an equal record."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> CommitRecord:
-        """Parse a record.
-
-        Raises:
-            CommitError: Not JSON, a field is missing, or another layout version.
-        """
-        try:
-            data = json.loads(text)
-            version = data["layout_version"]
-            if version != LAYOUT_VERSION:
-                raise CommitError(
-                    f"expected layout version {LAYOUT_VERSION}, got {version}; "
-                    "read it with the release that wrote it"
-                )
-            data["formats"] = tuple(data["formats"])
-            data["files"] = tuple(OutFile(**file) for file in data["files"])
-            return cls(**data)
-        except (ValueError, KeyError, TypeError) as err:
-            if isinstance(err, CommitError):
-                raise
-            raise CommitError(f"not a commit record: {type(err).__name__}: {err}") from err
-
-
-def committed_shards(layout: Layout) -> set[str]:
-    """Ids of the shards that are done: one listing, no reads."""
-    names = (name.removeprefix("commits/") for name in layout.list("commits"))
-    stems = {name.removesuffix(".json") for name in names if name.endswith(".json")}
-    return {stem for stem in stems if paths.is_shard_id(stem)}
-
-
-def read_commit(layout: Layout, shard_id: str) -> CommitRecord | None:
-    """One shard's record, or None while it is not committed."""
-    try:
-        text = layout.read_bytes(paths.commit_path(shard_id))
-    except FileNotFoundError:
-        return None
-    try:
-        return CommitRecord.from_json(text)
-    except CommitError as err:
-        raise CommitError(f"{layout.url(paths.commit_path(shard_id))}: {err}") from err
-
-
-def commits(layout: Layout) -> dict[str, CommitRecord]:
-    """Every commit record by shard id, in order.
-
-    Raises:
-        CommitError: One of them cannot be read; it names the file.
-    """
-    shards = sorted(committed_shards(layout))
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        records = pool.map(lambda shard: read_commit(layout, shard), shards)
-        return {shard: record for shard, record in zip(shards, records, strict=True) if record}
 
 
 def publish_shard(
@@ -159,7 +58,8 @@ def publish_shard(
     dtype: str = "float16",
     row_group_profile: str = "random",
     plan_rows: Sequence[str] | None = None,
-    extra_types: Mapping[str, str] | None = None,
+    extra_types: Mapping[str, Any] | None = None,
+    generation: int = 0,
 ) -> bool:
     """Write one shard and commit it; True where this attempt won, False where another one had.
 
@@ -170,20 +70,23 @@ def publish_shard(
         plan_rows: The shard's row ids as planned. Given, every one must be covered and the rows
             are put in that order, whatever order the batches came in.
         extra_types: Types of the carried-through columns over the whole plan.
+        generation: 1 or more to replace the record of the generation before.
 
     Raises:
-        CommitError: Rows do not add up, the disk is full, a file did not read back as written, or
-            the upload failed. Nothing is committed then, and local temporaries are gone.
+        CommitError: Rows do not add up, a row that was good before is lost or has other audio, the
+            disk is full, a file did not read back as written, or the upload failed. Nothing is
+            committed then, and local temporaries are gone.
     """
     shard = _Shard(
         layout, shard_id, attempt, Encoding(dtype, row_group_profile, extra_types, attrs)
     )
     with _explained(shard_id, layout):
         _check_extras(attrs, info)
-        if layout.exists(paths.commit_path(shard_id)):
+        if layout.exists(paths.commit_path(shard_id, generation)):
             return False
         check_rows(rows, bad, streams, dtype=dtype, plan_rows=plan_rows)
         rows, bad = in_plan_order(rows, bad, plan_rows)
+        replaces = check_replacement(layout, shard_id, generation, rows) if generation else None
         digest = digest_rows(rows, streams, dtype)
         with layout.scratch(f"{shard_id}-{attempt}") as folder:
             shard.encode(folder, rows, bad, streams, formats, digest)
@@ -197,6 +100,8 @@ def publish_shard(
                 **_totals(rows, bad, plan_rows, digest),
                 files=shard.hash_files(folder),
                 info=dict(info),
+                generation=generation,
+                replaces=replaces,
             )
             shard.upload(folder, record.files)
             return shard.commit(record)
@@ -309,10 +214,11 @@ class _Shard:
         timings_s = {**record.info.get("timings_s", {}), **self.timings_s}
         info = {**record.info, "timings_s": timings_s, "created": created}
         text = replace(record, info=info).to_json()
-        if self.layout.put_if_absent(paths.commit_path(self.shard_id), text.encode()):
+        name = paths.commit_path(self.shard_id, record.generation)
+        if self.layout.put_if_absent(name, text.encode()):
             return True
         # A PUT whose answer got lost is repeated by the client and then refused by its own effect.
-        winner = read_commit(self.layout, self.shard_id)
+        winner = read_commit(self.layout, self.shard_id, record.generation)
         if winner is not None and winner.attempt == self.attempt:
             return True
         self._discard()

@@ -15,13 +15,11 @@ from typing import Any
 from pipeline.commit import CommitRecord
 from pipeline.dataset_file import DatasetFile
 from pipeline.rows import OutFile
-from pipeline.sinks.stored import EVENT_COLUMNS, is_events, stored_width
+from pipeline.sinks.stored import EVENT_COLUMNS, is_events, rate_text, stored_width
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
 # The name that Croissant readers know; they refuse the registered application/vnd.apache.parquet.
 PARQUET = "application/x-parquet"
-# Files are named one by one up to this many, as a pattern would match garbage; beyond, by pattern.
-MAX_NAMED_FILES = 1000
 
 _TERMS = (
     "annotation arrayShape citeAs column containedIn equivalentProperty excludes extract field "
@@ -74,7 +72,7 @@ def croissant(
 def _description(dataset: DatasetFile) -> str:
     streams = "; ".join(
         f"{stream['name']}: {stream['model']}, {stream['width']} "
-        f"{'neurons' if is_events(stream) else 'columns'} at {stream['frame_rate_hz']:g} Hz, "
+        f"{'neurons' if is_events(stream) else 'columns'} {rate_text(stream)}, "
         f"{stream['unit']}"
         for stream in dataset.streams
     )
@@ -134,16 +132,9 @@ def _distribution(records: Sequence[CommitRecord], index: OutFile) -> list[dict[
 
 
 def _named(records: Sequence[CommitRecord], kind: str) -> list[str]:
-    """The committed files of a kind, by name while they are few, as garbage must not be read."""
+    """The committed files of a kind, one by one: a pattern would match garbage as well."""
     parts = [part for record in records if (part := record.path(kind))]
-    if kind == "zarr":
-        return (
-            [f"{part}/**" for part in parts]
-            if len(parts) <= MAX_NAMED_FILES
-            else ["data/*.zarr/**"]
-        )
-    folder = parts[0].partition("/")[0] if parts else ""
-    return parts if len(parts) <= MAX_NAMED_FILES else [f"{folder}/*.parquet"]
+    return [f"{part}/**" for part in parts] if kind == "zarr" else parts
 
 
 def _file_set(name: str, encoding: str, includes: list[str]) -> dict[str, Any]:

@@ -8,12 +8,23 @@ work, because the result would be a mix. Run settings and credentials are never 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.errors import OutputError
-from pipeline.layout import CROISSANT_FILE, DATASET_FILE, LAYOUT_VERSION, README_FILE, Layout
+from pipeline.layout import (
+    CROISSANT_FILE,
+    DATASET_FILE,
+    LAYOUT_VERSION,
+    README_FILE,
+    Layout,
+    is_readable,
+    readable_versions,
+)
+from pipeline.spec_changes import describe_changes
+from pipeline.store_errors import store_errors
+from pipeline.untrusted import loads_json
 
 # Parts that only a dataset has: finding one without dataset.json means the place is taken.
 _OURS = ("data", "rows", "quarantine", "commits", "index")
@@ -31,7 +42,9 @@ class DatasetFile:
         streams: `StreamInfo.to_dict()` of every stream.
         buffers_sha256: Model name to the hash of its buffers.
         provenance: `run_provenance()`: packages, git commit, host, device, kernel backend, dtype.
-        extra_types: Carried-through column to its type over the whole plan.
+        extra_types: Carried-through column to its type over the whole plan, as `pipeline.columns`
+            writes it.
+        extra_labels: Carried-through column of class numbers to the names of the classes.
         created: ISO 8601 time, UTC.
     """
 
@@ -43,7 +56,8 @@ class DatasetFile:
     buffers_sha256: Mapping[str, str]
     provenance: Mapping[str, Any]
     created: str
-    extra_types: Mapping[str, str] = field(default_factory=dict)
+    extra_types: Mapping[str, Any] = field(default_factory=dict)
+    extra_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     layout_version: int = LAYOUT_VERSION
 
     def to_json(self) -> str:
@@ -58,10 +72,11 @@ class DatasetFile:
             OutputError: Not JSON, a field is missing, or another layout version.
         """
         try:
-            data = json.loads(text)
+            data = loads_json(text, max_chars=None)
             version = data["layout_version"]
-            if version == LAYOUT_VERSION:
+            if is_readable(version):
                 data["streams"] = tuple(data["streams"])
+                _check_shape(data)
                 return cls(**data)
         except (ValueError, KeyError, TypeError) as err:
             raise OutputError(
@@ -69,19 +84,38 @@ class DatasetFile:
                 "restore it, or use another output"
             ) from err
         raise OutputError(
-            f"expected layout version {LAYOUT_VERSION}, got {version}; "
+            f"expected layout version {readable_versions()}, got {version}; "
             "use the release that wrote this dataset, or another output"
         )
 
 
 def read_dataset(layout: Layout) -> DatasetFile | None:
-    """The stored description, or None where the output is new."""
+    """The stored description, or None where the output is new.
+
+    Raises:
+        OutputError: The file is damaged, or the place cannot be read; one line either way.
+    """
+    with store_errors(layout.url()):
+        try:
+            content = layout.read_bytes(DATASET_FILE)
+        except FileNotFoundError:
+            return None
     try:
-        return DatasetFile.from_json(layout.read_bytes(DATASET_FILE))
-    except FileNotFoundError:
-        return None
+        return DatasetFile.from_json(content)
     except OutputError as err:
         raise OutputError(f"{layout.url()}: {err}") from err
+
+
+def _check_shape(data: Mapping[str, Any]) -> None:
+    """What every reader takes for granted; whatever is raised here means a damaged file."""
+    text = (data["name"], data["spec_sha256"], data["plan_id"], data["created"])
+    names = [stream["name"] for stream in data["streams"]]
+    names += [entry["model"] for entry in data["spec"]["extract"]]
+    output = data["spec"]["output"]
+    if not all(isinstance(value, str) for value in (*text, *names, *output["formats"])):
+        raise TypeError("expected text in name, spec_sha256, plan_id, created, streams and spec")
+    if not isinstance(output["dtype"], str):
+        raise TypeError("expected text in spec.output.dtype")
 
 
 def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
@@ -91,7 +125,7 @@ def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
         OutputError: Another spec, another plan or another model state.
     """
     if stored.spec_sha256 != wanted.spec_sha256:
-        changed = ", ".join(changed_keys(stored.spec, wanted.spec)) or "not visible in the spec"
+        changed = describe_changes(stored.spec, wanted.spec) or "not visible in the spec"
         raise OutputError(
             f"this output belongs to spec {stored.spec_sha256[:12]}, the job has "
             f"{wanted.spec_sha256[:12]} (different: {changed}); use another output.uri"
@@ -102,23 +136,19 @@ def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
             "files were added, removed or changed; resume with the stored plan or use another "
             "output.uri"
         )
+    scales = [{s["name"]: s.get("scale_factor", 1.0) for s in d.streams} for d in (stored, wanted)]
+    if scales[0] != scales[1]:
+        raise OutputError(
+            f"this output was begun with the scales {scales[0]} of its streams, this release "
+            f"stores them with {scales[1]}; continue with the release named in dataset.json or use "
+            "another output.uri"
+        )
     if dict(stored.buffers_sha256) != dict(wanted.buffers_sha256):
         raise OutputError(
             "the models' coefficients differ from those this output was begun with, so the "
             "features would be a mix; continue with the release named in dataset.json or use "
             "another output.uri"
         )
-
-
-def changed_keys(stored: Any, wanted: Any, prefix: str = "") -> list[str]:
-    """Dotted names of the entries that differ between two canonical specs."""
-    if isinstance(stored, Mapping) and isinstance(wanted, Mapping):
-        found = []
-        for key in sorted(set(stored) | set(wanted)):
-            found += changed_keys(stored.get(key), wanted.get(key), f"{prefix}.{key}".lstrip("."))
-        return found
-    plain = json.dumps(stored, sort_keys=True) == json.dumps(wanted, sort_keys=True)
-    return [] if plain else [prefix]
 
 
 def open_dataset(layout: Layout, wanted: DatasetFile) -> DatasetFile:

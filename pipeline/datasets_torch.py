@@ -3,7 +3,8 @@
 The stream's order is a function of (seed, epoch) and its settings (see `pipeline.order`); rank and
 world size are arguments, and torch.distributed is never touched. Its state is a few integers, and
 resuming slices the order instead of reading what came before. `FeatureLoader` counts what a
-DataLoader with workers has handed out; without it, prefetched rows would count as seen.
+DataLoader with workers has handed out; behind a bare one nobody knows, as workers read ahead, so
+there the stream refuses to say where it stands.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 STATE_VERSION = 1
 WINDOW_BYTES = 128 * 2**20
+_PLACE = ("epoch", "start", "position", "world_size")
 # Slots of the shared state.
-EPOCH, START, SKIP, DONE = range(4)
+EPOCH, START, SKIP, DONE, UNSEEN = range(5)
 COMPLETE = -1
 
 
@@ -114,7 +116,7 @@ class FeatureStream(IterableDataset["Row"]):
             window_rows=chosen["window_rows"] if window_rows is None else window_rows,
         )
         # Shared memory: workers that outlive an epoch (persistent_workers) see the next one.
-        self._state = torch.tensor([epoch, 0, 0, 0]).share_memory_()
+        self._state = torch.tensor([epoch, 0, 0, 0, 0]).share_memory_()
 
     @property
     def epoch(self) -> int:
@@ -132,23 +134,41 @@ class FeatureStream(IterableDataset["Row"]):
             self._set(epoch=epoch, start=0, skip=0)
 
     def __iter__(self) -> Iterator[Row]:
-        epoch, start, skip, _ = self._state.tolist()
-        rows = self._share(epoch, start)[skip:]
         info = get_worker_info()
         if info is None:
-            yield from self._tracked(rows, skip)
+            yield from self._tracked(*self._left())
             return
-        split = {"worker": info.id, "workers": info.num_workers}
+        # What of this the loader hands out does not come back here.
+        self._state[UNSEEN] = 1
+        yield from self.worker_rows(info.id, info.num_workers)
+
+    def worker_rows(self, worker: int, workers: int) -> Iterator[Row]:
+        """What one worker of a DataLoader reads, without a trace."""
+        split = {"worker": worker, "workers": workers}
+        rows, _ = self._left()
         for batch in order.worker_batches(rows, **split, batch_rows=self.settings.batch_rows):
             yield from map(self._read, batch)
+
+    def _left(self) -> tuple[order.Rows, int]:
+        """The rows from the resume point on, and how many come before it."""
+        epoch, start, skip = self._state[:DONE].tolist()
+        return self._share(epoch, start)[skip:], skip
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank stands, after the rows handed out so far; a few plain numbers.
 
-        Exact when iterated in this process or through `FeatureLoader`; a bare DataLoader with
-        workers leaves no trace here.
+        Raises:
+            RuntimeError: Workers of a bare DataLoader have read from the stream since its epoch was
+                set, and how much of that was handed out is not known: use `FeatureLoader`.
         """
-        epoch, start, _, done = self._state.tolist()
+        epoch, start, _, done, unseen = self._state.tolist()
+        if unseen:
+            raise RuntimeError(
+                "expected a FeatureLoader, or a DataLoader without workers, got a stream that a "
+                "DataLoader's workers read ahead of what was handed out: its position is not "
+                "known; iterate pipeline.datasets_torch.FeatureLoader(stream, num_workers=...) and "
+                "save its state_dict()"
+            )
         if done == COMPLETE or 0 < self._n_rows(start) <= done:
             epoch, start, done = epoch + 1, 0, 0
         return {
@@ -161,11 +181,17 @@ class FeatureStream(IterableDataset["Row"]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken; another world size may take over between whole steps."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"expected what state_dict() returned, got {type(state).__name__}")
         if state.get("version") != STATE_VERSION:
             raise ValueError(
                 f"expected a reader state of version {STATE_VERSION}, got "
                 f"{state.get('version')!r}; use the release that wrote it"
             )
+        missing = sorted({*self._identity(), *_PLACE} - set(state))
+        if missing:
+            raise ValueError(f"expected what state_dict() returned, got one without {missing}")
+        self._check_place(state)
         for name, here in self._identity().items():
             if state[name] != here:
                 raise ValueError(
@@ -176,6 +202,18 @@ class FeatureStream(IterableDataset["Row"]):
         if state["world_size"] != self.world_size:
             start, skip = self._after_whole_steps(state), 0
         self._set(epoch=state["epoch"], start=start, skip=skip)
+
+    def _check_place(self, state: Mapping[str, Any]) -> None:
+        """Refuse a place outside of the epoch, from which rows would be left out in silence."""
+        order.check_counter("epoch", state["epoch"])
+        order.check_split(0, state["world_size"])
+        n_rows = int(self._block_rows.sum())
+        for name in ("start", "position"):
+            if not 0 <= order.check_whole(name, state[name]) <= n_rows:
+                raise ValueError(
+                    f"the state has {name}={state[name]}, this stream has rows 0 to {n_rows}; take "
+                    "it from state_dict() unchanged"
+                )
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal for a position to mean the same row."""
@@ -207,7 +245,7 @@ class FeatureStream(IterableDataset["Row"]):
         return int(state["start"] + position * world)
 
     def _set(self, *, epoch: int, start: int, skip: int) -> None:
-        self._state.copy_(torch.tensor([epoch, start, skip, skip]))
+        self._state.copy_(torch.tensor([epoch, start, skip, skip, 0]))
 
     def _begin(self) -> int:
         """The iteration starts at the resume point; returns it."""
@@ -219,7 +257,7 @@ class FeatureStream(IterableDataset["Row"]):
 
     def _complete(self) -> None:
         """The epoch ran to its end: the next iteration starts from zero."""
-        self._state[START:] = torch.tensor([0, 0, COMPLETE])
+        self._state[START:UNSEEN] = torch.tensor([0, 0, COMPLETE])
 
     def _n_rows(self, start: int) -> int:
         return order.rank_rows(
@@ -253,6 +291,21 @@ class FeatureStream(IterableDataset["Row"]):
         return tensor_row(self.features[index])
 
 
+class _Counted(IterableDataset["Row"]):
+    """A stream behind a loader that counts what it hands out."""
+
+    def __init__(self, stream: FeatureStream) -> None:
+        self.stream = stream
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def __iter__(self) -> Iterator[Row]:
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        return self.stream.worker_rows(worker, workers)
+
+
 class FeatureLoader:
     """A DataLoader over a `FeatureStream` that knows how far it got, workers or not.
 
@@ -277,6 +330,11 @@ class FeatureLoader:
         collate_fn: Callable[[list[Row]], Any] = collate_padded,
         **options: Any,
     ) -> None:
+        if not isinstance(stream, FeatureStream):
+            raise TypeError(
+                "expected a FeatureStream, as FeatureStream(ds, batch_size=8) makes it, got "
+                f"{type(stream).__name__}"
+            )
         if not options.get("in_order", True):
             raise ValueError(
                 "in_order=False would make positions meaningless; leave it out, or use a bare "
@@ -284,7 +342,7 @@ class FeatureLoader:
             )
         self.stream = stream
         self._loader: DataLoader[Batch] = DataLoader(
-            stream,  # type: ignore[arg-type]  # rows in, batches out
+            _Counted(stream),  # type: ignore[arg-type]  # rows in, batches out
             batch_size=stream.settings.batch_rows,
             num_workers=num_workers,
             collate_fn=collate_fn,

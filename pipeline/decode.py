@@ -1,14 +1,17 @@
 """Encoded bytes to float32 samples and facts about them, whole or in blocks, with one result.
 
-Decoding is libsndfile's (through soundfile), from a seekable stream. Bad input becomes a RowError:
+Decoding is libsndfile's (through soundfile) and, for MP4, Matroska, ASF and ADTS, FFmpeg's (through
+PyAV), from a seekable stream. Bad input becomes a RowError:
 
 - certain to be found: empty, not audio, unreadable header, no samples, NaN or infinity, absurd
   sample rate, missing channel, a span outside the file; a cut or damaged FLAC (frame checksums,
-  length in the header) and Ogg Vorbis or Opus (page checksums, numbers, end mark); a cut WAV
-  (chunk size); a cut MP3 that has a Xing or Info tag with its length.
+  length in the header) and Ogg Vorbis or Opus (page checksums, numbers, end mark); a cut WAV, RF64,
+  W64, AIFF, CAF, AU, NIST, MP4, Matroska or ASF (sizes in the header); a cut MP3 that has a Xing or
+  Info tag with its length.
 - not detectable: a cut WAV, or FLAC at a frame border, whose writer never knew the length; an MP3
-  without such a tag cut exactly between two frames; wrong sample values inside a WAV or inside
-  intact MP3 frames; damage outside the span of a row, except in Ogg, where it moves time.
+  without such a tag, or ADTS, cut exactly between two frames; a fragmented MP4 or live Matroska
+  between two fragments; wrong sample values inside a WAV or inside intact frames of a lossy codec;
+  damage outside the span of a row, except in Ogg and ADTS, where it moves time.
 
 Spans are cut from the samples of the whole file: lossy streams are decoded from their start.
 """

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.plan import Plan, Shard, item_seconds
 from pipeline.sinks.stored import is_events, stored_dtype, stored_width
-from pipeline.sinks.zarr import CHUNKS_PER_OBJECT, chunk_frames
+from pipeline.sinks.zarr import CHUNKS_PER_OBJECT, chunk_frames, column_axes
 
 if TYPE_CHECKING:
     from amtcore.extract import StreamInfo
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # A shard's row table and its commit record; dataset.json, plan, index, README, croissant once.
 OBJECTS_PER_SHARD = 2
 OBJECTS_PER_DATASET = 5
+# A coordinate array: its metadata and its one chunk.
+ZARR_OBJECTS_OF_AN_AXIS = 2
 # Of a stream in a Zarr store: group, four arrays' metadata, and three one-object index arrays.
 ZARR_OBJECTS_PER_STREAM = 1 + 4 + 3
 # Of a stream of events also the steps of each clip.
@@ -45,6 +47,7 @@ class Estimate:
         bytes_in: Bytes of all files whose size is known.
         bytes_out: Raw feature bytes by format.
         objects: Files or objects written.
+        skipped: Files of the source that are no rows, by extension.
         seconds: Wall seconds at the given speed; None without one.
     """
 
@@ -55,6 +58,7 @@ class Estimate:
     bytes_out: dict[str, int]
     objects: int
     seconds: float | None
+    skipped: dict[str, int]
 
 
 def estimate(
@@ -87,6 +91,7 @@ def estimate(
         bytes_out={fmt: size for fmt in spec.output.formats},
         objects=OBJECTS_PER_DATASET + sum(per_shard),
         seconds=None if times_realtime is None else audio_s / times_realtime,
+        skipped=dict(plan.skipped),
     )
 
 
@@ -109,6 +114,7 @@ def _objects(shard: Shard, spec: JobSpec, streams: Sequence[StreamInfo]) -> int:
         per_stream = (_value_objects(shard, spec, stream) for stream in streams)
         count += 1 + sum(ZARR_OBJECTS_PER_STREAM + values for values in per_stream)
         count += ZARR_OBJECTS_OF_STEPS * sum(map(is_events, streams))
+        count += ZARR_OBJECTS_OF_AN_AXIS * sum(len(column_axes(stream)) for stream in streams)
     return count
 
 

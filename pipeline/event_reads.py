@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.errors import CommitError
+
 if TYPE_CHECKING:
     from amtcore.spikes import SpikeEvents
 
@@ -38,7 +40,15 @@ def read_events(
     from amtcore.spikes import SpikeEvents
 
     rows = (0, n_events) if span == (0, n_steps) else _rows_of(read, n_events, span)
-    return SpikeEvents.from_columns(read(*rows), span[0], span[1] - span[0], n_channels)
+    events = read(*rows)
+    # Counts are put where the events say: outside the span they would land on others, or nowhere.
+    low, high = (span[0], 0), (span[1], n_channels)
+    if len(events) and ((events[:, :2] < low).any() or (events[:, :2] >= high).any()):
+        raise CommitError(
+            f"expected events of steps {span[0]} to {span[1] - 1} in {n_channels} channels, the "
+            "file holds others: run `earmill verify`"
+        )
+    return SpikeEvents.from_columns(events, span[0], span[1] - span[0], n_channels)
 
 
 def _rows_of(

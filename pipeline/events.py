@@ -39,11 +39,35 @@ class Step(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Note(Event):
+    """What a user should know of the source before work starts."""
+
+    kind: ClassVar[str] = "note"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceChanged(Event):
+    """The source no longer lists what the plan was made of; `text` says how and what to do.
+
+    Args:
+        added, removed, changed: Rows; all 0 where the source could not be listed.
+    """
+
+    kind: ClassVar[str] = "source_changed"
+    added: int
+    removed: int
+    changed: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobStarted(Event):
     """Plan and output are settled; work begins (or there is none left).
 
     Args:
-        seconds_total: Planned audio in seconds; `seconds_done` is the part committed earlier.
+        seconds_total: Planned audio in seconds, an estimate; `seconds_done` is the part of it in
+            shards committed earlier. audio_s_done: What those really held in good rows.
     """
 
     kind: ClassVar[str] = "job_started"
@@ -57,6 +81,7 @@ class JobStarted(Event):
     rows_bad: int
     seconds_total: float
     seconds_done: float
+    audio_s_done: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +108,8 @@ class ShardDone(Event):
     """A shard is committed, by this run or by another attempt of it.
 
     Args:
-        seconds: Planned audio of the shard. nbytes: Bytes of its data files.
+        seconds: Planned audio of the shard, an estimate. nbytes: Bytes of its data files.
+        audio_s: Audio behind its good rows, as decoded.
     """
 
     kind: ClassVar[str] = "shard_done"
@@ -92,6 +118,7 @@ class ShardDone(Event):
     rows_bad: int
     seconds: float
     nbytes: int
+    audio_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +129,20 @@ class ShardRetry(Event):
     shard_id: str
     attempt: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWaits(Event):
+    """A shard met an outage of the source, the output or its machine; it is tried again later.
+
+    Args:
+        pause_s: The earliest time of the next attempt from now, s.
+    """
+
+    kind: ClassVar[str] = "shard_waits"
+    shard_id: str
+    reason: str
+    pause_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +198,8 @@ class JobFinished(Event):
     Args:
         status: done, nothing_to_do, stopped or failed.
         exit_code: What the command line returns for it.
-        seconds: Audio in seconds committed by this run. wall_s: How long the work took.
+        seconds: Audio of good rows that this run committed, as decoded, in seconds.
+        wall_s: How long the work took.
         times_real_time: seconds / wall_s, start-up left out.
     """
 

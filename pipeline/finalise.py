@@ -1,17 +1,17 @@
-"""Close a complete dataset: one index over all rows, good and bad, and the cards beside it.
+"""Close a complete dataset: one index over all rows, good and bad, the cards, and current.json.
 
 Refuses unless plan and commits add up row by row. The index is sorted by the plan and named by its
 own content, so that running twice, or finalising a resumed and an undisturbed run, gives the same
-file. Nothing else is touched: a dataset can be read from its commits without being finalised.
+file. `current.json` comes last and names it all with hashes: until it is replaced, what it named
+before still counts. Nothing else is touched: a dataset can be read without being finalised.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,22 +19,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import layout as paths
-from pipeline.accounts import plan_row_of
+from pipeline.accounts import plan_row_of, some
 from pipeline.card import write_cards
-from pipeline.commit import READ_THREADS, commits
-from pipeline.dataset_file import read_dataset
+from pipeline.dataset_file import DatasetFile, read_dataset
 from pipeline.errors import CommitError, OutputError
-from pipeline.layout import Layout
+from pipeline.layout import CURRENT_FILE, DATASET_FILE, Layout
+from pipeline.records import READ_THREADS, StoredCommit, stored_commits
 from pipeline.rows import OutFile
 from pipeline.sinks.stored import place_columns
 from pipeline.sinks.table import EXTRA_PREFIX
+from pipeline.snapshot import (
+    CommitRef,
+    Current,
+    Snapshot,
+    described,
+    name_of,
+    read_current,
+    read_snapshot,
+)
+from pipeline.tables import table_of
 from pipeline.verify import (
-    SNAPSHOT_CHARS,
     ShardTables,
     commit_problems,
     read_plan,
     read_tables,
-    snapshot_of,
     table_problems,
 )
 
@@ -48,7 +56,7 @@ class Finalised:
     """A closed dataset.
 
     Args:
-        snapshot: Name of the index: the start of its sha256. path: Relative to the root.
+        snapshot: Path of the snapshot. path: Of the index. Both relative to the root.
         rows_ok, rows_bad: Rows in it. seconds: Audio behind the good ones, s.
     """
 
@@ -60,32 +68,36 @@ class Finalised:
 
 
 def finalise(layout: Layout) -> Finalised:
-    """Write index, README.md and croissant.json; doing it again changes nothing.
+    """Write index, snapshot, cards and current.json; doing it again changes nothing.
 
     Raises:
-        CommitError: A shard is not committed, or a row is missing, double or foreign.
+        CommitError: A shard is not committed, a row is missing, double or foreign, or a file that
+            never changes is another than when the dataset was closed before.
         OutputError: There is no dataset here.
     """
     dataset = read_dataset(layout)
     if dataset is None:
         raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
     plan = read_plan(layout, dataset.plan_id)
-    records = commits(layout)
+    stored = stored_commits(layout)
+    _refuse_changed(layout, dataset, stored)
+    records = {shard: one.record for shard, one in stored.items()}
     _refuse(commit_problems(dataset, plan, records))
     with ThreadPoolExecutor(READ_THREADS) as pool:
         tables = list(pool.map(lambda record: read_tables(layout, record), records.values()))
     _refuse([line for shard in tables for line in table_problems(shard, plan[shard.record.shard])])
     index = build_index(tables, plan, dataset.streams)
     file = _store(layout, index)
-    done = Finalised(
-        snapshot=file.sha256[:SNAPSHOT_CHARS],
+    snapshot = _store_snapshot(layout, dataset.plan_id, file, stored)
+    cards = write_cards(layout, dataset, list(records.values()), index, file)
+    layout.write_bytes(CURRENT_FILE, Current(snapshot, cards).to_json().encode())
+    return Finalised(
+        snapshot=snapshot.path,
         path=file.path,
         rows_ok=sum(record.rows_ok for record in records.values()),
         rows_bad=sum(record.rows_bad for record in records.values()),
         seconds=sum(record.seconds for record in records.values()),
     )
-    write_cards(layout, dataset, list(records.values()), index, file)
-    return done
 
 
 def _refuse(problems: Sequence[str]) -> None:
@@ -96,6 +108,46 @@ def _refuse(problems: Sequence[str]) -> None:
             f"cannot finalise, plan and commits do not add up: "
             f"{'; '.join(problems[:_NAMED_PROBLEMS])}{tail}"
         )
+
+
+def _refuse_changed(
+    layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
+) -> None:
+    """What was damaged or lost since the last closing must not be approved by a new one.
+
+    Where a replacing record is gone, the one it replaced would count again.
+    """
+    try:
+        current = read_current(layout)
+        before = None if current is None else read_snapshot(layout, current)
+    except CommitError:
+        return  # damaged itself: it is written anew
+    if before is None:
+        return
+    changed = [
+        paths.commit_path(shard, ref.generation)
+        for shard, ref in before.commits.items()
+        if (one := stored.get(shard)) is not None and ref.is_lost_in(one)
+    ]
+    plan = _read(layout, paths.plan_path(dataset.plan_id))
+    if plan.path == before.plan.path and plan != before.plan:
+        changed.append(plan.path)
+    if not _same_dataset(_read(layout, DATASET_FILE), before.dataset, dataset):
+        changed.append(DATASET_FILE)
+    if changed:
+        raise CommitError(
+            f"changed since the dataset was closed: {some(changed)}; restore them from a copy; "
+            "what belongs to a shard is computed again by `earmill extract` with --resume --repair"
+        )
+
+
+def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
+    """Equal, or the same with the layout version raised, as a replacing commit does."""
+    spelled = [
+        described(DATASET_FILE, replace(dataset, layout_version=version).to_json().encode())
+        for version in (dataset.layout_version, *paths.READABLE_VERSIONS)
+    ]
+    return now == before or (now == spelled[0] and before in spelled)
 
 
 def build_index(
@@ -199,15 +251,37 @@ def _store(layout: Layout, index: pa.Table) -> OutFile:
     """
     for path in layout.list("index"):
         content = layout.read_bytes(path)
-        if pq.read_table(io.BytesIO(content)).equals(index):
-            return _described(path, content)
+        if path == paths.index_path(name_of(content)) and table_of(content).equals(index):
+            return described(path, content)
     buffer = io.BytesIO()
     pq.write_table(index, buffer, compression="zstd", compression_level=3, write_page_index=True)
     content = buffer.getvalue()
-    path = paths.index_path(snapshot_of(content))
-    layout.put_if_absent(path, content)
-    return _described(path, content)
+    return _put_named(layout, paths.index_path(name_of(content)), content)
 
 
-def _described(path: str, content: bytes) -> OutFile:
-    return OutFile(path, len(content), hashlib.sha256(content).hexdigest())
+def _store_snapshot(
+    layout: Layout, plan_id: str, index: OutFile, stored: Mapping[str, StoredCommit]
+) -> OutFile:
+    """Write the snapshot of these commits and what they were indexed with."""
+    snapshot = Snapshot(
+        index=index,
+        plan=_read(layout, paths.plan_path(plan_id)),
+        dataset=_read(layout, DATASET_FILE),
+        commits={
+            shard: CommitRef(one.record.generation, one.record.attempt, one.sha256)
+            for shard, one in stored.items()
+        },
+    )
+    content = snapshot.to_json().encode()
+    return _put_named(layout, paths.snapshot_path(name_of(content)), content)
+
+
+def _read(layout: Layout, rel: str) -> OutFile:
+    return described(rel, layout.read_bytes(rel))
+
+
+def _put_named(layout: Layout, rel: str, content: bytes) -> OutFile:
+    """Write a file that is named by its content; one that was damaged since is written again."""
+    if not layout.create_own(rel, content):
+        layout.write_bytes(rel, content)
+    return described(rel, content)

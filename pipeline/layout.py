@@ -1,27 +1,36 @@
-"""The one path type, and the on-disk layout (version 1) as a grammar.
+"""The one path type, and the on-disk layout (version 2) as a grammar.
 
 Everything that touches the output goes through `Layout`: an fsspec filesystem and a root that are
 never turned back into a string and parsed again. Paths handed to it are relative and use `/`::
 
-    root       = dataset.json driver.json? plan data* rows* quarantine* commits* index* cards?
+    root       = dataset.json driver.json? plan data* rows* quarantine* commits* closing?
+    closing    = index* snapshots* cards current.json    what `finalise` writes, in this order
     plan       = plan/<plan-id>.parquet                  immutable
     data       = data/<shard>-<attempt>.zarr/...         Zarr v3 store, one group a stream
-               | data/<shard>-<attempt>.parquet          one row a clip
+               | data/<shard>-<attempt>.parquet          one row a clip, of a long one several
     rows       = rows/<shard>-<attempt>.parquet          scalars and provenance of every good row
     quarantine = quarantine/<shard>-<attempt>.parquet    only where a shard has bad rows
     commits    = commits/<shard>.json                    put-if-absent, names all of the above
-    index      = index/<snapshot>.parquet                snapshot = start of its own sha256
+               | commits/<shard>.r<generation>.json      the same, replaces the generation before
+    index      = index/<content>.parquet                 immutable, one line a row
+    snapshots  = snapshots/<content>.json                immutable: index, plan, dataset.json and
+                                                         commits that belong together, with hashes
+    current    = current.json                            replaced: which snapshot counts, and cards
     cards      = README.md croissant.json
     shard      = five or more digits       attempt = eight hex digits
+    generation = 1, 2, ...; 0 is the record without a suffix, the highest one counts
+    content    = start of the file's own sha256
 
-`rows/` stands beside `data/`, not in it, so that `data/*.parquet` is exactly the feature files.
-Names that start with a dot are unfinished work: no listing shows them and no reader trusts them.
-A file that no commit names is garbage of a crashed attempt. Nothing is edited or renamed later.
+`rows/` stands beside `data/`, not in it, so that `data/` holds feature files only; which of them
+are part of the dataset the commits say, and the cards list them one by one. Names that start with
+a dot are unfinished work: no listing shows them and no reader trusts them. A file that no commit
+names is garbage of a crashed attempt. Nothing is edited or renamed later but `current.json` and the
+cards, which are replaced whole, and the version in dataset.json, which becomes 2 before a commit of
+version 1 is replaced. Version 1 has neither snapshots nor current.json nor generations.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
@@ -36,23 +45,29 @@ from typing import Any, BinaryIO
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import OutputError
-from pipeline.putonce import create_local, create_remote, sync_folder, write_local
+from pipeline.errors import OutputError, StorageError
+from pipeline.local_files import move_in, new_folder
+from pipeline.owned_folders import own_folder
+from pipeline.putonce import create_local, create_remote, write_local
+from pipeline.redact import redact
+from pipeline.store_calls import store_call
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
 
 DATASET_FILE = "dataset.json"
 DRIVER_FILE = "driver.json"
 README_FILE = "README.md"
 CROISSANT_FILE = "croissant.json"
+CURRENT_FILE = "current.json"
 SCRATCH_FOLDER = ".scratch"
-MKDIR_TRIES = 100
 
 DATA_SUFFIXES = {"zarr": ".zarr", "parquet": ".parquet"}
 
 Names = list[str]
 
 _SHARD = re.compile(r"[0-9]{5,}")
+_COMMIT = re.compile(r"commits/([0-9]{5,})(?:\.r([1-9][0-9]*))?\.json")
 _ATTEMPT = re.compile(r"[0-9a-f]{8}")
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]*")
 
@@ -69,6 +84,16 @@ def _named(kind: str, name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(f"a {kind} id is letters, digits, _ and -, got {name!r}")
     return name
+
+
+def is_readable(version: object) -> bool:
+    """Whether this release reads a file that states this layout version."""
+    return version in READABLE_VERSIONS and not isinstance(version, bool)
+
+
+def readable_versions() -> str:
+    """The versions for a message: `1 or 2`."""
+    return " or ".join(str(version) for version in READABLE_VERSIONS)
 
 
 def is_shard_id(name: str) -> bool:
@@ -93,10 +118,18 @@ def quarantine_path(shard_id: str, attempt: str) -> str:
     return f"quarantine/{_stem(shard_id, attempt)}.parquet"
 
 
-def commit_path(shard_id: str) -> str:
-    """Path of one shard's commit record."""
+def commit_path(shard_id: str, generation: int = 0) -> str:
+    """Path of one shard's commit record, or of the one that replaced it so many times."""
     _stem(shard_id, "00000000")
-    return f"commits/{shard_id}.json"
+    if generation < 0:
+        raise ValueError(f"a generation is 0 or more, got {generation}")
+    return f"commits/{shard_id}.r{generation}.json" if generation else f"commits/{shard_id}.json"
+
+
+def parse_commit_path(rel: str) -> tuple[str, int] | None:
+    """Shard id and generation of a commit record's path; None where it is none."""
+    match = _COMMIT.fullmatch(rel)
+    return None if match is None else (match.group(1), int(match.group(2) or 0))
 
 
 def plan_path(plan_id: str) -> str:
@@ -104,9 +137,14 @@ def plan_path(plan_id: str) -> str:
     return f"plan/{_named('plan', plan_id)}.parquet"
 
 
-def index_path(snapshot: str) -> str:
-    """Path of one index snapshot."""
-    return f"index/{_named('snapshot', snapshot)}.parquet"
+def index_path(content: str) -> str:
+    """Path of one index."""
+    return f"index/{_named('index', content)}.parquet"
+
+
+def snapshot_path(content: str) -> str:
+    """Path of one snapshot."""
+    return f"snapshots/{_named('snapshot', content)}.json"
 
 
 def new_attempt() -> str:
@@ -171,28 +209,50 @@ class Layout:
     def url(self, rel: str = "") -> str:
         """Full address of a path, for messages and cards; never holds credentials."""
         path = self.path(rel) if rel else (self.root or "/")
-        return path if self.is_local else str(self.fs.unstrip_protocol(path))
+        return path if self.is_local else redact(str(self.fs.unstrip_protocol(path)))
 
     def path(self, rel: str) -> str:
         """Full path of `rel` in the terms of `fs`."""
         return f"{self.root}/{_checked(rel)}"
 
+    def inside(self, rel: str) -> str:
+        """`path(rel)` for reading: never outside the root, whatever links lie on the way.
+
+        Raises:
+            OutputError: A link leads out of the root.
+        """
+        path = self.path(rel)
+        if self.is_local:
+            root = os.path.realpath(self.root or "/")
+            real = os.path.realpath(path)
+            if os.path.commonpath([root, real]) != root:
+                raise OutputError(
+                    f"{path} is a link out of the dataset, which is never followed; "
+                    "put what it should hold in its place"
+                )
+        return path
+
+    @store_call("read")
     def exists(self, rel: str) -> bool:
         """Whether a file (or, locally, a folder) is there now."""
         return bool(self.fs.exists(self.path(rel)))
 
+    @store_call("read")
     def size(self, rel: str) -> int:
         """Bytes of one file; FileNotFoundError where it is missing."""
         return int(self.fs.size(self.path(rel)))
 
+    @store_call("read")
     def open_file(self, rel: str) -> BinaryIO:
         """A readable, seekable binary file."""
-        return self.fs.open(self.path(rel), "rb")
+        return self.fs.open(self.inside(rel), "rb")
 
+    @store_call("read")
     def read_bytes(self, rel: str) -> bytes:
         """The whole content of one file."""
-        return bytes(self.fs.cat_file(self.path(rel)))
+        return bytes(self.fs.cat_file(self.inside(rel)))
 
+    @store_call("written")
     def write_bytes(self, rel: str, data: bytes) -> None:
         """Write or replace one small file: temporary file and rename locally, one PUT elsewhere."""
         if self.is_local:
@@ -200,20 +260,43 @@ class Layout:
         else:
             self.fs.pipe_file(self.path(rel), data)
 
+    @store_call("written")
     def put_if_absent(self, rel: str, data: bytes) -> bool:
         """Create one small file; False, and nothing changed, where it already exists.
 
         Raises:
             OutputError: This store has no atomic create, or keeps answering with a conflict.
-            OSError: The write failed for another reason; whether it landed is then unknown.
+            StorageError: The write failed for another reason; whether it landed is then unknown.
         """
         path = self.path(rel)
         return create_local(path, data) if self.is_local else create_remote(self.fs, path, data)
+
+    def create_own(self, rel: str, data: bytes) -> bool:
+        """`put_if_absent` for content that nobody else writes: False only where it is another's.
+
+        A store may carry out a PUT and lose the answer; the client then repeats it and is refused
+        by its own effect, or gives up. What is there now tells.
+        """
+        try:
+            if self.put_if_absent(rel, data):
+                return True
+        except Exception:  # stores raise their own roots (botocore is no OSError)
+            if self._holds(rel, data):
+                return True
+            raise
+        return self._holds(rel, data)
+
+    def _holds(self, rel: str, data: bytes) -> bool:
+        try:
+            return self.read_bytes(rel) == data
+        except FileNotFoundError:
+            return False
 
     def list(self, rel: str) -> Names:
         """Every finished file under a folder, sorted; empty where the folder is missing."""
         return sorted(self.sizes(rel))
 
+    @store_call("listed")
     def sizes(self, rel: str) -> dict[str, int]:
         """Every finished file under a folder (or the file itself) with its bytes."""
         found = self.fs.find(self.path(rel), withdirs=False, detail=True)
@@ -225,6 +308,7 @@ class Layout:
             if not any(part.startswith(".") for part in name.split("/"))
         }
 
+    @store_call("removed")
     def delete(self, rel: str) -> None:
         """Remove a file or a folder; fine where it is already gone."""
         try:
@@ -232,17 +316,19 @@ class Layout:
         except FileNotFoundError:
             return
 
+    @store_call("written", 1)
     def upload_file(self, local: str | Path, rel: str) -> None:
         """Publish one local file. It may be moved: do not use it afterwards."""
         if self.is_local:
-            _move_in(Path(local), Path(self.path(rel)))
+            move_in(Path(local), Path(self.path(rel)))
         else:
             self.fs.put_file(str(local), self.path(rel))
 
+    @store_call("written", 1)
     def upload_dir(self, local: str | Path, rel: str) -> None:
         """Publish a local folder with everything in it. It may be moved."""
         if self.is_local:
-            _move_in(Path(local), Path(self.path(rel)))
+            move_in(Path(local), Path(self.path(rel)))
             return
         files = sorted(path for path in Path(local).rglob("*") if path.is_file())
         names = [path.relative_to(local).as_posix() for path in files]
@@ -257,9 +343,9 @@ class Layout:
         """
         parent = Path(self.root) / SCRATCH_FOLDER if self.is_local else None
         if parent is not None:
-            folder = _new_folder(parent, name)
+            folder = new_folder(parent, name)
         else:
-            folder = Path(tempfile.mkdtemp(prefix=f"earmill-{name}-"))
+            folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=own_folder()))
         try:
             yield folder
         finally:
@@ -268,10 +354,21 @@ class Layout:
                 with suppress(OSError):  # not empty: somebody else works there
                     parent.rmdir()
 
+    @store_call("cleared", None)
     def clear_scratch(self) -> None:
-        """Remove what killed attempts left; call only while holding the driver lock."""
-        if self.is_local:
-            shutil.rmtree(Path(self.root) / SCRATCH_FOLDER, ignore_errors=True)
+        """Remove what killed attempts left; call only while holding the driver lock.
+
+        Workers of a driver that was taken over may still publish out of it, and a deletion that has
+        begun follows a folder through its rename. So it is moved out of their way first: what they
+        try to publish afterwards is not found, and what they have published is not touched.
+        """
+        if not self.is_local:
+            return
+        root = Path(self.root)
+        with suppress(FileNotFoundError):
+            os.rename(root / SCRATCH_FOLDER, root / f"{SCRATCH_FOLDER}-{secrets.token_hex(4)}")
+        for aside in root.glob(f"{SCRATCH_FOLDER}-*"):
+            shutil.rmtree(aside, ignore_errors=True)
 
     def check_writable(self) -> None:
         """Prove, before any work, that this output can be written and that commits are safe there.
@@ -279,13 +376,21 @@ class Layout:
         Raises:
             OutputError: Not writable, or the store overwrites where it must refuse.
         """
-        probe = f".probe-{secrets.token_hex(4)}"
+        token = secrets.token_hex(4)
+        probe = f".probe-{token}"
         try:
-            first = self.put_if_absent(probe, b"first")
+            first = self.create_own(probe, token.encode())
             second = self.put_if_absent(probe, b"second")
             self.delete(probe)
         except OutputError:
             raise
+        except StorageError as err:
+            if err.transient and not self.is_local:
+                raise
+            raise OutputError(
+                f"cannot write to {self.url()}: {err}; "
+                "check that the place exists, its permissions and the credentials"
+            ) from err
         except Exception as err:  # stores raise their own roots (botocore is no OSError)
             raise OutputError(
                 f"cannot write to {self.url()}: {type(err).__name__}: {err}; "
@@ -296,49 +401,3 @@ class Layout:
                 f"{self.url()} overwrites a file although told to create it only if absent; "
                 "commits would not be exactly once there: use a store that honours If-None-Match"
             )
-
-
-def _new_folder(parent: Path, name: str) -> Path:
-    """A new folder below `parent`, which another worker may remove at any time while empty."""
-    folder = parent / f"{name}-{secrets.token_hex(4)}"
-    for _ in range(MKDIR_TRIES):
-        # pathlib reports a parent that vanishes under its hands as missing or as existing.
-        with suppress(FileNotFoundError, FileExistsError):
-            folder.mkdir(parents=True)
-            return folder
-    raise OutputError(f"{parent} cannot be made: another process keeps removing it")
-
-
-def _move_in(source: Path, target: Path) -> None:
-    """Publish a local file or folder at `target` in one visible step, durable first."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _sync_tree(source)
-    try:
-        os.rename(source, target)
-    except OSError as err:
-        if err.errno != errno.EXDEV:
-            raise
-        _copy_in(source, target)
-    sync_folder(str(target.parent))
-
-
-def _copy_in(source: Path, target: Path) -> None:
-    """The same across two disks: copy beside the target under a hidden name, then rename."""
-    hidden = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        if source.is_dir():
-            shutil.copytree(source, hidden)
-        else:
-            shutil.copyfile(source, hidden)
-        _sync_tree(hidden)
-        os.rename(hidden, target)
-    except OSError:
-        shutil.rmtree(hidden, ignore_errors=True)
-        hidden.unlink(missing_ok=True)
-        raise
-
-
-def _sync_tree(path: Path) -> None:
-    """Flush every file below `path`, and the folders that name them, to the disk."""
-    for entry in [path, *(path.rglob("*") if path.is_dir() else ())]:
-        sync_folder(str(entry))

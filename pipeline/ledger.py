@@ -1,6 +1,8 @@
-"""The driver's books: what is pending, suspect, under search, done or given up. No Ray here.
+"""The driver's books: what is pending, waiting, suspect, searched, done or given up. No Ray here.
 
     pending ---> in flight ---> done
+       ^            | outage
+       +--waiting---+                      blamed on nobody; `patience` says when it is enough
        ^            | lost, hung or failed
        +--suspect---+                      a suspect runs alone, so that blame is certain
                     | max_attempts times
@@ -15,13 +17,14 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pipeline import events
 from pipeline.bisect import Bisection
 from pipeline.messages import Lost, Outcome, ShardOrder
+from pipeline.patience import Outage, Patience
 from pipeline.plan import item_seconds
 
 if TYPE_CHECKING:
@@ -31,15 +34,18 @@ if TYPE_CHECKING:
 # Searches that end without a guilty row before the shard is given up: the first may have been bad
 # luck (a lost node), the second is not.
 FRUITLESS_SEARCHES = 2
+# Rows known to be readable that travel with an order.
+WITNESSES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What the driver needs to know of a commit record."""
+    """What the driver needs to know of a commit record; `seconds` of audio behind its good rows."""
 
     rows_ok: int
     rows_bad: int
     nbytes: int
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -48,7 +54,7 @@ class Result:
 
     Args:
         failed: Shard id -> reason. fatal: Why nothing more was tried.
-        stopped: Ended by request. seconds: Planned audio committed during this run.
+        stopped: Ended by request. seconds: Audio of the good rows committed during this run.
         worked_s: Wall seconds from the first warm worker to the end.
     """
 
@@ -68,6 +74,7 @@ class ShardWork:
         attempts: Failed attempts since the last search that were surely this shard's doing;
             `failures` counts every attempt that failed.
         copies: Calls in flight for it; two while a slow shard is tried a second time.
+        outages: How often it met one; the last time at `waits_since`.
     """
 
     shard: Shard
@@ -75,6 +82,8 @@ class ShardWork:
     failures: int = 0
     fruitless: int = 0
     copies: int = 0
+    outages: int = 0
+    waits_since: float = 0.0
     guilty: dict[str, str] = field(default_factory=dict)
     search: Bisection | None = None
 
@@ -87,13 +96,14 @@ class ShardWork:
         """Planned audio."""
         return self.shard.seconds
 
-    def order(self) -> ShardOrder:
+    def order(self, witnesses: Sequence[Item] = ()) -> ShardOrder:
         """The next attempt on the whole shard, under a fresh name."""
         return ShardOrder(
             shard=self.shard,
             attempt=secrets.token_hex(4),
             attempts=self.failures + 1,
             guilty=dict(self.guilty),
+            witnesses=tuple(witnesses),
         )
 
 
@@ -126,9 +136,11 @@ class Ledger:
         committed: Reads a shard's commit record; None when there is none.
         max_attempts: Failed attempts on a shard before its rows are searched.
         sink: Takes events.
+        patience: Says when to try again after an outage.
+        witnesses: Rows that an earlier run could read.
     Invariants:
         Each shard ends in `result.done` or `result.failed`, unless the caller stops asking; a row
-        is marked guilty only after it failed alone, twice.
+        is marked guilty only after it failed alone, twice, and never for an outage.
     """
 
     def __init__(
@@ -138,9 +150,14 @@ class Ledger:
         *,
         max_attempts: int,
         sink: events.Sink = events.ignore,
+        patience: Patience | None = None,
+        witnesses: Iterable[Item] = (),
     ) -> None:
         self._committed, self._max_attempts, self._sink = committed, max_attempts, sink
+        self._patience = patience or Patience()
+        self._witnesses = deque(witnesses, maxlen=WITNESSES)
         self._pending = deque(ShardWork(shard) for shard in shards)
+        self._waiting: deque[ShardWork] = deque()
         self._suspects: deque[ShardWork] = deque()
         self._searches: deque[ShardWork] = deque()
         self._n_shards = len(self._pending)
@@ -154,17 +171,30 @@ class Ledger:
     @property
     def nothing_waits(self) -> bool:
         """All that is left is in flight."""
-        return not (self._pending or self._suspects or self._searches)
+        return not (self._pending or self._waiting or self._suspects or self._searches)
 
-    def next(self, *, idle: bool) -> Assignment | None:
-        """Take the next piece of work.
+    @property
+    def witnesses(self) -> tuple[Item, ...]:
+        """Rows of the source that are known to have been readable."""
+        return tuple(self._witnesses)
+
+    def next(self, *, idle: bool, busy: bool = False) -> Assignment | None:
+        """Take the next piece of work; None while there is none, or an outage is waited out.
 
         Args:
             idle: The asking worker has nothing in flight; suspects and probes need that. They come
                 last, so that one bad shard does not hold up the good ones.
+            busy: Something is in flight on some worker.
         """
+        if not self._patience.may_start(busy):
+            return None
         if self._pending:
             return Assignment(self._pending.popleft())
+        for work in self._waiting:
+            alone = work.failures > 0
+            if (idle or not alone) and self._patience.is_due(work.waits_since, work.outages):
+                self._waiting.remove(work)
+                return Assignment(work, alone=alone)
         if idle and self._suspects:
             return Assignment(self._suspects.popleft(), alone=True)
         if idle and self._searches:
@@ -190,7 +220,9 @@ class Ledger:
         """
         if self._is_settled(work) or self._complete(work):
             return
-        if isinstance(outcome, Lost):
+        if outcome.outage:
+            self._wait(work, Outage(outcome.outage, _said(outcome)))
+        elif isinstance(outcome, Lost):
             self._charge(work, outcome.reason, certain)
         elif outcome.stage == "publish":
             self._publish_failed(work, outcome)
@@ -202,7 +234,14 @@ class Ledger:
         search = work.search
         if search is None or self._is_settled(work):
             return
-        reason = outcome.reason if isinstance(outcome, Lost) else outcome.message
+        reason = _said(outcome)
+        if outcome.outage:
+            self._meet(work, Outage(outcome.outage, reason))
+            self._searches.appendleft(work)
+            return
+        if isinstance(outcome, Outcome) and outcome.stage == "publish":
+            self._probe_unwritten(work, outcome)
+            return
         known = len(search.guilty)
         search.report(failed=isinstance(outcome, Lost) or not outcome.ok, reason=reason)
         for row_id in list(search.guilty)[known:]:
@@ -223,7 +262,10 @@ class Ledger:
         if record is None:
             return False
         self.result.done[work.shard_id] = record
-        self.result.seconds += work.seconds
+        self._patience.went_well()
+        if record.rows_ok and not record.rows_bad:
+            self._witnesses.append(smallest(work.shard))
+        self.result.seconds += record.seconds
         self._sink(
             events.ShardDone(
                 shard_id=work.shard_id,
@@ -231,9 +273,23 @@ class Ledger:
                 rows_bad=record.rows_bad,
                 seconds=work.seconds,
                 nbytes=record.nbytes,
+                audio_s=record.seconds,
             )
         )
         return True
+
+    def _wait(self, work: ShardWork, outage: Outage) -> None:
+        if work.copies:
+            # Another copy is still running; its end decides.
+            return
+        work.outages, work.waits_since = work.outages + 1, self._patience.now()
+        self._waiting.append(work)
+        self._meet(work, outage)
+
+    def _meet(self, work: ShardWork, outage: Outage) -> None:
+        pause_s = self._patience.met(outage)
+        self._sink(events.ShardWaits(work.shard_id, outage.reason, round(pause_s, 3)))
+        self.result.fatal = self.result.fatal or self._patience.verdict
 
     def _charge(self, work: ShardWork, reason: str, certain: bool) -> None:
         work.attempts += certain
@@ -266,6 +322,16 @@ class Ledger:
         self._searches.append(work)
         self._sink(events.BisectStarted(work.shard_id, len(rows)))
 
+    def _probe_unwritten(self, work: ShardWork, outcome: Outcome) -> None:
+        """A probe found no room to write: that says nothing of its rows."""
+        work.fruitless += 1
+        if outcome.permanent:
+            self._publish_failed(work, outcome)
+        elif work.fruitless > FRUITLESS_SEARCHES:
+            self._give_up(work, outcome.message)
+        else:
+            self._searches.appendleft(work)
+
     def _publish_failed(self, work: ShardWork, outcome: Outcome) -> None:
         work.failures += 1
         if outcome.permanent:
@@ -280,3 +346,12 @@ class Ledger:
     def _give_up(self, work: ShardWork, reason: str) -> None:
         self.result.failed[work.shard_id] = reason
         self._sink(events.ShardFailed(work.shard_id, reason))
+
+
+def smallest(shard: Shard) -> Item:
+    """The row of a shard that is read fastest."""
+    return min(shard.items, key=lambda item: float("inf") if item.size is None else item.size)
+
+
+def _said(outcome: Outcome | Lost) -> str:
+    return outcome.reason if isinstance(outcome, Lost) else outcome.message

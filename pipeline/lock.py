@@ -2,8 +2,10 @@
 
 It saves work and confusion, not correctness: commits are exactly once without it. A holder counts
 as gone when its process no longer exists on this machine, or after 60 s without a heartbeat (clocks
-of the hosts must agree to within that). Taking over is itself done under a lock, named after the
-dead holder, so that of several drivers that find it dead one gets it.
+of the hosts should agree to within that). A heartbeat further than that in the future says nothing
+of its age, so it is watched: a holder that gives no other sign of life meanwhile is gone. Taking
+over is itself done under a lock, named after the dead holder, so that of several drivers that find
+it dead one gets it.
 """
 
 from __future__ import annotations
@@ -14,17 +16,22 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
-from pipeline.errors import LockedError
+from pipeline.errors import LockedError, StorageError
 from pipeline.layout import DRIVER_FILE, Layout
+from pipeline.untrusted import loads_json
 
 HEARTBEAT_S = 15.0
 STALE_S = 60.0
+# How often a heartbeat of the future is looked at again; all looks together span some heartbeats.
+WATCH_LOOKS = 3
 # Process start times are derived from the boot time, which clock corrections move a little.
 _CREATED_TOLERANCE_S = 2.0
 
@@ -85,6 +92,7 @@ class DriverLock:
         heartbeat_s: Interval of the signs of life, s; well below `stale_s`.
         stale_s: Age at which a heartbeat counts as none, s; the same for all drivers.
         name: File of the lock.
+        wait: Waits so many seconds between looks at a heartbeat of the future.
 
     Raises:
         LockedError: Another live driver holds it, or got it first.
@@ -98,6 +106,7 @@ class DriverLock:
         heartbeat_s: float = HEARTBEAT_S,
         stale_s: float = STALE_S,
         name: str = DRIVER_FILE,
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._layout = layout
         self._name = name
@@ -113,7 +122,7 @@ class DriverLock:
             created_unix_s=psutil.Process().create_time(),
             heartbeat_unix_s=time.time(),
         )
-        _take(layout, name, self.holder, stale_s)
+        _take(layout, name, self.holder, stale_s, wait)
         self._thread = threading.Thread(target=self._beat, name="driver-lock", daemon=True)
         self._thread.start()
 
@@ -142,7 +151,10 @@ class DriverLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.release()
+        # An output that is away must not hide why the run ended, nor that it is done: the next
+        # driver finds the holder gone.
+        with suppress(StorageError):
+            self.release()
 
     def _beat(self) -> None:
         while not self._done.wait(self._heartbeat_s):
@@ -156,23 +168,25 @@ class DriverLock:
                 continue
 
 
-def _take(layout: Layout, name: str, me: Holder, stale_s: float) -> None:
+def _take(
+    layout: Layout, name: str, me: Holder, stale_s: float, wait: Callable[[float], object]
+) -> None:
     """Get the lock, or raise LockedError.
 
     A dead holder X is replaced under the lock `<name>.<X>`, taken by the same function. Whoever has
     that one looks again before it writes: only while X still stands there is the place free.
     """
-    if layout.put_if_absent(name, _text(me)):
+    if layout.create_own(name, _text(me)):
         return
     holder = _read(layout, name)
-    if holder is not None and holder.is_live(time.time(), stale_s):
+    if holder is not None and _lives(layout, name, holder, stale_s, wait):
         raise LockedError(
             f"another driver works on {layout.url()} ({_who(holder)}); "
             "wait for it, stop it, or use another output.uri"
         )
     if holder is not None:
         takeover = f"{name}.{holder.run_id}"
-        _take(layout, takeover, me, stale_s)
+        _take(layout, takeover, me, stale_s, wait)
         try:
             now = _read(layout, name)
             if now is not None and now.run_id == holder.run_id:
@@ -181,8 +195,27 @@ def _take(layout: Layout, name: str, me: Holder, stale_s: float) -> None:
         finally:
             layout.delete(takeover)
     # The holder left while we looked, or another driver was faster: whoever creates it now has it.
-    if not layout.put_if_absent(name, _text(me)):
+    if not layout.create_own(name, _text(me)):
         raise LockedError(f"another driver just began to work on {layout.url()}")
+
+
+def _lives(
+    layout: Layout,
+    name: str,
+    holder: Holder,
+    stale_s: float,
+    wait: Callable[[float], object],
+) -> bool:
+    """Whether a holder may still be at work; one with a clock far ahead must show it."""
+    if not holder.is_live(time.time(), stale_s):
+        return False
+    if holder.heartbeat_unix_s - time.time() <= stale_s:
+        return True
+    for _ in range(WATCH_LOOKS):
+        wait(stale_s / WATCH_LOOKS)
+        if _read(layout, name) != holder:
+            return True
+    return False
 
 
 def _text(holder: Holder) -> bytes:
@@ -197,7 +230,7 @@ def _write(layout: Layout, name: str, holder: Holder) -> None:
 def _read(layout: Layout, name: str) -> Holder | None:
     """The stored holder, or None where nobody holds it."""
     try:
-        return Holder(**json.loads(layout.read_bytes(name)))
+        return Holder(**loads_json(layout.read_bytes(name)))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as err:

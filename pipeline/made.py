@@ -1,61 +1,95 @@
 """What a model made of a clip, on its way into a row: checked, cast, joined.
 
 A stream is an array of frames, or the events of a clip (`amtcore.spikes.SpikeEvents`). Frames are
-cast to the output dtype once they are known to fit; events become a table of whole numbers.
+cast by `pipeline.casting`; events become a table of whole numbers. Those of a long clip come
+stretch by stretch and are held in files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeline.errors import DtypeRangeError, NonFiniteFeatureError
+from pipeline.casting import Caster, CastError, Frames
+from pipeline.errors import DtypeRangeError, NonFiniteFeatureError, RowError
+from pipeline.spill import Spilled, Values
 
-Frames = npt.NDArray[Any]
+if TYPE_CHECKING:
+    from amtcore.extract import Extractor
+
 # Stream name to frames, or to the events of a stretch.
 Made = Mapping[str, Any]
 
 
-def checked(name: str, made: Any, dtype: np.dtype[Any]) -> Any:
-    """A stretch of a stream, ready to be kept: frames in the output dtype, events as they are."""
-    return checked_cast(name, made, dtype) if isinstance(made, np.ndarray) else made
+@contextmanager
+def as_row_errors() -> Iterator[None]:
+    """Neurons have no NaN to show that something went wrong, so they raise: a RowError here."""
+    from amtcore.errors import NonFiniteError  # loads torch, which only workers need
+
+    try:
+        yield
+    except NonFiniteError as error:
+        raise NonFiniteFeatureError(f"the model's neurons: {error}") from error
 
 
-def joined(parts: Sequence[Any]) -> Any:
-    """The stretches of a stream as one."""
-    first = parts[0]
-    return np.concatenate(parts) if isinstance(first, np.ndarray) else first.concatenate(parts)
+def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str, Any]]:
+    """Features of a batch; a RowError in place of each stream of a clip that has none."""
+    try:
+        with as_row_errors():
+            return extractor.extract(signals)
+    except NonFiniteFeatureError as error:
+        if len(signals) == 1:
+            return [{info.name: error for info in extractor.streams}]
+        return [made for signal in signals for made in extracted(extractor, [signal])]
 
 
-def stored(made: Made, dtype: np.dtype[Any]) -> tuple[dict[str, Frames], dict[str, int]]:
-    """Streams as `FeatureRow.streams` has them, and the steps of those that are events."""
-    streams: dict[str, Frames] = {}
-    steps: dict[str, int] = {}
-    for name, values in made.items():
-        if isinstance(values, np.ndarray):
-            streams[name] = checked_cast(name, values, dtype)
-            continue
+@dataclass(frozen=True)
+class Stored:
+    """What a row holds.
+
+    Args:
+        streams: As `FeatureRow.streams` has them.
+        steps: The steps of those that are events.
+        errors: What the cast did to those that are frames.
+    """
+
+    streams: dict[str, Values] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, CastError] = field(default_factory=dict)
+
+    def take(self, name: str, made: Any, cast: Caster) -> Frames:
+        """A stretch of a stream as it is stored; steps and errors are noted. A RowError in its
+        place is raised."""
+        if isinstance(made, RowError):
+            raise made
+        if isinstance(made, np.ndarray):
+            frames, error = cast(name, made)
+            self.errors[name] = self.errors.get(name, CastError()) + error
+            return frames
+        self.steps[name] = made.first_frame + made.n_frames
         try:
-            streams[name] = values.to_columns()
+            columns: Frames = made.to_columns()
         except ValueError as error:
             raise DtypeRangeError(f"stream {name}: {error}") from error
-        steps[name] = values.n_frames
-    return streams, steps
+        return columns
 
 
-def checked_cast(name: str, frames: Frames, dtype: np.dtype[Any]) -> Frames:
-    """Features in the output dtype; a RowError where they are not finite or do not fit."""
-    # One pass over the values decides both; NaN and infinity spread through min and max.
-    low, high = (float(frames.min()), float(frames.max())) if frames.size else (0.0, 0.0)
-    if not (np.isfinite(low) and np.isfinite(high)):
-        raise NonFiniteFeatureError(f"stream {name}: the model returned NaN or infinity")
-    limit = float(np.finfo(dtype).max)
-    if max(-low, high) > limit:
-        raise DtypeRangeError(
-            f"stream {name}: expected values up to {limit:g} for {dtype}, got "
-            f"{low if -low > high else high:g}; use output.dtype float32"
-        )
-    return frames.astype(dtype, copy=False)
+def stored(made: Made, cast: Caster) -> Stored:
+    """What a model made of a clip, as its row holds it."""
+    whole = Stored()
+    for name, values in made.items():
+        whole.streams[name] = whole.take(name, values, cast)
+    return whole
+
+
+def spill(whole: Stored, made: Made, cast: Caster, folder: str | None) -> None:
+    """Add the next stretch of a long clip to what is stored of it, in files in `folder`."""
+    for name, stretch in made.items():
+        rows = whole.take(name, stretch, cast)
+        if name not in whole.streams:
+            whole.streams[name] = Spilled(rows.dtype, rows.shape[1], folder)
+        whole.streams[name].append(rows)  # type: ignore[union-attr]

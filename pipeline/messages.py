@@ -26,12 +26,14 @@ class ShardOrder:
         shard: The shard as planned. attempt: Eight hex digits, unique to this attempt.
         attempts: How many attempts were made so far, this one included.
         guilty: Row id -> reason, for rows that must go to quarantine unprocessed.
+        witnesses: Rows of the source that were read before, in this run or an earlier one.
     """
 
     shard: Shard
     attempt: str
     attempts: int = 1
     guilty: Mapping[str, str] = field(default_factory=dict)
+    witnesses: Sequence[Item] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Outcome:
     Args:
         ok: No exception. stage: Where it failed: warm_up, rows or publish.
         message: One line for people. permanent: Trying again is pointless.
+        outage: Kind of an outage, see `pipeline.patience`; it says nothing of the shard.
         info: Set by a good warm-up. value: Set by a status call.
     """
 
@@ -57,6 +60,7 @@ class Outcome:
     stage: str = ""
     message: str = ""
     permanent: bool = False
+    outage: str = ""
     info: WorkerInfo | None = None
     value: float = 0.0
 
@@ -67,10 +71,12 @@ class Lost:
 
     Args:
         restarting: Ray is starting the process again; the same handle will work in a moment.
+        outage: It was waiting for what the kind of outage names when it was given up.
     """
 
     reason: str
     restarting: bool = False
+    outage: str = ""
 
 
 class PublishError(RuntimeError):
@@ -91,3 +97,6 @@ class Runner(Protocol):
 
     def seconds_in_flight(self) -> float:
         """Audio seconds extracted so far in shards that are still running."""
+
+    def waits_for(self) -> str:
+        """The kind of outage that a read which takes long now would be; empty if none does."""

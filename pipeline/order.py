@@ -21,6 +21,7 @@ is better mixing and more memory; `choose_window` makes it a full shuffle when t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -57,12 +58,21 @@ class Settings:
     window_rows: int
 
     def __post_init__(self) -> None:
+        if not isinstance(self.shuffle, bool | np.bool_):
+            raise TypeError(f"shuffle must be True or False, got {self.shuffle!r}")
         for name in ("batch_rows", "lanes", "window_rows"):
-            if getattr(self, name) < 1:
+            if check_whole(name, getattr(self, name)) < 1:
                 raise ValueError(
                     f"{name} must be at least 1, got {getattr(self, name)}; leave it out for the "
                     "default"
                 )
+
+
+def check_whole(name: str, value: Any) -> int:
+    """The number as an int; refuses what is not a whole number, True and False among it."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    return operator.index(value)
 
 
 def splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -83,7 +93,7 @@ def _keys(n: int, *, seed: int, epoch: int, salt: int) -> NDArray[np.uint64]:
 
 def check_counter(name: str, value: int) -> None:
     """Refuse a seed or epoch that the 64-bit keys cannot hold."""
-    if not 0 <= value <= MAX_SEED:
+    if not 0 <= check_whole(name, value) <= MAX_SEED:
         raise ValueError(f"{name} must be an integer from 0 to 2**63 - 1, got {value!r}")
 
 
@@ -154,9 +164,9 @@ def _interleave(rows: Rows, bounds: Rows, batch_rows: int) -> Rows:
 
 def check_split(rank: int, world_size: int) -> None:
     """Refuse a rank outside its world."""
-    if world_size < 1:
+    if check_whole("world_size", world_size) < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
+    if not 0 <= check_whole("rank", rank) < world_size:
         raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
 
 

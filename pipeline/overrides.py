@@ -3,6 +3,7 @@
 PyYAML keeps the last of two equal keys and reads `1e-3` as text; both change a job without a word,
 so the loader here refuses the first and reads the second as a number (YAML 1.2 floats).
 Override values are parsed as YAML too; list elements go by index (`extract.0.fs_hz=16000`).
+Documents that unfold into more than a person writes are refused, see `pipeline.untrusted`.
 Nothing here knows which keys exist: that is the spec's business.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import SpecError
+from pipeline.untrusted import MAX_YAML_BYTES, BoundedComposer, TooMuchError
 
 # YAML 1.2 core schema float: a number with a dot, an exponent, or both.
 FLOAT_PATTERN = re.compile(
@@ -23,8 +25,14 @@ FLOAT_PATTERN = re.compile(
 )
 
 
-class StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate keys and reads `1e-3` as a float."""
+# A value that begins so is YAML for an alias, an anchor, a tag and the like. On a command line
+# there is nothing to refer to: `--set source.glob=*.wav` means the text.
+INDICATORS = ("*", "&", "!", "%", "@", "`", "|", ">")
+ALIAS_PROBLEM = "while scanning an alias"
+
+
+class StrictLoader(BoundedComposer):
+    """Bounded SafeLoader that refuses duplicate keys and reads `1e-3` as a float."""
 
 
 def _construct_mapping(loader: StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -51,21 +59,29 @@ StrictLoader.add_implicit_resolver(
 
 def load_yaml(text: str, *, name: str) -> Any:
     """Parse one YAML document. `name` is what error messages call it."""
+    if len(text) > MAX_YAML_BYTES:
+        raise SpecError(f"{name}: expected a job of at most {MAX_YAML_BYTES:,} bytes")
     try:
         return yaml.load(text, Loader=StrictLoader)
     except yaml.YAMLError as error:
         raise SpecError(f"{name}: not valid YAML: {_one_line(error)}") from error
     except SpecError as error:
         raise SpecError(f"{name}: {error}") from error
-    except TypeError as error:  # an unhashable key such as `{a: 1}: 2`
-        raise SpecError(f"{name}: not valid YAML: {error}") from error
+    except TooMuchError as error:
+        raise SpecError(f"{name}: refused: {error}; write the values out") from None
+    # An unhashable key such as `{a: 1}: 2`, a date such as 2024-13-01, a number of 5000 digits.
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SpecError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _one_line(error: yaml.YAMLError) -> str:
     """Problem and place, without the snippet of the text that PyYAML adds: it may be a secret."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
-        return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"
+        place = f"(line {mark.line + 1}, column {mark.column + 1})"
+        alias = error.context == ALIAS_PROBLEM or "undefined alias" in str(error.problem)
+        hint = "; put quotes around a value that begins with *" if alias else ""
+        return f"{error.problem} {place}{hint}"
     return " ".join(str(error).split())
 
 
@@ -78,8 +94,13 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         # Messages name the key only: the value may be a credential.
         if not separator or not all(keys):
             raise SpecError(f"--set {path}: expected KEY.PATH=VALUE, e.g. extract.0.fs_hz=16000")
-        _set_value(result, keys, load_yaml(text, name=f"--set {path}"))
+        _set_value(result, keys, _value(text, name=f"--set {path}"))
     return result
+
+
+def _value(text: str, *, name: str) -> Any:
+    """The value of one override: YAML, but text where YAML would look for something to refer to."""
+    return text.strip() if text.lstrip().startswith(INDICATORS) else load_yaml(text, name=name)
 
 
 def _set_value(root: dict[str, Any], keys: list[str], value: Any) -> None:

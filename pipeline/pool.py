@@ -57,6 +57,7 @@ class Slot:
         warming_since: When the worker was last started. retry_s: When to ask for warm-up again.
         life: How often a worker was started here; a call belongs to that of its time.
         asked: A status call is in flight. failures: Warm-ups in a row that failed.
+        waits_for: What the worker was waiting for when last asked: `source`, or nothing.
     """
 
     index: int
@@ -70,6 +71,7 @@ class Slot:
     life: int = 0
     asked: bool = False
     failures: int = 0
+    waits_for: str = ""
 
     def under_way(self, seconds: float) -> None:
         """The worker says how much audio it is through with in shards not published yet.
@@ -154,6 +156,7 @@ class Pool:
     def restart(self, slot: Slot) -> None:
         """The worker's process died: Ray starts it again, we warm it up again."""
         slot.state, slot.info, slot.seconds_in_flight = WARMING, None, 0.0
+        slot.waits_for = ""
         slot.warming_since = self._clock()
         slot.life += 1
         self.warm_up(slot)

@@ -16,16 +16,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
-
 from pipeline.ahead import run_ahead
 from pipeline.batches import form_batches
+from pipeline.casting import Caster, as_stored
 from pipeline.clips import LONG_S, Clip, LongClip, Preparer, Target
 from pipeline.errors import RowError, TooLongError, TooShortError
-from pipeline.made import Made, checked, joined, stored
+from pipeline.made import Made, Stored, as_row_errors, extracted, spill, stored
 from pipeline.messages import CONCURRENT_SHARDS
 from pipeline.rows import FeatureRow, QuarantineRow, Scalar
 from pipeline.sources.base import Item, Source
+from pipeline.sources.fetch import check_arrived
+from pipeline.sources.witness import Witnesses, fetch_confirmed
 
 if TYPE_CHECKING:
     from amtcore.extract import Extractor
@@ -56,7 +57,8 @@ class RowProcessor:
         spec: The job. source: Hands out the bytes; asked by one thread per shard in flight.
         extractors: One a model of the spec, in its order; used by one caller at a time.
         decode_threads: Threads that decode, resample, check and cast.
-        long_s: Clips above this are streamed through decoder and model.
+        long_s: Clips above this are streamed through decoder and model, their features into files.
+        spill_folder: Where these files lie; None takes the system's folder for temporary files.
     """
 
     def __init__(
@@ -67,9 +69,13 @@ class RowProcessor:
         *,
         decode_threads: int,
         long_s: float = LONG_S,
+        spill_folder: str | None = None,
     ) -> None:
         self._source, self._extractors = source, tuple(extractors)
-        self._dtype = np.dtype(spec.output.dtype)
+        self._witnesses = Witnesses()
+        infos = [info for model in self._extractors for info in model.streams]
+        self._cast = Caster(spec.output.dtype, as_stored(infos, spec.output.dtype))
+        self._spill_folder = spill_folder
         self._each = spec.audio.channels == "each"
         targets = tuple(
             Target(model.fs_hz, model.input_unit, max(model.input_channels))
@@ -86,6 +92,7 @@ class RowProcessor:
         items: Sequence[Item],
         *,
         attempts: int = 1,
+        witnesses: Sequence[Item] = (),
         my_turn: Callable[[], None] = lambda: None,
         on_audio: Callable[[float], None] = lambda seconds: None,
     ) -> ShardRows:
@@ -93,10 +100,13 @@ class RowProcessor:
 
         Args:
             attempts: Recorded with quarantined rows.
+            witnesses: Rows of the source that were read elsewhere; see `fetch_confirmed`.
             my_turn: Called before the models are first used; may wait for other shards.
             on_audio: Told the seconds of audio of each row that is through the models.
+        Raises:
+            SourceOutage: Bytes could not be had for no row's fault; nothing is to be published.
         """
-        return _ShardRun(self, attempts, on_audio).run(items, my_turn)
+        return _ShardRun(self, attempts, on_audio).run(items, witnesses, my_turn)
 
     def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
         """Decode one row; a subclass may do more. Raises a RowError for bad input."""
@@ -109,7 +119,9 @@ class RowProcessor:
 
     # -- for _ShardRun ------------------------------------------------------------------------
 
-    def prepared(self, items: Sequence[Item], attempts: int) -> Generator[Prepared, None, None]:
+    def prepared(
+        self, items: Sequence[Item], attempts: int, witnesses: Sequence[Item] = ()
+    ) -> Generator[Prepared, None, None]:
         """Every row, decoded ahead, in order."""
 
         def work(entry: tuple[Item, BinaryIO | RowError]) -> Prepared:
@@ -117,12 +129,16 @@ class RowProcessor:
             try:
                 if isinstance(stream, RowError):
                     raise stream
-                return self._checked(self.prepare(item, stream))
+                try:
+                    return self._checked(self.prepare(item, stream))
+                finally:
+                    # A read that failed looks like a short file to a decoder.
+                    check_arrived(stream, item.uri)
             except RowError as error:
                 return quarantined(item.row_id, item, error, attempts)
 
         return run_ahead(
-            self._source.fetch(items),
+            fetch_confirmed(self._source, items, self._witnesses, witnesses),
             work,
             pool=self._pool,
             nbytes=_nbytes,
@@ -143,19 +159,19 @@ class RowProcessor:
         """Features of a batch: per clip, stream name -> (frames, width), or events."""
         features: list[dict[str, Any]] = [{} for _ in clips]
         for index, extractor in enumerate(self._extractors):
-            found = extractor.extract([clip.signals[index] for clip in clips])
+            found = extracted(extractor, [clip.signals[index] for clip in clips])
             for row, streams in zip(features, found, strict=True):
                 row |= streams
         return [*features]
 
-    def extract_long(self, clip: LongClip) -> list[Made]:
+    def extract_long(self, clip: LongClip) -> list[Stored]:
         """Features of a long clip, channel by channel, in memory that does not grow with it.
 
-        What does grow are the features, and they are cast at once.
+        They are cast at once and go to files.
         """
         channels = len(clip.channels)
         streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
-        parts: list[dict[str, list[Any]]] = [{} for _ in range(channels)]
+        wholes = [Stored() for _ in range(channels)]
         pieces = run_ahead(
             clip.pieces(),
             lambda piece: piece,
@@ -164,19 +180,18 @@ class RowProcessor:
             budget_bytes=AHEAD_BYTES,
             in_flight=1,
         )
-        with closing(pieces):
+        with closing(pieces), as_row_errors():
             for piece in pieces:
                 for channel, signals in enumerate(piece):
                     for stream, signal in zip(streams[channel], signals, strict=True):
-                        self._collect(parts[channel], stream.push(signal))
-        for part, of_models in zip(parts, streams, strict=True):
-            for stream in of_models:
-                self._collect(part, stream.finish())
-        return [{name: joined(stretches) for name, stretches in part.items()} for part in parts]
+                        self._spill(wholes[channel], stream.push(signal))
+            for whole, of_models in zip(wholes, streams, strict=True):
+                for stream in of_models:
+                    self._spill(whole, stream.finish())
+        return wholes
 
-    def _collect(self, parts: dict[str, list[Any]], made: Made) -> None:
-        for name, stretch in made.items():
-            parts.setdefault(name, []).append(checked(name, stretch, self._dtype))
+    def _spill(self, whole: Stored, made: Made) -> None:
+        spill(whole, made, self._cast, self._spill_folder)
 
     def feature_row(
         self,
@@ -184,16 +199,17 @@ class RowProcessor:
         channel: int,
         seconds: float,
         facts: dict[str, Scalar],
-        features: Made,
+        features: Made | Stored,
         attempts: int,
     ) -> FeatureRow | QuarantineRow:
         """A finished row, or its quarantine row where the features cannot be stored."""
         row_id = self.row_id(item, channel)
         try:
-            streams, steps = stored(features, self._dtype)
+            held = features if isinstance(features, Stored) else stored(features, self._cast)
         except RowError as error:
             return quarantined(row_id, item, error, attempts)
-        return FeatureRow(row_id, item.row_id, channel, seconds, facts, item.extra, streams, steps)
+        scalars = (row_id, item.row_id, channel, seconds, facts, item.extra)
+        return FeatureRow(*scalars, held.streams, held.steps, held.errors)
 
     def _checked(self, prepared: list[Clip] | LongClip) -> list[Clip] | LongClip:
         if isinstance(prepared, LongClip):
@@ -221,9 +237,11 @@ class _ShardRun:
         self._window: list[tuple[int, Clip, float]] = []
         self._window_bytes = 0
 
-    def run(self, items: Sequence[Item], my_turn: Callable[[], None]) -> ShardRows:
+    def run(
+        self, items: Sequence[Item], witnesses: Sequence[Item], my_turn: Callable[[], None]
+    ) -> ShardRows:
         waited = False
-        with closing(self._rows.prepared(items, self._attempts)) as prepared:
+        with closing(self._rows.prepared(items, self._attempts, witnesses)) as prepared:
             for entry in prepared:
                 place = len(self._done)
                 self._done.append([])
@@ -284,6 +302,7 @@ class _ShardRun:
             self._done[place].append(bad)
         finally:
             clip.close()
+            check_arrived(clip.stream, clip.item.uri)
 
     def _later(self, *row: Any) -> Future[Any]:
         return self._rows.later(self._rows.feature_row, *row, self._attempts)

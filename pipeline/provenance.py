@@ -30,6 +30,7 @@ VALUE_PACKAGES = (
     "numba",
     "triton",
     "soundfile",
+    "av",
     "soxr",
     "zarr",
     "numcodecs",
@@ -120,37 +121,14 @@ def processor_name() -> str:
 
 
 def device_info(device: str) -> dict[str, Any]:
-    """What computes: `cpu`, or a CUDA device such as `cuda:0` with its driver.
+    """What computes; the models of a job run on `cpu`.
 
     Raises:
-        ValueError: Another kind of device, or a CUDA device that is not there.
+        ValueError: Another device.
     """
-    if device == "cpu":
-        return {"device": "cpu", "name": processor_name()}
-    if not device.startswith("cuda"):
-        raise ValueError(f"expected 'cpu' or 'cuda:<n>', got {device!r}")
-    import torch  # seconds to import, and not needed for a CPU run's provenance
-
-    if not torch.cuda.is_available():
-        raise ValueError(f"{device!r} was asked for but torch sees no CUDA device")
-    properties = torch.cuda.get_device_properties(torch.device(device))
-    return {
-        "device": device,
-        "name": properties.name,
-        "memory_bytes": properties.total_memory,
-        "compute_capability": f"{properties.major}.{properties.minor}",
-        "cuda": torch.version.cuda,
-        "driver": _driver_version(),
-    }
-
-
-def _driver_version() -> str | None:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    words = text.splitlines()[0].split()
-    return next((word for word in words if word.count(".") >= 1 and word[0].isdigit()), None)
+    if device != "cpu":
+        raise ValueError(f"expected 'cpu', got {device!r}")
+    return {"device": "cpu", "name": processor_name()}
 
 
 def run_provenance(
@@ -160,7 +138,7 @@ def run_provenance(
 
     Args:
         extractors: `Extractor.describe()` of every model: name, parameters, rate, backend, dtype.
-        device: `cpu` or `cuda:<n>`.
+        device: `cpu`.
         dtype: Of the stored values.
     """
     return {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import OutputError
+from pipeline.faults import http_status
 
 # Waits before asking again after a 409; the other writer needs milliseconds.
 CONFLICT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
@@ -139,17 +140,3 @@ def _create_object(fs: Any, path: str, data: bytes) -> bool:
         else:
             return True
     return False
-
-
-def http_status(err: BaseException | None) -> int | None:
-    """The HTTP status inside a store's error: s3fs keeps it on the cause, gcsfs as `code`."""
-    while err is not None:
-        response = getattr(err, "response", None)
-        if isinstance(response, dict):
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            return int(status) if status is not None else None
-        code = getattr(err, "code", None)
-        if isinstance(code, int) or (isinstance(code, str) and code.isdigit()):
-            return int(code)
-        err = err.__cause__
-    return None

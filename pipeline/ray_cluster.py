@@ -13,16 +13,22 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from pipeline.errors import EarmillError, SpecError
+from pipeline.errors import EarmillError, RunStopped, SpecError
+from pipeline.private_ray import private_ray, shut_down
 
-# Features never enter the object store; Ray's own minimum is 75 MiB.
-OBJECT_STORE_BYTES = 128 * 2**20
+if TYPE_CHECKING:
+    from pipeline.spec import RunSpec
+
 CONNECT_TIMEOUT_S = 5.0
+NODES_WITHIN_S = 600.0
+NODES_POLL_S = 2.0
+QUIET: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
 # Ray prints news from other processes in these threads of the driver.
 RAY_PRINTER_THREADS = ("ray_listen_error_messages", "ray_print_logs")
 # Set before Ray is first imported. The second one, despite its name, decides on every system
@@ -79,6 +85,13 @@ def quiet_streams() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         sys.stdout, sys.stderr = before
+
+
+def is_joined(address: str | None = None) -> bool:
+    """Whether `ray_session` joins a cluster that others may add nodes to."""
+    import ray
+
+    return ray.is_initialized() and _wanted(address) not in (None, "local")
 
 
 def check_address(address: str | None = None) -> None:
@@ -139,30 +152,21 @@ def ray_session(address: str | None = None) -> Iterator[None]:
         with quiet_streams():
             yield
         return
-    with quiet_streams():
+    with quiet_streams(), ExitStack() as session:
         with _kept_sigterm():
-            _init(wanted)
-        try:
-            yield
-        finally:
-            ray.shutdown()
+            if wanted is None or wanted == "local":
+                session.enter_context(private_ray(**QUIET))
+            else:
+                session.callback(shut_down)
+                _join(wanted)
+        yield
 
 
-def _init(address: str | None) -> None:
+def _join(address: str) -> None:
     import ray
 
-    quiet: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
-    if address is None or address == "local":
-        # The address is spelled out because None would still look for a cluster on this machine.
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            **quiet,
-        )
-        return
     try:
-        ray.init(address=address, **quiet)
+        ray.init(address=address, **QUIET)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise _unreachable(address, error) from error
 
@@ -199,3 +203,56 @@ def live_nodes() -> list[Node]:
     ]
     useful = [node for node in nodes if node.cpus or node.gpus]
     return sorted(useful, key=lambda node: node.node_id)
+
+
+def wait_for_nodes(
+    run: RunSpec,
+    say: Callable[[str], None],
+    *,
+    joined: bool,
+    limit_s: float = NODES_WITHIN_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[Node]:
+    """The nodes for a job; a joined cluster that has none yet is asked for one and waited for.
+
+    A cluster that scales by demand starts its first node only when somebody asks.
+
+    Args:
+        say: Told once that there is something to wait for. joined: It is somebody else's cluster.
+    Raises:
+        RunStopped: No node came within `limit_s`.
+    """
+    began, asked = clock(), False
+    while not (nodes := [node for node in live_nodes() if _fits(node, run)]) and joined:
+        if not asked:
+            asked = True
+            say(f"waiting up to {limit_s / 60:.0f} min for the cluster to offer {_wish(run)}")
+            _ask_for(run, 1)
+        if clock() - began > limit_s:
+            _ask_for(run, 0)
+            raise RunStopped(
+                f"the Ray cluster offered no {_wish(run)} within {limit_s / 60:.0f} min; start a "
+                "node or let it scale up, then run the same command with --resume"
+            )
+        sleep(NODES_POLL_S)
+    if asked:
+        _ask_for(run, 0)
+    return nodes or live_nodes()
+
+
+def _fits(node: Node, run: RunSpec) -> bool:
+    return node.gpus >= run.gpus_per_worker if run.gpus_per_worker else node.cpus > 0
+
+
+def _wish(run: RunSpec) -> str:
+    return f"{run.gpus_per_worker:g} GPUs" if run.gpus_per_worker else "CPUs"
+
+
+def _ask_for(run: RunSpec, times: int) -> None:
+    """Tell an autoscaler what is wanted; takes the wish back with 0."""
+    from ray.autoscaler.sdk import request_resources
+
+    wish = {"GPU": run.gpus_per_worker} if run.gpus_per_worker else {"CPU": 1}
+    with suppress(Exception):  # a cluster without an autoscaler may still get nodes by hand
+        request_resources(bundles=[wish] * times)

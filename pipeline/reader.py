@@ -8,14 +8,14 @@ be pickled into workers and survives a fork: handles are opened again wherever i
 
 from __future__ import annotations
 
-import math
+import numbers
 import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 import pyarrow as pa
@@ -26,70 +26,72 @@ from pipeline.catalog import (
     fact_names,
     is_extra,
     load_catalog,
+    read_quarantine,
     read_rows,
 )
+from pipeline.concat import ConcatenatedFeatures
 from pipeline.errors import CommitError
 from pipeline.event_reads import read_events
+from pipeline.frames import frame_range, unscaled
 from pipeline.layout import Layout
+from pipeline.read_row import Row
 from pipeline.shard_readers import IoCounts, OpenShards, Span
 from pipeline.sinks.stored import is_events, steps_column
 from pipeline.sinks.table import EXTRA_PREFIX
+from pipeline.torch_views import TorchViews
+from pipeline.trust import named_damage
 
 if TYPE_CHECKING:
     from amtcore.extract import StreamInfo
     from pipeline.dataset_file import DatasetFile
-    from pipeline.datasets_torch import FeatureDataset, FeatureStream
 
 __all__ = ["Features", "Row", "open_features"]
 
+Uri = str | os.PathLike[str]
 CACHE_BYTES = 256 * 2**20
 MAX_OPEN_SHARDS = 128
-# Seconds times frames per second lands this close to a whole frame by rounding alone.
-FRAME_EPSILON = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One clip with its features.
-
-    Args:
-        index: Position in the dataset.
-        row_id: Unique name.
-        seconds: Duration of the whole clip, also in a slice.
-        extra: The source's own columns.
-        features: Stream name to (n_frames, width), or to `amtcore.spikes.SpikeEvents` for a stream
-            of events.
-        first_frame: Stream name to where the features start in the clip; not 0 only in a slice.
-    """
-
-    index: int
-    row_id: str
-    seconds: float
-    extra: Mapping[str, Any]
-    features: Mapping[str, Any] = field(repr=False)
-    first_frame: Mapping[str, int]
-
-    def map(self, f: Callable[[Any], Any]) -> Row:
-        """The same row with `f` applied to each stream's features."""
-        return replace(self, features={name: f(value) for name, value in self.features.items()})
+@overload
+def open_features(
+    uri: Uri,
+    *,
+    format: str | None = ...,
+    streams: Sequence[str] | None = ...,
+    dtype: str | None = ...,
+    storage_options: Mapping[str, Any] | None = ...,
+    cache_bytes: int = ...,
+) -> Features: ...
+@overload
+def open_features(
+    uri: list[Any] | tuple[Any, ...],
+    *,
+    format: str | None = ...,
+    streams: Sequence[str] | None = ...,
+    dtype: str | None = ...,
+    storage_options: Mapping[str, Any] | None = ...,
+    cache_bytes: int = ...,
+) -> ConcatenatedFeatures: ...
 
 
 def open_features(
-    uri: str | os.PathLike[str],
+    uri: Uri | list[Any] | tuple[Any, ...],
     *,
     format: str | None = None,
     streams: Sequence[str] | None = None,
     dtype: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     cache_bytes: int = CACHE_BYTES,
-) -> Features:
-    """Open the feature set at a local path or fsspec URI.
+) -> Features | ConcatenatedFeatures:
+    """Open the feature set at a local path or fsspec URI, or several as one.
 
     Args:
+        uri: One place, or a list of places whose sets have the same streams; their rows follow each
+            other. Of different stored dtypes the widest is taken.
         format: "zarr" or "parquet"; the values are the same. None takes Zarr where both exist.
         streams: Which streams to read; None reads all. Others are never fetched.
-        dtype: Convert to float16, float32 or float64; None leaves the stored dtype. Events stay
-            integers.
+        dtype: Convert to float16, float32 or float64; None leaves the stored dtype, but takes
+            float32 where a stream is stored with a scale. Events stay integers.
         storage_options: For the filesystem: credentials, endpoint.
         cache_bytes: Decoded blocks kept in each process, at most.
     Raises:
@@ -102,17 +104,42 @@ def open_features(
         row.features["modulation"]            # (n_frames, width)
         row.features["spikes"].dense()        # events: also their arrays, or .sparse_tensor()
         ds.slice(0, 1.5, 2.0)                 # frames from 1.5 s to 2 s only
+        both = open_features(["s3://bucket/features", "more"])
     """
+
+    def open_one(place: Uri, dtype: str | None) -> Features:
+        return _open(place, format, streams, dtype, dict(storage_options or {}), cache_bytes)
+
+    if isinstance(uri, str | os.PathLike):
+        return open_one(uri, dtype)
+    sets = [open_one(place, dtype) for place in uri]
+    if len({each.dtype for each in sets}) > 1:
+        widest = np.result_type(*(each.dtype for each in sets)).name
+        sets = [open_one(place, widest) for place in uri]
+    return ConcatenatedFeatures(sets)
+
+
+def _open(
+    uri: Uri,
+    format: str | None,
+    streams: Sequence[str] | None,
+    dtype: str | None,
+    storage_options: Mapping[str, Any],
+    cache_bytes: int,
+) -> Features:
+    if not (isinstance(cache_bytes, numbers.Real) and cache_bytes >= 0):
+        raise ValueError(f"cache_bytes must be a number of bytes from 0, got {cache_bytes!r}")
     layout = Layout.open(os.fspath(uri), storage_options)
     catalog = load_catalog(layout)
+    chosen = catalog.choose_streams(streams)
     return Features(
         # Absolute: a worker may start in another folder.
         layout.url() if layout.is_local else os.fspath(uri),
         catalog,
         format=catalog.choose_format(format),
-        streams=catalog.choose_streams(streams),
-        dtype=catalog.choose_dtype(dtype),
-        storage_options=dict(storage_options or {}),
+        streams=chosen,
+        dtype=catalog.choose_dtype(dtype, chosen),
+        storage_options=storage_options,
         cache_bytes=cache_bytes,
     )
 
@@ -129,7 +156,7 @@ class _Process:
     rows: tuple[str, pa.Table] = ("", pa.table({}))
 
 
-class Features:
+class Features(TorchViews):
     """An opened feature set; get one from `open_features`. A sequence of `Row`.
 
     Safe to use from several threads (one reads at a time), to pickle, and to use after a fork.
@@ -177,6 +204,12 @@ class Features:
     def table(self) -> pa.Table:
         """One line a row, in the order of `ds[i]`: ids, seconds, shard, frames, extra columns."""
         return self._catalog.table
+
+    @property
+    def quarantine(self) -> pa.Table:
+        """The rows that could not be processed, as the commits name them: `row_id`, `uri`, `stage`,
+        `error_class`, `message`, `attempts`, `shard`. Read when asked for."""
+        return read_quarantine(self._here().layout, self._catalog)
 
     @property
     def dataset(self) -> DatasetFile:
@@ -243,7 +276,7 @@ class Features:
         if low == len(order) or ids[int(order[low])].as_py() != row_id:
             raise KeyError(
                 f"no row {row_id!r} among the {len(self)} good rows of {self._url()}; ids are in "
-                "ds.table['row_id'], rows that failed in the quarantine tables"
+                "ds.table['row_id'], rows that failed in ds.quarantine"
             )
         return int(order[low])
 
@@ -277,20 +310,13 @@ class Features:
                 process.rows = (paths.rows, read_rows(process.layout, paths.rows))
             table = process.rows[1]
         names = fact_names(table, self._catalog.streams)
-        row = table.select(names).slice(int(self._rows[position]), 1).to_pylist()[0]
-        return {"shard": shard, "row": int(self._rows[position]), **row}
-
-    def torch(self) -> FeatureDataset:
-        """A map-style torch dataset."""
-        from pipeline.datasets_torch import FeatureDataset
-
-        return FeatureDataset(self)
-
-    def iterable(self, **settings: Any) -> FeatureStream:
-        """A torch IterableDataset; see `pipeline.datasets_torch.FeatureStream` for the settings."""
-        from pipeline.datasets_torch import FeatureStream
-
-        return FeatureStream(self, **settings)
+        found = table.select(["row_id", *names]).slice(int(self._rows[position]), 1).to_pylist()
+        if not found or found[0].pop("row_id") != self._scalar("row_id", position):
+            raise CommitError(
+                f"{paths.rows}: row {self._scalar('row_id', position)!r} is not at its place; the "
+                "index does not belong to this table: run `earmill verify`"
+            )
+        return {"shard": shard, "row": int(self._rows[position]), **found[0]}
 
     def close(self) -> None:
         """Close what this process has open; reading again opens it anew."""
@@ -355,13 +381,15 @@ class Features:
         """Frames [first, last) of a stream of a row, or the events of these steps."""
         fmt, info = self.format, self._catalog.streams[name]
         shard, paths = self._shard_of(process, position)
-        place = int(self._rows[position]), int(self._starts[name][position])
+        row_id = self._scalar("row_id", position)
+        place = row_id, int(self._rows[position]), int(self._starts[name][position])
 
         def read(first: int, last: int) -> np.ndarray:
-            reader = process.shards.get(process.layout, paths.data[fmt], fmt)
+            reader = process.shards.get(process.layout, paths.data[fmt], fmt, paths.promise)
             return reader.read(name, Span(*place, first, last))
 
-        try:
+        where = f"row {self._scalar('row_id', position)!r}, stream {name}"
+        with named_damage(where, f"{process.layout.url()}: the {fmt} file of shard {shard}"):
             if is_events(info):
                 return read_events(
                     read,
@@ -370,20 +398,4 @@ class Features:
                     n_channels=info.width,
                     span=frames,
                 )
-            return read(*frames).astype(self._dtype, copy=False)
-        except (FileNotFoundError, KeyError, pa.ArrowInvalid) as err:
-            raise CommitError(
-                f"{process.layout.url()}: the {fmt} file of shard {shard} is missing or damaged "
-                f"although it is committed ({type(err).__name__}: {err}); run `earmill verify`"
-            ) from err
-
-
-def frame_range(
-    stream: StreamInfo, n_frames: int, start_s: float, stop_s: float
-) -> tuple[int, int]:
-    """Frames [first, last) of a clip that overlap [start_s, stop_s); numbers of a clip always."""
-    if stream.frame_rate_hz == 0:
-        return 0, n_frames
-    first = math.floor(start_s * stream.frame_rate_hz + FRAME_EPSILON)
-    last = min(n_frames, math.ceil(min(stop_s * stream.frame_rate_hz, n_frames) - FRAME_EPSILON))
-    return min(first, n_frames), max(min(first, n_frames), last)
+            return unscaled(read(*frames), info.scale_factor, self._dtype)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
+from pipeline.casting import CastError
+from pipeline.spill import Values
 
 Scalar = str | int | float | bool | None
 
@@ -26,8 +28,10 @@ class FeatureRow:
         facts: Provenance by name (uri, etag, pcm_sha256, decoder, rate_hz, gain_db, ...).
         extra: The source's own columns, carried through.
         streams: Stream name to (n_frames, width), already in the output dtype; of a stream of
-            events to (n_events, 3) in int32, see `pipeline.sinks.stored`.
+            events to (n_events, 3) in int32, see `pipeline.sinks.stored`. Those of a long clip lie
+            in files, see `pipeline.spill`.
         steps: Name of each stream of events to the steps of the clip.
+        cast_errors: Name of each stream of frames to what the cast into the output dtype cost.
     """
 
     row_id: str
@@ -35,9 +39,10 @@ class FeatureRow:
     channel: int
     seconds: float
     facts: Mapping[str, Scalar]
-    extra: Mapping[str, Scalar]
-    streams: Mapping[str, np.ndarray] = field(repr=False)
+    extra: Mapping[str, Any]
+    streams: Mapping[str, Values] = field(repr=False)
     steps: Mapping[str, int] = field(default_factory=dict)
+    cast_errors: Mapping[str, CastError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

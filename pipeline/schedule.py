@@ -22,6 +22,9 @@ STATUS_EVERY_S = 1.0
 WARM_UP_LIMIT_S = 900.0
 WARM_UP_ATTEMPTS = 3
 WARM_UP_PAUSE_S = 1.0
+# A worker opens the source too: these two outlast what a run bears of an outage.
+OUTAGE_WARM_UP_ATTEMPTS = 10
+OUTAGE_WARM_UP_PAUSE_S = 10.0
 # Ray restarts a dead actor in a second or two; until then calls to it fail at once.
 RESTART_LIMIT_S = 60.0
 RESTART_POLL_S = 0.2
@@ -112,14 +115,16 @@ class Scheduler:
         # Empty workers first: a shard prefetched on a busy worker must not starve an idle one.
         for slot in sorted(self._pool.slots, key=lambda slot: len(slot.work)):
             if slot.room and not any(call.payload.alone for call in slot.work):
-                assignment = self._ledger.next(idle=slot.idle)
+                busy = any(other.work for other in self._pool.slots)
+                assignment = self._ledger.next(idle=slot.idle, busy=busy)
                 if assignment is not None:
                     self._send(slot, assignment)
 
     def _send(self, slot: Slot, assignment: Assignment) -> None:
         assignment.work.copies += 1
         if assignment.probe is None:
-            self._pool.submit(slot, "run", assignment.work.order(), payload=assignment)
+            order = assignment.work.order(self._ledger.witnesses)
+            self._pool.submit(slot, "run", order, payload=assignment)
         else:
             self._pool.submit(slot, "probe", assignment.probe, payload=assignment)
 
@@ -135,6 +140,7 @@ class Scheduler:
         if call.kind == "status":
             if isinstance(outcome, Outcome):
                 slot.under_way(outcome.value)
+                slot.waits_for = outcome.outage
             else:
                 slot.seconds_in_flight = 0.0
             self._tell_in_flight()
@@ -173,18 +179,21 @@ class Scheduler:
             return
         now = self._clock()
         if isinstance(outcome, Outcome):
-            self._warm_up_failed(slot, outcome.message, alive=True)
+            self._warm_up_failed(slot, outcome.message, alive=True, outage=bool(outcome.outage))
         elif outcome.restarting and now - slot.warming_since < RESTART_LIMIT_S:
             slot.retry_s = now + RESTART_POLL_S
         else:
             self._warm_up_failed(slot, outcome.reason)
 
-    def _warm_up_failed(self, slot: Slot, reason: str, *, alive: bool = False) -> None:
+    def _warm_up_failed(
+        self, slot: Slot, reason: str, *, alive: bool = False, outage: bool = False
+    ) -> None:
         self._sink(events.WorkerLost(slot.index, f"warm-up failed: {reason}"))
         slot.failures += 1
-        if slot.failures < WARM_UP_ATTEMPTS:
+        if slot.failures < (OUTAGE_WARM_UP_ATTEMPTS if outage else WARM_UP_ATTEMPTS):
             if alive:
-                slot.retry_s = self._clock() + WARM_UP_PAUSE_S
+                pause_s = OUTAGE_WARM_UP_PAUSE_S if outage else WARM_UP_PAUSE_S
+                slot.retry_s = self._clock() + pause_s
             else:
                 self._pool.replace(slot)
             return
@@ -227,12 +236,15 @@ class Scheduler:
 
     def _replace_hung(self, slot: Slot, hung_s: float) -> None:
         reason = f"no result within {hung_s:.0f} s, the worker was killed"
+        outage = slot.waits_for
+        if outage:
+            reason += f" while it waited for the {outage}"
         self._sink(events.WorkerLost(slot.index, reason))
         head, *others = self._pool.replace(slot)
         for call in others:
             call.payload.work.copies -= 1
             self._ledger.put_back(call.payload.work)
-        self._settle_work(head, Lost(reason))
+        self._settle_work(head, Lost(reason, outage=outage))
 
     def _run_second_copy(self, work: ShardWork) -> None:
         if work.copies > 1 or self._stopping or not self._ledger.nothing_waits:

@@ -22,18 +22,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.again import Again
 from pipeline.ahead import Turns
+from pipeline.casting import Caster, as_stored, total
 from pipeline.channels import EARS
 from pipeline.commit import publish_shard
-from pipeline.errors import WorkerCrashError
+from pipeline.errors import SpillError, WorkerCrashError
 from pipeline.layout import Layout, commit_path
 from pipeline.made import stored
 from pipeline.messages import PublishError, ShardOrder, WorkerInfo
+from pipeline.owned_folders import own_folder, sweep
 from pipeline.process_rows import RowProcessor, ShardRows, quarantined
 from pipeline.provenance import VALUE_PACKAGES, device_info
 from pipeline.rows import FeatureRow
 from pipeline.sinks import Encoding, encode, read_back, row_table, write_table
 from pipeline.sources import Item, open_source
+from pipeline.sources.fetch import longest_wait_s
+from pipeline.store_calls import patient
 
 if TYPE_CHECKING:
     from amtcore.extract import Extractor, StreamInfo
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
 
 # Enough signal to compile and load every kernel: a second, and two odd lengths after it.
 WARM_UP_SAMPLES = (44100, 30001, 777)
+# A read that keeps a shard waiting for longer may be what it will be killed for.
+SLOW_READ_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,9 @@ class WorkerJob:
         plan_id: Goes into commit records.
         threads: Kernel threads of this worker.
         folder: The driver's working folder, against which the spec's relative paths resolve.
-        device: `cpu` or `cuda:<n>`.
+        device: `cpu`.
         extra_types: Types of carried-through columns over the whole plan.
+        again: Shards whose commit is to be replaced.
     """
 
     spec: JobSpec
@@ -61,7 +69,8 @@ class WorkerJob:
     threads: int
     folder: str
     device: str = "cpu"
-    extra_types: Mapping[str, str] = field(default_factory=dict)
+    extra_types: Mapping[str, Any] = field(default_factory=dict)
+    again: Mapping[str, Again] = field(default_factory=dict)
 
     def __call__(self) -> ShardRunner:
         """Build the runner; called inside the worker's process."""
@@ -94,6 +103,7 @@ class ShardRunner:
     def warm_up(self) -> WorkerInfo:
         """Open the source, build models and run them and the writers once; cheap when repeated."""
         if self._rows is None:
+            sweep()  # what workers that were killed on this machine have left
             source = open_source(self._spec.source)
             self._extractors = build_extractors(self._spec, self._job.threads)
             features: dict[str, Any] = {}
@@ -101,14 +111,21 @@ class ShardRunner:
                 features |= _exercise(extractor)
             self._exercise_writers(features)
             self._rows = self._make_rows(
-                self._spec, source, self._extractors, decode_threads=max(2, self._job.threads)
+                self._spec,
+                source,
+                self._extractors,
+                decode_threads=max(2, self._job.threads),
+                spill_folder=self._layout.root if self._layout.is_local else None,
             )
         return WorkerInfo(pid=os.getpid(), device=self._job.device, threads=self._job.threads)
 
     def run(self, order: ShardOrder) -> None:
         """Process the shard and publish it, unless another attempt has done so already."""
-        shard = order.shard
-        if self._layout.exists(commit_path(shard.shard_id)):
+        with patient():
+            self._run(order)
+
+    def _run(self, order: ShardOrder) -> None:
+        if self._layout.exists(commit_path(order.shard.shard_id, self._again(order).generation)):
             return
         started = time.perf_counter()
         try:
@@ -119,15 +136,28 @@ class ShardRunner:
             with self._lock:
                 self._in_flight.pop(order.attempt, None)
 
+    def _again(self, order: ShardOrder) -> Again:
+        """How the shard is committed; as generation 0 where it is for the first time."""
+        return self._job.again.get(order.shard.shard_id, Again())
+
     def probe(self, items: Sequence[Item]) -> None:
-        """Process rows and forget them."""
+        """Process and encode rows and forget them: either may be what kills the worker."""
         with self._turns.line_up() as my_turn:
-            self._processor.process(items, my_turn=my_turn)
+            rows = self._extracted(items, my_turn=my_turn)
+        try:
+            with self._layout.scratch("probe") as folder:
+                self._encode(rows.good, folder, self._job.extra_types or None)
+        except OSError as error:
+            raise PublishError("rows could not be encoded") from error
 
     def seconds_in_flight(self) -> float:
         """Audio seconds through the models in shards that are not published yet."""
         with self._lock:
             return sum(self._in_flight.values())
+
+    def waits_for(self) -> str:
+        """`source` while a read of it takes long."""
+        return "source" if longest_wait_s() > SLOW_READ_S else ""
 
     @property
     def _processor(self) -> RowProcessor:
@@ -142,17 +172,35 @@ class ShardRunner:
             with self._lock:
                 self._in_flight[order.attempt] = self._in_flight.get(order.attempt, 0.0) + seconds
 
-        items = [item for item in order.shard.items if item.row_id not in order.guilty]
+        planned = {item.row_id for item in order.shard.items}
+        # A channel alone cannot stay behind: its row is processed whole.
+        kept = [row for row in self._again(order).keep if row.row_id in planned]
+        known = {row.row_id for row in kept}
+        items = [
+            item
+            for item in order.shard.items
+            if item.row_id not in order.guilty and item.row_id not in known
+        ]
         with self._turns.line_up() as my_turn:
-            rows = self._processor.process(
-                items, attempts=order.attempts, my_turn=my_turn, on_audio=count
+            rows = self._extracted(
+                items,
+                attempts=order.attempts,
+                witnesses=order.witnesses,
+                my_turn=my_turn,
+                on_audio=count,
             )
         guilty = [
             quarantined(item.row_id, item, _crash(order.guilty[item.row_id]), order.attempts)
             for item in order.shard.items
-            if item.row_id in order.guilty
+            if item.row_id in order.guilty and item.row_id not in known
         ]
-        return ShardRows(rows.good, rows.bad + guilty)
+        return ShardRows(rows.good, rows.bad + guilty + kept)
+
+    def _extracted(self, items: Sequence[Item], **options: Any) -> ShardRows:
+        try:
+            return self._processor.process(items, **options)
+        except SpillError as error:
+            raise PublishError("the features of a long row found no room") from error
 
     def _publish(self, order: ShardOrder, rows: ShardRows, process_s: float) -> None:
         shard, output = order.shard, self._spec.output
@@ -167,33 +215,39 @@ class ShardRunner:
                 streams=self._streams,
                 formats=output.formats,
                 attrs=self._attrs(),
-                info=self._info(order, process_s),
+                info=self._info(order, process_s) | _cast_errors(rows.good),
                 dtype=output.dtype,
                 row_group_profile=output.row_group_profile,
                 plan_rows=[item.row_id for item in shard.items],
                 extra_types=self._job.extra_types or None,
+                generation=self._again(order).generation,
             )
         except Exception as error:
             raise PublishError(f"shard {shard.shard_id} could not be published") from error
 
     @property
     def _streams(self) -> list[StreamInfo]:
-        return [info for model in self._extractors for info in model.streams]
+        infos = [info for model in self._extractors for info in model.streams]
+        return as_stored(infos, self._spec.output.dtype)
 
     def _exercise_writers(self, features: Mapping[str, Any]) -> None:
         """Encode a row and read it back: what the writers import costs seconds the first time."""
-        output = self._spec.output
-        streams, steps = stored(features, np.dtype(output.dtype))
-        row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, streams, steps)
-        encoding = Encoding(output.dtype, output.row_group_profile, None, self._attrs())
-        with tempfile.TemporaryDirectory(prefix="earmill-warm-up-") as name:
-            for fmt in output.formats:
-                path = encode(
-                    fmt, [row], self._streams, folder=Path(name), name=f"w.{fmt}", encoding=encoding
-                )
-                read_back(fmt, path, self._streams)
-            write_table(row_table([row], self._streams), Path(name) / "rows.parquet")
+        held = stored(features, Caster(self._spec.output.dtype, self._streams))
+        row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, held.streams, held.steps)
+        with tempfile.TemporaryDirectory(prefix="warm-up-", dir=own_folder()) as name:
+            self._encode([row], Path(name), None)
         _versions()
+
+    def _encode(
+        self, rows: Sequence[FeatureRow], folder: Path, extra_types: Mapping[str, Any] | None
+    ) -> None:
+        """Write rows as a shard's files and read them back."""
+        output, streams = self._spec.output, self._streams
+        encoding = Encoding(output.dtype, output.row_group_profile, extra_types, self._attrs())
+        for fmt in output.formats:
+            path = encode(fmt, rows, streams, folder=folder, name=f"w.{fmt}", encoding=encoding)
+            read_back(fmt, path, streams)
+        write_table(row_table(rows, streams, extra_types), folder / "rows.parquet")
 
     def _attrs(self) -> dict[str, Any]:
         """Stored in every data file; the same for every attempt."""
@@ -214,6 +268,12 @@ class ShardRunner:
             "attempts": order.attempts,
             "timings_s": {"process": round(process_s, 6)},
         }
+
+
+def _cast_errors(rows: Sequence[FeatureRow]) -> dict[str, Any]:
+    """Stored in the commit record: what float16 cost each stream; the same whatever the attempt."""
+    found = total(row.cast_errors for row in rows)
+    return {"cast_errors": {k: v.to_dict() for k, v in sorted(found.items()) if v.nonzero}}
 
 
 def build_extractors(spec: JobSpec, threads: int | None) -> list[Extractor]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,12 +21,16 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from pipeline.channels import BINAURAL, EARS
 from pipeline.errors import SpecError
 from pipeline.overrides import apply_overrides, load_yaml
+from pipeline.plain_text import one_line
 from pipeline.resample import DEFAULT_QUALITY, QUALITIES
 from pipeline.source_spec import Options, SourceSpec, SpecModel, plain_uri
 from pipeline.spec_errors import explain
+from pipeline.store_errors import is_store_error, store_line
+from pipeline.untrusted import MAX_YAML_BYTES
 
 if TYPE_CHECKING:
     from amtcore.extract import Extractor
+    from pipeline.decode import Limits
 
 CHANNEL_WORDS = ("mean", "left", "right", "each", "binaural")
 
@@ -65,12 +68,15 @@ class AudioSpec(SpecModel):
     """How samples are read.
 
     Args:
-        channels: mean, left, right, each, binaural (see `pipeline.channels`), or a channel index
-            from 0.
-        calibration: Digital full scale in dB SPL.
-        resampler: Named resampler, see `pipeline.resample`.
+        channels: Which signal a row is: the mean of all channels, left (0), right (1), or a channel
+            index from 0; each makes every channel a row of its own, binaural gives two channels to
+            models of two ears and their mean to the others.
+        calibration: Digital full scale in dB SPL; exactly one of its two keys.
+        resampler: soxr_vhq adds no more than the rounding of float32 (-150 dB); soxr_hq reaches
+            -130 dB and saves about a quarter of the time. Used where a file's rate is not fs_hz.
         min_rate_hz: Files below this sample rate are quarantined.
         max_rate_hz: Files above this sample rate are quarantined.
+        max_seconds: Rows above this duration are quarantined; a day when null.
     """
 
     channels: Literal["mean", "left", "right", "each", "binaural"] | int = "mean"
@@ -78,6 +84,7 @@ class AudioSpec(SpecModel):
     resampler: str = DEFAULT_QUALITY
     min_rate_hz: PositiveFloat = 1000.0
     max_rate_hz: PositiveFloat = 768000.0
+    max_seconds: PositiveFloat | None = None
 
     @field_validator("channels", mode="before")
     @classmethod
@@ -96,6 +103,13 @@ class AudioSpec(SpecModel):
             raise ValueError(f"expected {' or '.join(QUALITIES)}, got {value!r}")
         return value
 
+    def limits(self) -> Limits:
+        """What the decoder accepts."""
+        from pipeline.decode import Limits
+
+        length = {} if self.max_seconds is None else {"max_seconds": self.max_seconds}
+        return Limits(self.min_rate_hz, self.max_rate_hz, **length)
+
     @model_validator(mode="after")
     def _ordered_rates(self) -> AudioSpec:
         if self.min_rate_hz > self.max_rate_hz:
@@ -111,8 +125,9 @@ class ExtractSpec(SpecModel):
     Args:
         model: Registered model name; `earmill models` lists them.
         fs_hz: Rate the audio is resampled to; the model's own default when null.
-        params: Model parameters.
-        streams: Feature streams and their options; the model's default streams when null.
+        params: Constructor arguments of the model; `earmill models NAME` lists them with defaults.
+        streams: Feature streams and their options, each a mapping; the model's first stream with
+            its defaults when null. Names must be unique over all entries.
     """
 
     model: str
@@ -134,7 +149,8 @@ class OutputSpec(SpecModel):
     Args:
         uri: Root folder of the features; a local path or any fsspec URI.
         formats: zarr, parquet, or both.
-        dtype: Stored feature type.
+        dtype: Stored feature type; events are int32 whatever it is. In float16 streams of small
+            values have a scale, which readers apply.
         shard_seconds: Target amount of audio in a shard, in seconds.
         shard_rows: Most rows in a shard.
         row_group_profile: Parquet row groups for random access (1-4 MB) or scans (32-128 MB).
@@ -165,22 +181,38 @@ class RunSpec(SpecModel):
     Args:
         workers: Actors; chosen from the cluster when null.
         threads_per_worker: Compute threads of an actor; chosen when null.
-        gpus_per_worker: GPUs of an actor; 0 runs on CPU.
+        gpus_per_worker: GPUs of an actor; only 0, as the models of a job run on CPU.
         max_bad_fraction: Quarantined rows above this fraction fail the job (exit code 3).
         max_attempts: Tries of a shard before its rows are searched for the guilty one.
-        shard_deadline_s: Seconds a shard may take; none when null.
+        shard_deadline_s: Seconds a shard may take before it is tried a second time; learned from
+            the shards before it when null.
     """
 
     workers: int | None = Field(default=None, ge=1)
     threads_per_worker: int | None = Field(default=None, ge=1)
-    gpus_per_worker: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    gpus_per_worker: float = 0.0
     max_bad_fraction: float = Field(default=0.05, ge=0, le=1)
     max_attempts: int = Field(default=3, ge=1)
     shard_deadline_s: PositiveFloat | None = None
 
+    @field_validator("gpus_per_worker")
+    @classmethod
+    def _no_gpus(cls, value: float) -> float:
+        if value != 0:
+            raise ValueError(f"expected 0, as the models of a job run on CPU, got {value:g}")
+        return value
+
 
 class JobSpec(SpecModel):
     """A whole job.
+
+    Args:
+        name: Name of the job, in progress and cards; letters, digits and . _ - only.
+        source: Where the rows are; one section for each `kind`.
+        audio: How samples are read.
+        extract: The models to run, in one pass over the audio.
+        output: What is written where.
+        run: How the job runs; nothing here changes the output.
 
     Example:
         >>> spec = JobSpec.load({
@@ -229,7 +261,7 @@ class JobSpec(SpecModel):
     def canonical(self) -> dict[str, Any]:
         """All that decides the output, as plain JSON values; equal jobs give equal mappings."""
         return {
-            "source": _section(self.source, "source", drop={"storage_options"}),
+            "source": _section(self.source, "source", drop={"allow", "storage_options"}),
             "audio": _section(self.audio, "audio"),
             "extract": _canonical(self.extract, "extract"),
             "output": _section(self.output, "output", drop={"uri", "storage_options"}),
@@ -299,17 +331,16 @@ def _check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
 def _read(uri: str) -> tuple[str, Any]:
     try:
         with fsspec.open(uri, "rb") as stream:
-            raw = stream.read()
-    except (OSError, ValueError, ImportError) as error:
-        raise SpecError(f"{uri}: cannot read the job file: {_first_line(error)}") from error
+            raw = stream.read(MAX_YAML_BYTES + 1)
+    except Exception as error:
+        if not (is_store_error(error) or isinstance(error, ValueError | ImportError)):
+            raise
+        told = store_line(error) if is_store_error(error) else one_line(error)
+        raise SpecError(f"{uri}: cannot read the job file: {told}") from error
     try:
         return uri, load_yaml(raw.decode("utf-8"), name=uri)
     except UnicodeDecodeError as error:
         raise SpecError(f"{uri}: not a UTF-8 text file; expected a job in YAML") from error
-
-
-def _first_line(error: Exception) -> str:
-    return re.split(r"[\r\n]", str(error) or type(error).__name__)[0]
 
 
 def _section(model: BaseModel, path: str, *, drop: Collection[str] = ()) -> dict[str, Any]:

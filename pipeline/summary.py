@@ -6,16 +6,15 @@ many are. 1: shards are missing, because they failed or because the run was aske
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Sequence
-
-import pyarrow.parquet as pq
 
 from pipeline.events import JobFinished
 from pipeline.finalise import STATUS_BAD
 from pipeline.layout import Layout
 from pipeline.ledger import Committed, Result
+from pipeline.snapshot import current_index
+from pipeline.tables import table_of
 
 EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3
 RESUME = "run the same command with --resume to go on"
@@ -28,6 +27,7 @@ def summarise(
     shards: int,
     layout: Layout,
     max_bad_fraction: float,
+    skipped: str = "",
 ) -> JobFinished:
     """The closing event.
 
@@ -35,6 +35,7 @@ def summarise(
         result: What this run did. before: Commits of earlier runs. shards: Shards of the plan.
         layout: The output; its index tells why rows are bad, once there is one.
         max_bad_fraction: Quarantined rows allowed, as a fraction of all rows.
+        skipped: What the listing left out, in words.
     """
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
@@ -44,6 +45,7 @@ def summarise(
     if complete:
         status = "done" if result.done else "nothing_to_do"
         message = _complete_message(result, layout, ok, bad, by_class)
+        message += f"; {skipped}" if skipped else ""
         if too_many:
             message += (
                 f"; {bad / (ok + bad):.1%} of the rows are in quarantine, more than "
@@ -75,11 +77,10 @@ def _complete_message(
     rows = f"{ok:,} rows ok, {bad:,} quarantined" + (f" ({reasons})" if reasons else "")
     if not result.done:
         return f"nothing to do, all shards are committed: {rows} -> {layout.url()}"
-    speed = f"{result.seconds / result.worked_s:.1f} x real time" if result.worked_s else ""
-    return (
-        f"done: {rows}, {result.seconds:,.0f} s audio in {result.worked_s:,.1f} s ({speed}) "
-        f"-> {layout.url()}"
-    )
+    # Audio that went through the models; a run that only found bad rows has no speed.
+    speed = result.seconds / result.worked_s if result.worked_s else 0.0
+    took = f" in {result.worked_s:,.1f} s ({speed:.1f} x real time)" if speed else ""
+    return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {layout.url()}"
 
 
 def _incomplete_message(result: Result, committed: int, shards: int) -> str:
@@ -95,12 +96,10 @@ def _incomplete_message(result: Result, committed: int, shards: int) -> str:
 
 
 def _bad_by_class(layout: Layout) -> dict[str, int]:
-    """Quarantined rows by reason, most frequent first, from the newest index."""
-    names = layout.list("index")
-    if not names:
+    """Quarantined rows by reason, most frequent first, from the index that counts."""
+    name = current_index(layout)
+    if name is None:
         return {}
-    table = pq.read_table(
-        io.BytesIO(layout.read_bytes(names[-1])), columns=["status", "error_class"]
-    )
+    table = table_of(layout.read_bytes(name), ["status", "error_class"])
     rows = zip(table["status"].to_pylist(), table["error_class"].to_pylist(), strict=True)
     return dict(Counter(reason for status, reason in rows if status == STATUS_BAD).most_common())

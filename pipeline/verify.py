@@ -1,33 +1,33 @@
 """Is the dataset whole? Plan against commits, commits against files, row tables against the plan.
 
 Reads only; every problem is one line that names the shard or file. Without hashes it looks at
-listings and the small tables, with them it reads every byte. Files that no commit names are
-reported apart: they are harmless leftovers of crashed attempts.
+listings and the small files, with them it reads every byte. Files that no commit names are reported
+apart: they are harmless leftovers of crashed attempts. So are those that only replaced commits
+name: readers of an older index may still need them, and nobody answers for them any more.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline import layout as paths
 from pipeline.accounts import row_problems, some
-from pipeline.commit import CommitRecord, hash_stream, read_commit
+from pipeline.commit import hash_stream
 from pipeline.dataset_file import DatasetFile, read_dataset
 from pipeline.errors import CommitError, OutputError
 from pipeline.layout import Layout
+from pipeline.orphans import named_files, published
+from pipeline.records import CommitRecord, StoredCommit, read_stored
 from pipeline.rows import OutFile
+from pipeline.tables import table_of
+from pipeline.verify_closing import check_closing
 
 HASH_THREADS = 8
-SNAPSHOT_CHARS = 16
-_PUBLISHED = ("data", "rows", "quarantine")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Report:
         rows_ok, rows_bad: Good and quarantined rows of the commits. plan_rows: Rows of the plan.
         seconds: Audio behind the good rows, s.
         files, bytes: What the commits name. hashed: Whether every byte was read.
-        orphans: Files that no commit names.
+        orphans: Files that no commit names. replaced: Files that only replaced commits name.
+        damaged: Shards of the plan that `extract --resume --repair` would compute again.
     """
 
     problems: list[str]
@@ -54,6 +55,8 @@ class Report:
     bytes: int = 0
     hashed: bool = False
     orphans: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -72,7 +75,7 @@ class ShardTables:
 
 def read_table(layout: Layout, rel: str, columns: list[str] | None = None) -> pa.Table:
     """A small Parquet table of the dataset."""
-    return pq.read_table(io.BytesIO(layout.read_bytes(rel)), columns=columns)
+    return table_of(layout.read_bytes(rel), columns)
 
 
 def read_plan(layout: Layout, plan_id: str) -> dict[str, list[str]]:
@@ -157,7 +160,7 @@ def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> 
     """Check a whole dataset.
 
     Args:
-        hashes: Read every file and compare its sha256; else sizes and tables only.
+        hashes: Read every file and compare its sha256; else sizes and small files only.
         threads: Files read at the same time.
 
     Raises:
@@ -165,77 +168,138 @@ def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> 
     """
     dataset = read_dataset(layout)
     if dataset is None:
-        raise OutputError(f"{layout.url()} holds no dataset.json: expected the output of a job")
-    try:
-        plan = read_plan(layout, dataset.plan_id)
-    except (OSError, pa.ArrowException, KeyError) as err:
-        return Report([f"plan {dataset.plan_id} cannot be read: {type(err).__name__}: {err}"])
+        raise OutputError(f"{layout.url()} holds no dataset.json; give the output.uri of a job")
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        return _verify(layout, dataset, plan, hashes, pool)
+        return _Check(layout, dataset, hashes, pool).report()
 
 
-def _verify(
-    layout: Layout,
-    dataset: DatasetFile,
-    plan: Mapping[str, list[str]],
-    hashes: bool,
-    pool: ThreadPoolExecutor,
-) -> Report:
-    records, problems = _read_commits(layout, pool)
-    problems += commit_problems(dataset, plan, records)
-    present = _present(layout)
-    named = [file for record in records.values() for file in record.files]
-    for record in records.values():
-        problems += _unnamed_parts(record)
-    for found in pool.map(lambda file: _file_problem(layout, file, present, hashes), named):
-        problems += found
-    for found in pool.map(lambda r: _shard_problems(layout, r, plan), records.values()):
-        problems += found
-    problems += _index_problems(layout, records)
-    known = {file.path for file in named}
-    return Report(
-        problems=problems,
-        shards=len(records),
-        shards_planned=len(plan),
-        rows_ok=sum(record.rows_ok for record in records.values()),
-        rows_bad=sum(record.rows_bad for record in records.values()),
-        plan_rows=sum(len(rows) for rows in plan.values()),
-        seconds=sum(record.seconds for record in records.values()),
-        files=len(named),
-        bytes=sum(file.bytes for file in named),
-        hashed=hashes,
-        orphans=sorted(set(present) - known),
-    )
+class _Check:
+    """One verification: problems as they are found, and the shards they make doubtful."""
 
+    def __init__(
+        self, layout: Layout, dataset: DatasetFile, hashes: bool, pool: ThreadPoolExecutor
+    ) -> None:
+        self._layout, self._dataset, self._hashes, self._pool = layout, dataset, hashes, pool
+        self.problems: list[str] = []
+        self.damaged: set[str] = set()
 
-def _read_commits(
-    layout: Layout, pool: ThreadPoolExecutor
-) -> tuple[dict[str, CommitRecord], list[str]]:
-    """All readable records; a problem for each file in commits/ that is none."""
-    problems: list[str] = []
+    def report(self) -> Report:
+        """Look at everything."""
+        plan = self._plan()
+        stored, replaced = self._read_commits()
+        records = {shard: one.record for shard, one in stored.items()}
+        if plan is not None:
+            self._compare(plan, records)
+        present = published(self._layout)
+        named = [(shard, file) for shard, record in records.items() for file in record.files]
+        for record in records.values():
+            self._add(record.shard, _unnamed_parts(record))
+        found = self._pool.map(lambda pair: self._file_problem(pair[1], present), named)
+        for (shard, _), lines in zip(named, found, strict=True):
+            self._add(shard, lines)
+        shards = self._pool.map(
+            lambda one: _shard_problems(self._layout, one, plan), records.values()
+        )
+        for shard, lines in zip(records, shards, strict=True):
+            self._add(shard, lines)
+        closing = check_closing(self._layout, self._dataset, stored)
+        self.problems += closing.problems
+        self.damaged |= closing.damaged
+        known = {file.path for _, file in named}
+        old = named_files(replaced) & set(present) - known
+        return Report(
+            problems=self.problems,
+            shards=len(records),
+            shards_planned=len(plan or ()),
+            rows_ok=sum(record.rows_ok for record in records.values()),
+            rows_bad=sum(record.rows_bad for record in records.values()),
+            plan_rows=sum(len(rows) for rows in (plan or {}).values()),
+            seconds=sum(record.seconds for record in records.values()),
+            files=len(named),
+            bytes=sum(file.bytes for _, file in named),
+            hashed=self._hashes,
+            orphans=sorted(set(present) - known - old),
+            replaced=sorted(old),
+            damaged=sorted(self.damaged & set(plan or ())),
+        )
 
-    def read(name: str) -> CommitRecord | None:
-        shard = name.removeprefix("commits/").removesuffix(".json")
-        if not paths.is_shard_id(shard) or not name.endswith(".json"):
-            problems.append(f"{name}: not the name of a commit record")
-            return None
+    def _add(self, shard: str, lines: list[str]) -> None:
+        if lines:
+            self.damaged.add(shard)
+            self.problems += lines
+
+    def _plan(self) -> dict[str, list[str]] | None:
+        plan_id = self._dataset.plan_id
         try:
-            return read_commit(layout, shard)
-        except CommitError as err:
-            problems.append(str(err))
+            return read_plan(self._layout, plan_id)
+        except (OSError, ValueError, KeyError, pa.ArrowException) as err:
+            self.problems.append(f"plan {plan_id} cannot be read: {type(err).__name__}: {err}")
             return None
 
-    names = layout.list("commits")
-    found = zip(names, pool.map(read, names), strict=True)
-    records = {name[len("commits/") : -len(".json")]: record for name, record in found if record}
-    return records, sorted(problems)
+    def _compare(self, plan: Mapping[str, list[str]], records: Mapping[str, CommitRecord]) -> None:
+        self.problems += commit_problems(self._dataset, plan, records)
+        for shard, record in records.items():
+            if not _belongs(self._dataset, shard, record):
+                self.damaged.add(shard)
+
+    def _read_commits(self) -> tuple[dict[str, StoredCommit], list[CommitRecord]]:
+        """The records that count, and those that they replaced; what is neither is a problem."""
+        names = self._layout.list("commits")
+        parsed = {name: paths.parse_commit_path(name) for name in names}
+        good = {name: key for name, key in parsed.items() if key is not None}
+        problems = [
+            f"{name}: not the name of a commit record" for name in names if name not in good
+        ]
+        newest: dict[str, int] = {}
+        for shard, generation in good.values():
+            newest[shard] = max(generation, newest.get(shard, 0))
+
+        def read(key: tuple[str, int]) -> StoredCommit | str | None:
+            try:
+                return read_stored(self._layout, *key)
+            except CommitError as err:
+                return str(err)
+
+        counted: dict[str, StoredCommit] = {}
+        replaced: list[CommitRecord] = []
+        for (shard, generation), one in zip(
+            good.values(), self._pool.map(read, good.values()), strict=True
+        ):
+            if isinstance(one, StoredCommit) and generation == newest[shard]:
+                counted[shard] = one
+            elif isinstance(one, StoredCommit):
+                replaced.append(one.record)
+            elif one is not None and generation == newest[shard]:
+                problems.append(one)
+                self.damaged.add(shard)
+        self.problems += sorted(problems)
+        return dict(sorted(counted.items())), replaced
+
+    def _file_problem(self, file: OutFile, present: Mapping[str, int]) -> list[str]:
+        size = present.get(file.path)
+        if size is None:
+            return [f"{file.path}: missing"]
+        if size != file.bytes:
+            return [f"{file.path}: expected {file.bytes} bytes, got {size}"]
+        if not self._hashes:
+            return []
+        try:
+            with self._layout.open_file(file.path) as stream:
+                got = hash_stream(stream.read)
+        except OSError as err:
+            return [f"{file.path}: cannot be read: {type(err).__name__}: {err}"]
+        if got == file.sha256:
+            return []
+        return [f"{file.path}: content changed (sha256 {got[:12]}, expected {file.sha256[:12]})"]
 
 
-def _present(layout: Layout) -> dict[str, int]:
-    present: dict[str, int] = {}
-    for folder in _PUBLISHED:
-        present |= layout.sizes(folder)
-    return present
+def _belongs(dataset: DatasetFile, shard: str, record: CommitRecord) -> bool:
+    """Whether a record found under a shard's name is that of this shard of this job."""
+    return (record.shard, record.plan_id, record.spec_sha256) == (
+        shard,
+        dataset.plan_id,
+        dataset.spec_sha256,
+    )
 
 
 def _unnamed_parts(record: CommitRecord) -> list[str]:
@@ -251,52 +315,12 @@ def _unnamed_parts(record: CommitRecord) -> list[str]:
     ]
 
 
-def _file_problem(
-    layout: Layout, file: OutFile, present: Mapping[str, int], hashes: bool
-) -> list[str]:
-    size = present.get(file.path)
-    if size is None:
-        return [f"{file.path}: missing"]
-    if size != file.bytes:
-        return [f"{file.path}: expected {file.bytes} bytes, got {size}"]
-    if not hashes:
-        return []
-    try:
-        with layout.open_file(file.path) as stream:
-            got = hash_stream(stream.read)
-    except OSError as err:
-        return [f"{file.path}: cannot be read: {type(err).__name__}: {err}"]
-    if got != file.sha256:
-        return [f"{file.path}: content changed (sha256 {got[:12]}, expected {file.sha256[:12]})"]
-    return []
-
-
 def _shard_problems(
-    layout: Layout, record: CommitRecord, plan: Mapping[str, list[str]]
+    layout: Layout, record: CommitRecord, plan: Mapping[str, list[str]] | None
 ) -> list[str]:
-    if record.shard not in plan:
-        return []  # reported with the commits
+    if plan is None or record.shard not in plan:
+        return []  # reported with the plan or the commits
     try:
         return table_problems(read_tables(layout, record), plan[record.shard])
     except CommitError as err:
         return [str(err)]
-
-
-def _index_problems(layout: Layout, records: Mapping[str, CommitRecord]) -> list[str]:
-    """Each index snapshot against its own name and against the number of committed rows."""
-    found = []
-    rows = sum(record.rows_ok + record.rows_bad for record in records.values())
-    for name in layout.list("index"):
-        content = layout.read_bytes(name)
-        if snapshot_of(content) != name.removeprefix("index/").removesuffix(".parquet"):
-            found.append(f"{name}: content changed, its name is not the start of its sha256")
-            continue
-        held = pq.ParquetFile(io.BytesIO(content)).metadata.num_rows
-        if held != rows:
-            found.append(f"{name}: expected {rows} rows, got {held}; finalise again")
-    return found
-
-
-def snapshot_of(content: bytes) -> str:
-    """Name of an index snapshot: the start of its sha256."""
-    return hashlib.sha256(content).hexdigest()[:SNAPSHOT_CHARS]

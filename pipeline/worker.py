@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pipeline.errors import EarmillError, SourceOutage, StorageError
+from pipeline.faults import Fault, chain, fault_of, is_machine_fault
 from pipeline.messages import CONCURRENT_SHARDS, Outcome, PublishError, Runner, ShardOrder
+from pipeline.redact import redact_text
 
 if TYPE_CHECKING:
     from pipeline.sources.base import Item
@@ -53,7 +56,7 @@ class ShardWorker:
             return Outcome(ok=True, info=self._runner.warm_up())
         except Exception as error:
             self._runner = None
-            return Outcome(ok=False, stage="warm_up", message=one_line(error))
+            return _failed("warm_up", error)
 
     @ray.method(concurrency_group="shards")
     def run(self, order: ShardOrder) -> Outcome:
@@ -69,7 +72,9 @@ class ShardWorker:
     def status(self) -> Outcome:
         """Audio seconds done in running shards; has its own thread, so it answers at once."""
         runner = self._runner
-        return Outcome(ok=True, value=runner.seconds_in_flight() if runner is not None else 0.0)
+        if runner is None:
+            return Outcome(ok=True)
+        return Outcome(ok=True, value=runner.seconds_in_flight(), outage=runner.waits_for())
 
     def _guard(self, call: Callable[[Runner], None]) -> Outcome:
         if self._runner is None:
@@ -80,18 +85,40 @@ class ShardWorker:
         try:
             call(self._runner)
         except PublishError as error:
-            cause = error.__cause__ or error
-            return Outcome(
-                ok=False, stage="publish", message=one_line(cause), permanent=is_permanent(cause)
-            )
+            return _failed("publish", error.__cause__ or error)
         except Exception as error:
-            return Outcome(ok=False, stage="rows", message=one_line(error, where=True))
+            return _failed("rows", error)
         return Outcome(ok=True)
+
+
+def _failed(stage: str, error: BaseException) -> Outcome:
+    """What an exception says: of the shard, of the world around it, or that it is hopeless."""
+    if stage == "publish" and is_permanent(error):
+        return Outcome(ok=False, stage=stage, message=one_line(error), permanent=True)
+    outage = outage_of(stage, error)
+    if outage:
+        text = " ".join(str(error).split()) if isinstance(error, EarmillError) else one_line(error)
+        return Outcome(ok=False, stage=stage, message=text[:MESSAGE_LIMIT], outage=outage)
+    return Outcome(ok=False, stage=stage, message=one_line(error, where=stage == "rows"))
+
+
+def outage_of(stage: str, error: BaseException) -> str:
+    """The kind of outage behind an exception; empty where it speaks of the shard or the program."""
+    for one in chain(error):
+        if isinstance(one, SourceOutage):
+            return one.kind
+        if isinstance(one, StorageError):
+            return "output"
+    if stage == "publish":
+        # Too little memory for a shard's tables may well be the shard's doing.
+        short = any(isinstance(one, MemoryError) for one in chain(error))
+        return "output" if fault_of(error) is Fault.OUTAGE and not short else ""
+    return "machine" if is_machine_fault(error) else ""
 
 
 def one_line(error: BaseException, *, where: bool = False) -> str:
     """An exception as one line: class, text and, on request, the innermost place."""
-    text = " ".join(str(error).split()) or "no message"
+    text = redact_text(" ".join(str(error).split())) or "no message"
     place = ""
     frames = traceback.extract_tb(error.__traceback__)
     if where and frames:
@@ -102,12 +129,7 @@ def one_line(error: BaseException, *, where: bool = False) -> str:
 
 def is_permanent(error: BaseException) -> bool:
     """Whether an I/O error will come back whatever we do: no space, no right, read-only."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in PERMANENT_ERRNOS:
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return any(isinstance(one, OSError) and one.errno in PERMANENT_ERRNOS for one in chain(error))
 
 
 def spawn_worker(
@@ -115,7 +137,6 @@ def spawn_worker(
     *,
     environment: Mapping[str, str] | None = None,
     num_cpus: float = 0.0,
-    num_gpus: float = 0.0,
     node_id: str | None = None,
 ) -> Any:
     """Start one worker actor and return its handle; it is not warm yet.
@@ -127,7 +148,6 @@ def spawn_worker(
     """
     options: dict[str, Any] = {
         "num_cpus": num_cpus,
-        "num_gpus": num_gpus,
         "max_restarts": -1,
         "max_task_retries": 0,
         "concurrency_groups": {"shards": CONCURRENT_SHARDS, "control": 1},

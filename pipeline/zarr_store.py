@@ -1,7 +1,8 @@
-"""A read-only Zarr store over a `Layout`, which refuses holes.
+"""A read-only Zarr store over a `Layout`, which refuses holes and what was not committed.
 
-Zarr takes a missing chunk for one full of fill values, so a lost object would read as silence. The
-sinks write every chunk: here a missing one is an error. It also remembers each object's shard index
+The only metadata it gives is the root's, once `pipeline.trust` has found it as committed. Zarr
+takes a missing chunk for one full of fill values, so a lost object would read as silence. The sinks
+write every chunk: here a missing one is an error. It also remembers each object's shard index
 (about 1 kB, asked for before every partial read) and uses the layout's own filesystem, hence one
 session and one set of credentials, and works wherever the layout does.
 """
@@ -23,6 +24,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from pipeline.errors import CommitError
 from pipeline.layout import Layout
+from pipeline.trust import MAX_METADATA_BYTES, ROOT_METADATA, Promise, checked_metadata
 
 CHUNK_FOLDER = "/c/"
 
@@ -33,15 +35,16 @@ class LayoutStore(Store):
     Args:
         layout: Where the dataset is.
         rel: The store's folder in it.
+        promise: What commit and dataset.json say of it.
     """
 
     supports_writes = False
     supports_deletes = False
     supports_listing = False
 
-    def __init__(self, layout: Layout, rel: str) -> None:
+    def __init__(self, layout: Layout, rel: str, promise: Promise) -> None:
         super().__init__(read_only=True)
-        self.layout, self.rel = layout, rel
+        self.layout, self.rel, self._promise = layout, rel, promise
         self._tails: dict[tuple[str, int], bytes] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -85,6 +88,11 @@ class LayoutStore(Store):
         return await asyncio.to_thread(self.layout.exists, f"{self.rel}/{key}")
 
     def _fetch(self, key: str, byte_range: ByteRequest | None) -> bytes:
+        if key == ROOT_METADATA:
+            content = self._cat(key, 0, MAX_METADATA_BYTES + 1)
+            return checked_metadata(self.rel, content, self._promise)
+        if CHUNK_FOLDER not in key:
+            raise FileNotFoundError(key)
         if not isinstance(byte_range, SuffixByteRequest):
             return self._cat(key, *_bounds(byte_range))
         tail = (key, byte_range.suffix)
@@ -93,7 +101,7 @@ class LayoutStore(Store):
         return self._tails[tail]
 
     def _cat(self, key: str, start: int | None, end: int | None) -> bytes:
-        path = self.layout.path(f"{self.rel}/{key}")
+        path = self.layout.inside(f"{self.rel}/{key}")
         return bytes(self.layout.fs.cat_file(path, start=start, end=end))
 
     async def set(self, key: str, value: Buffer) -> None:

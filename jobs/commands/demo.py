@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jobs import terminal
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -55,13 +57,11 @@ def demo(
     ),
 ) -> None:
     """Generate two minutes of audio and run the whole job on it."""
-    from rich.console import Console
-
     from jobs.commands.extract import run_and_report
     from jobs.demo_audio import write_corpus
     from pipeline.spec import JobSpec
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal.console(soft_wrap=True)
     folder = _clean_folder(out)
     with _ray_in_the_background() as ray_is_up:
         console.print("generating two minutes of speech-like and music-like audio ...")
@@ -129,7 +129,7 @@ def _check(console: Console, folder: Path, end: JobFinished, *, files: int) -> N
     draw(folder / "report.png", examples, features.streams)
     table = _summary(uri, end, shapes)
     (folder / "summary.md").write_text(table + "\n")
-    console.print(table, markup=False)
+    console.print(table)
     console.print(f"figure: {folder / 'report.png'}   table: {folder / 'summary.md'}")
     console.print(
         f"demo passed: {report.rows_ok} clips extracted, {report.rows_bad} damaged files in "
@@ -155,11 +155,12 @@ def _summary(uri: str, end: JobFinished, shapes: dict[str, dict[str, tuple[int, 
     """What happened to each file, and to the whole."""
     from jobs.demo_report import markdown_table
     from pipeline.layout import Layout
+    from pipeline.snapshot import current_index
     from pipeline.verify import read_table
 
     layout = Layout.open(uri)
     rows = []
-    for row in read_table(layout, layout.list("index")[-1]).to_pylist():
+    for row in read_table(layout, str(current_index(layout))).to_pylist():
         good = row["status"] == "ok"
         rows.append(
             [

@@ -6,6 +6,7 @@ nothing is lost but work in flight, and `--resume` goes on from the commits.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -18,9 +19,14 @@ import typer
 from jobs.commands.options import AsJson, JobFile, Overrides, RayAddress
 
 if TYPE_CHECKING:
+    from pipeline.again import Choice, Chooser
     from pipeline.events import JobFinished
+    from pipeline.layout import Layout
     from pipeline.spec import JobSpec
     from pipeline.stop import StopRequest
+
+# Set by Ray for the entry point of a submitted job, and for nothing else.
+SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def extract(
@@ -28,6 +34,14 @@ def extract(
     set_: Overrides = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an output that holds commits of this job.")
+    ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="With --resume: read every file first, and compute shards of which one is missing "
+            "or damaged again.",
+        ),
     ] = False,
     as_json: AsJson = False,
     ray_address: RayAddress = None,
@@ -38,14 +52,52 @@ def extract(
     """
     from pipeline.spec import JobSpec
 
+    if repair and not resume:
+        raise typer.BadParameter("--repair goes on with an output: add --resume")
     # A wrong spec is told at once, before Ray and the rest are imported.
     spec = JobSpec.load(job, overrides=set_ or ())
-    end = run_and_report(spec, resume=resume, as_json=as_json, ray_address=ray_address)
+    check_submitted(spec)
+    end = run_and_report(
+        spec,
+        resume=resume,
+        again=_damaged if repair else None,
+        as_json=as_json,
+        ray_address=ray_address,
+    )
     raise typer.Exit(end.exit_code)
 
 
+def _damaged(layout: Layout) -> Choice:
+    """What `--repair` computes again."""
+    from pipeline.again import damaged
+
+    return damaged(layout)
+
+
+def check_submitted(spec: JobSpec) -> None:
+    """Refuse a relative output of a job that came by `ray job submit`.
+
+    Ray runs it in a copy of the submitted folder that it deletes afterwards, features and all.
+    """
+    from pipeline.errors import SpecError
+
+    uri = spec.output.uri
+    relative = "://" not in uri and "::" not in uri and not os.path.isabs(uri)
+    if SUBMITTED in os.environ and relative:
+        raise SpecError(
+            "output.uri: expected an absolute path or a bucket, as `ray job submit` runs this in a "
+            f"folder that is deleted afterwards, got {uri}; --set output.uri=s3://... or a path "
+            "that all nodes share"
+        )
+
+
 def run_and_report(
-    spec: JobSpec, *, resume: bool = False, as_json: bool = False, ray_address: str | None = None
+    spec: JobSpec,
+    *,
+    resume: bool = False,
+    again: Chooser | None = None,
+    as_json: bool = False,
+    ray_address: str | None = None,
 ) -> JobFinished:
     """Run a job with its progress on standard output, stopped by SIGINT and SIGTERM."""
     from jobs.progress import make_reporter
@@ -56,7 +108,14 @@ def run_and_report(
     reporter = make_reporter(as_json=as_json, stream=sys.stdout)
     try:
         with signals_to(stop):
-            return run_job(spec, resume=resume, sink=reporter, ray_address=ray_address, stop=stop)
+            return run_job(
+                spec,
+                resume=resume,
+                again=again,
+                sink=reporter,
+                ray_address=ray_address,
+                stop=stop,
+            )
     finally:
         reporter.close()
 

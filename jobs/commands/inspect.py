@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
+from jobs.terminal import console, say, say_json
+from pipeline.plain_text import one_line
 
 if TYPE_CHECKING:
     from pipeline.commit import CommitRecord
+    from pipeline.dataset_file import DatasetFile
     from pipeline.layout import Layout
+
+
+Quarantine = Annotated[
+    bool, typer.Option("--quarantine", help="List the quarantined rows with their reasons.")
+]
+QUARANTINE_COLUMNS = ("shard", "row_id", "uri", "stage", "error_class", "message", "attempts")
 
 
 def inspect(
-    uri: DatasetUri, as_json: AsJson = False, storage_options: StorageOptions = None
+    uri: DatasetUri,
+    quarantine: Quarantine = False,
+    as_json: AsJson = False,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Show what a dataset holds: model, streams, rows, hours, bytes, reasons for quarantine."""
-    from pipeline.commit import commits
-    from pipeline.dataset_file import read_dataset
-    from pipeline.errors import SourceError
     from pipeline.layout import Layout
-    from pipeline.verify import read_plan
+    from pipeline.store_errors import store_errors
 
     layout = Layout.open(uri, parse_storage_options(storage_options))
-    dataset = read_dataset(layout)
-    if dataset is None:
-        raise SourceError(f"{layout.url()}: expected a dataset, found no dataset.json")
+    with store_errors(layout.url()):
+        if quarantine:
+            bad = quarantined(layout)
+            say_json(bad) if as_json else _print_quarantined(bad)
+            return
+        result = contents(layout)
+    say_json(result) if as_json else _print(result)
+
+
+def contents(layout: Layout) -> dict[str, Any]:
+    """All that `inspect` shows, as plain values."""
+    from pipeline.commit import commits
+    from pipeline.snapshot import current_index
+    from pipeline.verify import read_plan
+
+    dataset = _dataset(layout)
     records = list(commits(layout).values())
-    result: dict[str, Any] = {
+    return {
         "name": dataset.name,
         "uri": layout.url(),
         "created": dataset.created,
@@ -54,9 +77,35 @@ def inspect(
         "frames": dict(sum((Counter(record.frames) for record in records), Counter())),
         "files": sum(len(record.files) for record in records),
         "bytes": sum(file.bytes for record in records for file in record.files),
-        "finalised": bool(layout.list("index")),
+        "finalised": current_index(layout) is not None,
     }
-    print(json.dumps(result)) if as_json else _print(result)
+
+
+def quarantined(layout: Layout) -> list[dict[str, Any]]:
+    """Every quarantined row that a commit names, in the order of the shards."""
+    from pipeline.commit import commits
+    from pipeline.verify import read_table
+
+    _dataset(layout)
+    found = []
+    for record in commits(layout).values():
+        path = record.path("quarantine")
+        rows = read_table(layout, path).to_pylist() if path else []
+        found += [{"shard": record.shard, **row} for row in rows]
+    return [{name: row.get(name) for name in QUARANTINE_COLUMNS} for row in found]
+
+
+def _dataset(layout: Layout) -> DatasetFile:
+    from pipeline.dataset_file import read_dataset
+    from pipeline.errors import SourceError
+
+    dataset = read_dataset(layout)
+    if dataset is None:
+        raise SourceError(
+            f"{layout.url()}: expected a dataset, found no dataset.json; give the output.uri of a "
+            "job that was started"
+        )
+    return dataset
 
 
 def bad_by_class(layout: Layout, records: list[CommitRecord]) -> dict[str, int]:
@@ -72,12 +121,19 @@ def bad_by_class(layout: Layout, records: list[CommitRecord]) -> dict[str, int]:
     return dict(Counter(reasons).most_common())
 
 
+def _print_quarantined(rows: list[dict[str, Any]]) -> None:
+    """One line a row: whole, so that it can be searched and copied."""
+    for row in rows:
+        say(f"{row['row_id']}: {row['stage']}: {row['error_class']}: {one_line(row['message'])}")
+    if not rows:
+        say("no row is in quarantine")
+
+
 def _print(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from jobs.progress import audio, bytes_text
-    from pipeline.sinks.stored import is_events
+    from pipeline.sinks.stored import is_events, rate_text
 
     state = "finalised" if result["finalised"] else "not finalised"
     reasons = ", ".join(f"{name} {count}" for name, count in result["bad_by_class"].items())
@@ -90,8 +146,7 @@ def _print(result: dict[str, Any]) -> None:
         what = "events of {} neurons" if is_events(s) else "frames of {} columns"
         table.add_row(
             f"stream {s['name']}",
-            f"{frames:,} {what.format(s['width'])} at {s['frame_rate_hz']:g} Hz "
-            f"({s['pool']}), {s['unit']}",
+            f"{frames:,} {what.format(s['width'])} {rate_text(s)} ({s['pool']}), {s['unit']}",
         )
     table.add_row("stored", f"{', '.join(result['formats'])} in {result['dtype']}")
     table.add_row("shards", f"{result['shards']:,} of {result['shards_planned']:,}, {state}")
@@ -102,4 +157,4 @@ def _print(result: dict[str, Any]) -> None:
     table.add_row("size", f"{bytes_text(result['bytes'])} in {result['files']:,} files")
     table.add_row("spec", result["spec_sha256"])
     table.add_row("created", result["created"])
-    Console(highlight=False).print(table)
+    console().print(table)

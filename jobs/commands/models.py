@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from jobs.commands.options import AsJson
+from jobs.terminal import console
 from pipeline.errors import SpecError
 
 
@@ -26,10 +27,9 @@ def models(
     if as_json:
         print(json.dumps([asdict(model) for model in found], default=str))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    out = console()
     for model in found:
         table = Table(title=model.name, caption=model.summary, show_header=True)
         table.add_column("", style="bold")
@@ -43,4 +43,4 @@ def models(
             )
         for index, (stream, summary) in enumerate(model.streams.items()):
             table.add_row("streams" if index == 0 else "", stream, str(summary))
-        console.print(table)
+        out.print(table)

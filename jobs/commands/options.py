@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
+
+from pipeline.untrusted import loads_json
 
 JobFile = Annotated[
     str, typer.Argument(metavar="JOB.yaml", help="Job spec: a local path or any fsspec URI.")
@@ -41,9 +42,11 @@ def parse_storage_options(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        options = json.loads(text)
-    except json.JSONDecodeError as error:
+        options = loads_json(text)
+    except ValueError as error:
         raise typer.BadParameter(f"--storage-options is not JSON: {error}") from error
     if not isinstance(options, dict):
-        raise typer.BadParameter(f"--storage-options: expected a JSON object, got {text}")
+        raise typer.BadParameter(
+            f"--storage-options: expected a JSON object, got {type(options).__name__}"
+        )
     return options

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from jobs.commands.options import DatasetUri, StorageOptions, parse_storage_options
+from jobs.terminal import say
 
 RowId = Annotated[
     str | None, typer.Option("--row", metavar="ID", help="Row id; the first row when left out.")
@@ -29,15 +30,20 @@ def plot(
     from jobs.stream_plots import draw_row
     from pipeline import open_features
     from pipeline.errors import OutputError, SourceError
+    from pipeline.store_errors import is_store_error, store_errors
 
-    features = open_features(uri, storage_options=parse_storage_options(storage_options))
-    try:
-        position = 0 if row is None else features.index_of(row)
-        shown = features.slice(position, start, stop)
-    except (KeyError, IndexError, ValueError) as error:
-        raise SourceError(str(error.args[0])) from error
+    options = parse_storage_options(storage_options)
+    with store_errors(uri):
+        features = open_features(uri, storage_options=options)
+        try:
+            position = 0 if row is None else features.index_of(row)
+            shown = features.slice(position, start, stop)
+        except (KeyError, IndexError, ValueError) as error:
+            if is_store_error(error):
+                raise
+            raise SourceError(str(error.args[0])) from error
     try:
         draw_row(out, shown, features.streams)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error}; choose another --out") from error
-    print(f"{out}: {shown.row_id}")
+    say(f"{out}: {shown.row_id}")

@@ -34,14 +34,14 @@ class Encoding:
     Args:
         dtype: Of frames, float16 or float32; rows must already have it. Events are int32.
         row_group_profile: Parquet only; random (small row groups) or scan (large ones).
-        extra_types: Carried-through column to string, int64, double or bool. Give it for the whole
-            plan, or a column that is empty in one shard and full in the next changes its type.
+        extra_types: Carried-through column to its type, see `pipeline.columns`. Give it for the
+            whole plan, or a column that is empty in one shard changes its type in the next.
         attrs: Stored in every file; must be the same for every attempt of a shard.
     """
 
     dtype: str = "float16"
     row_group_profile: str = "random"
-    extra_types: Mapping[str, str] | None = None
+    extra_types: Mapping[str, Any] | None = None
     attrs: Mapping[str, Any] | None = None
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from pipeline.rows import FeatureRow
 from pipeline.sinks.stored import steps_of, stored_dtype, stored_width
+from pipeline.spill import pieces
 
 if TYPE_CHECKING:
     from amtcore.extract import StreamInfo
@@ -91,8 +92,9 @@ def digest_rows(
     for info in streams:
         values = [row.streams[info.name] for row in rows]
         kind = stored_width(info), stored_dtype(info, dtype)
+        blocks = (piece for each in values for piece in pieces(each))
         sizes = [len(v) for v in values]
-        digests[info.name] = digest_blocks(values, sizes, *kind, steps_of(rows, info))
+        digests[info.name] = digest_blocks(blocks, sizes, *kind, steps_of(rows, info))
     return ShardDigest(tuple(row.row_id for row in rows), digests)
 
 

@@ -4,7 +4,8 @@ A stream is `list<fixed_size_list<halffloat or float>[width]>`, which pyarrow, p
 Hugging Face datasets read; `arrow.fixed_shape_tensor` would be refused by the last. Events are
 `list<fixed_size_list<int32>[3]>`, see `pipeline.sinks.stored`. The outer list
 counts frames, not values, so its 32-bit offsets last for 2^31 frames a row group. Row groups decide
-what one row costs to read: small ones for random access, large ones for scans.
+what one row costs to read: small ones for random access, large ones for scans. They are written one
+after another; a row too large for one is divided, see `pipeline.sinks.long_rows`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import CommitError
 from pipeline.rows import FeatureRow
 from pipeline.sinks.digest import ShardDigest, StreamHasher
-from pipeline.sinks.stored import is_events, steps_column, stored_dtype, stored_width
+from pipeline.sinks.long_rows import LongRows, cut, part_count
+from pipeline.sinks.stored import (
+    is_events,
+    place_columns,
+    steps_column,
+    stored_dtype,
+    stored_width,
+)
 from pipeline.sinks.table import row_table
 
 if TYPE_CHECKING:
@@ -31,8 +40,6 @@ MB = 2**20
 # profile: (close the row group at, never beyond unless one row is larger), uncompressed bytes.
 ROW_GROUP_BYTES = {"random": (2 * MB, 4 * MB), "scan": (64 * MB, 128 * MB)}
 COMPRESSION_LEVEL = 3
-# Parquet counts the values of a column chunk in 32 bits in several readers.
-MAX_ROW_VALUES = 2**31 - 1
 STREAMS_KEY = b"earmill.streams"
 ATTRS_KEY = b"earmill.attrs"
 
@@ -48,15 +55,16 @@ def write_parquet(
     *,
     dtype: str,
     row_group_profile: str,
-    extra_types: Mapping[str, str] | None,
+    extra_types: Mapping[str, Any] | None,
 ) -> Path:
     """Write the rows to `local_dir/rel_name` and return that path.
 
     Raises:
-        CommitError: A row is too long for one Parquet value, or a column cannot be stored.
+        CommitError: A column cannot be stored.
     """
     scalars = row_table(rows, streams, extra_types)
-    schema = _schema(scalars.schema, streams, attrs, dtype)
+    long_rows = _long_rows(rows)
+    schema = _schema(scalars.schema, streams, attrs, dtype, long_rows)
     path = local_dir / rel_name
     path.parent.mkdir(parents=True, exist_ok=True)
     names = scalars.schema.names
@@ -69,17 +77,62 @@ def write_parquet(
         use_dictionary=names,
         write_statistics=names,
         write_page_index=True,
+        write_page_checksum=True,
     ) as writer:
         for start, stop in row_groups([_row_bytes(row) for row in rows], row_group_profile):
-            group = rows[start:stop]
-            columns = [*scalars.slice(start, stop - start).columns]
-            columns += [_stream_column(group, info, dtype) for info in streams]
-            writer.write_table(pa.table(columns, schema=schema), row_group_size=stop - start)
+            group = scalars.slice(start, stop - start)
+            parts = long_rows.parts(start)
+            if parts > 1:  # alone in its group
+                for part in range(parts):
+                    writer.write_table(
+                        _part_table(rows[start], group, streams, schema, part, parts)
+                    )
+                continue
+            columns = [_stream_column(rows[start:stop], info, dtype) for info in streams]
+            table = pa.table([*group.columns, *columns], schema=schema)
+            writer.write_table(table, row_group_size=stop - start)
     return path
 
 
+def _long_rows(rows: Sequence[FeatureRow]) -> LongRows:
+    """The rows that are to be divided."""
+    frames = {}
+    for number, row in enumerate(rows):
+        parts = part_count(_row_bytes(row))
+        if parts > 1:
+            frames[number] = {
+                name: [last - first for first, last in cut(len(values), parts)]
+                for name, values in row.streams.items()
+            }
+    return LongRows(frames)
+
+
+def _part_table(
+    row: FeatureRow,
+    scalars: pa.Table,
+    streams: Sequence[StreamInfo],
+    schema: pa.Schema,
+    part: int,
+    parts: int,
+) -> pa.Table:
+    """One part of a divided row, with its own start and number of frames."""
+    columns = dict(zip(scalars.column_names, scalars.columns, strict=True))
+    for info in streams:
+        values = row.streams[info.name]
+        first, last = cut(len(values), parts)[part]
+        start, count = place_columns(info)[:2]
+        columns[start] = pc.add(columns[start], first)
+        columns[count] = pa.array([last - first])
+        columns[info.name] = _nested([values[first:last]], info, values.dtype.name)
+    return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
 def _schema(
-    scalars: pa.Schema, streams: Sequence[StreamInfo], attrs: Mapping[str, Any], dtype: str
+    scalars: pa.Schema,
+    streams: Sequence[StreamInfo],
+    attrs: Mapping[str, Any],
+    dtype: str,
+    long_rows: LongRows,
 ) -> pa.Schema:
     fields = [*scalars]
     for info in streams:
@@ -90,6 +143,7 @@ def _schema(
     metadata = {
         STREAMS_KEY: json.dumps([info.to_dict() for info in streams]).encode(),
         ATTRS_KEY: json.dumps(dict(attrs), sort_keys=True).encode(),
+        **long_rows.metadata(),
     }
     return pa.schema(fields, metadata=metadata)
 
@@ -99,10 +153,10 @@ def _row_bytes(row: FeatureRow) -> int:
 
 
 def row_groups(row_bytes: Sequence[int], profile: str) -> Iterator[tuple[int, int]]:
-    """Cut rows into (start, stop) groups of the profile's size; a row is never divided.
+    """Cut rows into (start, stop) groups of the profile's size; a row is never divided here.
 
     A group is closed once it reaches the lower size, or when the next row would take it beyond the
-    upper one.
+    upper one. A row above the upper size is hence alone in its group.
     """
     if profile not in ROW_GROUP_BYTES:
         raise ValueError(f"row_group_profile is one of {sorted(ROW_GROUP_BYTES)}, got {profile!r}")
@@ -119,17 +173,14 @@ def row_groups(row_bytes: Sequence[int], profile: str) -> Iterator[tuple[int, in
 
 def _stream_column(rows: Sequence[FeatureRow], info: StreamInfo, dtype: str) -> pa.Array:
     """The frames of some rows as one nested Arrow array; one copy, none for a row of its own."""
-    frames = [row.streams[info.name] for row in rows]
-    for row, values in zip(rows, frames, strict=True):
-        if values.size > MAX_ROW_VALUES:
-            raise CommitError(
-                f"row {row.row_id!r}, stream {info.name}: {values.size} values in one row, Parquet "
-                f"takes {MAX_ROW_VALUES}; write Zarr only, or cut the file with manifest spans"
-            )
+    return _nested([row.streams[info.name][:] for row in rows], info, stored_dtype(info, dtype))
+
+
+def _nested(frames: Sequence[np.ndarray], info: StreamInfo, dtype: str) -> pa.Array:
     offsets = np.zeros(len(frames) + 1, dtype=np.int32)
     np.cumsum([len(values) for values in frames], out=offsets[1:])
     whole = frames[0] if len(frames) == 1 else np.concatenate(frames, axis=0)
-    flat = np.ascontiguousarray(whole, dtype=stored_dtype(info, dtype)).reshape(-1)
+    flat = np.ascontiguousarray(whole, dtype=dtype).reshape(-1)
     blocks = pa.FixedSizeListArray.from_arrays(pa.array(flat), stored_width(info))
     return pa.ListArray.from_arrays(pa.array(offsets), blocks)
 
@@ -138,7 +189,7 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     """Read a written file back, a row group at a time."""
     names = [info.name for info in streams]
     sizes: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in names}
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         hashers = {name: _hasher(file.schema_arrow.field(name).type) for name in names}
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=names, use_threads=False)
@@ -148,12 +199,25 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
                     hashers[name].update(frames_of(chunk))
         counted = {info.name: steps_column(info.name) for info in streams if is_events(info)}
         scalars = file.read(columns=["row_id", *counted.values()], use_threads=False)
-    steps = {name: scalars.column(column).to_numpy() for name, column in counted.items()}
-    digests = {
-        name: hashers[name].digest(np.concatenate(sizes[name]), steps.get(name, ()))
-        for name in names
-    }
-    return ShardDigest(tuple(scalars.column("row_id").to_pylist()), digests)
+        long_rows = LongRows.from_metadata(file.schema_arrow.metadata)
+    starts, row_ids = _undivided(long_rows, scalars.column("row_id").to_pylist())
+    steps = {name: scalars.column(column).to_numpy()[starts] for name, column in counted.items()}
+    digests = {}
+    for name in names:
+        counts = np.add.reduceat(np.concatenate([*sizes[name], [0]]), starts)
+        digests[name] = hashers[name].digest(counts[: len(row_ids)], steps.get(name, ()))
+    return ShardDigest(row_ids, digests)
+
+
+def _undivided(long_rows: LongRows, ids: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Where each row of the shard starts in the file, and the row ids; parts must share theirs."""
+    n_rows = len(ids) - sum(long_rows.parts(row) - 1 for row in long_rows.frames)
+    starts = np.array([long_rows.first(row) for row in range(n_rows)], np.int64)
+    for row in long_rows.frames:
+        parts = {*ids[starts[row] : starts[row] + long_rows.parts(row)]}
+        if len(parts) != 1:
+            return starts, tuple(ids)
+    return starts, tuple(ids[start] for start in starts)
 
 
 def _hasher(kind: pa.DataType) -> StreamHasher:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import CommitError
+from pipeline.spill import Values, pieces
 
 if TYPE_CHECKING:
     from amtcore.extract import StreamInfo
@@ -27,6 +28,12 @@ def is_events(info: StreamInfo | Mapping[str, Any]) -> bool:
     """Whether a stream is stored as events."""
     layout = info.get("layout") if isinstance(info, Mapping) else info.layout
     return layout == EVENTS
+
+
+def rate_text(info: Mapping[str, Any]) -> str:
+    """`at 100 Hz`, or `once a clip` for a stream of whole clips, whose rate is 0."""
+    rate_hz = info["frame_rate_hz"]
+    return f"at {rate_hz:g} Hz" if rate_hz else "once a clip"
 
 
 def stored_width(info: StreamInfo | Mapping[str, Any]) -> int:
@@ -78,24 +85,41 @@ def check_stream(row: FeatureRow, info: StreamInfo, dtype: str) -> None:
             f"got {values.shape} {values.dtype}"
         )
     if is_events(info):
-        wrong = _event_problem(values, row.steps[info.name], info.width)
+        wrong = _events_problem(values, row.steps[info.name], info.width)
         if wrong:
             raise CommitError(f"row {row.row_id!r}, stream {info.name}: {wrong}")
 
 
-def _event_problem(events: np.ndarray, steps: int, channels: int) -> str | None:
+def _events_problem(events: Values, steps: int, channels: int) -> str | None:
     """What is wrong with the events of a clip of so many steps; None where they are right."""
+    done, last = 0, np.empty((0, len(EVENT_COLUMNS)), np.int32)
+    for piece in pieces(events):
+        found = _piece_problem(piece, done, steps, channels) or _order_problem(
+            np.concatenate([last, piece]), channels
+        )
+        if found:
+            return found
+        done, last = done + len(piece), piece[-1:]
+    return None
+
+
+def _piece_problem(events: np.ndarray, done: int, steps: int, channels: int) -> str | None:
+    """What is wrong with single events, `done` of which came before these."""
     for column, limit in ((0, steps), (1, channels)):
         values = events[:, column]
         outside = np.flatnonzero((values < 0) | (values >= limit))
         if len(outside):
             return (
                 f"expected a {EVENT_COLUMNS[column]} from 0 to {limit - 1}, got "
-                f"{values[outside[0]]} in event {outside[0]}"
+                f"{values[outside[0]]} in event {done + outside[0]}"
             )
     few = np.flatnonzero(events[:, 2] < 1)
     if len(few):
-        return f"expected counts of 1 or more, got {events[few[0], 2]} in event {few[0]}"
+        return f"expected counts of 1 or more, got {events[few[0], 2]} in event {done + few[0]}"
+    return None
+
+
+def _order_problem(events: np.ndarray, channels: int) -> str | None:
     place = events[:, 0].astype(np.int64) * channels + events[:, 1]
     back = np.flatnonzero(np.diff(place) <= 0)
     if len(back):

@@ -8,7 +8,7 @@ prefix `extra_`: a later fact can then never collide with one of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.columns import arrow_type, column, extra_types
 from pipeline.errors import CommitError
-from pipeline.rows import FeatureRow, QuarantineRow, Scalar
+from pipeline.rows import FeatureRow, QuarantineRow
 from pipeline.sinks.stored import place_columns, steps_of
 
 if TYPE_CHECKING:
@@ -63,54 +64,12 @@ QUARANTINE_SCHEMA = pa.schema(
         ("attempts", pa.int64()),
     ]
 )
-_EXTRA_TYPES = {
-    "string": pa.string(),
-    "int64": pa.int64(),
-    "double": pa.float64(),
-    "bool": pa.bool_(),
-}
-
-
-def extra_types(extras: Iterable[Mapping[str, Scalar]]) -> dict[str, str]:
-    """Column types that fit the carried-through values of a whole plan, by column name.
-
-    Integers and floats together give double; any other mixture, and a column without a value,
-    gives string.
-    """
-    seen: dict[str, set[str]] = {}
-    for extra in extras:
-        for name, value in extra.items():
-            kinds = seen.setdefault(name, set())
-            if value is not None:
-                kinds.add(_kind(name, value))
-    return {name: _merge(kinds) for name, kinds in sorted(seen.items())}
-
-
-def _kind(name: str, value: Any) -> str:
-    if isinstance(value, bool | np.bool_):
-        return "bool"
-    if isinstance(value, int | np.integer):
-        return "int64" if -(2**63) <= int(value) < 2**63 else "string"
-    if isinstance(value, float | np.floating):
-        return "double"
-    if isinstance(value, str):
-        return "string"
-    raise CommitError(
-        f"column {name!r}: expected text, a number, true/false or nothing, "
-        f"got {type(value).__name__}; convert it in the source"
-    )
-
-
-def _merge(kinds: set[str]) -> str:
-    if len(kinds) == 1:
-        return next(iter(kinds))
-    return "double" if kinds == {"int64", "double"} else "string"
 
 
 def row_table(
     rows: Sequence[FeatureRow],
     streams: Sequence[StreamInfo],
-    types: Mapping[str, str] | None = None,
+    types: Mapping[str, Any] | None = None,
 ) -> pa.Table:
     """The scalars of every row: identity, start and counts per stream, facts, extras.
 
@@ -127,12 +86,12 @@ def row_table(
         # Only a stream of events has the third column.
         for name, values in zip(place_columns(info), counts, strict=False):
             columns[name] = pa.array(values)
-    for name, column in {**_facts(rows), **_extras(rows, types)}.items():
+    for name, cells in {**_facts(rows), **_extras(rows, types)}.items():
         if name in columns:
             raise CommitError(
                 f"two columns are called {name!r}: rename the fact or the feature stream"
             )
-        columns[name] = column
+        columns[name] = cells
     return pa.table(columns)
 
 
@@ -140,14 +99,14 @@ def _facts(rows: Sequence[FeatureRow]) -> dict[str, pa.Array]:
     others = extra_types(
         {k: v for k, v in row.facts.items() if k not in FACT_TYPES} for row in rows
     )
-    kinds = {**FACT_TYPES, **{name: _EXTRA_TYPES[kind] for name, kind in others.items()}}
+    kinds = {**FACT_TYPES, **{name: arrow_type(kind) for name, kind in others.items()}}
     return {
-        name: _column(name, [row.facts.get(name) for row in rows], kind)
+        name: column(name, [row.facts.get(name) for row in rows], kind)
         for name, kind in kinds.items()
     }
 
 
-def _extras(rows: Sequence[FeatureRow], types: Mapping[str, str] | None) -> dict[str, pa.Array]:
+def _extras(rows: Sequence[FeatureRow], types: Mapping[str, Any] | None) -> dict[str, pa.Array]:
     if types is None:
         types = extra_types(row.extra for row in rows)
     unknown = {name for row in rows for name in row.extra} - set(types)
@@ -157,22 +116,11 @@ def _extras(rows: Sequence[FeatureRow], types: Mapping[str, str] | None) -> dict
             "the source changed since the plan was made: plan again into a new output"
         )
     return {
-        EXTRA_PREFIX + name: _column(
-            name, [row.extra.get(name) for row in rows], _EXTRA_TYPES[types[name]]
+        EXTRA_PREFIX + name: column(
+            name, [row.extra.get(name) for row in rows], arrow_type(types[name])
         )
         for name in sorted(types)
     }
-
-
-def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
-    if kind == pa.string():
-        values = [
-            value if value is None or isinstance(value, str) else str(value) for value in values
-        ]
-    try:
-        return pa.array(values, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as err:
-        raise CommitError(f"column {name!r}: expected {kind} values: {err}") from err
 
 
 def quarantine_table(bad: Sequence[QuarantineRow]) -> pa.Table:
@@ -186,5 +134,12 @@ def quarantine_table(bad: Sequence[QuarantineRow]) -> pa.Table:
 def write_table(table: pa.Table, path: Path) -> Path:
     """One small table as Parquet; equal tables give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path, compression="zstd", compression_level=3, write_page_index=True)
+    pq.write_table(
+        table,
+        path,
+        compression="zstd",
+        compression_level=3,
+        write_page_index=True,
+        write_page_checksum=True,
+    )
     return path

@@ -1,12 +1,13 @@
 """A shard as one Zarr v3 store, CF contiguous ragged: all rows of a stream end to end.
 
 Group a stream: `values (obs, column)`, `row_start (row)`, `row_size (row)` with `sample_dimension`,
-and `row_id (row)`; the stream's description is in the group's attributes. A stream of events has
-the columns of `pipeline.sinks.stored` and also `n_steps (row)`, the steps of each clip. `row_id` is
-Zarr's own `string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning:
-fixed-length bytes and UTF-32 have no v3 specification yet. Inner chunks are about 1 MB, packed by
-the sharding codec into objects of up to 64 MB that are only ever written whole, as a partial write
-would make zarr read and write the object again. Private to one attempt, so there is no race.
+and `row_id (row)`; the stream's description is in the group's attributes, its centre frequencies
+are coordinates: `fc_hz (column)` and `mfc_hz (column)`. A stream of events has the columns of
+`pipeline.sinks.stored` and also `n_steps (row)`, the steps of each clip. `row_id` is Zarr's own
+`string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning: fixed-length
+bytes and UTF-32 have no v3 specification yet. Inner chunks are about 1 MB, packed by the sharding
+codec into objects of up to 64 MB that are only ever written whole, as a partial write would make
+zarr read and write the object again. Private to one attempt, so there is no race.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from zarr.codecs import ZstdCodec
+from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from pipeline.rows import FeatureRow
 from pipeline.sinks.digest import ShardDigest, digest_blocks
@@ -29,13 +30,16 @@ from pipeline.sinks.stored import (
     stored_dtype,
     stored_width,
 )
+from pipeline.spill import Values
 
 if TYPE_CHECKING:
     from amtcore.extract import StreamInfo
 
 CHUNK_BYTES = 2**20
 CHUNKS_PER_OBJECT = 64
-ZSTD_LEVEL = 3
+# The checksum is the last step of writing, hence the first of reading. Objects have one over their
+# index of chunks by default.
+CODECS = (ZstdCodec(level=3), Crc32cCodec())
 # Without it zarr drops blocks that equal the fill value, and -0.0 would come back as 0.0.
 _KEEP_ALL = {"write_empty_chunks": True}
 
@@ -57,13 +61,15 @@ def write_zarr(
         frames = [row.streams[info.name] for row in rows]
         sizes = np.array([len(values) for values in frames], dtype=np.int64)
         _write_values(group, info, frames, stored_dtype(info, dtype))
-        _write_index(group, "row_start", np.cumsum(sizes) - sizes, {"long_name": "first frame"})
+        starts = {"long_name": "first frame", **_row_attrs(info)}
+        _write_index(group, "row_start", np.cumsum(sizes) - sizes, starts)
         _write_index(
             group, "row_size", sizes, {"long_name": "frames in the row", "sample_dimension": "obs"}
         )
         if is_events(info):
             _write_index(group, "n_steps", steps_of(rows, info), {"long_name": "steps of the clip"})
         _write_ids(group, [row.row_id for row in rows])
+        _write_axes(group, info)
     for folder in [*(path / info.name for info in streams), path]:
         _consolidate(folder)
     return path
@@ -85,7 +91,7 @@ def chunk_frames(width: int, dtype: str) -> int:
 
 
 def _write_values(
-    group: zarr.Group, info: StreamInfo, frames: Sequence[np.ndarray], dtype: str
+    group: zarr.Group, info: StreamInfo, frames: Sequence[Values], dtype: str
 ) -> None:
     total, width = sum(len(values) for values in frames), stored_width(info)
     chunk = chunk_frames(width, dtype)
@@ -98,7 +104,7 @@ def _write_values(
         chunks=(chunk, width),
         shards=(chunk * per_object, width),
         filters=None,
-        compressors=ZstdCodec(level=ZSTD_LEVEL),
+        compressors=CODECS,
         fill_value=0,
         dimension_names=("obs", "column"),
         attributes=_values_attrs(info),
@@ -114,34 +120,72 @@ def _values_attrs(info: StreamInfo) -> dict[str, Any]:
     name = f"{info.model} {info.name}"
     if is_events(info):  # columns of different quantities have no unit in common
         return {"long_name": f"{name} events", "columns": list(EVENT_COLUMNS)}
-    return {"long_name": name, "units": info.unit}
+    attrs: dict[str, Any] = {"long_name": name, "units": info.unit}
+    if info.scale_factor != 1.0:
+        attrs["scale_factor"] = info.scale_factor
+    if column_axes(info):
+        attrs["coordinates"] = " ".join(column_axes(info))
+    return attrs
 
 
-def blocks_of(frames: Sequence[np.ndarray], size: int) -> Iterator[np.ndarray]:
+def column_axes(info: StreamInfo) -> dict[str, np.ndarray]:
+    """What each column stands for, where that is a number: its centre frequencies in Hz."""
+    axes = {}
+    sizes = np.diff(info.channel_offsets)
+    if len(info.fc_hz) == len(sizes) and sizes.sum() == info.width:
+        axes["fc_hz"] = np.repeat(info.fc_hz, sizes)
+    if len(info.mfc_hz) == info.width:
+        axes["mfc_hz"] = np.array(info.mfc_hz)
+    return axes
+
+
+def _write_axes(group: zarr.Group, info: StreamInfo) -> None:
+    """Coordinates of the columns; events have their neurons as an axis of its own."""
+    names = {"fc_hz": "centre frequency", "mfc_hz": "modulation centre frequency"}
+    axis = "channel" if is_events(info) else "column"
+    for name, values in column_axes(info).items():
+        attrs = {"long_name": names[name], "units": "Hz"}
+        _write_index(group, name, values.astype("float64"), attrs, axis=axis)
+
+
+def _row_attrs(info: StreamInfo) -> dict[str, Any]:
+    """Where the time of a frame comes from: xarray has no axis that starts anew in each row."""
+    if not info.frame_rate_hz or is_events(info):
+        return {}
+    return {
+        "frame_rate_hz": info.frame_rate_hz,
+        "time": "the k-th frame of a row begins k / frame_rate_hz seconds after the clip does",
+    }
+
+
+def blocks_of(frames: Sequence[Values], size: int) -> Iterator[np.ndarray]:
     """Regroup rows of frames into blocks of exactly `size` frames; the last may be shorter."""
     held: list[np.ndarray] = []
     count = 0
     for values in frames:
-        while count + len(values) >= size:
-            cut = size - count
-            yield np.concatenate([*held, values[:cut]], axis=0)
-            held, count, values = [], 0, values[cut:]
-        if len(values):
-            held.append(values)
-            count += len(values)
+        at = 0
+        while count + len(values) - at >= size:
+            cut = at + size - count
+            yield np.concatenate([*held, values[at:cut]], axis=0)
+            held, count, at = [], 0, cut
+        if at < len(values):
+            held.append(values[at:])
+            count += len(values) - at
     if held:
         yield np.concatenate(held, axis=0)
 
 
-def _write_index(group: zarr.Group, name: str, values: np.ndarray, attrs: dict[str, str]) -> None:
+def _write_index(
+    group: zarr.Group, name: str, values: np.ndarray, attrs: dict[str, Any], axis: str = "row"
+) -> None:
     array = group.create_array(
         name,
         shape=values.shape,
-        dtype="int64",
+        dtype=values.dtype.name,
         chunks=(max(1, len(values)),),
         filters=None,
-        compressors=ZstdCodec(level=ZSTD_LEVEL),
-        dimension_names=("row",),
+        compressors=CODECS,
+        dimension_names=(axis,),
         attributes=attrs,
         config=_KEEP_ALL,
     )
@@ -154,7 +198,7 @@ def _write_ids(group: zarr.Group, row_ids: Sequence[str]) -> None:
         shape=(len(row_ids),),
         dtype="string",
         chunks=(max(1, len(row_ids)),),
-        compressors=ZstdCodec(level=ZSTD_LEVEL),
+        compressors=CODECS,
         dimension_names=("row",),
         attributes={"long_name": "row id", "cf_role": "timeseries_id"},
         config=_KEEP_ALL,
@@ -190,7 +234,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 def digest_zarr(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     """Read a written store back, an object at a time."""
-    root = zarr.open_group(path, mode="r")
+    root = zarr.open_group(path, mode="r", zarr_format=3)
     digests = {}
     row_ids: tuple[str, ...] = ()
     for info in streams:

@@ -7,17 +7,33 @@ reading, and hands out seekable byte streams. A row whose bytes cannot be had is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
+from urllib.parse import unquote_to_bytes
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import EarmillError, RowError, SourceError
+from pipeline.columns import Columns
+from pipeline.errors import EarmillError, RowError, SourceError, SourceOutage
+from pipeline.faults import Fault, fault_of, http_status
+from pipeline.redact import redact_text
+from pipeline.retries import Retries, T
+
+FILE = "file://"
+# How Python writes the bytes of a file name that are not UTF-8.
+UNDECODED = re.compile("[\udc80-\udcff]")
 
 Scalar = str | int | float | bool | None
+
+# While listing: a store that answers "not now" is asked for so long, a silent one so often. The
+# latter is more likely a wrong address.
+OPEN_RETRIES = Retries(budget_s=75.0)
+SILENT_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +42,8 @@ class Item:
 
     Args:
         row_id: Unique and stable name of the row.
-        uri: Where its bytes are.
+        uri: Where its bytes are, without secrets: it is stored, printed and published. A source
+            whose uris hold secrets looks them up again when it fetches.
         start_s: Start of the span in seconds; the beginning when None.
         end_s: End of the span in seconds; the end when None.
         etag: The store's own content tag, if it has one.
@@ -45,7 +62,7 @@ class Item:
     size: int | None = None
     mtime: float | None = None
     seconds: float | None = None
-    extra: Mapping[str, Scalar] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
     position: int = 0
 
 
@@ -57,6 +74,12 @@ class Source(Protocol):
 
     def items(self) -> Iterator[Item]:
         """Every row, in a stable order; SourceError when there is none."""
+
+    def columns(self) -> Columns:
+        """What is known of the columns in `Item.extra`; complete after `items` ended."""
+
+    def skipped(self) -> Mapping[str, int]:
+        """What `items` came across and left out, by kind; complete after it ended."""
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         """The items in their order, each with a seekable stream or its RowError."""
@@ -75,13 +98,41 @@ def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tu
     if is_local(uri):
         fs = LocalFileSystem()
         return fs, fs._strip_protocol(uri)
+    odd = _odd_path(uri)
+    if odd is not None:
+        return LocalFileSystem(), odd
     found: tuple[Any, str] = fsspec.core.url_to_fs(uri, **(storage_options or {}))
     return found
 
 
 def public_uri(fs: Any, path: str) -> str:
-    """The uri other processes can open: absolute, and a plain path for local files."""
-    return path if isinstance(fs, LocalFileSystem) else str(fs.unstrip_protocol(path))
+    """The uri other processes can open: absolute, and a plain path for local files.
+
+    A local name that is not UTF-8 becomes a `file:` uri with its bytes escaped.
+    """
+    if not isinstance(fs, LocalFileSystem):
+        return str(fs.unstrip_protocol(path))
+    text = as_text(path)
+    return path if text == path else FILE + text
+
+
+def as_text(name: str) -> str:
+    """A file name as text: bytes that are not UTF-8 become %XX, and then % itself %25."""
+    if not UNDECODED.search(name):
+        return name
+    return UNDECODED.sub(lambda match: f"%{ord(match[0]) - 0xDC00:02X}", name.replace("%", "%25"))
+
+
+def _odd_path(uri: str) -> str | None:
+    """The path in a uri that `public_uri` had to escape; None for all others."""
+    if not uri.startswith(FILE):
+        return None
+    raw = unquote_to_bytes(uri.removeprefix(FILE))
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return os.fsdecode(raw)
+    return None
 
 
 @contextmanager
@@ -97,12 +148,25 @@ def source_errors(uri: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise SourceError(f"source {uri}: not found; check source.uri") from error
     except Exception as error:
-        raise SourceError(f"source {uri}: cannot be read: {one_line(error)}") from error
+        kind = SourceOutage if fault_of(error) is Fault.OUTAGE else SourceError
+        raise kind(f"source {uri}: cannot be read: {one_line(error)}") from error
+
+
+def answered(work: Callable[[], T]) -> T:
+    """The value of `work`, a question to a store, asked again within bounds while it is away."""
+    silent = 0
+
+    def worth_it(error: Exception) -> bool:
+        nonlocal silent
+        silent += http_status(error) is None
+        return fault_of(error) is Fault.OUTAGE and silent < SILENT_TRIES
+
+    return OPEN_RETRIES.run(work, worth_it)
 
 
 def one_line(error: BaseException) -> str:
-    """Class and text of an exception on one line, with no more than 300 characters."""
-    text = " ".join(str(error).split())
+    """Class and text of an exception on one line, without secrets, at most 300 characters."""
+    text = redact_text(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text}"[:300]
 
 

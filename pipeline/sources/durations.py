@@ -12,8 +12,16 @@ from typing import BinaryIO
 
 import soundfile
 
+from pipeline.containers import HEAD_BYTES, ffmpeg_kind
+from pipeline.decoder_input import DecoderInput
+from pipeline.decoders import AvFile, DecoderError
+from pipeline.errors import NotRegularError
+from pipeline.sources.regular import open_regular
+
 # Bytes of one second: 16 kHz mono for wav (16 bit) and flac, usual speech bit rates for the rest.
 BYTES_PER_SECOND = {"wav": 32000, "flac": 18000, "mp3": 8000, "ogg": 8000, "opus": 4000}
+BYTES_PER_SECOND |= dict.fromkeys(("aiff", "aif", "au", "caf", "w64", "rf64", "sph"), 32000)
+BYTES_PER_SECOND |= {"aac": 8000, "m4a": 8000, "mp4": 8000, "webm": 8000, "mka": 8000, "wma": 8000}
 DEFAULT_BYTES_PER_SECOND = 16000
 
 # First bytes of a container, for rows that have no file name.
@@ -24,15 +32,33 @@ LEAST_BYTES_PER_SECOND = 20
 
 
 def header_seconds(source: str | BinaryIO, nbytes: int) -> float | None:
-    """Duration by the header of a local path or stream; None if it has none to be believed."""
+    """Duration by the header of a local path or stream; None if it has none to be believed.
+
+    A path must be that of a regular file, and a header has an end: nothing here waits or reads on.
+    """
     try:
-        info = soundfile.info(source)
-    except (soundfile.SoundFileError, TypeError, OSError):
+        if isinstance(source, str):
+            with open_regular(source) as stream:
+                return header_seconds(stream, nbytes)
+        seconds = _declared_seconds(source)
+    except (DecoderError, soundfile.SoundFileError, TypeError, OSError, NotRegularError):
         return None  # damaged, or not audio: the worker will say so
-    if info.samplerate <= 0 or info.frames <= 0:
+    if seconds <= 0:
         return None
-    seconds = float(info.frames / info.samplerate)
     return seconds if seconds * LEAST_BYTES_PER_SECOND <= nbytes else None
+
+
+def _declared_seconds(stream: BinaryIO) -> float:
+    """What the header says; 0 where it says nothing."""
+    stream.seek(0)
+    kind = ffmpeg_kind(stream.read(HEAD_BYTES))
+    stream.seek(0)
+    if kind is not None:
+        file = AvFile(DecoderInput(stream), kind)
+        file.close()
+        return file.seconds
+    info = soundfile.info(DecoderInput(stream))
+    return float(info.frames / info.samplerate) if info.samplerate > 0 else 0.0
 
 
 def guess_seconds(name: str | None, nbytes: int, head: bytes = b"") -> float:

@@ -3,6 +3,9 @@
 Objects up to `MEMORY_BYTES` are read into memory, larger ones are opened in place (local) or copied
 to a temporary file (remote), so every stream is seekable and no decoder waits on the network.
 Neighbours with the same uri (spans of one recording) share one copy and one checksum.
+
+A store that is away is asked again for `RETRIES.budget_s`, then `SourceOutage` ends the reading: an
+outage is no property of a row. Only a clear no to one name becomes a RowError in its place.
 """
 
 from __future__ import annotations
@@ -16,23 +19,32 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, BinaryIO
 
+from fsspec import AbstractFileSystem
+from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import RowError, UnreadableError
+from pipeline.errors import AbsentError, RowError, SourceOutage, UnreadableError
+from pipeline.faults import Fault, fault_of
 from pipeline.hashing import sha256_of
+from pipeline.owned_folders import own_folder
+from pipeline.retries import Retries, T
 from pipeline.sources.base import Fetched, Item, filesystem, one_line
+from pipeline.sources.regular import open_regular
 
 MEMORY_BYTES = 64 << 20  # objects above this are not held in memory
+MOST_BYTES = 64 << 30  # of an object whose size nobody says
 AHEAD_BYTES = 256 << 20  # read ahead of the consumer at most this much
 AHEAD_OBJECTS = 8
-ATTEMPTS = 3
-RETRY_PAUSE_S = 0.2
-
-# Trying again does not help with these.
-FINAL_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, ImportError, ValueError)
+# In one go; the driver tries the whole shard again later.
+RETRIES = Retries(budget_s=45.0)
+# Without a byte for so long, or slower than this on the whole, a read counts as stalled.
+STALL_S = 120.0
+SLOWEST_BYTES_PER_S = 100_000
 
 
 class Blob:
@@ -84,17 +96,120 @@ class MemoryStream(io.BytesIO):
 
 
 class FileStream(io.BufferedReader):
-    """A stream over a blob in a file; keeps the blob, and so a temporary file, alive."""
+    """A stream over a blob in a file; keeps the blob, and so a temporary file, alive.
+
+    Attributes:
+        failure: What a read failed with. Decoders take a failed read for the end of the file; see
+            `check_arrived`.
+    """
 
     def __init__(self, blob: Blob, path: str) -> None:
-        super().__init__(io.FileIO(path))
-        self._blob = blob
+        watched = WatchedFile(open_regular(path).detach())
+        super().__init__(watched)
+        self._blob, self._watched = blob, watched
+
+    @property
+    def failure(self) -> OSError | None:
+        return self._watched.failure
 
     def digest(self) -> str:
         return self._blob.digest()
 
 
+class WatchedFile(io.RawIOBase):
+    """A raw file that remembers that a read failed."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+        self.failure: OSError | None = None
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            return self._raw.readinto(buffer)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._raw.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._raw.tell()
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def check_arrived(stream: BinaryIO, uri: str) -> None:
+    """Raise SourceOutage where a read failed below a decoder, whatever that made of it."""
+    failure = getattr(stream, "failure", None)
+    if failure is not None:
+        raise SourceOutage(f"{uri}: cannot be read: {one_line(failure)}") from failure
+
+
 Options = Callable[[str], Mapping[str, Any]]
+
+
+_waits: dict[int, float] = {}
+
+
+@contextmanager
+def waited_for() -> Iterator[None]:
+    """Somebody can do nothing but wait for the source in here."""
+    me = threading.get_ident()
+    _waits[me] = time.monotonic()
+    try:
+        yield
+    finally:
+        del _waits[me]
+
+
+def longest_wait_s() -> float:
+    """For how long a reader in this process has been waiting for the source, s."""
+    began = min(_waits.copy().values(), default=None)
+    return 0.0 if began is None else time.monotonic() - began
+
+
+class _Task:
+    """One object on its way.
+
+    Attributes:
+        moved: When something last arrived or a new try began, on the clock of `RETRIES`.
+        abandoned: Nobody waits for it any more.
+    """
+
+    def __init__(self, group: list[Item]) -> None:
+        self.group = group
+        self.future: Future[Blob | RowError]
+        self.abandoned = False
+        self.moved = time.monotonic()
+
+    def touch(self) -> None:
+        self.moved = time.monotonic()
+
+    def result(self) -> Blob | RowError:
+        """Wait for it, but not for ever."""
+        with waited_for():
+            return self._result()
+
+    def _result(self) -> Blob | RowError:
+        patience_s = STALL_S + _memory_bytes(self.group[0]) / SLOWEST_BYTES_PER_S
+        while True:
+            left_s = self.moved + patience_s - time.monotonic()
+            if wait_for([self.future], timeout=max(0.0, left_s)).done:
+                return self.future.result()
+            if time.monotonic() - self.moved >= patience_s:
+                raise SourceOutage(f"{self.group[0].uri}: no byte within {patience_s:.0f} s")
 
 
 def fetch_all(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
@@ -103,24 +218,33 @@ def fetch_all(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
     Args:
         items: What to fetch; neighbours of one uri share one copy.
         options: fsspec storage options of a uri.
+    Raises:
+        SourceOutage: At the first item that could not be asked for.
     """
-    groups = [list(group) for _, group in groupby(items, key=lambda item: item.uri)]
-    waiting = deque(groups)
-    running: deque[tuple[list[Item], Future[Blob | RowError]]] = deque()
+    waiting = deque(list(group) for _, group in groupby(items, key=lambda item: item.uri))
+    running: deque[_Task] = deque()
     pool = ThreadPoolExecutor(AHEAD_OBJECTS, thread_name_prefix="fetch")
     try:
         while waiting or running:
-            while waiting and _may_start(waiting[0], [group for group, _ in running]):
-                group = waiting.popleft()
-                running.append((group, pool.submit(load_blob, group[0], options)))
-            group, future = running.popleft()
-            blob = future.result()
-            del future  # the last reference to the bytes is the consumer's
-            for item in group:
+            while waiting and _may_start(waiting[0], [task.group for task in running]):
+                running.append(_started(pool, waiting.popleft(), options))
+            # Left in the line while it is waited for: what ends this loop abandons it too.
+            blob = running[0].result()
+            # With the task goes its reference to the bytes: the last one is the consumer's.
+            for item in running.popleft().group:
                 yield item, _opened(item, blob)
             del blob
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for task in running:
+            task.abandoned = True
+        # A read that hangs must not hold up who gave up on it.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _started(pool: ThreadPoolExecutor, group: list[Item], options: Options) -> _Task:
+    task = _Task(group)
+    task.future = pool.submit(load_blob, group[0], options, task)
+    return task
 
 
 def _may_start(group: list[Item], running: list[list[Item]]) -> bool:
@@ -139,59 +263,110 @@ def _opened(item: Item, blob: Blob | RowError) -> BinaryIO | RowError:
     if isinstance(blob, RowError):
         return blob
     try:
-        return _check_size(item, blob).open()
+        if item.size is not None and blob.nbytes != item.size:
+            return UnreadableError(
+                f"{item.uri}: changed since it was planned: expected {item.size} bytes, "
+                f"got {blob.nbytes}"
+            )
+        return blob.open()
     except OSError as error:
-        return UnreadableError(f"{item.uri}: cannot be opened: {one_line(error)}")
+        return failed(item.uri, error)
 
 
-def _check_size(item: Item, blob: Blob) -> Blob:
-    if item.size is not None and blob.nbytes != item.size:
-        raise OSError(
-            f"changed since it was planned: expected {item.size} bytes, got {blob.nbytes}"
-        )
-    return blob
+def load_blob(item: Item, options: Options, task: _Task | None = None) -> Blob | RowError:
+    """The object behind an item, or the store's no to it.
+
+    Raises:
+        SourceOutage: Nobody answered, however often asked.
+    """
+    task = task or _Task([item])
+
+    def attempt() -> Blob:
+        task.touch()
+        fs, path = filesystem(item.uri, options(item.uri))
+        return _load(fs, path, item.size, task.touch)
+
+    try:
+        return patiently(attempt, lambda error: not (task.abandoned or is_final(error)))
+    # Backends raise classes of their own (botocore, aiohttp); `faults` knows them.
+    except Exception as error:
+        return failed(item.uri, error)
 
 
-def load_blob(item: Item, options: Options) -> Blob | RowError:
-    """The object behind an item, with a few tries; never raises for the object's sake."""
-    attempt = 1
-    while True:
-        try:
-            fs, path = filesystem(item.uri, options(item.uri))
-            return _load(fs, path, item.size)
-        except FINAL_ERRORS as error:
-            return _unreadable(item, error)
-        # Backends raise classes of their own (botocore, aiohttp); a row error takes any of them.
-        except Exception as error:
-            if attempt == ATTEMPTS:
-                return _unreadable(item, error)
-        time.sleep(RETRY_PAUSE_S * 2 ** (attempt - 1))
-        attempt += 1
+def patiently(work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
+    """The value of `work`, tried again in what time a shard may wait; then its own exception."""
+    return RETRIES.run(work, worth_it)
 
 
-def _unreadable(item: Item, error: Exception) -> RowError:
-    return UnreadableError(f"{item.uri}: cannot be fetched: {one_line(error)}")
+def is_final(error: Exception) -> bool:
+    """A clear no of the store; asking again does not help."""
+    return isinstance(error, RowError) or fault_of(error) is Fault.REFUSED
 
 
-def _load(fs: Any, path: str, size: int | None) -> Blob:
+def failed(uri: str, error: Exception) -> RowError:
+    """The row error of a clear no; SourceOutage is raised for everything else."""
+    if isinstance(error, RowError):
+        return error
+    if fault_of(error) is Fault.REFUSED:
+        return AbsentError(f"{uri}: cannot be fetched: {one_line(error)}")
+    raise SourceOutage(f"{uri}: cannot be fetched: {one_line(error)}") from error
+
+
+def _load(fs: Any, path: str, size: int | None, touch: Callable[[], None]) -> Blob:
     if isinstance(fs, LocalFileSystem):
         return _load_local(path)
     if size is None:
         size = fs.info(path).get("size")
-    if size is not None and size <= MEMORY_BYTES:
-        return Blob(data=fs.cat_file(path))
-    descriptor, name = tempfile.mkstemp(prefix="earmill-fetch-")
-    os.close(descriptor)
-    blob = Blob(path=name, temporary=True)
-    fs.get_file(path, name)
+    if size is not None and size <= MEMORY_BYTES and not _may_go_on(fs):
+        blob = Blob(data=fs.cat_file(path))
+    else:
+        name = temporary_file()
+        blob = Blob(path=name, temporary=True)
+        limit = MOST_BYTES if size is None else size
+        fs.get_file(path, name, callback=_Progress(touch, path, limit))
+    if blob.nbytes != size:
+        _check_whole(fs, path, blob.nbytes)
     return blob
 
 
+def _may_go_on(fs: Any) -> bool:
+    """Whether an answer can be longer than was said, or endless: a web server's, not a store's."""
+    return isinstance(fs, AbstractFileSystem) and not {"http", "https"}.isdisjoint(fs.protocol)
+
+
+def temporary_file() -> str:
+    """A new empty file for one object."""
+    descriptor, name = tempfile.mkstemp(prefix="fetch-", dir=own_folder())
+    os.close(descriptor)
+    return name
+
+
+def _check_whole(fs: Any, path: str, nbytes: int) -> None:
+    """A connection that breaks can look like a short object: ask how long it is now."""
+    fs.invalidate_cache(path)
+    now = fs.info(path).get("size")
+    if now is not None and now != nbytes:
+        raise ConnectionError(f"got {nbytes} of {now} bytes")
+
+
+class _Progress(Callback):
+    """Tells that bytes arrive, and ends an answer that is longer than the object."""
+
+    def __init__(self, touch: Callable[[], None], path: str, limit: int) -> None:
+        super().__init__()
+        self._touch, self._path, self._limit = touch, path, limit
+
+    def call(self, *args: Any, **kwargs: Any) -> None:
+        self._touch()
+        if self.value > self._limit:
+            raise UnreadableError(f"{self._path}: expected {self._limit} bytes, got more")
+
+
 def _load_local(path: str) -> Blob:
-    with open(path, "rb") as stream:
-        if os.fstat(stream.fileno()).st_size > MEMORY_BYTES:
-            return Blob(path=path)
-        return Blob(data=stream.read())
+    with open_regular(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        # Never more than it held when it was opened: a file may grow without end.
+        return Blob(path=path) if size > MEMORY_BYTES else Blob(data=stream.read(size))
 
 
 def _unlink(path: str) -> None:

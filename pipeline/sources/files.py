@@ -1,26 +1,32 @@
 """A folder, a bucket prefix or a glob of audio files, local or behind any fsspec URI.
 
-One recursive listing, filtered by glob and extension, sorted by path. The row id is the path below
-the source root, so a corpus that moves keeps its ids. Durations come from local headers, or from
-sizes where a header would cost a request.
+One recursive listing, filtered by glob and extension, sorted by path; what has another extension is
+counted. The row id is the path below the source root, so a corpus that moves keeps its ids; bytes
+that are no text are escaped. Durations come from local headers, or from sizes where a header would
+cost a request.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
+from pipeline.columns import Columns
 from pipeline.errors import SourceError
 from pipeline.source_spec import FilesSpec
 from pipeline.sources.base import (
     Fetched,
     Item,
+    answered,
+    as_text,
     filesystem,
     public_uri,
     source_errors,
@@ -28,6 +34,7 @@ from pipeline.sources.base import (
 )
 from pipeline.sources.durations import guess_seconds, header_seconds
 from pipeline.sources.fetch import fetch_all
+from pipeline.sources.walk import HIDDEN, Entry, Walk, by_extension, file_info, is_hidden
 
 MAGIC_CHARACTERS = re.compile(r"[*?\[]")
 
@@ -43,7 +50,9 @@ class FilesSource:
         self._spec = spec
         with source_errors(spec.uri):
             self._fs, path = filesystem(spec.uri, spec.storage_options)
-            self._root, self._glob = self._split(path)
+            self._single: Entry | None = None
+            self._root, self._glob = answered(lambda: self._split(path))
+        self._found, self._skipped = 1, Counter[str]()
 
     def _split(self, path: str) -> tuple[str, str]:
         """Root folder and glob below it; SourceError when there is no such root."""
@@ -51,6 +60,7 @@ class FilesSource:
         if self._fs.exists(path):
             if self._fs.isfile(path):
                 folder, name = posixpath.split(path)
+                self._single = name, self._info(path)
                 return folder, _literal(name)
             return path, self._spec.glob
         parts = path.split("/")
@@ -61,50 +71,82 @@ class FilesSource:
                 return root, "/".join(parts[magic[0] :])
         raise FileNotFoundError(path)
 
+    def _info(self, path: str) -> dict[str, Any]:
+        local = isinstance(self._fs, LocalFileSystem)
+        return file_info(path) if local else dict(self._fs.info(path))
+
     def items(self) -> Iterator[Item]:
+        for item, path in self._listed():
+            seconds = None
+            if isinstance(self._fs, LocalFileSystem):
+                seconds = header_seconds(path, item.size or 0)
+            yield item if seconds is None else replace(item, seconds=seconds)
+
+    def listing(self) -> Iterator[Item]:
+        """The same rows with durations guessed from sizes; opens no file."""
+        return (item for item, _ in self._listed())
+
+    def _listed(self) -> Iterator[tuple[Item, str]]:
         with source_errors(self._spec.uri):
-            found = self._matching(self._listing())
+            found = self._matching(answered(self._listing))
         for position, (name, info) in enumerate(found):
             yield self._item(position, name, info)
 
-    def _listing(self) -> list[tuple[str, dict[str, Any]]]:
+    def columns(self) -> Columns:
+        return Columns()
+
+    def skipped(self) -> dict[str, int]:
+        """Files of the last listing that are no rows, by extension, the most frequent first."""
+        return dict(sorted(self._skipped.items(), key=lambda entry: (-entry[1], entry[0])))
+
+    def _listing(self) -> list[Entry]:
+        """What matches the glob; hidden files only where it asks for them."""
+        pattern = re.compile(glob_translate(self._glob))
+        hidden = is_hidden(self._glob)
+        if self._single is not None:
+            return [self._single]
+        if isinstance(self._fs, LocalFileSystem):
+            walk = Walk(self._root, hidden=hidden)
+            listing = list(walk)
+            left_out = walk.left_out
+        else:
+            listing, left_out = self._remote_listing(hidden)
+        self._found = len(listing)
+        self._skipped = Counter({HIDDEN: left_out} if left_out else {})
+        return [entry for entry in listing if pattern.match(entry[0])]
+
+    def _remote_listing(self, hidden: bool) -> tuple[list[Entry], int]:
         self._fs.invalidate_cache(self._root)
         prefix = self._root.rstrip("/") + "/"
-        # Left to itself, the local walk leaves out folders it may not read.
-        options = {"on_error": "raise"} if isinstance(self._fs, LocalFileSystem) else {}
-        listing: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True, **options)
-        return [(path.removeprefix(prefix), info) for path, info in listing.items()]
+        listing: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
+        found = [(path.removeprefix(prefix), info) for path, info in listing.items()]
+        shown = [entry for entry in found if hidden or not is_hidden(entry[0])]
+        return shown, len(found) - len(shown)
 
-    def _matching(
-        self, listing: list[tuple[str, dict[str, Any]]]
-    ) -> list[tuple[str, dict[str, Any]]]:
-        pattern = re.compile(glob_translate(self._glob))
-        matched = [entry for entry in listing if pattern.match(entry[0])]
+    def _matching(self, matched: list[Entry]) -> list[Entry]:
         audio = [entry for entry in matched if self._has_extension(entry[0])]
         if not audio:
             raise SourceError(
-                f"source {self._spec.uri}: no audio files: {len(listing)} found, {len(matched)} "
+                f"source {self._spec.uri}: no audio files: {self._found} found, {len(matched)} "
                 f"match {self._glob!r}, none ends in {', '.join(self._spec.extensions)}"
             )
+        self._skipped += by_extension(name for name, _ in matched if not self._has_extension(name))
         return sorted(audio, key=lambda entry: entry[0])
 
     def _has_extension(self, name: str) -> bool:
         return PurePosixPath(name).suffix.lower().lstrip(".") in self._spec.extensions
 
-    def _item(self, position: int, name: str, info: dict[str, Any]) -> Item:
+    def _item(self, position: int, name: str, info: dict[str, Any]) -> tuple[Item, str]:
         path = f"{self._root.rstrip('/')}/{name}"
         stat = stat_fields(info)
-        size = stat["size"] or 0
-        seconds = None
-        if isinstance(self._fs, LocalFileSystem):
-            seconds = header_seconds(path, size)
-        return Item(
-            row_id=name,
+        item = Item(
+            row_id=as_text(name),
             uri=public_uri(self._fs, path),
-            seconds=seconds if seconds is not None else guess_seconds(name, size),
+            seconds=guess_seconds(name, stat["size"] or 0),
             position=position,
             **stat,
         )
+        return item, path
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         return fetch_all(items, lambda uri: self._spec.storage_options)

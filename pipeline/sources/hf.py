@@ -12,33 +12,40 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-import datasets
 import pyarrow as pa
 from datasets import Audio, Dataset, IterableDataset
+from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import RowError, SourceError, UnreadableError
+from pipeline.columns import Columns, has_text
+from pipeline.errors import OutsideError, RowError, SourceError, SourceOutage, UnreadableError
+from pipeline.faults import Fault, fault_of, http_status
+from pipeline.redact import redact_uris
 from pipeline.source_spec import HfSpec
 from pipeline.sources.base import (
     Fetched,
     Item,
-    Scalar,
     filesystem,
     is_local,
     one_line,
-    public_uri,
     source_errors,
 )
+from pipeline.sources.confine import is_relative, resolved, suggestions
 from pipeline.sources.durations import guess_seconds, header_seconds
-from pipeline.sources.fetch import Blob, load_blob
-from pipeline.sources.scalars import scalar
-from pipeline.spec_errors import nearest
+from pipeline.sources.fetch import Blob, load_blob, patiently, waited_for
+from pipeline.sources.hf_columns import carried, features_of
+from pipeline.sources.hf_open import (
+    dataset_confinement,
+    dataset_folder,
+    open_dataset,
+    public_dataset_uri,
+    quiet,
+)
+from pipeline.sources.scalars import public_value
 
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ROW_MARK = re.compile(r"#(?:shard=(\d+)&)?row=(\d+)$")
 ID_DIGITS = 9
 PLAN_BATCH_ROWS = 256
@@ -74,13 +81,18 @@ class HfSource:
 
     def __init__(self, spec: HfSpec) -> None:
         self._spec = spec
-        with source_errors(spec.uri), _quiet():
-            dataset = _open(spec)
-        self._scalars = _check_columns(spec, dataset)
-        wanted = [spec.audio_column, *self._scalars]
+        with source_errors(spec.uri), quiet():
+            dataset = open_dataset(spec)
+        features = features_of(spec, dataset)
+        self._carried = carried(spec, features)
+        self._texts = {name for name, kind in self._carried.types.items() if has_text(kind)}
+        ids = [spec.id_column] if spec.id_column is not None else []
+        self._kept = [name for name in features if name in {*self._carried.types, *ids}]
+        wanted = [spec.audio_column, *self._kept]
         dataset = dataset.cast_column(spec.audio_column, Audio(decode=False))
         self._dataset: Dataset | IterableDataset = dataset.select_columns(wanted)
-        self._uri = _public_uri(spec)
+        self._uri = public_dataset_uri(spec)
+        self._folder, self._inside = dataset_folder(spec), dataset_confinement(spec)
         # A worker runs two shards at a time, each in its own thread and with its own place.
         self._places = threading.local()
 
@@ -96,7 +108,7 @@ class HfSource:
     def _planned_columns(self) -> list[str]:
         """Columns the plan needs: without the audio bytes if the durations are given."""
         audio = [] if self._spec.duration_column else [self._spec.audio_column]
-        return [*self._scalars, *audio]
+        return [*self._kept, *audio]
 
     def _mapped(self) -> Iterator[tuple[Place, Row, _Clip]]:
         """Rows of a map-style dataset, the audio as views into its memory map."""
@@ -107,9 +119,9 @@ class HfSource:
         row = 0
         for batch in view.iter(batch_size=PLAN_BATCH_ROWS):
             clips = _clips(batch, self._spec.audio_column)
-            scalars = batch.select(self._scalars).to_pylist()
+            cells = batch.select(self._kept).to_pylist()
             for offset in range(batch.num_rows):
-                yield Place(None, row), scalars[offset] if scalars else {}, clips[offset]
+                yield Place(None, row), cells[offset] if cells else {}, clips[offset]
                 row += 1
 
     def _streamed(self) -> Iterator[tuple[Place, Row, _Clip]]:
@@ -121,6 +133,7 @@ class HfSource:
 
     def _item(self, position: int, place: Place, row: Row, clip: _Clip) -> Item:
         spec = self._spec
+        clip = self._confined(position, clip)
         given = row.get(spec.duration_column) if spec.duration_column else None
         return Item(
             row_id=self._row_id(position, row),
@@ -131,6 +144,30 @@ class HfSource:
             position=position,
         )
 
+    def _confined(self, position: int, clip: _Clip) -> _Clip:
+        """The cell with its path resolved; SourceError where it leads elsewhere."""
+        if clip.data is not None or not clip.path:
+            return clip
+        path = self._resolved(clip.path)
+        if path is None:
+            return _Clip()
+        try:
+            self._inside.check(path, relative=is_relative(clip.path))
+        except OutsideError as error:
+            hint = f"if that is meant, set source.allow: [{', '.join(suggestions([path]))}]"
+            raise SourceError(
+                f"source {self._spec.uri}: row {position}: {error}; {hint}"
+            ) from error
+        return _Clip(path=path)
+
+    def _resolved(self, path: str) -> str | None:
+        """The path of a cell without bytes, relative to the dataset's folder if it has one."""
+        if not is_relative(path):
+            return resolved(path, LocalFileSystem(), "")
+        if self._folder is None:
+            return None
+        return resolved(path, *filesystem(self._folder, self._inside.options(self._folder)))
+
     def _row_id(self, position: int, row: Row) -> str:
         if self._spec.id_column is None:
             return f"{position:0{ID_DIGITS}d}"
@@ -140,7 +177,7 @@ class HfSource:
                 f"source {self._spec.uri}: row {position} has no value in id_column "
                 f"{self._spec.id_column!r}"
             )
-        return str(value)
+        return redact_uris(str(value))
 
     def _row_uri(self, place: Place) -> str:
         spec = self._spec
@@ -148,8 +185,11 @@ class HfSource:
         query = urlencode({key: value for key, value in named.items() if value is not None})
         return f"hf:{self._uri}{'?' + query if query else ''}{place.mark()}"
 
-    def _extra(self, row: Row) -> dict[str, Scalar]:
-        return {name: scalar(row[name]) for name in self._scalars if name != self._spec.id_column}
+    def _extra(self, row: Row) -> dict[str, Any]:
+        return {
+            name: public_value(row[name]) if name in self._texts else row[name]
+            for name in self._carried.types
+        }
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         for item in items:
@@ -160,7 +200,7 @@ class HfSource:
 
     def _blob(self, item: Item) -> Blob:
         row = self._row(item)
-        found = self._spec.id_column and str(row[self._spec.id_column])
+        found = self._spec.id_column and redact_uris(str(row[self._spec.id_column]))
         if found and found != item.row_id:
             raise UnreadableError(f"{item.uri}: changed since it was planned: row id is {found!r}")
         audio = row[self._spec.audio_column] or {}
@@ -177,12 +217,19 @@ class HfSource:
     def _row(self, item: Item) -> Row:
         place = Place.of(item)
         try:
-            if place.shard is None:
-                return dict(self._dataset[place.row])
-            return self._cursor().row(place)
-        # Readers of every file format stand behind a dataset; whatever they raise costs one row.
+            with waited_for():
+                return patiently(lambda: self._row_at(place), _is_away)
+        # Readers of every file format stand behind a dataset: what they make of bytes that arrived
+        # costs one row. Bytes that do not arrive, a table that is gone too, are no row's fault.
         except Exception as error:
+            if _is_away(error):
+                raise SourceOutage(f"{item.uri}: cannot be read: {one_line(error)}") from error
             raise UnreadableError(f"{item.uri}: cannot be read: {one_line(error)}") from error
+
+    def _row_at(self, place: Place) -> Row:
+        if place.shard is None:
+            return dict(self._dataset[place.row])
+        return self._cursor().row(place)
 
     def _cursor(self) -> _Cursor:
         cursor: _Cursor | None = getattr(self._places, "cursor", None)
@@ -191,15 +238,20 @@ class HfSource:
         return cursor
 
     def _from_path(self, item: Item, path: str | None) -> Blob:
-        if not path:
+        uri = self._resolved(path) if path else None
+        if uri is None:
             raise UnreadableError(f"{item.uri}: the row has neither audio bytes nor a path")
-        blob = load_blob(Item(row_id=item.row_id, uri=path), lambda uri: self._path_options(uri))
+        with waited_for():
+            blob = load_blob(Item(row_id=item.row_id, uri=uri), self._inside.options)
         if isinstance(blob, RowError):
             raise type(blob)(f"{item.uri}: {blob}")
         return blob
 
-    def _path_options(self, uri: str) -> Mapping[str, Any]:
-        return {} if is_local(uri) else self._spec.storage_options
+    def columns(self) -> Columns:
+        return self._carried
+
+    def skipped(self) -> dict[str, int]:
+        return {}
 
     def describe(self) -> dict[str, Any]:
         spec = self._spec
@@ -278,6 +330,13 @@ class _Clip:
         return header_seconds(self.path, os.path.getsize(self.path))
 
 
+def _is_away(error: Exception) -> bool:
+    """Whether the dataset's files could not be had, as against what is in them."""
+    if isinstance(error, ValueError | IndexError | KeyError) and http_status(error) is None:
+        return False  # a damaged or shorter file
+    return fault_of(error) is not Fault.UNKNOWN
+
+
 def _clips(batch: pa.Table, column: str) -> list[_Clip]:
     if column not in batch.column_names:
         return [_Clip()] * batch.num_rows
@@ -286,103 +345,3 @@ def _clips(batch: pa.Table, column: str) -> list[_Clip]:
         _Clip() if cell is None else _Clip(cell["bytes"].as_buffer(), cell["path"].as_py())
         for cell in cells
     ]
-
-
-# Opening: which kind of uri it is, which split, which columns.
-
-
-def _open(spec: HfSpec) -> Any:
-    if is_local(spec.uri) and not _local_exists(spec.uri):
-        if not HUB_ID.fullmatch(spec.uri):
-            raise FileNotFoundError(spec.uri)
-        return _load(spec, spec.uri)
-    fs, path = filesystem(spec.uri, spec.storage_options)
-    if any(fs.exists(f"{path}/{name}") for name in ("dataset_dict.json", "state.json")):
-        return _load_saved(spec)
-    if fs.isdir(path) and is_local(spec.uri):
-        return _load(spec, path)
-    pattern = spec.uri if not fs.isdir(path) else f"{spec.uri.rstrip('/')}/**/*.parquet"
-    return _load(spec, "parquet", data_files=path if is_local(spec.uri) else pattern)
-
-
-def _local_exists(uri: str) -> bool:
-    fs, path = filesystem(uri)
-    return bool(fs.exists(path) or fs.glob(path))
-
-
-def _load(spec: HfSpec, name: str, **options: Any) -> Any:
-    """`load_dataset`, after finding the only split where none is named."""
-    if name != "parquet":
-        options |= {"name": spec.config, "revision": spec.revision}
-        options["token"] = spec.storage_options.get("token")
-    elif not is_local(spec.uri):
-        options["storage_options"] = spec.storage_options
-        # Without etags a file that was replaced in the bucket would come from the old download.
-        options["download_config"] = datasets.DownloadConfig(
-            use_etag=True, storage_options=dict(spec.storage_options)
-        )
-    split = spec.split
-    if split is None:
-        # A stream of every split costs listings only; without it all splits would be downloaded.
-        split = _only(spec, list(datasets.load_dataset(name, streaming=True, **options)))
-    return datasets.load_dataset(name, split=split, streaming=spec.streaming, **options)
-
-
-def _load_saved(spec: HfSpec) -> Any:
-    options = {} if is_local(spec.uri) else spec.storage_options
-    loaded = datasets.load_from_disk(spec.uri, storage_options=options or None)
-    if isinstance(loaded, Mapping):
-        split = spec.split or _only(spec, list(loaded))
-        if split not in loaded:
-            raise SourceError(
-                f"source {spec.uri}: no split {split!r}{nearest(split, list(loaded))} "
-                f"(splits: {', '.join(loaded)})"
-            )
-        loaded = loaded[split]
-    return loaded.to_iterable_dataset() if spec.streaming else loaded
-
-
-def _only(spec: HfSpec, splits: list[str]) -> str:
-    if len(splits) != 1:
-        raise SourceError(f"source {spec.uri}: set source.split to one of {', '.join(splits)}")
-    return splits[0]
-
-
-def _check_columns(spec: HfSpec, dataset: Any) -> list[str]:
-    """Names of the scalar columns; SourceError when a named column is missing."""
-    if dataset.features is None:  # a stream that has to be peeked into
-        dataset = dataset._resolve_features()
-    features = dataset.features
-    named = [spec.audio_column, spec.id_column, spec.duration_column]
-    for name in [name for name in named if name is not None and name not in features]:
-        raise SourceError(
-            f"source {spec.uri}: no column {name!r}{nearest(name, list(features))} "
-            f"(columns: {', '.join(features)})"
-        )
-    kinds = (datasets.Value, datasets.ClassLabel)
-    scalars = [name for name, feature in features.items() if isinstance(feature, kinds)]
-    binary = {"binary", "large_binary"}
-    return [
-        name
-        for name in scalars
-        if name != spec.audio_column and getattr(features[name], "dtype", "") not in binary
-    ]
-
-
-def _public_uri(spec: HfSpec) -> str:
-    """The dataset's uri as other processes see it: absolute for local paths."""
-    if not is_local(spec.uri) or not _local_exists(spec.uri):
-        return spec.uri
-    return public_uri(*filesystem(spec.uri))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars while loading: the job has its own."""
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()

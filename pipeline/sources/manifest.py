@@ -1,45 +1,62 @@
-"""A table that names clips: csv, jsonl or parquet with columns uri, and optionally id, start, end.
+"""A table that names clips: csv, tsv, jsonl or parquet; columns uri, and maybe id, start, end.
 
 start and end are seconds and select a span of the file; every other column is carried through.
+Tables with other names (NeMo: audio_filepath, offset, duration) are mapped by `source.columns`.
 Relative uris resolve against the table's own folder, so a corpus with its manifest can be moved.
-A malformed table is an error before any work; a bad file behind a good line is one bad row.
+A malformed table, or one that leads where the source may not read (`pipeline.sources.confine`), is
+an error before any work; a bad file behind a good line is one bad row. Items carry no secrets: a
+signed uri is looked up in the table again by whoever fetches it.
 """
 
 from __future__ import annotations
 
 import csv
-import io
-import json
 import math
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-import pyarrow.parquet
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import SourceError
+from pipeline.columns import Columns, has_text
+from pipeline.errors import OutsideError, SourceError
+from pipeline.redact import MASK, has_secrets, redact, redact_uris
 from pipeline.source_spec import ManifestSpec
 from pipeline.sources.base import (
     Fetched,
     Item,
-    Scalar,
+    answered,
     filesystem,
     is_local,
     public_uri,
     source_errors,
     stat_fields,
 )
+from pipeline.sources.confine import (
+    Confinement,
+    is_relative,
+    resolved,
+    store_of,
+    suggestions,
+)
 from pipeline.sources.durations import guess_seconds, header_seconds
 from pipeline.sources.fetch import fetch_all
-from pipeline.sources.scalars import typed_column, unified_column
+from pipeline.sources.read_tables import READERS, RESERVED, Column
+from pipeline.sources.scalars import public_value
+from pipeline.spec_errors import nearest
 
-RESERVED = ("uri", "id", "start", "end")
+# What other tools call the uri; named in an error, never guessed.
+FOREIGN_NAMES = ("audio_filepath", "audio_path", "path", "file", "filename", "wav", "url")
+# What other tables call the start of a span. Where one is there, "duration" is the span's length.
+FOREIGN_STARTS = ("offset", "start_s", "start_time", "begin")
+FOREIGN_ENDS = ("end_s", "end_time", "stop")
+# How NeMo and its like spell a span.
+SPAN_ELSEWHERE = {"offset", "duration"}
 STAT_THREADS = 16
-
-Column = list[Any]
 
 
 class ManifestSource:
@@ -53,30 +70,33 @@ class ManifestSource:
         self._spec = spec
         with source_errors(spec.uri):
             self._fs, self._path = filesystem(spec.uri, spec.storage_options)
-            if not self._fs.isfile(self._path):
+            if not answered(lambda: self._fs.isfile(self._path)):
                 raise FileNotFoundError(self._path)
-        # Credentials of the table's store; a local table may name objects of any one store.
-        local = isinstance(self._fs, LocalFileSystem)
-        self._protocol = None if local else spec.uri.split("://", 1)[0]
+        self._inside = _confinement(spec, self._fs, self._path)
+        self._carried = Columns()
 
     def items(self) -> Iterator[Item]:
         with source_errors(self._spec.uri):
             columns = self._columns()
         if not columns["uri"]:
             raise SourceError(f"source {self._spec.uri}: the table has no rows")
-        uris = [self._resolved(uri, row) for row, uri in enumerate(columns["uri"])]
+        uris = self._uris(columns)
+        self._check_places(columns, uris)
         stats = self._stats(uris)
-        extra = [name for name in columns if name not in RESERVED]
+        extra = [name for name in columns if name not in self._reserved]
+        plain = {name for name, kind in self._carried.types.items() if not has_text(kind)}
         for row, uri in enumerate(uris):
-            start_s = self._seconds(columns, "start", row)
-            end_s = self._seconds(columns, "end", row)
+            start_s, end_s, given_s = self._span(columns, row)
             yield Item(
                 row_id=self._row_id(columns, row, start_s, end_s),
-                uri=uri,
+                uri=redact(uri),
                 start_s=start_s,
                 end_s=end_s,
-                seconds=_estimate(uri, stats[uri], start_s, end_s),
-                extra={name: columns[name][row] for name in extra},
+                seconds=given_s or _estimate(uri, stats[uri], start_s, end_s),
+                extra={
+                    name: columns[name][row] if name in plain else public_value(columns[name][row])
+                    for name in extra
+                },
                 position=row,
                 etag=stats[uri].get("etag"),
                 size=stats[uri].get("size"),
@@ -85,33 +105,103 @@ class ManifestSource:
 
     def _columns(self) -> dict[str, Column]:
         suffix = PurePosixPath(self._path).suffix.lower()
-        readers = {".csv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
-        if suffix not in readers:
+        if suffix not in READERS:
             raise SourceError(
-                f"source {self._spec.uri}: expected a .csv, .jsonl or .parquet table, "
+                f"source {self._spec.uri}: expected a table that ends in {', '.join(READERS)}, "
                 f"got {suffix or 'no extension'!r}"
             )
         try:
-            columns = readers[suffix](self._fs.cat_file(self._path))
+            raw = answered(lambda: self._fs.cat_file(self._path))
+            columns, self._carried = READERS[suffix](raw, self._untyped)
         except (ValueError, csv.Error) as error:
             raise SourceError(f"source {self._spec.uri}: {' '.join(str(error).split())}") from error
+        columns = self._renamed(columns)
         if "uri" not in columns:
+            hint = _columns_hint(columns)
             raise SourceError(
                 f"source {self._spec.uri}: the table has no column 'uri' (found: "
-                f"{', '.join(columns) or 'none'})"
+                f"{', '.join(columns) or 'none'}){hint}"
             )
+        self._check_no_hidden_span(columns)
         return columns
+
+    def _check_no_hidden_span(self, columns: Mapping[str, Column]) -> None:
+        """Refuse a table whose spans would be taken for columns to carry through."""
+        if self._spec.columns is None and SPAN_ELSEWHERE <= set(columns) and "start" not in columns:
+            raise SourceError(
+                f"source {self._spec.uri}: the columns offset and duration look like a span, which "
+                "is read from start and end; set source.columns: {uri: uri, start: offset, "
+                "duration: duration}, or {uri: uri} to carry them through and take whole files"
+            )
+
+    @property
+    def _untyped(self) -> set[str]:
+        """Columns of the table whose cells stay as they are: an id 1.50 is no number."""
+        return {*RESERVED, *(self._spec.columns or {}).values()}
+
+    @property
+    def _reserved(self) -> set[str]:
+        """Columns that are not carried through."""
+        return {*RESERVED, *(self._spec.columns or {})}
+
+    def _renamed(self, columns: dict[str, Column]) -> dict[str, Column]:
+        """The columns under our names."""
+        names = {theirs: ours for ours, theirs in (self._spec.columns or {}).items()}
+        for theirs, ours in names.items():
+            if theirs not in columns:
+                raise SourceError(
+                    f"source {self._spec.uri}: source.columns.{ours}: the table has no column "
+                    f"{theirs!r}{nearest(theirs, list(columns))} (found: {', '.join(columns)})"
+                )
+            if ours != theirs and ours in columns and ours not in names:
+                raise SourceError(
+                    f"source {self._spec.uri}: source.columns.{ours} is {theirs!r}, but the table "
+                    f"has a column {ours!r} too; rename one of them in the table"
+                )
+        return {names.get(name, name): cells for name, cells in columns.items()}
+
+    def _span(
+        self, columns: Mapping[str, Column], row: int
+    ) -> tuple[float | None, float | None, float | None]:
+        """Start and end of a row's span, and its length where the table states one."""
+        start_s, end_s = (self._seconds(columns, name, row) for name in ("start", "end"))
+        if "duration" not in (self._spec.columns or {}):
+            return start_s, end_s, None
+        given_s = self._seconds(columns, "duration", row)
+        if given_s is not None and given_s <= 0:
+            raise self._bad_row(row, f"expected a duration above 0 s, got {given_s:g}")
+        if start_s is not None and end_s is None and given_s is not None:
+            end_s = start_s + given_s
+        return start_s, end_s, given_s
+
+    def columns(self) -> Columns:
+        return self._carried
 
     def _bad_row(self, row: int, problem: str) -> SourceError:
         return SourceError(f"source {self._spec.uri}: row {row + 1}: {problem}")
 
+    def _uris(self, columns: Mapping[str, Column]) -> list[str]:
+        return [self._resolved(uri, row) for row, uri in enumerate(columns["uri"])]
+
     def _resolved(self, uri: Any, row: int) -> str:
         if not isinstance(uri, str) or not uri.strip():
             raise self._bad_row(row, f"expected a path or URI in 'uri', got {uri!r}")
-        if not is_local(uri) or uri.startswith("/"):
-            return uri
-        folder = posixpath.dirname(self._path)
-        return public_uri(self._fs, posixpath.normpath(posixpath.join(folder, uri)))
+        return resolved(uri, self._fs, posixpath.dirname(self._path))
+
+    def _check_places(self, columns: Mapping[str, Column], uris: Sequence[str]) -> None:
+        """SourceError where a row names what the source may not read: nothing of it is touched."""
+        refused: dict[int, OutsideError] = {}
+        for row, uri in enumerate(uris):
+            try:
+                self._inside.check(uri, relative=is_relative(columns["uri"][row]))
+            except OutsideError as error:
+                refused[row] = error
+        if refused:
+            row, first = next(iter(refused.items()))
+            more = f"; {len(refused)} rows do so" if len(refused) > 1 else ""
+            wanted = suggestions(uris[row] for row in refused)
+            hint = f"; if that is meant, set source.allow: [{', '.join(wanted)}]" if wanted else ""
+            raise self._bad_row(row, f"{first}{more}{hint}")
 
     def _seconds(self, columns: Mapping[str, Column], name: str, row: int) -> float | None:
         value = columns[name][row] if name in columns else None
@@ -130,18 +220,12 @@ class ManifestSource:
     ) -> str:
         given = columns["id"][row] if "id" in columns else None
         if given is not None and str(given) != "":
-            return str(given)
-        uri = str(columns["uri"][row])
+            return redact_uris(str(given))
+        uri = redact(str(columns["uri"][row]))
         if start_s is None and end_s is None:
             return uri
         span = ",".join("" if value is None else repr(value) for value in (start_s, end_s))
         return f"{uri}#t={span}"
-
-    def _options(self, uri: str) -> dict[str, Any]:
-        """Storage options for a uri: those of the job if it is of the table's own protocol."""
-        protocol = uri.split("://", 1)[0] if "://" in uri else None
-        fits = self._protocol in (None, protocol)
-        return dict(self._spec.storage_options) if protocol is not None and fits else {}
 
     def _stats(self, uris: Sequence[str]) -> dict[str, dict[str, Any]]:
         """etag, size and mtime of every distinct uri; nothing for those that cannot be had."""
@@ -151,14 +235,35 @@ class ManifestSource:
 
     def _stat(self, uri: str) -> dict[str, Any]:
         try:
-            fs, path = filesystem(uri, self._options(uri))
+            fs, path = filesystem(uri, self._inside.options(uri))
             return stat_fields(fs.info(path))
         # Whatever a backend raises: the row stays in the plan, and its fetch says what is wrong.
         except Exception:
             return {}
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        return fetch_all(items, self._options)
+        wanted = [replace(item, uri=self._real_uri(item)) for item in items]
+        fetched = fetch_all(wanted, self._inside.options)
+        for item, (_, stream) in zip(items, fetched, strict=True):
+            yield item, stream
+
+    def _real_uri(self, item: Item) -> str:
+        """The uri as the table has it, where the item's own is without its secrets."""
+        if MASK not in item.uri:
+            return item.uri
+        real = self._signed.get(item.position, item.uri)
+        # Another table by now: what is left of the uri leads nowhere, and the fetch will say so.
+        return real if redact(real) == item.uri else item.uri
+
+    @cached_property
+    def _signed(self) -> dict[int, str]:
+        """The uris that hold secrets, by row."""
+        with source_errors(self._spec.uri):
+            uris = self._uris(self._columns())
+        return {row: uri for row, uri in enumerate(uris) if has_secrets(uri)}
+
+    def skipped(self) -> dict[str, int]:
+        return {}
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -166,6 +271,14 @@ class ManifestSource:
             "uri": self._spec.uri,
             "resolved": public_uri(self._fs, self._path),
         }
+
+
+def _confinement(spec: ManifestSpec, fs: Any, path: str) -> Confinement:
+    folder = public_uri(fs, posixpath.dirname(path))
+    if isinstance(fs, LocalFileSystem):
+        return Confinement([folder], spec.allow, spec.storage_options)
+    store = store_of(public_uri(fs, path))
+    return Confinement([folder, store], spec.allow, spec.storage_options, store=store)
 
 
 def _estimate(
@@ -181,49 +294,19 @@ def _estimate(
     return max(0.0, whole - (start_s or 0.0))
 
 
-def read_csv(raw: bytes) -> dict[str, Column]:
-    """A csv with a header line; columns get a type only where no text is lost by it."""
-    rows = list(csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""), strict=True))
-    rows = [row for row in rows if row]
-    header = rows[0] if rows else []
-    if len(set(header)) != len(header):
-        raise ValueError(f"the csv header names a column twice: {', '.join(header)}")
-    for number, row in enumerate(rows[1:], start=1):
-        if len(row) != len(header):
-            raise ValueError(f"csv row {number}: expected {len(header)} cells, got {len(row)}")
-    columns = {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
-    return {
-        name: list(cells) if name in RESERVED else list(typed_column(cells))
-        for name, cells in columns.items()
-    }
+def _columns_hint(columns: Mapping[str, Column]) -> str:
+    """What to write as `source.columns` for a table without uri: its spans with its paths, as a row
+    that lost its offset would be the whole file."""
 
+    def first(names: Sequence[str]) -> str | None:
+        return next((name for name in names if name in columns), None)
 
-def read_jsonl(raw: bytes) -> dict[str, Column]:
-    """One JSON object a line; a key missing from a line is null."""
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(raw.decode("utf-8-sig").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number}: expected a JSON object, got {type(row).__name__}")
-        rows.append(row)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return _tidy({name: [row.get(name) for row in rows] for name in names})
-
-
-def read_parquet(raw: bytes) -> dict[str, Column]:
-    """A parquet file, read whole."""
-    table = pyarrow.parquet.read_table(io.BytesIO(raw))
-    return _tidy({name: table.column(name).to_pylist() for name in table.column_names})
-
-
-def _tidy(columns: Mapping[str, Column]) -> dict[str, Column]:
-    tidy: dict[str, Column] = {}
-    for name, cells in columns.items():
-        values: list[Scalar] = unified_column(cells)
-        tidy[name] = list(cells) if name in RESERVED else list(values)
-    return tidy
+    found = {"uri": first(FOREIGN_NAMES)}
+    if found["uri"] is None:
+        return ""
+    found["start"] = None if "start" in columns else first(FOREIGN_STARTS)
+    found["end"] = None if "end" in columns else first(FOREIGN_ENDS)
+    if found["end"] is None and "end" not in columns:
+        found["duration"] = first(("duration",))
+    named = ", ".join(f"{ours}: {theirs}" for ours, theirs in found.items() if theirs)
+    return f"; set source.columns to {{{named}}}"

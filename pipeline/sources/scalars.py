@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.redact import redact_uris
 from pipeline.sources.base import Scalar
 
 INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
@@ -34,6 +35,18 @@ def scalar(value: Any) -> Scalar:
         return None
     as_iso = getattr(value, "isoformat", None)
     return as_iso() if callable(as_iso) else str(value)
+
+
+def public_value(value: Any) -> Any:
+    """A cell as it may be published: what is secret in the uris of its texts is removed."""
+    if isinstance(value, str):
+        # JSON can escape what is no text.
+        return redact_uris(value).encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {key: public_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(public_value(item) for item in value)
+    return value
 
 
 def typed_column(cells: Sequence[str]) -> list[Scalar]:

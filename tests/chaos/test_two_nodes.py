@@ -20,8 +20,10 @@ pytestmark = pytest.mark.chaos
 
 def test_two_nodes_give_the_one_node_result(tmp_path: Path, reference: Reference) -> None:
     job = write_job(tmp_path / "job.yaml", reference.corpus, tmp_path / "out")
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos.two_nodes", str(job)],
+        [sys.executable, "-m", "tests.chaos.two_nodes", str(job), str(meeting)],
         cwd=ROOT,
         env={key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
         capture_output=True,

@@ -1,25 +1,71 @@
 """Run one job on two Ray nodes of this machine; a script, because it owns its Ray.
 
-    python -m tests.chaos.two_nodes JOB.yaml
+    python -m tests.chaos.two_nodes JOB.yaml FOLDER
 
-Exit code and output are those of `earmill extract --json`.
+Prints the events as `earmill extract --json` does and ends with the job's exit code. No worker
+begins before both are warm, which they say in FOLDER: else one could do it all on a busy machine.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 from ray.cluster_utils import Cluster
 
-from jobs.cli import run
-from pipeline.ray_cluster import OBJECT_STORE_BYTES
+from pipeline.events import Event
+from pipeline.messages import ShardOrder, WorkerInfo
+from pipeline.private_ray import OBJECT_STORE_BYTES
+from pipeline.run import run_job
+from pipeline.shard_runner import ShardRunner, WorkerJob
+from pipeline.spec import JobSpec
+
+NODES = 2
+POLL_S = 0.05
 
 
-def main() -> int:
+class MeetingRunner(ShardRunner):
+    """The real runner; its first shard waits until every worker is warm."""
+
+    def __init__(self, job: WorkerJob, meeting: Path) -> None:
+        super().__init__(job)
+        self._meeting = meeting
+
+    def warm_up(self) -> WorkerInfo:
+        info = super().warm_up()
+        (self._meeting / str(info.pid)).touch()
+        return info
+
+    def run(self, order: ShardOrder) -> None:
+        while len(list(self._meeting.iterdir())) < NODES:
+            time.sleep(POLL_S)
+        super().run(order)
+
+
+@dataclass(frozen=True)
+class MakeMeeting:
+    """Builds the runner inside the worker."""
+
+    job: WorkerJob
+    meeting: Path
+
+    def __call__(self) -> MeetingRunner:
+        return MeetingRunner(self.job, self.meeting)
+
+
+def tell(event: Event) -> None:
+    """An event as a line of JSON."""
+    print(json.dumps(event.to_dict()), flush=True)
+
+
+def main(job: str, meeting: Path) -> int:
     options = {
         "num_cpus": 1,
         "object_store_memory": OBJECT_STORE_BYTES,
@@ -29,10 +75,16 @@ def main() -> int:
     try:
         cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES)
         cluster.wait_for_nodes()
-        return run(["extract", sys.argv[1], "--json", "--ray-address", cluster.address])
+        end = run_job(
+            JobSpec.load(job),
+            sink=tell,
+            ray_address=cluster.address,
+            make_runner=lambda work: MakeMeeting(work, meeting),
+        )
+        return end.exit_code
     finally:
         cluster.shutdown()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from jobs.cli import run
+from jobs.commands.plan import RAY_START_S, rounded_up
 from pipeline.layout import Layout
 from pipeline.lock import DriverLock
 from pipeline.spec import JobSpec
@@ -76,6 +78,19 @@ def test_an_unreachable_cluster_is_refused_before_any_work(
     assert not (job.parent / "out").exists()
 
 
+def test_a_submitted_job_with_a_relative_output_is_refused(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(job.parent)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    line = error_line(["extract", str(job), "--set", "output.uri=out/features"], capsys)
+    assert "ray job submit" in line and "got out/features" in line
+    assert not (job.parent / "out").exists()
+    # An absolute one comes as far as the next mistake.
+    override = ["--set", "source.uri=/no/such/folder"]
+    assert "/no/such/folder: not found" in error_line(["extract", str(job), *override], capsys)
+
+
 def test_an_empty_source_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (job.parent / "empty").mkdir()
     override = f"source.uri={job.parent / 'empty'}"
@@ -103,7 +118,7 @@ def test_bad_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture[s
 def test_help_exits_0_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     text = capsys.readouterr().out
-    for command in ("extract", "plan", "inspect", "verify", "plot", "models", "demo"):
+    for command in ("extract", "plan", "inspect", "verify", "plot", "models", "spec", "demo"):
         assert command in text
 
 
@@ -125,9 +140,28 @@ def test_plan_adds_up_and_writes_nothing(job: Path, capsys: pytest.CaptureFixtur
     # 0.5 s at 100 frames a second, in 4 bytes.
     assert plan["bytes_out"] == {"parquet": 3 * 50 * width * 4, "zarr": 3 * 50 * width * 4}
     assert plan["seconds"] == pytest.approx(1.5 / plan["times_real_time_here"], rel=0.05)
+    # A job of a second and a half still has to start: Ray, and the models in driver and worker.
+    assert plan["start_s"] > RAY_START_S
+    assert plan["wall_s"] == pytest.approx(plan["start_s"] + plan["seconds"], abs=0.11)
     assert not (job.parent / "out").exists()
     assert run(["plan", str(job)]) == 0
-    assert f"{width} columns at 100 Hz" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"{width} columns at 100 Hz" in text
+    (said,) = re.findall(r"about (\d+) s here: (\d+) s to start", text)
+    assert int(said[0]) >= int(said[1]) >= RAY_START_S
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "1 s"), (21.2, "22 s"), (22, "22 s"), (100, "1.7 min"), (5000, "84 min"), (9e4, "25 h")],
+)
+def test_times_are_rounded_up(seconds: float, text: str) -> None:
+    assert rounded_up(seconds) == text
+
+
+def test_the_reference_of_the_job_file_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["spec"]) == 0
+    assert capsys.readouterr().out == (ROOT / "docs" / "spec.md").read_text()
 
 
 def test_models_lists_parameters_and_streams(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,8 @@ from jobs.demo_audio import CLIPS, DAMAGED, RMS, _filtered, music, speech, write
 from jobs.demo_report import markdown_table
 from pipeline.dataset_file import DatasetFile
 
+SPEC = {"extract": [], "output": {"formats": ["zarr"], "dtype": "float16"}}
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -93,7 +95,7 @@ def test_the_demo_leaves_other_peoples_data_alone(
 ) -> None:
     features = tmp_path / "features"
     features.mkdir()
-    other = DatasetFile("speech", {}, "0", "p", (), {}, {}, "now")
+    other = DatasetFile("speech", SPEC, "0", "p", (), {}, {}, "now")
     for stored in (None, other):
         if stored is not None:
             (features / "dataset.json").write_text(stored.to_json())

@@ -32,7 +32,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert running.wait_for("workers_ready")["device"] == "cpu"
         running.wait_for("shard_done", 2)
         started = psutil.Process(running.process.pid).children(recursive=True)
-        listening = listeners(started)
+        listening = listeners([psutil.Process(running.process.pid), *started])
+        commands = " ".join(word for process in started for word in command(process))
         running.process.send_signal(signal.SIGTERM)
         code, summary = running.finish()
         errors = running.errors()
@@ -40,6 +41,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "--resume" in summary["message"]
     assert errors == ""
     assert listening and listening <= LOOPBACK
+    # The process of that name counts usage, which is off: it shows no page and takes no jobs.
+    assert "--disable-frontend" in commands and "--modules-to-load=UsageStatsHead " in commands
     _, alive = psutil.wait_procs(started, timeout=20)
     assert [process.name() for process in alive] == []
     return folder
@@ -55,6 +58,14 @@ def listeners(processes: list[psutil.Process]) -> set[str]:
             continue
         found |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
     return found
+
+
+def command(process: psutil.Process) -> list[str]:
+    """The command line of a process; nothing where it is gone."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def test_a_stopped_job_keeps_its_commits_and_lets_go_of_the_lock(stopped: Path) -> None:
@@ -109,6 +120,12 @@ def test_resume_completes_it_then_verify_finds_any_damage(
     capsys.readouterr()
     assert run(["verify", str(stopped / "out")]) == 1
     assert victim.name in capsys.readouterr().out
+
+    assert run(["extract", str(stopped / "job.yaml"), "--repair"]) == 2
+    assert "add --resume" in capsys.readouterr().err
+    assert run(["extract", str(stopped / "job.yaml"), "--resume", "--repair"]) == 0
+    assert f"{CLIPS - 1} already committed" in capsys.readouterr().out
+    assert_whole(stopped / "out")
 
 
 def test_a_finished_job_resumed_does_nothing(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import re
+import sys
 
 import pytest
 
 from jobs.progress import (
+    BAR_WIDTH,
+    Bar,
     JsonLines,
     PlainLines,
     Tally,
@@ -16,6 +21,7 @@ from jobs.progress import (
     make_reporter,
     totals,
 )
+from jobs.terminal import console
 from pipeline import events
 
 
@@ -39,9 +45,12 @@ STARTED = events.JobStarted(
     rows_bad=10,
     seconds_total=1000.0,
     seconds_done=200.0,
+    audio_s_done=150.0,
 )
 READY = events.WorkersReady(workers=1, threads=2, device="cpu", start_s=3.0)
-DONE = events.ShardDone(shard_id="00002", rows_ok=48, rows_bad=2, seconds=100.0, nbytes=5)
+DONE = events.ShardDone(
+    shard_id="00002", rows_ok=48, rows_bad=2, seconds=100.0, nbytes=5, audio_s=70.0
+)
 
 
 def tally_at(clock: Clock) -> Tally:
@@ -55,11 +64,14 @@ def tally_at(clock: Clock) -> Tally:
     return tally
 
 
-def test_rate_and_time_left_count_audio_of_this_run() -> None:
+def test_audio_and_rate_are_those_of_decoded_good_rows_time_left_goes_by_the_plan() -> None:
     tally = tally_at(Clock())
-    assert tally.done_s == 360.0
-    # Of these, 200 s were there before; 160 s took 4 s.
-    assert tally.times_real_time == pytest.approx(40.0)
+    # Before: 150 s. A shard of planned 100 s held 70 s of good audio; 60 s are in flight.
+    assert tally.audio_s == 280.0
+    assert tally.times_real_time == pytest.approx((280.0 - 150.0) / 4.0)
+    # Of the plan 360 s are through, 160 s of them in 4 s of this run.
+    assert tally.done_s == 360.0 and tally.share == 0.36
+    assert tally.left_audio_s == 640.0
     assert tally.left_s == pytest.approx(640.0 / 40.0)
     assert (tally.rows_ok, tally.rows_bad) == (138, 12)
 
@@ -90,9 +102,33 @@ def test_done_never_exceeds_the_plan() -> None:
 
 def test_totals_in_one_line() -> None:
     assert totals(tally_at(Clock())) == (
-        "6.0 min of 16.7 min audio (36 %), 40.0 x real time, 138 rows ok, 12 quarantined, "
-        "10.7 min audio left, about 16 s"
+        "4.7 min of about 15.3 min audio (36 %), 32.5 x real time, 138 rows ok, 12 quarantined, "
+        "about 10.7 min audio left, about 16 s"
     )
+
+
+def test_rows_in_quarantine_count_no_audio() -> None:
+    clock = Clock()
+    tally = Tally(clock)
+    tally.take(dataclasses.replace(STARTED, shards_done=0, seconds_done=0.0, audio_s_done=0.0))
+    tally.take(READY)
+    clock.now += 2.0
+    tally.take(dataclasses.replace(DONE, rows_ok=0, rows_bad=50, seconds=1000.0, audio_s=0.0))
+    assert (tally.audio_s, tally.times_real_time, tally.share) == (0.0, None, 1.0)
+    assert totals(tally).startswith("0 s audio (100 %), ") and "real time" not in totals(tally)
+
+
+def test_a_finished_run_is_no_estimate() -> None:
+    """60 s of audio that the plan took for 83 s."""
+    clock = Clock()
+    tally = Tally(clock)
+    tally.take(dataclasses.replace(STARTED, seconds_total=83.0, seconds_done=0.0, audio_s_done=0.0))
+    tally.take(READY)
+    clock.now += 2.0
+    tally.take(dataclasses.replace(DONE, seconds=83.0, audio_s=60.0))
+    assert totals(tally).startswith("60 s audio (100 %), 30.0 x real time")
+    record = tally.to_dict()
+    assert (record["audio_s_done"], record["audio_s_total"], record["audio_s_left"]) == (60, 60, 0)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +158,8 @@ def test_json_lines_are_one_object_each_and_the_summary_is_last() -> None:
     assert [record["event"] for record in records] == [
         "job_started", "workers_ready", "progress", "shard_done", "summary",
     ]  # fmt: skip
-    assert records[2]["audio_s_done"] == 208.0 and records[2]["audio_s_left"] == 792.0
+    assert records[2]["audio_s_done"] == 158.0 and records[2]["share_done"] == 0.208
+    assert records[2]["audio_s_left"] == 792.0
     assert records[-1]["exit_code"] == 0 and records[-1]["bad_by_class"] == {"truncated": 50}
 
 
@@ -137,10 +174,13 @@ def test_plain_lines_tell_news_at_once_and_totals_now_and_then() -> None:
         reporter(events.InFlight(min(second, 9)))
     reporter(events.RowGuilty("00003", "a.wav", "the worker process died"))
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "speech: 500 rows, 16.7 min audio in 10 shards, 2 already committed -> out"
+    assert (
+        lines[0]
+        == "speech: 500 rows, about 16.7 min audio in 10 shards, 2 already committed -> out"
+    )
     assert "worker ready after 3.0 s (cpu, 2 threads)" in lines[1]
     # After 5 s and 10 s with progress; then nothing moves and a minute passes in silence.
-    assert [line.split(" ")[0] for line in lines if "x real time" in line] == ["3.4", "3.5", "3.5"]
+    assert [line.split(" ")[0] for line in lines if "x real time" in line] == ["2.6", "2.6", "2.6"]
     assert lines[-1] == "shard 00003: row 'a.wav' quarantined: the worker process died"
 
 
@@ -156,16 +196,53 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_a_bar_with_totals(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_a_terminal_of_any_width_shows_bar_and_time_left(width: int) -> None:
+    stream, clock = Terminal(), Clock()
+    bar = Bar(
+        console(file=stream, width=width, force_terminal=True, color_system="standard"), clock
+    )
+    for event in (STARTED, READY):
+        bar(event)
+    clock.now += 4.0
+    bar(DONE)
+    bar(events.InFlight(60.0))
+    bar.refresh()
+    frame = stream.getvalue().rsplit("\r", 1)[-1]
+    bar.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame).rstrip("\n")
+    assert len(shown) <= width and "\n" not in shown
+    assert shown.count("\u2501") + shown.count("\u2578") + shown.count("\u257a") == (
+        BAR_WIDTH if width >= 60 else BAR_WIDTH // 2
+    )
+    assert "36 %, about 16 s" in shown
+    assert ("12 quarantined" in shown) == (width >= 80)
+    # The cursor is visible again.
+    text = stream.getvalue()
+    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l")
+
+
+def test_news_on_a_terminal_are_text_whatever_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
     stream = Terminal()
     reporter = make_reporter(as_json=False, stream=stream)
-    for event in (STARTED, READY, DONE, events.ShardRetry("00004", 1, "[red] is no markup")):
+    for event in (STARTED, READY, events.ShardRetry("00004", 1, "[red] :smile: \x1b]0;x\x07")):
         reporter(event)
     reporter.close()
-    text = stream.getvalue()
-    assert "of 16.7 min audio" in text and "138 rows ok, 12 quarantined" in text
-    assert "[red] is no markup" in text
-    # The cursor is visible again.
-    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l")
+    assert "[red] :smile: \\x1b]0;x\\x07" in stream.getvalue()
+
+
+def test_a_bar_leaves_the_standard_streams_to_others() -> None:
+    """Ray's session sets them too; whoever puts them back last would keep the bar's stand-in."""
+    before = sys.stdout, sys.stderr
+    bar = Bar(console(file=Terminal(), force_terminal=True))
+    bar(STARTED)
+    during = sys.stdout, sys.stderr
+    bar.close()
+    assert during == before
+
+
+def test_plain_lines_show_control_characters_instead_of_obeying_them() -> None:
+    stream = io.StringIO()
+    PlainLines(stream, Clock())(events.WorkerLost(0, "a\x1b[2Jb\r\u202ec\nd"))
+    assert stream.getvalue() == "worker 0 lost: a\\x1b[2Jb\\r\\u202ec\\nd; starting it again\n"

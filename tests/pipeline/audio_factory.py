@@ -25,8 +25,14 @@ FORMATS = {
     "ogg": ("OGG", "VORBIS", 44100),
     "opus": ("OGG", "OPUS", 48000),
     "mp3": ("MP3", "MPEG_LAYER_III", 44100),
+    "aiff": ("AIFF", "PCM_16", 22050),
+    "au": ("AU", "PCM_16", 16000),
+    "caf": ("CAF", "PCM_16", 32000),
+    "w64": ("W64", "PCM_16", 16000),
+    "rf64": ("RF64", "PCM_16", 22050),
+    "sph": ("NIST", "PCM_16", 16000),
 }
-LOSSLESS = ("wav", "wav-float", "flac")
+LOSSLESS = ("wav", "wav-float", "flac", "aiff", "au", "caf", "w64", "rf64", "sph")
 LOSSY = ("ogg", "opus", "mp3")
 
 # libsndfile's Vorbis encoder overflows its stack on long writes.

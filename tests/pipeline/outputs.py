@@ -30,6 +30,7 @@ INFO = {"device": "cpu", "worker": "test", "timings_s": {"extract": 1.5}}
 SPEC = {
     "source": {"kind": "files", "uri": "corpus"},
     "output": {"formats": ["parquet", "zarr"], "dtype": "float16", "row_group_profile": "random"},
+    "extract": [{"model": "dau1997"}],
 }
 
 

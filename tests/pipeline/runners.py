@@ -26,6 +26,9 @@ from pipeline.messages import PublishError, ShardOrder, WorkerInfo
 from pipeline.plan import Shard
 from pipeline.sources.base import Item
 
+# What a good row is found to hold once it is decoded; the plan guesses 1 s.
+DECODED_SECONDS = 1.5
+
 
 def shard(shard_id: str, *row_ids: str, seconds: float = 1.0) -> Shard:
     """A planned shard of rows with these ids."""
@@ -57,6 +60,9 @@ class FileRunner:
 
     def seconds_in_flight(self) -> float:
         return 0.0
+
+    def waits_for(self) -> str:
+        return ""
 
     def run(self, order: ShardOrder) -> None:
         started = len(list(self.root.glob("running-*")))
@@ -134,4 +140,5 @@ def committed(root: Path, shard_id: str) -> Committed | None:
     record = read_commit(root, shard_id)
     if record is None:
         return None
-    return Committed(rows_ok=len(record["ok"]), rows_bad=len(record["bad"]), nbytes=0)
+    ok, bad = len(record["ok"]), len(record["bad"])
+    return Committed(rows_ok=ok, rows_bad=bad, nbytes=0, seconds=DECODED_SECONDS * ok)

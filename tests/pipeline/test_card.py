@@ -5,7 +5,9 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from pipeline import croissant as croissant_module
 from pipeline.card import readme
-from pipeline.commit import commits
+from pipeline.commit import CommitRecord, commits
+from pipeline.croissant import croissant
 from pipeline.dataset_file import open_dataset
 from pipeline.finalise import finalise
 from pipeline.layout import Layout
@@ -31,6 +33,8 @@ from tests.pipeline.outputs import (
     small_dataset,
     write_plan,
 )
+
+KINDS = ("parquet", "zarr", "rows", "quarantine")
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +112,30 @@ def test_hostile_names_cannot_break_the_card(layout: Layout) -> None:
     assert yaml.safe_load(text.split("---")[1])["pretty_name"] == 'a "b" | c\n# d'
     assert '\n# a "b" \\| c # d\n' in text
     assert "## Quarantine" not in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "`<script>alert(1)</script>`",
+        "``` <img src=x onerror=alert(1)>",
+        "[click](javascript:alert(1)) ![x](http://evil/x.png)",
+        "a | b |\n\n# heading\n\n- list",
+        "\x1b[31mred\u202e",
+    ],
+)
+def test_names_with_markup_stay_names(name: str, layout: Layout) -> None:
+    """In the text they are one code span, or escaped: no tag, link, image, heading or cell."""
+    dataset = dataset_file(spec={"source": {"uri": name}}, provenance={"host": {"system": name}})
+    index = pa.table({"stage": ["decode"], "error_class": [name]})
+    text = readme(dataset, list(commits(layout).values()), index, OutFile("index/x", 1, "0" * 64))
+    prose = re.sub(r"```(python|json)\n.*?\n```", "", text.split("---", 2)[2], flags=re.DOTALL)
+    outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", prose.replace("\\`", ""))
+    assert "<" not in outside and "\x1b" not in text and "\u202e" not in text
+    assert not re.search(r"(?<!\\)\]\(", outside)
+    assert "\n# heading" not in text and "\n- list" not in text
+    cells = [line for line in prose.splitlines() if line.startswith("| decode")]
+    assert len(cells) == 1 and len(re.findall(r"(?<!\\)\|", cells[0])) == 4
 
 
 def test_croissant_states_its_version_and_required_properties(described: dict[str, Any]) -> None:
@@ -203,17 +231,25 @@ def test_zarr_alone_has_no_parquet_to_offer(tmp_path: Path) -> None:
     assert [record_set["@id"] for record_set in described["recordSet"]] == ["index-rows"]
 
 
-def test_many_shards_are_named_by_pattern(
-    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(croissant_module, "MAX_NAMED_FILES", 2)
-    described = croissant_module.croissant(
-        dataset_file(), list(commits(layout).values()), OutFile("index/x", 1, "0" * 64), "url"
-    )
-    sets = {file_set["@id"]: file_set.get("includes") for file_set in described["distribution"]}
-    assert sets["features-parquet"] == ["data/*.parquet"]
-    assert sets["features-zarr"] == ["data/*.zarr/**"]
-    assert sets["rows"] == ["rows/*.parquet"]
+def test_no_pattern_of_a_card_matches_what_no_commit_names(layout: Layout) -> None:
+    """However many shards there are."""
+    (record, *_) = commits(layout).values()
+    many = [replace(record, shard=f"{number:05d}") for number in range(1200)]
+    committed = {part for one in many for kind in KINDS if (part := one.path(kind))}
+    orphan = [part.replace(record.attempt, "deadbeef") for part in committed]
+    patterns = [line[4:] for line in _front_of(layout, many) if line.startswith("  - ")]
+    described = croissant(dataset_file(), many, OutFile("index/x", 1, "0" * 64), "url")
+    for file_set in described["distribution"][1:]:
+        patterns += file_set["includes"]
+    assert {pattern.removesuffix("/**") for pattern in patterns} == committed
+    assert not any(fnmatch.fnmatch(part, pattern) for part in orphan for pattern in patterns[::100])
+
+
+def _front_of(layout: Layout, records: list[CommitRecord]) -> list[str]:
+    index = pa.table({"stage": pa.nulls(1, pa.string()), "error_class": pa.nulls(1, pa.string())})
+    text = readme(dataset_file(), records, index, OutFile("index/x", 1, "0" * 64))
+    assert "*.parquet" not in text
+    return text.split("---")[1].splitlines()
 
 
 def test_credentials_reach_no_file() -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,8 @@ def test_a_record_survives_json(tmp_path: Path) -> None:
     [
         (lambda data: json.dumps(data)[:-30], "not a commit record"),
         (
-            lambda data: json.dumps({**data, "layout_version": 2}),
-            "expected layout version 1, got 2",
+            lambda data: json.dumps({**data, "layout_version": 3}),
+            "expected layout version 1 or 2, got 3",
         ),
         (lambda data: json.dumps({k: v for k, v in data.items() if k != "files"}), "files"),
         (lambda data: json.dumps({**data, "colour": "red"}), "colour"),
@@ -216,6 +217,8 @@ from pipeline.layout import Layout
 from pipeline.rows import FeatureRow, QuarantineRow
 
 about = {"name": "m", "model": "m", "unit": "1", "width": 8, "layout": "frames"}
+about |= {"scale_factor": 1.0, "frame_rate_hz": 100.0}
+about |= {"channel_offsets": (0,), "fc_hz": (), "mfc_hz": ()}
 stream = SimpleNamespace(**about, to_dict=lambda: {"name": "m"})
 
 def publish(formats, n_frames):
@@ -254,6 +257,64 @@ def test_a_process_killed_while_publishing_commits_nothing(moment: str, tmp_path
     assert commits(layout)["00000"].attempt == "00000002"
     layout.clear_scratch()
     assert not (tmp_path / ".scratch").exists()
+
+
+class Halting(Layout):
+    """Comes to the upload and waits there until it is told to go on."""
+
+    arrived = threading.Event()
+    go_on = threading.Event()
+
+    def upload_dir(self, local: str | Path, rel: str) -> None:
+        self.arrived.set()
+        self.go_on.wait()
+        super().upload_dir(local, rel)
+
+
+def test_clearing_scratch_never_guts_a_shard_that_is_being_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another driver clears up; while its first file goes, the old worker publishes the rest."""
+    plain = Layout.open(tmp_path)
+    slow = Halting(plain.fs, plain.root)
+    slow.arrived.clear(), slow.go_on.clear()
+    clearing = threading.get_ident()
+    unlink, scandir = os.unlink, os.scandir
+
+    @contextmanager
+    def in_order(*args: Any) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """The store's files come first: the rest would be missed at once."""
+        with scandir(*args) as entries:
+            yield iter(sorted(entries, key=lambda entry: entry.name))
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(publish, slow, rows=ROWS, formats=("zarr",))
+
+        def slow_unlink(*args: Any, **kwargs: Any) -> None:
+            if threading.get_ident() == clearing and not slow.go_on.is_set():
+                slow.go_on.set()
+                working.exception()  # wait for its end, good or bad
+            unlink(*args, **kwargs)
+
+        slow.arrived.wait()
+        monkeypatch.setattr(os, "unlink", slow_unlink)
+        monkeypatch.setattr(os, "scandir", in_order)
+        plain.clear_scratch()
+        slow.go_on.set()
+        assert working.exception() is None or isinstance(working.exception(), CommitError)
+    committed = commits(plain)
+    for record in committed.values():
+        for file in record.files:
+            assert plain.size(file.path) == file.bytes
+    assert publish(plain, attempt="00000002", rows=ROWS) is not bool(committed)
+    plain.clear_scratch()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_a_killed_clearing_left_goes_with_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".scratch-0a1b2c3d" / "x").mkdir(parents=True)
+    Layout.open(tmp_path).clear_scratch()
+    assert list(tmp_path.iterdir()) == []
 
 
 def _chain(err: BaseException | None) -> Iterator[BaseException]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.dataset_file import DatasetFile, changed_keys, open_dataset, read_dataset
+from pipeline.dataset_file import DatasetFile, open_dataset, read_dataset
 from pipeline.errors import OutputError
 from pipeline.layout import Layout
+from pipeline.spec_changes import describe_changes
 from tests.pipeline.outputs import SPEC, dataset_file, make_row, publish
 
 
@@ -41,7 +42,7 @@ def test_drivers_that_start_together_agree(tmp_path: Path) -> None:
     [
         (
             {"spec_sha256": "99" * 32, "spec": {**SPEC, "audio": {"channels": "left"}}},
-            r"belongs to spec abababababab.*\(different: audio\)",
+            r"belongs to spec abab.*different: audio: nothing there, \{.channels.: .left.\}",
         ),
         ({"spec_sha256": "99" * 32}, "not visible in the spec"),
         ({"plan_id": "plan1"}, "belongs to plan plan0, the source now gives plan1"),
@@ -64,8 +65,8 @@ def test_another_job_is_refused_in_one_line(
     ("text", "message"),
     [
         (
-            lambda data: json.dumps({**data, "layout_version": 2}),
-            "expected layout version 1, got 2",
+            lambda data: json.dumps({**data, "layout_version": 3}),
+            "expected layout version 1 or 2, got 3",
         ),
         (lambda data: json.dumps(data)[:50], "not readable"),
         (lambda data: json.dumps({k: data[k] for k in data if k != "plan_id"}), "plan_id"),
@@ -99,7 +100,41 @@ def test_lock_and_plan_may_come_first(tmp_path: Path) -> None:
     assert open_dataset(layout, dataset_file()) == dataset_file()
 
 
-def test_changed_keys_are_named_with_their_path() -> None:
-    stored = {"a": {"b": 1, "c": [1, 2]}, "d": 1}
-    assert changed_keys(stored, {"a": {"b": 2, "c": [1, 2]}, "e": 1}) == ["a.b", "d", "e"]
-    assert changed_keys(stored, {"a": {"b": 1, "c": (1, 2)}, "d": 1}) == []
+def test_changes_are_named_with_their_path_and_both_values() -> None:
+    stored = {"a": {"b": 1, "c": [1, {"x": 2.5}]}, "d": 1}
+    wanted = {"a": {"b": 2, "c": [1, {"x": "left"}]}, "e": 1}
+    assert describe_changes(stored, wanted) == (
+        'a.b: 1 there, 2 in the job; a.c.1.x: 2.5 there, "left" in the job; '
+        "d: 1 there, nothing in the job; e: nothing there, 1 in the job"
+    )
+    assert describe_changes(stored, {"a": {"b": 1, "c": (1, {"x": 2.5})}, "d": 1}) == ""
+    # A list that grew is one change; many changes and long values are cut.
+    assert describe_changes([1], [1, 2]) == ": [1] there, [1, 2] in the job"
+    many = describe_changes({}, {f"k{n}": "v" * 100 for n in range(9)})
+    assert many.endswith("and 4 more") and len(many) < 600
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"spec": {}},
+        {"spec": {**SPEC, "extract": 3}},
+        {"streams": [1]},
+        {"streams": 3},
+        {"created": None},
+        {"name": {"a": 1}},
+    ],
+)
+def test_json_of_another_shape_is_refused_in_one_line(damage: Any, tmp_path: Path) -> None:
+    layout = Layout.open(tmp_path)
+    data = json.loads(dataset_file().to_json()) | damage
+    layout.write_bytes("dataset.json", json.dumps(data).encode())
+    with pytest.raises(OutputError, match=r"dataset\.json is not readable"):
+        read_dataset(layout)
+
+
+def test_deeply_nested_json_is_refused_in_one_line(tmp_path: Path) -> None:
+    layout = Layout.open(tmp_path)
+    layout.write_bytes("dataset.json", b"[" * 100_000)
+    with pytest.raises(OutputError, match="nested too deeply"):
+        read_dataset(layout)

@@ -73,21 +73,14 @@ def test_there_are_no_more_workers_than_shards() -> None:
     assert len(place_workers(NODES, RunSpec(workers=5), at_most=2)) == 2
 
 
-def test_gpu_workers_take_gpus_and_no_cpus() -> None:
-    places = place_workers(NODES, RunSpec(gpus_per_worker=1), at_most=99)
-    assert [(p.node_id, p.threads, p.num_cpus, p.num_gpus) for p in places] == [
-        ("b", 2, 0.0, 1),
-        ("b", 2, 0.0, 1),
-    ]
-    with pytest.raises(SpecError, match="has room for 2"):
-        place_workers(NODES, RunSpec(gpus_per_worker=1, workers=3), at_most=99)
+def test_a_cluster_without_a_cpu_is_refused() -> None:
     with pytest.raises(SpecError, match="no node with a CPU"):
         place_workers(NODES[2:], RunSpec(), at_most=1)
 
 
 def summary(tmp_path: Path, result: Result, **changes: object) -> events.JobFinished:
     settings: dict[str, object] = {
-        "before": [Committed(rows_ok=90, rows_bad=0, nbytes=1)],
+        "before": [Committed(rows_ok=90, rows_bad=0, nbytes=1, seconds=0.0)],
         "shards": 2,
         "layout": Layout.open(str(tmp_path)),
         "max_bad_fraction": 0.05,
@@ -96,7 +89,7 @@ def summary(tmp_path: Path, result: Result, **changes: object) -> events.JobFini
 
 
 def one_done(rows_bad: int) -> Result:
-    record = Committed(rows_ok=10, rows_bad=rows_bad, nbytes=1)
+    record = Committed(rows_ok=10, rows_bad=rows_bad, nbytes=1, seconds=0.0)
     return Result(done={"00001": record}, seconds=50.0, worked_s=2.0)
 
 
@@ -109,6 +102,13 @@ def test_the_allowed_fraction_counts_all_rows_and_is_inclusive(
     assert (end.status, end.exit_code) == ("done", code)
     assert ("max_bad_fraction" in end.message) == (code == 3)
     assert end.times_real_time == 25.0
+
+
+def test_a_run_without_a_good_row_claims_no_audio_and_no_speed(tmp_path: Path) -> None:
+    record = Committed(rows_ok=0, rows_bad=10, nbytes=1, seconds=0.0)
+    end = summary(tmp_path, Result(done={"00001": record}, worked_s=2.0), before=[], shards=1)
+    assert (end.seconds, end.times_real_time) == (0.0, 0.0)
+    assert "0 s audio" in end.message and "real time" not in end.message
 
 
 def test_exactly_the_allowed_fraction_is_allowed(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_every_event_is_json_with_its_name_first() -> None:
         assert next(iter(record)) == "event"
         kinds[record["event"]] = kind.__name__
     # Names are what machines rely on: one a class.
-    assert len(set(kinds.values())) == len(kinds) == 12
+    assert len(set(kinds.values())) == len(kinds) == 15
 
 
 class Failing:
@@ -165,6 +165,9 @@ class Failing:
 
     def seconds_in_flight(self) -> float:
         return 1.5
+
+    def waits_for(self) -> str:
+        return ""
 
 
 ORDER = ShardOrder(shard("00000", "ok-a"), "0" * 8)

@@ -109,7 +109,9 @@ def test_it_is_named_by_its_content_and_doing_it_again_changes_nothing(tmp_path:
     layout = small_dataset(tmp_path)
     first = finalise(layout)
     content = layout.read_bytes(first.path)
-    assert first.snapshot == hashlib.sha256(content).hexdigest()[:16]
+    assert first.path == f"index/{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+    described = layout.read_bytes(first.snapshot)
+    assert first.snapshot == f"snapshots/{hashlib.sha256(described).hexdigest()[:16]}.json"
     assert (first.rows_ok, first.rows_bad) == (3, 2)
     assert first.seconds == pytest.approx(1.57)
     before = {name: layout.read_bytes(name) for name in ("README.md", "croissant.json")}
@@ -140,9 +142,9 @@ def test_a_resumed_run_on_a_bucket_gives_the_same_index(tmp_path: Path, s3: dict
     publish(resumed, "00001", "dddddddd", [make_row("c.flac", 120)])
     rows = [make_row("b.wav", 7), make_row("a.wav")]
     publish(resumed, "00000", "cccccccc", rows, [make_bad("bad.wav")], plan_rows=PLAN["00000"])
-    snapshot = finalise(resumed)
-    assert snapshot == finalise(undisturbed)
-    assert resumed.read_bytes(snapshot.path) == undisturbed.read_bytes(snapshot.path)
+    path = finalise(resumed).path
+    assert path == finalise(undisturbed).path
+    assert resumed.read_bytes(path) == undisturbed.read_bytes(path)
 
 
 def test_channels_of_a_row_stand_together(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import fsspec
 import pytest
 
 from pipeline import layout as paths
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, StorageError
 from pipeline.finalise import finalise
 from pipeline.layout import Layout
 from tests.pipeline.outputs import s3_server, small_dataset, small_disk
@@ -25,7 +25,9 @@ RACERS = 16
 def zarr_files(store: str, streams: Sequence[str], rows: bool) -> list[str]:
     """What a store holds, spelled out."""
     chunks = ["row_id/c/0", "row_size/c/0", "row_start/c/0", "values/c/0/0"] if rows else []
-    arrays = [f"{name}/zarr.json" for name in ("row_id", "row_size", "row_start", "values")]
+    chunks += ["fc_hz/c/0", "mfc_hz/c/0"]
+    names = ("row_id", "row_size", "row_start", "values", "fc_hz", "mfc_hz")
+    arrays = [f"{name}/zarr.json" for name in names]
     groups = [f"{store}/{s}/{part}" for s in streams for part in [*arrays, *chunks, "zarr.json"]]
     return [f"{store}/zarr.json", *groups]
 
@@ -38,7 +40,7 @@ def s3() -> Iterator[dict[str, Any]]:
 
 def test_the_tree_of_a_dataset_is_exactly_this(tmp_path: Path) -> None:
     layout = small_dataset(tmp_path)
-    snapshot = finalise(layout).snapshot
+    done = finalise(layout)
     found = sorted(
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
     )
@@ -49,7 +51,9 @@ def test_the_tree_of_a_dataset_is_exactly_this(tmp_path: Path) -> None:
             "croissant.json",
             "dataset.json",
             "plan/plan0.parquet",
-            f"index/{snapshot}.parquet",
+            done.path,
+            done.snapshot,
+            "current.json",
             "commits/00000.json",
             "commits/00001.json",
             "commits/00002.json",
@@ -76,6 +80,13 @@ def test_names_follow_the_grammar() -> None:
     assert paths.commit_path("00012") == "commits/00012.json"
     assert paths.plan_path("p-1") == "plan/p-1.parquet"
     assert paths.index_path("ff") == "index/ff.parquet"
+    assert paths.snapshot_path("ff") == "snapshots/ff.json"
+    assert paths.commit_path("00012", 3) == "commits/00012.r3.json"
+    for shard, generation in (("00012", 0), ("100000", 1), ("00000", 12)):
+        name = paths.commit_path(shard, generation)
+        assert paths.parse_commit_path(name) == (shard, generation)
+    strange = ("1.json", "00000.r0.json", "00000.r01.json", "00000.rx.json", "00000.json.r1")
+    assert [paths.parse_commit_path(f"commits/{name}") for name in strange] == [None] * 5
     attempts = {paths.new_attempt() for _ in range(100)}
     assert len(attempts) == 100
     assert all(paths.data_path("00000", attempt, "zarr") for attempt in attempts)
@@ -85,6 +96,7 @@ def test_names_follow_the_grammar() -> None:
     "make",
     [
         lambda: paths.commit_path("12"),
+        lambda: paths.commit_path("00012", -1),
         lambda: paths.commit_path("../12345"),
         lambda: paths.data_path("00000", "0A1B2C3D", "zarr"),
         lambda: paths.data_path("00000", "00000000", "csv"),
@@ -191,9 +203,9 @@ def test_a_write_that_does_not_fit_leaves_the_old_content_and_nothing_else(tmp_p
     with small_disk(tmp_path / "disk", "256k") as disk:
         layout = Layout.open(disk)
         layout.write_bytes("a", b"old")
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(StorageError, match="no space left"):
             layout.write_bytes("a", b"x" * 1_000_000)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(StorageError, match="no space left"):
             layout.put_if_absent("b", b"x" * 1_000_000)
         assert layout.read_bytes("a") == b"old"
         assert [path.name for path in disk.iterdir()] == ["a"]

@@ -21,7 +21,7 @@ import pytest
 
 from pipeline.errors import LockedError
 from pipeline.layout import DRIVER_FILE, Layout
-from pipeline.lock import DriverLock, Holder, machine_id
+from pipeline.lock import STALE_S, DriverLock, Holder, machine_id
 from tests.pipeline.outputs import s3_server
 
 HOLDING = """
@@ -163,6 +163,30 @@ def test_who_counts_as_gone(changes: dict[str, Any], live: bool, layout: Layout)
         with DriverLock(layout) as lock:
             assert stored(layout).run_id == lock.holder.run_id
     assert {path.name for path in Path(layout.root).iterdir()} <= {DRIVER_FILE}
+
+
+@pytest.mark.parametrize("machine", [None, "other-host"])
+def test_a_heartbeat_in_the_future_does_not_lock_the_output_for_ever(
+    machine: str | None, layout: Layout
+) -> None:
+    ahead = {"heartbeat_unix_s": time.time() + 1e6, "machine": machine or machine_id()}
+    write_holder(layout, **ahead)
+    waited: list[float] = []
+    with DriverLock(layout, run_id="mine", wait=waited.append):
+        assert stored(layout).run_id == "mine"
+    assert sum(waited) == pytest.approx(STALE_S)
+
+
+def test_a_live_driver_whose_clock_is_ahead_keeps_the_output(layout: Layout) -> None:
+    ahead = {"heartbeat_unix_s": time.time() + 1e6, "machine": "other-host"}
+    write_holder(layout, **ahead)
+
+    def beat(_: float) -> None:
+        write_holder(layout, **{**ahead, "heartbeat_unix_s": time.time() + 1e6 + 15})
+
+    with pytest.raises(LockedError, match="host somewhere"):
+        DriverLock(layout, run_id="mine", wait=beat)
+    assert stored(layout).run_id == "earlier"
 
 
 def test_of_many_that_find_a_dead_driver_one_gets_the_output(layout: Layout) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pipeline.errors import SourceError, UnreadableError
 from pipeline.plan import make_plan
 from pipeline.sources import open_source
-from pipeline.sources.manifest import read_csv
+from pipeline.sources.read_tables import read_csv
 from pipeline.sources.scalars import scalar, typed_column, unified_column
 from pipeline.spec import JobSpec
 from tests.pipeline.source_helpers import (
@@ -119,7 +119,24 @@ class TestManifest:
             ("m.jsonl", '{"uri": "b.wav"}\n{"uri": \n', "line 2 is not JSON"),
             ("m.jsonl", "[1]\n", "line 1: expected a JSON object, got list"),
             ("m.parquet", "not parquet", "source .*m.parquet: "),
-            ("m.xlsx", "x", r"expected a \.csv, \.jsonl or \.parquet table, got '\.xlsx'"),
+            ("m.xlsx", "x", r"ends in \.csv, \.tsv, .*, got '\.xlsx'"),
+            ("m.csv", "audio_filepath\nb.wav\n", r"set source\.columns to \{uri: audio_filepath\}"),
+            (
+                "m.json",
+                '{"audio_filepath": "b.wav", "offset": 0.5, "duration": 0.7}\n',
+                r"to \{uri: audio_filepath, start: offset, duration: duration\}",
+            ),
+            (
+                "m.csv",
+                "path,start,end_time,duration\nb.wav,0,0.1,0.1\n",
+                r"set source\.columns to \{uri: path, end: end_time\}",
+            ),
+            ("m.jsonl", "[" * 100_000, "line 1 is not JSON: the JSON is nested too deeply"),
+            (
+                "m.jsonl",
+                '{"uri": "' + "x" * 2**20 + '"}',
+                "line 1 is not JSON: expected JSON of at",
+            ),
         ],
     )
     def test_a_malformed_table(self, corpus: Path, name: str, text: str, expected: str) -> None:
@@ -128,6 +145,67 @@ class TestManifest:
             ids(manifest(corpus / name))
         assert "\n" not in str(caught.value)
         assert name in str(caught.value)
+
+    def test_a_table_with_tabs_takes_quotation_marks_as_text(self, corpus: Path) -> None:
+        (corpus / "m.tsv").write_text('uri\ttext\tn\nb.wav\tsay "hm\t3\n', encoding="utf-8")
+        (item,) = manifest(corpus / "m.tsv").items()
+        assert item.row_id == "b.wav" and item.extra == {"text": 'say "hm', "n": 3}
+
+    def test_a_nemo_manifest(self, corpus: Path) -> None:
+        rows = [
+            {"audio_filepath": "b.wav", "offset": 0.05, "duration": 0.1, "text": "a"},
+            {"audio_filepath": "b.wav", "duration": 0.2, "text": "b"},
+        ]
+        path = corpus / "train_manifest.json"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        names = {"uri": "audio_filepath", "start": "offset", "duration": "duration"}
+        first, second = manifest(path, columns=names).items()
+        assert (first.start_s, first.end_s, first.seconds) == (0.05, pytest.approx(0.15), 0.1)
+        # Without an offset it is the whole file, however the length was rounded.
+        assert (second.start_s, second.end_s, second.seconds) == (None, None, 0.2)
+        assert first.extra == {"text": "a"} and second.extra == {"text": "b"}
+        assert first.uri == str(corpus / "b.wav") and second.row_id == "b.wav"
+
+    def test_a_span_under_other_names_is_never_overlooked(self, corpus: Path) -> None:
+        path = corpus / "m.csv"
+        path.write_text("uri,offset,duration\nb.wav,0.05,0.1\n")
+        with pytest.raises(SourceError, match=r"offset and duration look like a span.*columns"):
+            list(manifest(path).items())
+        mapped = {"uri": "uri", "start": "offset", "duration": "duration"}
+        (item,) = manifest(path, columns=mapped).items()
+        assert (item.start_s, item.end_s) == (0.05, pytest.approx(0.15))
+        (whole,) = manifest(path, columns={"uri": "uri"}).items()
+        assert whole.start_s is None and whole.extra == {"offset": 0.05, "duration": 0.1}
+
+    def test_a_mapped_id_stays_text(self, corpus: Path) -> None:
+        (corpus / "m.csv").write_text("path,key\nb.wav,1.50\n")
+        (item,) = manifest(corpus / "m.csv", columns={"uri": "path", "id": "key"}).items()
+        assert item.row_id == "1.50" and item.extra == {}
+
+    @pytest.mark.parametrize(
+        ("columns", "expected"),
+        [
+            ({"uri": "paht"}, r"columns\.uri: the table has no column 'paht'; did you mean 'path'"),
+            ({"uri": "path", "id": "n"}, r"columns\.id is 'n', but the table has a column 'id'"),
+            ({"uri": "path", "duration": "n"}, "row 1: expected a duration above 0 s, got -3"),
+        ],
+    )
+    def test_a_mapping_that_does_not_fit(
+        self, corpus: Path, columns: dict[str, str], expected: str
+    ) -> None:
+        (corpus / "m.csv").write_text("path,n,id\nb.wav,-3,x\n")
+        with pytest.raises(SourceError, match=expected):
+            ids(manifest(corpus / "m.csv", columns=columns))
+
+    def test_one_column_has_one_role_and_roles_are_known(self, corpus: Path) -> None:
+        for columns in ({"start": "t", "end": "t"}, {"length": "t"}):
+            with pytest.raises(ValueError, match="columns"):
+                manifest(corpus / "m.csv", columns=columns)
+
+    def test_without_a_mapping_the_hash_of_a_job_is_what_it_was(self, corpus: Path) -> None:
+        job = {"source": {"kind": "manifest", "uri": "m.csv"}, "extract": [{"model": "m"}]}
+        spec = JobSpec.load(job | {"output": {"uri": "o"}})
+        assert spec.canonical()["source"] == {"kind": "manifest", "uri": "m.csv"}
 
     def test_a_missing_table(self, corpus: Path) -> None:
         for uri in (corpus / "no.csv", corpus):

@@ -128,18 +128,9 @@ def test_the_host_is_this_one() -> None:
 
 def test_the_device_is_what_computes() -> None:
     assert device_info("cpu") == {"device": "cpu", "name": processor_name()}
-    with pytest.raises(ValueError, match="expected 'cpu' or 'cuda:<n>', got 'tpu'"):
-        device_info("tpu")
-
-
-def test_a_missing_cuda_device_is_not_reported() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        assert device_info("cuda:0")["name"] == torch.cuda.get_device_name(0)
-    else:
-        with pytest.raises(ValueError, match="torch sees no CUDA device"):
-            device_info("cuda:0")
+    for other in ("cuda:0", "tpu"):
+        with pytest.raises(ValueError, match=f"expected 'cpu', got '{other}'"):
+            device_info(other)
 
 
 def test_a_run_is_described_in_plain_json_without_the_environment(

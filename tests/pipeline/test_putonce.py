@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from pipeline import putonce
-from pipeline.errors import OutputError
+from pipeline.errors import LockedError, OutputError, StorageError
 from pipeline.layout import Layout
+from pipeline.lock import DriverLock
 
 RACERS = 16
 
@@ -97,21 +99,104 @@ def scripted_s3(answers: list[tuple[int, str]]) -> Iterator[tuple[Layout, list[s
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with serving(Handler) as options:
+        yield Layout.open("s3://bucket/out", options), asked
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[dict[str, Any]]:
+    """A server on loopback; yields the storage options that lead there."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    options = {
-        "key": "k",
-        "secret": "s",
-        "endpoint_url": f"http://127.0.0.1:{server.server_port}",
-        "skip_instance_cache": True,
-    }
     try:
-        yield Layout.open("s3://bucket/out", options), asked
+        yield {
+            "key": "k",
+            "secret": "s",
+            "endpoint_url": f"http://127.0.0.1:{server.server_port}",
+            "skip_instance_cache": True,
+        }
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _LossyStore(BaseHTTPRequestHandler):
+    """Keeps objects, honours If-None-Match, and loses the answer to each name's first PUT."""
+
+    protocol_version = "HTTP/1.1"
+    objects: ClassVar[dict[str, bytes]]
+    lost: ClassVar[list[str]]
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        name = self.path.split("?")[0]
+        if "If-None-Match" in self.headers and name in self.objects:
+            self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+            return
+        self.objects[name] = body
+        if name in self.lost:
+            self._answer(200)
+            return
+        self.lost.append(name)
+        self.close_connection = True
+
+    def do_GET(self) -> None:
+        body = self.objects.get(self.path.split("?")[0])
+        missing = b"<Error><Code>NoSuchKey</Code></Error>"
+        self._answer(404 if body is None else 200, missing if body is None else body)
+
+    def do_HEAD(self) -> None:
+        self._answer(200 if self.path.split("?")[0] in self.objects else 404)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(200, b"<DeleteResult></DeleteResult>")
+
+    def do_DELETE(self) -> None:
+        self.objects.pop(self.path.split("?")[0], None)
+        self._answer(204)
+
+    def _answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def lossy_s3() -> Iterator[tuple[Layout, type[_LossyStore]]]:
+    """A store that does what it is told but loses the first answer to every PUT."""
+    store = type("Store", (_LossyStore,), {"objects": {}, "lost": []})
+    with serving(store) as options:
+        yield Layout.open("s3://bucket/out", options), store
+
+
+def test_a_lost_answer_to_the_probe_or_the_lock_is_no_lost_race() -> None:
+    with lossy_s3() as (layout, store):
+        layout.check_writable()
+        with DriverLock(layout, run_id="mine") as lock:
+            lock.check()
+            with pytest.raises(LockedError, match="run mine"):
+                DriverLock(layout, run_id="other")
+        assert store.lost[0].startswith("/bucket/out/.probe-")
+        assert "/bucket/out/driver.json" in store.lost
+
+
+def test_only_ones_own_content_counts_as_ones_own(tmp_path: Path) -> None:
+    with lossy_s3() as (remote, _):
+        for layout in (remote, Layout.open(tmp_path)):
+            assert layout.create_own("a", b"mine") is True
+            assert layout.create_own("a", b"mine") is True
+            assert layout.create_own("a", b"other") is False
+            assert layout.read_bytes("a") == b"mine"
+    with scripted_s3([(403, "AccessDenied")]) as (layout, _), pytest.raises(StorageError):
+        layout.create_own("commits/00000.json", b"x")
 
 
 def test_a_conflict_is_asked_again_and_can_be_won() -> None:
@@ -135,7 +220,7 @@ def test_endless_conflicts_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_failures_are_raised() -> None:
-    with scripted_s3([(403, "AccessDenied")]) as (layout, _), pytest.raises(PermissionError):
+    with scripted_s3([(403, "AccessDenied")]) as (layout, _), pytest.raises(StorageError):
         layout.put_if_absent("commits/00000.json", b"x")
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline import shard_runner
 from pipeline.commit import CommitRecord, committed_shards, read_commit
 from pipeline.layout import Layout
 from pipeline.messages import PublishError, ShardOrder
 from pipeline.plan import Plan, make_plan
+from pipeline.process_rows import RowProcessor
+from pipeline.rows import FeatureRow
 from pipeline.shard_runner import ShardRunner, WorkerJob
 from pipeline.sources import open_source
 from pipeline.spec import JobSpec
@@ -38,12 +43,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Work:
     """A planned job and one warm runner for it."""
 
-    def __init__(self, folder: Path, corpus: Path) -> None:
+    def __init__(self, folder: Path, corpus: Path, **options: Any) -> None:
         self.output = folder / "out"
         spec = JobSpec.load(write_job(folder / "job.yaml", corpus, self.output))
         self.plan: Plan = make_plan(open_source(spec.source), spec)
         self.layout = Layout.open(str(self.output))
-        self.runner = ShardRunner(WorkerJob(spec, self.plan.plan_id, 2, str(folder)))
+        self.runner = ShardRunner(WorkerJob(spec, self.plan.plan_id, 2, str(folder)), **options)
         self.runner.warm_up()
 
     def order(self, number: int, attempt: str, **more: object) -> ShardOrder:
@@ -96,10 +101,40 @@ def test_guilty_rows_go_to_quarantine_unprocessed(tmp_path: Path, corpus: Path) 
     assert "signal 11" in bad["message"] and bad["attempts"] == 5
 
 
-def test_a_probe_writes_nothing(tmp_path: Path, corpus: Path) -> None:
+def test_a_probe_leaves_nothing(tmp_path: Path, corpus: Path) -> None:
     work = Work(tmp_path, corpus)
     work.runner.probe(work.plan.shards[0].items)
-    assert not work.output.exists()
+    assert not [*work.output.rglob("*")]
+
+
+def test_a_probe_meets_what_only_encoding_meets(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(tmp_path, corpus)
+    guilty, other = work.plan.shards[0].items[:2]
+    real = shard_runner.encode
+
+    def breaks(fmt: str, rows: Sequence[FeatureRow], *args: Any, **options: Any) -> Path:
+        if guilty.row_id in {row.row_id for row in rows}:
+            raise MemoryError(guilty.row_id)
+        return real(fmt, rows, *args, **options)
+
+    monkeypatch.setattr(shard_runner, "encode", breaks)
+    work.runner.probe([other])
+    with pytest.raises(MemoryError, match=guilty.row_id):
+        work.runner.probe([other, guilty])
+
+
+def test_no_room_for_a_long_row_is_no_fault_of_the_row(tmp_path: Path, corpus: Path) -> None:
+    work = Work(tmp_path, corpus, make_rows=partial(RowProcessor, long_s=0.2))
+    for call in (
+        lambda: work.runner.run(work.order(0, "a")),
+        lambda: work.runner.probe(work.plan.shards[0].items),
+    ):
+        with largest_file(100), pytest.raises(PublishError) as caught:
+            call()
+        assert is_permanent(caught.value)
+    assert work.commit(0) is None
 
 
 @contextmanager

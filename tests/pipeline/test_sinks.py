@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amtcore.extract import StreamInfo
-from pipeline.errors import CommitError
 from pipeline.rows import FeatureRow
 from pipeline.sinks import Encoding, encode, read_back
 from pipeline.sinks import zarr as zarr_sink
@@ -233,13 +232,6 @@ def test_three_hours_in_one_row_that_lies_in_a_file(tmp_path: Path) -> None:
     digest = digest_rows(rows, [narrow], "float16")
     for fmt in FORMATS:
         assert read_back(fmt, write(fmt, tmp_path, rows, [narrow]), [narrow]) == digest
-
-
-def test_a_row_beyond_the_reach_of_parquet_is_refused(tmp_path: Path) -> None:
-    endless = np.broadcast_to(np.float16(1), (2**28 + 1, 8))  # no memory behind it
-    row = replace(make_row("endless"), streams={"modulation": endless})
-    with pytest.raises(CommitError, match=r"'endless', stream modulation: 2147483656 values"):
-        write("parquet", tmp_path, [row], STREAMS[:1])
 
 
 def test_shards_agree_on_columns_even_when_one_is_empty(tmp_path: Path) -> None:

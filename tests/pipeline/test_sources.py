@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,8 +14,10 @@ import pytest
 
 from pipeline.decode import decode
 from pipeline.errors import RowError, SourceError, UnreadableError
+from pipeline.retries import Retries
 from pipeline.sources import Item
 from pipeline.sources import fetch as fetch_module
+from pipeline.sources import files as files_module
 from pipeline.sources.durations import guess_seconds, header_seconds
 from tests.pipeline.audio_factory import clip, damaged_corpus
 from tests.pipeline.source_helpers import (
@@ -38,6 +41,14 @@ class TestFiles:
         assert ids(files(corpus)) == CORPUS_IDS
         assert ids(files(f"{corpus}/")) == CORPUS_IDS
         assert ids(files(f"file://{corpus}")) == CORPUS_IDS
+
+    def test_listing_again_gives_the_same_rows_and_opens_no_file(
+        self, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        items = list(files(corpus).items())
+        monkeypatch.setattr(files_module, "header_seconds", None)
+        for item, listed in zip(items, files(corpus).listing(), strict=True):
+            assert replace(listed, seconds=item.seconds) == item
 
     def test_a_relative_path_gives_absolute_uris(
         self, corpus: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +189,7 @@ class TestFetching:
         """No more bytes wait than allowed, however many small objects there are."""
         started: list[str] = []
 
-        def load(item: Item, options: object) -> fetch_module.Blob:
+        def load(item: Item, *more: object) -> fetch_module.Blob:
             started.append(item.row_id)
             return fetch_module.Blob(data=b"x" * 1000)
 
@@ -208,14 +219,14 @@ class TestFetching:
     def test_transient_errors_are_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[int] = []
 
-        def flaky(fs: object, path: str, size: int | None) -> fetch_module.Blob:
+        def flaky(*load: object) -> fetch_module.Blob:
             calls.append(1)
             if len(calls) < 3:
                 raise ConnectionResetError("peer")
             return fetch_module.Blob(data=b"good")
 
         monkeypatch.setattr(fetch_module, "_load", flaky)
-        monkeypatch.setattr(fetch_module, "RETRY_PAUSE_S", 0.0)
+        monkeypatch.setattr(fetch_module, "RETRIES", Retries(60.0, sleep=lambda seconds: None))
         blob = fetch_module.load_blob(Item("a", "/a"), lambda uri: {})
         assert isinstance(blob, fetch_module.Blob)
         assert (blob.nbytes, len(calls)) == (4, 3)

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from pipeline.errors import SourceError, UnreadableError
+from pipeline.errors import SourceError, SourceOutage, UnreadableError
 from pipeline.sources import fetch as fetch_module
 from pipeline.sources.durations import guess_seconds
 from tests.pipeline.audio_factory import clip
@@ -73,7 +73,7 @@ class TestS3:
         self, s3: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setattr(fetch_module, "MEMORY_BYTES", 1000)
-        monkeypatch.setattr(fetch_module.tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr(fetch_module, "own_folder", lambda: str(tmp_path))
         source = files("s3://corpus/speech", storage_options=s3)
         items = list(source.items())
         assert contents(source, items) == [(SPEECH / name).read_bytes() for name in SPEECH_IDS]
@@ -102,8 +102,9 @@ class TestS3:
             "endpoint_url": "http://127.0.0.1:9",
             "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 1},
         }
-        with pytest.raises(SourceError, match="source s3://b/x: cannot be read") as caught:
+        with pytest.raises(SourceOutage, match="source s3://b/x: cannot be read") as caught:
             files("s3://b/x", storage_options=options)
+        assert caught.value.exit_code == 1  # no mistake of the user's, as far as one can tell
         assert "\n" not in str(caught.value)
         assert "hush" not in str(caught.value)
 
@@ -127,6 +128,12 @@ class TestS3:
     def test_a_local_manifest_of_remote_files(self, s3: dict[str, Any], tmp_path: Path) -> None:
         rows = f"uri\ns3://corpus/speech/{SPEECH_IDS[0]}\n{SPEECH / SPEECH_IDS[1]}\n"
         (tmp_path / "m.csv").write_text(rows)
-        source = manifest(tmp_path / "m.csv", storage_options=s3)
+        refused = manifest(tmp_path / "m.csv", storage_options=s3)
+        with pytest.raises(
+            SourceError, match=r"2 rows do so; .* source\.allow: \[/.*, s3://corpus/"
+        ):
+            list(refused.items())
+        allow = ["s3://corpus/", str(SPEECH)]
+        source = manifest(tmp_path / "m.csv", storage_options=s3, allow=allow)
         items = list(source.items())
         assert contents(source, items) == [(SPEECH / n).read_bytes() for n in SPEECH_IDS[:2]]

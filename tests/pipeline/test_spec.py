@@ -14,7 +14,7 @@ from pydantic import ValidationError
 import pipeline.spec as spec_module
 from pipeline.errors import SpecError
 from pipeline.overrides import apply_overrides, load_yaml
-from pipeline.source_spec import FilesSpec, HfSpec, ManifestSpec
+from pipeline.source_spec import AUDIO_EXTENSIONS, FilesSpec, HfSpec, ManifestSpec
 from pipeline.spec import JobSpec, validate_models
 
 JOB: dict[str, Any] = {
@@ -135,10 +135,11 @@ class TestHash:
             '"min_rate_hz":1000,"resampler":"soxr_vhq"},"extract":[{"model":"dau1997",'
             '"params":{},"streams":{"modulation":{"frame_rate_hz":100}}}],"output":{"dtype":'
             '"float16","formats":["parquet","zarr"],"row_group_profile":"random","shard_rows":2000,'
-            '"shard_seconds":600},"source":{"extensions":["flac","mp3","ogg","opus","wav"],"glob":'
-            '"**/*","kind":"files","uri":"data/speech"}}'
+            '"shard_seconds":600},"source":{"extensions":["aac","aif","aifc","aiff","au","caf",'
+            '"flac","m4a","mka","mp3","mp4","nist","oga","ogg","opus","rf64","snd","sph","w64",'
+            '"wav","wave","webm","wma"],"glob":"**/*","kind":"files","uri":"data/speech"}}'
         )
-        digest = "9739d0da078f224e109033858e8292c7d19a89d48c76776e90e25760dc396f97"
+        digest = "c34dcca46ec59b6dd2edcfdc9470d62cc177b1e03042a07c6f31d715f52ae35a"
         assert spec.sha256() == digest
 
     @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ class TestHash:
             "output.formats=[zarr, parquet]",
             "output.shard_seconds=600.0",
             "extract.0.streams.modulation.frame_rate_hz=100.0",
-            "source.extensions=[wav, ogg, opus, mp3, flac]",
+            f"source.extensions=[{', '.join(reversed(AUDIO_EXTENSIONS))}]",
             "audio.channels=mean",
         ],
     )

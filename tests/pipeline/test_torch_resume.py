@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from pipeline import open_features
 from pipeline.datasets_torch import FeatureLoader, FeatureStream
@@ -212,3 +213,34 @@ def test_a_state_that_does_not_fit_is_refused(small: Path, grouped: Path) -> Non
 def test_a_loader_out_of_order_is_refused(small: Path) -> None:
     with pytest.raises(ValueError, match="in_order=False would make positions meaningless"):
         FeatureLoader(open_features(small).iterable(), in_order=False)
+
+
+@forks
+def test_a_bare_loader_with_workers_resumes_but_says_no_position(small: Path) -> None:
+    """Workers read ahead of what is handed out, so a position would skip rows or repeat all."""
+
+    def make() -> FeatureStream:
+        return open_features(small).iterable(seed=3, batch_size=4)
+
+    whole = ids(make())
+    stream = make()
+    batches = iter(DataLoader(stream, batch_size=4, num_workers=2, collate_fn=ids))
+    next(batches)
+    with pytest.raises(RuntimeError, match="FeatureLoader"):
+        stream.state_dict()
+    rest = list(batches)
+    assert rest
+    with pytest.raises(RuntimeError, match="FeatureLoader"):
+        stream.state_dict()
+    stream.set_epoch(1)
+    assert stream.state_dict()["epoch"] == 1 and stream.state_dict()["position"] == 0
+
+    counted = FeatureLoader(make(), num_workers=2)
+    batches = iter(counted)
+    taken = next(batches).indices.tolist() + next(batches).indices.tolist()
+    state = counted.state_dict()
+    batches.close()
+    resumed = make()
+    resumed.load_state_dict(state)
+    left = DataLoader(resumed, batch_size=4, num_workers=2, collate_fn=ids)
+    assert taken + [index for batch in left for index in batch] == whole

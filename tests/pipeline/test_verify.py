@@ -16,6 +16,7 @@ from pipeline.commit import commits, sha256_of
 from pipeline.errors import OutputError
 from pipeline.finalise import finalise
 from pipeline.layout import Layout
+from pipeline.snapshot import name_of
 from pipeline.verify import verify
 from tests.pipeline.outputs import PLAN, make_row, publish, s3_server, small_dataset, write_plan
 
@@ -212,14 +213,19 @@ def test_sizes_alone_miss_a_flipped_byte_and_find_a_cut(tmp_path: Path) -> None:
 def test_an_index_of_fewer_rows_is_stale(tmp_path: Path) -> None:
     layout = small_dataset(tmp_path)
     name = finalise(layout).path
-    from pipeline.verify import snapshot_of
-
     sink = io.BytesIO()
     pq.write_table(pq.read_table(layout.path(name)).slice(1), sink)
     layout.delete(name)
-    layout.write_bytes(f"index/{snapshot_of(sink.getvalue())}.parquet", sink.getvalue())
-    problems = verify(layout).problems
-    assert len(problems) == 1 and "expected 5 rows, got 4" in problems[0]
+    layout.write_bytes(f"index/{name_of(sink.getvalue())}.parquet", sink.getvalue())
+    (problem,) = verify(layout).problems
+    assert f"{name}: FileNotFoundError" in problem
+    # Layout version 1 names no index, so the only one is counted.
+    layout.delete("current.json")
+    for name in ("dataset.json", *layout.list("commits")):
+        data = json.loads(layout.read_bytes(name)) | {"layout_version": 1}
+        layout.write_bytes(name, json.dumps(data).encode())
+    (problem,) = verify(layout).problems
+    assert "expected 5 rows, got 4" in problem
 
 
 def test_leftovers_of_crashed_attempts_are_reported_apart(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import io
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from pipeline.containers.base import MAX_PARTS, Probe
+
 # kbit/s by bitrate index, layer III.
 BITRATES_MPEG1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 BITRATES_MPEG2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
@@ -28,6 +30,32 @@ SLACK_FRAMES = 2 * 1152
 SEARCH_BYTES = 1 << 16
 TAG_BITRATE_INDEX = 9  # 128 or 80 kbit/s: room for a tag at every rate
 TAG_BYTES_TOLERANCE = 0.01
+
+
+def probe_mpeg(stream: BinaryIO, nbytes: int) -> Probe | None:
+    """None where the bytes are no MPEG frames."""
+    start = skip_id3(stream, nbytes)
+    first = first_frame(stream, start)
+    if first is None:
+        return None
+    tag = read_count_tag(stream, first)
+    present = audio_end(stream, nbytes) - first.position
+    if tag is not None and tag.fits(present):
+        cut = tag.nbytes is not None and present < tag.nbytes
+        damage = f"expected {tag.nbytes} bytes of MPEG frames, got {present}" if cut else None
+        slack = 0 if cut else SLACK_FRAMES
+        return Probe("mpeg", damage=damage, slack_frames=slack)
+    if tag is not None:
+        # Of a concatenated file, whose tag counts the first part only: leave the tag frame out.
+        first = first_frame(stream, first.position + first.nbytes) or first
+    count, damage = count_frames(stream, first, nbytes)
+    return Probe(
+        "mpeg",
+        damage=damage,
+        slack_frames=SLACK_FRAMES,
+        prefix=count_tag_frame(first, count),
+        offset=first.position,
+    )
 
 
 @dataclass(frozen=True)
@@ -90,7 +118,7 @@ def parse_header(raw: bytes, position: int = 0) -> FrameHeader | None:
 def skip_id3(stream: BinaryIO, nbytes: int) -> int:
     """Offset behind any ID3v2 tags at the start."""
     position = 0
-    while position < nbytes:
+    for _ in range(MAX_PARTS):
         stream.seek(position)
         head = stream.read(10)
         if head[:3] != b"ID3" or len(head) < 10:

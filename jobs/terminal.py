@@ -1,0 +1,50 @@
+"""The way out to a terminal: all that commands print goes through here, and is made visible first.
+
+A row id or an error text may hold escape sequences or rich markup; here they are shown, not obeyed.
+JSON needs no such care: its own escapes cover every control character.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import IO, TYPE_CHECKING, Any
+
+from pipeline.plain_text import one_line, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LINE_BREAK = "\n"
+
+
+def say(text: str, file: IO[str] | None = None) -> None:
+    """Print one line to standard output or `file`; a line break in it is shown as an escape."""
+    print(visible(text), file=file or sys.stdout, flush=True)
+
+
+def say_json(value: Any, file: IO[str] | None = None) -> None:
+    """Print one JSON value on one line."""
+    print(json.dumps(value), file=file or sys.stdout, flush=True)
+
+
+def say_error(message: str) -> None:
+    """The one line on standard error with which a command ends."""
+    print(f"earmill: {one_line(message)}", file=sys.stderr, flush=True)
+
+
+def error_event(exit_code: int, message: str) -> None:
+    """The last JSON line of a command that failed without a result."""
+    say_json({"event": "error", "exit_code": exit_code, "message": message})
+
+
+def console(**options: Any) -> Console:
+    """A rich console that shows markup, emoji codes and control characters instead of obeying."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class VisibleConsole(Console):
+        def render_str(self, text: str, **style: Any) -> Text:
+            return super().render_str(visible(text, keep=LINE_BREAK), **style)
+
+    return VisibleConsole(markup=False, emoji=False, highlight=False, **options)

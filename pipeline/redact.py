@@ -1,0 +1,114 @@
+"""What may be written down of a uri: everything but its secrets.
+
+One function for every place where a uri is stored or printed. User names with passwords, tokens in
+front of the host, signatures and keys in the query go; scheme, host, path and harmless parameters
+stay, so that a row id still says which object it was. What belongs to one signing (dates,
+expiry) goes with the signature: the same object signed again keeps its name. Doing it twice changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+MASK = "***"
+
+# Names of secrets in a query, as words of the name or as its end.
+_SECRET_NAME = re.compile(
+    r"(^|[-_.])(sig|signature|token|secret|pass|passwd|password|pwd|key|credentials?|auth|policy"
+    r"|authorization|session|jwt|code|sas|hmac|ticket|otp)($|[-_.])"
+    r"|(token|secret|password|apikey|accesskey|accesskeyid|accessid|signature|sessionid)$"
+    r"|^key-pair-id$|^x-(amz|goog|oss|cos|obs)-",
+    re.IGNORECASE,
+)
+# What a signature is made over, in the dialects of the object stores; names nothing without it.
+_SIGNED_WITH = frozenset(
+    "expires se st sp sr sv spr sip ses skoid sktid skt ske sks skv sdd saoid suoid scid".split()
+)
+# `user@` names a container, or a user without a password.
+_USER_IS_PUBLIC = frozenset(
+    "abfs abfss wasb wasbs sftp ssh ftp ftps smb hdfs webhdfs github".split()
+)
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>`]+")
+_TRAILING = ".,;:)]}"
+_HEADER = re.compile(
+    r"\b(Authorization\W+(?:Bearer|Basic)\s+|Bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE
+)
+
+
+def redact(uri: str) -> str:
+    """The uri without its secrets; a plain path is returned as it is.
+
+    Example:
+        >>> redact("https://me:pw@host/a.wav?id=3&X-Amz-Date=1&X-Amz-Signature=2")
+        'https://***@host/a.wav?id=3&***'
+    """
+    return "::".join(_link(link) for link in uri.split("::"))
+
+
+def redact_uris(text: str) -> str:
+    """Any text with the secrets of all uris in it removed."""
+    return _URI.sub(_found, text) if "://" in text else text
+
+
+def redact_text(text: str) -> str:
+    """A message: its uris and authorisation headers without secrets, and nothing but text.
+
+    File names are bytes to the system; what of them is no text is written as an escape.
+    """
+    clean = _HEADER.sub(rf"\1{MASK}", redact_uris(text))
+    return clean.encode("utf-8", "backslashreplace").decode()
+
+
+def has_secrets(uri: str) -> bool:
+    """Whether something of the uri may not be written down."""
+    return redact(uri) != uri
+
+
+def _found(match: re.Match[str]) -> str:
+    uri = match[0].rstrip(_TRAILING)
+    return redact(uri) + match[0][len(uri) :]
+
+
+def _link(link: str) -> str:
+    """One part of a chained uri."""
+    scheme, separator, rest = link.partition("://")
+    if not separator:
+        return link
+    rest, hash_mark, fragment = rest.partition("#")
+    rest, question, query = rest.partition("?")
+    if fragment and _clean_query(fragment) != fragment:
+        fragment = MASK
+    rest = _without_user(scheme.lower(), rest)
+    return scheme + separator + rest + question + _clean_query(query) + hash_mark + fragment
+
+
+def _without_user(scheme: str, rest: str) -> str:
+    """Host and path, with a mask for whatever stands in front of the host."""
+    host, slash, path = rest.partition("/")
+    port = host.partition(":")[2]
+    if "@" not in host:
+        # A secret may hold a slash, so that the host seems to end early: s3://key:sec/ret@bucket/x.
+        if not port or "@" not in path or (port.isdigit() and scheme in ("http", "https")):
+            return rest
+        return f"{MASK}@{path.rpartition('@')[2]}"
+    user, _, address = host.rpartition("@")
+    if scheme in _USER_IS_PUBLIC and (":" not in user or scheme == "github"):
+        return rest
+    return f"{MASK}@{address}{slash}{path}"
+
+
+def _clean_query(query: str) -> str:
+    parts = query.split("&")
+    names = [part.partition("=")[0].lower() for part in parts]
+    secret = [
+        "=" in part and bool(_SECRET_NAME.search(n)) for part, n in zip(parts, names, strict=True)
+    ]
+    if not any(secret):
+        return query
+    kept = [
+        part
+        for part, name, hidden in zip(parts, names, secret, strict=True)
+        if not hidden and name not in _SIGNED_WITH and part != MASK
+    ]
+    return "&".join([*kept, MASK])

@@ -1,0 +1,166 @@
+"""Where a Hugging Face dataset is, and how each kind is opened: hub id, saved folder, parquet."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import datasets
+from huggingface_hub import HfApi
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import HfHubHTTPError
+
+from pipeline.errors import SourceError
+from pipeline.source_spec import HfSpec
+from pipeline.sources.base import filesystem, is_local, one_line, public_uri
+from pipeline.sources.confine import Confinement, store_of
+from pipeline.spec_errors import nearest
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_TIMEOUT_S = 10.0
+MAGIC_CHARACTERS = re.compile(r"[*?\[]")
+
+
+def open_dataset(spec: HfSpec) -> Any:
+    """The split a job names, map-style or streaming."""
+    if is_local(spec.uri) and not local_exists(spec.uri):
+        check_hub_id(spec)
+        return _load(spec, spec.uri)
+    fs, path = filesystem(spec.uri, spec.storage_options)
+    if any(fs.exists(f"{path}/{name}") for name in ("dataset_dict.json", "state.json")):
+        return _load_saved(spec)
+    if fs.isdir(path) and is_local(spec.uri):
+        return _load(spec, path)
+    pattern = spec.uri if not fs.isdir(path) else f"{spec.uri.rstrip('/')}/**/*.parquet"
+    return _load(spec, "parquet", data_files=path if is_local(spec.uri) else pattern)
+
+
+def check_hub_id(spec: HfSpec) -> None:
+    """Whether a uri that is nothing local is a dataset of the hub; decided here where that can be.
+
+    A folder that is missing looks like a hub id. `datasets` would ask the hub six times for it, so
+    what lies below an existing folder is told at once, and anything else costs one request.
+
+    Raises:
+        SourceError, FileNotFoundError: It is neither.
+    """
+    below = spec.uri.partition("/")[0]
+    if not HUB_ID.fullmatch(spec.uri) or ("/" in spec.uri and os.path.isdir(below)):
+        raise FileNotFoundError(spec.uri)
+    if datasets.config.HF_HUB_OFFLINE:
+        return  # the local cache decides, without a request
+    hub = HfApi(endpoint=datasets.config.HF_ENDPOINT, token=spec.storage_options.get("token"))
+    try:
+        hub.dataset_info(spec.uri, revision=spec.revision, timeout=HUB_TIMEOUT_S)
+    except HfHubHTTPError as error:
+        if error.response is not None and error.response.status_code >= 500:
+            return  # the hub is there and has trouble: loading tries for longer
+        raise _neither(spec, error) from error
+    except Exception as error:  # its HTTP library has its own roots: no route, no name, no answer
+        raise _neither(spec, error) from error
+
+
+def _neither(spec: HfSpec, error: Exception) -> SourceError:
+    return SourceError(
+        f"source {spec.uri}: no such file or folder in {os.getcwd()}, and no dataset of that name "
+        f"on the hub ({one_line(error)}); check source.uri, or set HF_HUB_OFFLINE=1 for a copy in "
+        "the local cache"
+    )
+
+
+def local_exists(uri: str) -> bool:
+    """Whether a local path or glob names anything."""
+    fs, path = filesystem(uri)
+    return bool(fs.exists(path) or fs.glob(path))
+
+
+def _load(spec: HfSpec, name: str, **options: Any) -> Any:
+    """`load_dataset`, after finding the only split where none is named."""
+    if name != "parquet":
+        options |= {"name": spec.config, "revision": spec.revision}
+        options["token"] = spec.storage_options.get("token")
+    elif not is_local(spec.uri):
+        options["storage_options"] = spec.storage_options
+        # Without etags a file that was replaced in the bucket would come from the old download.
+        options["download_config"] = datasets.DownloadConfig(
+            use_etag=True, storage_options=dict(spec.storage_options)
+        )
+    split = spec.split
+    if split is None:
+        # A stream of every split costs listings only; without it all splits would be downloaded.
+        split = _only(spec, list(datasets.load_dataset(name, streaming=True, **options)))
+    return datasets.load_dataset(name, split=split, streaming=spec.streaming, **options)
+
+
+def _load_saved(spec: HfSpec) -> Any:
+    options = {} if is_local(spec.uri) else spec.storage_options
+    loaded = datasets.load_from_disk(spec.uri, storage_options=options or None)
+    if isinstance(loaded, Mapping):
+        split = spec.split or _only(spec, list(loaded))
+        if split not in loaded:
+            raise SourceError(
+                f"source {spec.uri}: no split {split!r}{nearest(split, list(loaded))} "
+                f"(splits: {', '.join(loaded)})"
+            )
+        loaded = loaded[split]
+    return loaded.to_iterable_dataset() if spec.streaming else loaded
+
+
+def _only(spec: HfSpec, splits: list[str]) -> str:
+    if len(splits) != 1:
+        raise SourceError(f"source {spec.uri}: set source.split to one of {', '.join(splits)}")
+    return splits[0]
+
+
+def public_dataset_uri(spec: HfSpec) -> str:
+    """The dataset's uri as other processes see it: absolute for local paths."""
+    if not is_local(spec.uri) or not local_exists(spec.uri):
+        return spec.uri
+    return public_uri(*filesystem(spec.uri))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars while loading: the job has its own."""
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def dataset_folder(spec: HfSpec) -> str | None:
+    """The folder or prefix that a dataset lies in; None for one of the hub."""
+    uri = public_dataset_uri(spec)
+    if is_local(uri):
+        if not local_exists(uri):
+            return None
+        return uri if os.path.isdir(uri) else _before_magic(uri)
+    scheme, separator, path = uri.partition("://")
+    return f"{scheme}{separator}{_before_magic(path)}"
+
+
+def _before_magic(path: str) -> str:
+    """The folders in front of the first glob character and of the file's name."""
+    return posixpath.dirname(MAGIC_CHARACTERS.split(path, maxsplit=1)[0])
+
+
+def dataset_confinement(spec: HfSpec) -> Confinement:
+    """Audio cells without bytes may name what belongs to the dataset."""
+    folder = dataset_folder(spec)
+    if folder is None:
+        hub = f"hf://datasets/{spec.uri}"
+        config = datasets.config
+        caches = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE)
+        own = [hub, *(os.path.abspath(cache) for cache in caches)]
+        return Confinement(own, spec.allow, spec.storage_options, store=hub)
+    if is_local(folder):
+        return Confinement([folder], spec.allow, spec.storage_options)
+    store = store_of(folder)
+    return Confinement([folder, store], spec.allow, spec.storage_options, store=store)

@@ -1,0 +1,140 @@
+"""Outages to order: a clock that only moves when somebody waits, and a store whose faults switch.
+
+`drive` is the driver loop without Ray: a real ledger and a real worker in this process. Nothing in
+here waits for real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline import events
+from pipeline.ledger import Committed, Ledger, Result
+from pipeline.messages import Runner
+from pipeline.patience import Patience
+from pipeline.plan import Shard
+from pipeline.retries import Retries
+from pipeline.sources.base import Item
+from pipeline.worker import ShardWorker
+
+
+class Clock:
+    """Seconds that pass by waiting."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def retries(self, budget_s: float = 45.0) -> Retries:
+        """Retries on this clock, without chance."""
+        return Retries(budget_s, clock=self, sleep=self.sleep, jitter=lambda: 1.0)
+
+    def patience(self) -> Patience:
+        return Patience(self, jitter=lambda: 1.0)
+
+
+class FaultyStore:
+    """A WSGI layer that answers for the store behind it while `fault` says so.
+
+    Args:
+        app: The store.
+    Attributes:
+        fault: Asked at every request with its path; an answer as (status line, body), or None.
+        asked: Paths of all requests.
+    """
+
+    def __init__(self, app: Callable[..., Any]) -> None:
+        self.app = app
+        self.fault: Callable[[str], tuple[str, bytes] | None] = lambda path: None
+        self.asked: list[str] = []
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        path = str(environ.get("PATH_INFO", ""))
+        self.asked.append(path)
+        answer = self.fault(path)
+        if answer is None:
+            return self.app(environ, start_response)
+        status, body = answer
+        start_response(status, [("Content-Length", str(len(body)))])
+        return [b""] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+
+def s3_error(status: str, code: str) -> tuple[str, bytes]:
+    """An answer as S3 gives it."""
+    return status, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+
+
+@contextmanager
+def s3_store() -> Iterator[tuple[FaultyStore, dict[str, Any]]]:
+    """A bucket `corpus` on loopback with switchable faults, and its storage options."""
+    import fsspec
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {
+        "key": "key",
+        "secret": "hush",
+        "endpoint_url": f"http://{host}:{port}",
+        "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 2},
+    }
+    store = FaultyStore(server._server.app)
+    server._server.app = store
+    fs = fsspec.filesystem("s3", **options)
+    fs.mkdir("corpus")
+    try:
+        yield store, options
+    finally:
+        store.fault = lambda path: None
+        fs.rm("corpus", recursive=True)
+        server.stop()
+
+
+def drive(
+    shards: list[Shard],
+    runner: Runner,
+    committed: Callable[[str], Committed | None],
+    clock: Clock,
+    *,
+    witnesses: tuple[Item, ...] = (),
+    after: Callable[[str], None] = lambda shard_id: None,
+) -> tuple[Result, list[events.Event]]:
+    """All shards through one worker, as the scheduler does it.
+
+    Args:
+        after: Called with the id of each shard that was tried.
+    """
+    said: list[events.Event] = []
+    ledger = Ledger(
+        shards,
+        committed,
+        max_attempts=2,
+        sink=said.append,
+        patience=clock.patience(),
+        witnesses=witnesses,
+    )
+    worker = ShardWorker(lambda: runner)
+    while not ledger.all_settled and not ledger.result.fatal:
+        one = ledger.next(idle=True)
+        if one is None:
+            clock.sleep(1.0)
+            continue
+        one.work.copies += 1
+        if one.probe is None:
+            outcome = worker.run(one.work.order(ledger.witnesses))
+            one.work.copies -= 1
+            ledger.shard_ended(one.work, outcome)
+            after(one.work.shard_id)
+        else:
+            outcome = worker.probe(one.probe)
+            one.work.copies -= 1
+            ledger.probe_ended(one.work, outcome)
+    return ledger.result, said

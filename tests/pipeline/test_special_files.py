@@ -1,0 +1,132 @@
+"""Pipes, devices, sockets and headers without end under audio names: one bad row each, at once."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from pipeline.containers import probe
+from pipeline.containers.base import MAX_PARTS
+from pipeline.containers.riff import W64_RIFF, W64_TAIL
+from pipeline.decode import decode
+from pipeline.decoder_input import HEADER_BYTES
+from pipeline.errors import NotRegularError, RowError
+from pipeline.source_spec import HfSpec
+from pipeline.sources import Source, open_source
+from pipeline.sources.durations import header_seconds
+from tests.pipeline.audio_factory import clip
+from tests.pipeline.source_helpers import contents, files, manifest
+
+GOOD = "good.wav"
+SPECIAL = {"pipe.wav": "a pipe", "socket.wav": "a socket", "zeros.wav": "a device"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / GOOD).write_bytes(clip("wav", 0.2))
+    os.mkfifo("pipe.wav")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.wav")
+    os.symlink("/dev/zero", "zeros.wav")
+    return tmp_path
+
+
+def from_files(folder: Path) -> Source:
+    return files(folder)
+
+
+def from_manifest(folder: Path) -> Source:
+    (folder / "m.csv").write_text("uri\n" + "\n".join(sorted([GOOD, *SPECIAL])) + "\n")
+    return manifest(folder / "m.csv")
+
+
+def from_dataset(folder: Path) -> Source:
+    cells = [{"bytes": None, "path": str(folder / name)} for name in sorted([GOOD, *SPECIAL])]
+    pa.parquet.write_table(pa.table({"audio": cells}), folder / "d.parquet")
+    return open_source(HfSpec(kind="hf", uri=str(folder / "d.parquet")))
+
+
+@pytest.mark.parametrize("listed", [from_files, from_manifest, from_dataset])
+def test_only_regular_files_are_opened(listed: Callable[[Path], Source], folder: Path) -> None:
+    """A pipe waits for ever and /dev/zero never ends, in the plan as in the worker."""
+    source = listed(folder)
+    items = list(source.items())
+    assert len(items) == 1 + len(SPECIAL)
+    found = contents(source, items)
+    assert found[0] == (folder / GOOD).read_bytes()
+    for error, (name, kind) in zip(found[1:], sorted(SPECIAL.items()), strict=True):
+        assert isinstance(error, NotRegularError)
+        assert (error.stage, error.error_class) == ("fetch", "not_regular")
+        assert f"{name}: expected a regular file, got {kind}" in str(error)
+
+
+def test_a_file_that_becomes_a_pipe_after_the_plan(folder: Path) -> None:
+    source = files(folder, glob=GOOD)
+    items = list(source.items())
+    (folder / GOOD).unlink()
+    os.mkfifo(folder / GOOD)
+    assert isinstance(contents(source, items)[0], NotRegularError)
+
+
+class Counted(io.BytesIO):
+    """A stream that counts what is asked of it."""
+
+    reads = nbytes = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        chunk = super().read(size)
+        self.reads, self.nbytes = self.reads + 1, self.nbytes + len(chunk)
+        return chunk
+
+    def digest(self) -> str:
+        return "0" * 64
+
+
+ENDLESS = {
+    "riff": b"RIFF" + struct.pack("<I", 1 << 30) + b"WAVE",
+    "riff chunks": b"RIFF" + struct.pack("<I", 1 << 30) + b"WAVE" + b"JUNK\0\0\0\0" * 60_000,
+    "w64": W64_RIFF + struct.pack("<Q", 1 << 30) + b"wave" + W64_TAIL,
+    "aiff": b"FORM" + struct.pack(">I", 1 << 30) + b"AIFF",
+    "caf": b"caff\0\1\0\0",
+    "nist": b"NIST_1A\n   1024\n",
+    "au": b".snd",
+    "id3": b"ID3\3\0\0\0\0\0\0" * 60_000,
+    "ogg": b"OggS",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_header_without_end_is_not_walked(name: str) -> None:
+    """Zeros behind a header were taken for chunks of no size, a hundred million a gigabyte."""
+    data = ENDLESS[name] + bytes(2_000_000)
+    stream = Counted(data)
+    probe(stream, len(data))
+    assert stream.reads < 2 * MAX_PARTS + 100
+    assert header_seconds(stream, len(data)) is None
+    with pytest.raises(RowError):
+        decode(stream, uri="clip")
+    assert stream.reads < 4 * MAX_PARTS + 30_000
+    assert stream.nbytes < 2_000_000
+
+
+def test_a_header_that_makes_the_decoder_read_on_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FLAC metadata blocks without content, as many as fit into the file."""
+    assert HEADER_BYTES >= 32 << 20  # a cover picture may have 16 MB
+    monkeypatch.setattr("pipeline.decoder_input.HEADER_BYTES", 1 << 20)
+    stream = Counted(b"fLaC" + b"\1\0\0\0" * 1_000_000)
+    assert header_seconds(stream, 4_000_004) is None
+    with pytest.raises(RowError):
+        decode(stream, uri="clip")
+    assert stream.nbytes < 3 << 20

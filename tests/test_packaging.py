@@ -1,0 +1,107 @@
+"""What leaves this repository: the source archive, the pins and the cluster files."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
+LOCKS = ("requirements.lock", "requirements-uv.lock")
+
+
+def pins(text: str) -> dict[str, str]:
+    """Package to version."""
+    return {re.sub("[-_.]+", "-", name).lower(): version for name, version in PIN.findall(text)}
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Names in the source archive, built from a copy as the build changes its folder."""
+    folder = tmp_path_factory.mktemp("sdist")
+    parts = ("amtcore", "pipeline", "jobs", "docs", "infra", "tests", "benchmarks")
+    unwanted = shutil.ignore_patterns("__pycache__", "golden", "dataset")
+    for name in parts:
+        shutil.copytree(ROOT / name, folder / "copy" / name, ignore=unwanted)
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder / "copy")
+    code = "from setuptools import build_meta; build_meta.build_sdist('../dist')"
+    (folder / "dist").mkdir()
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=folder / "copy",
+        check=True,
+        capture_output=True,
+    )
+    (built,) = (folder / "dist").glob("*.tar.gz")
+    with tarfile.open(built) as tar:
+        return {name.partition("/")[2] for name in tar.getnames()}
+
+
+def test_the_source_archive_holds_what_belongs_to_it(archive: set[str]) -> None:
+    kept = [*ROOT.glob("docs/*.md"), *(path for path in ROOT.glob("infra/*") if path.is_file())]
+    wanted = {path.relative_to(ROOT).as_posix() for path in kept}
+    wanted |= {"README.md", "CHANGELOG.md", "LICENSE", "constraints.txt", "Makefile", *LOCKS}
+    wanted |= {"jobs/folder.yaml", "amtcore/tables/middle_ear_goode_1994.json", "pipeline/run.py"}
+    assert wanted <= archive
+    assert [name for name in archive if name.startswith("tests") or name.endswith(".pyc")] == []
+
+
+def test_every_pin_has_its_hashes() -> None:
+    locked: dict[str, str] = {}
+    for name in LOCKS:
+        text = (ROOT / name).read_text()
+        assert "://" not in text, "a lock names no package index"
+        for entry in re.split(r"\n(?=\S)", text.strip()):
+            assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry.splitlines()[0]
+        locked |= pins(text)
+    constrained = pins((ROOT / "constraints.txt").read_text())
+    assert {name: locked.get(name) for name in constrained} == constrained, "run: make lock"
+
+
+def test_every_dependency_is_locked_at_its_lower_bound_or_above() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    locked = pins((ROOT / "requirements.lock").read_text())
+    for requirement in wanted:
+        name, _, bound = requirement.partition(">=")
+        version = locked[re.sub("[-_.]+", "-", name.partition("[")[0]).lower()]
+        assert _numbers(version) >= _numbers(bound), "run: make lock"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
+
+
+def test_what_a_machine_without_gpu_leaves_out_is_what_we_pin() -> None:
+    left_out = re.findall(r"^([\w-]+) ;", (ROOT / "infra" / "cpu-only.txt").read_text(), re.M)
+    assert left_out and set(left_out) <= set(pins((ROOT / "constraints.txt").read_text()))
+
+
+def test_the_image_has_one_user_and_a_private_cache_of_kernels() -> None:
+    lines = (ROOT / "infra" / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith("USER ")] == ["USER earmill"]
+    text = "\n".join(lines)
+    (cache,) = re.findall(r"^ENV NUMBA_CACHE_DIR=(\S+)$", text, re.MULTILINE)
+    assert f"mkdir -m 0700 {cache}" in text and "chmod" not in text
+    assert text.index("USER earmill") < text.index(f"mkdir -m 0700 {cache}")
+    assert "--require-hashes" in text and "-c requirements.lock" in text
+
+
+def test_every_cluster_checks_a_token() -> None:
+    assert "RAY_AUTH_MODE=token" in (ROOT / "infra" / "slurm.sh").read_text()
+    assert "RAY_AUTH_MODE=token" in (ROOT / "infra" / "README.md").read_text()
+    up = yaml.safe_load((ROOT / "infra" / "ray-cluster.yaml").read_text())
+    assert "RAY_AUTH_MODE=token" in " ".join(up["docker"]["run_options"])
+    assert any(target.endswith(".ray/auth_token") for target in up["file_mounts"])
+    job = yaml.safe_load((ROOT / "infra" / "kuberay-rayjob.yaml").read_text())
+    assert job["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
