@@ -19,12 +19,11 @@ from pipeline.layout import (
     LAYOUT_VERSION,
     README_FILE,
     Layout,
-    is_readable,
-    readable_versions,
+    known_format,
 )
 from pipeline.spec_changes import describe_changes
 from pipeline.store_errors import store_errors
-from pipeline.untrusted import loads_json
+from pipeline.typed_json import Strict, UnreadableVersionError, versioned_json
 
 # Parts that only a dataset has: finding one without dataset.json means the place is taken.
 _OURS = ("data", "rows", "quarantine", "commits", "index")
@@ -32,7 +31,7 @@ _CARDS = (README_FILE, CROISSANT_FILE)
 
 
 @dataclass(frozen=True)
-class DatasetFile:
+class DatasetFile(Strict):
     """The content of dataset.json.
 
     Args:
@@ -72,21 +71,18 @@ class DatasetFile:
             OutputError: Not JSON, a field is missing, or another layout version.
         """
         try:
-            data = loads_json(text, max_chars=None)
-            version = data["layout_version"]
-            if is_readable(version):
-                data["streams"] = tuple(data["streams"])
-                _check_shape(data)
-                return cls(**data)
+            found = versioned_json(cls, text)
+            _check_shape(found)
+        except UnreadableVersionError as err:
+            raise OutputError(
+                f"{err}; use the release that wrote this dataset, or another output"
+            ) from err
         except (ValueError, KeyError, TypeError) as err:
             raise OutputError(
                 f"{DATASET_FILE} is not readable: {type(err).__name__}: {err}; "
                 "restore it, or use another output"
             ) from err
-        raise OutputError(
-            f"expected layout version {readable_versions()}, got {version}; "
-            "use the release that wrote this dataset, or another output"
-        )
+        return found
 
 
 def read_dataset(layout: Layout) -> DatasetFile | None:
@@ -106,16 +102,15 @@ def read_dataset(layout: Layout) -> DatasetFile | None:
         raise OutputError(f"{layout.url()}: {err}") from err
 
 
-def _check_shape(data: Mapping[str, Any]) -> None:
+def _check_shape(found: DatasetFile) -> None:
     """What every reader takes for granted; whatever is raised here means a damaged file."""
-    text = (data["name"], data["spec_sha256"], data["plan_id"], data["created"])
-    names = [stream["name"] for stream in data["streams"]]
-    names += [entry["model"] for entry in data["spec"]["extract"]]
-    output = data["spec"]["output"]
-    if not all(isinstance(value, str) for value in (*text, *names, *output["formats"])):
-        raise TypeError("expected text in name, spec_sha256, plan_id, created, streams and spec")
-    if not isinstance(output["dtype"], str):
-        raise TypeError("expected text in spec.output.dtype")
+    names = [stream["name"] for stream in found.streams]
+    names += [entry["model"] for entry in found.spec["extract"]]
+    output = found.spec["output"]
+    if not all(isinstance(value, str) for value in (*names, output["dtype"])):
+        raise TypeError("expected text in streams, spec.extract and spec.output.dtype")
+    for fmt in output["formats"]:
+        known_format(fmt)
 
 
 def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:

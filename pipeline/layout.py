@@ -96,6 +96,13 @@ def readable_versions() -> str:
     return " or ".join(str(version) for version in READABLE_VERSIONS)
 
 
+def known_format(fmt: str) -> str:
+    """The name of a format as it is; ValueError where there is no such format."""
+    if fmt not in DATA_SUFFIXES:
+        raise ValueError(f"format is one of {sorted(DATA_SUFFIXES)}, got {fmt!r}")
+    return fmt
+
+
 def is_shard_id(name: str) -> bool:
     """Whether a name has the form of a shard id."""
     return _SHARD.fullmatch(name) is not None
@@ -103,8 +110,7 @@ def is_shard_id(name: str) -> bool:
 
 def data_path(shard_id: str, attempt: str, fmt: str) -> str:
     """Path of one shard's feature file (Parquet) or store (Zarr)."""
-    if fmt not in DATA_SUFFIXES:
-        raise ValueError(f"format is one of {sorted(DATA_SUFFIXES)}, got {fmt!r}")
+    known_format(fmt)
     return f"data/{_stem(shard_id, attempt)}{DATA_SUFFIXES[fmt]}"
 
 

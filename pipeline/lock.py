@@ -26,7 +26,7 @@ import psutil
 
 from pipeline.errors import LockedError, StorageError
 from pipeline.layout import DRIVER_FILE, Layout
-from pipeline.untrusted import loads_json
+from pipeline.typed_json import Strict, typed_json
 
 HEARTBEAT_S = 15.0
 STALE_S = 60.0
@@ -37,7 +37,7 @@ _CREATED_TOLERANCE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Holder:
+class Holder(Strict):
     """Who drives, as stored in driver.json.
 
     Args:
@@ -230,7 +230,7 @@ def _write(layout: Layout, name: str, holder: Holder) -> None:
 def _read(layout: Layout, name: str) -> Holder | None:
     """The stored holder, or None where nobody holds it."""
     try:
-        return Holder(**loads_json(layout.read_bytes(name)))
+        return typed_json(Holder, layout.read_bytes(name))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as err:

@@ -12,20 +12,22 @@ import json
 from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from pipeline import layout as paths
 from pipeline.errors import CommitError
 from pipeline.layout import LAYOUT_VERSION, Layout
 from pipeline.rows import OutFile
-from pipeline.untrusted import loads_json
+from pipeline.typed_json import Strict, UnreadableVersionError, versioned_json
 
 READ_THREADS = 16
 COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes the shard again"
 
 
 @dataclass(frozen=True)
-class CommitRecord:
+class CommitRecord(Strict):
     """What one shard consists of; the content of `commits/<shard>.json`.
 
     Args:
@@ -49,7 +51,7 @@ class CommitRecord:
     attempt: str
     plan_id: str
     spec_sha256: str
-    formats: tuple[str, ...]
+    formats: tuple[Annotated[str, AfterValidator(paths.known_format)], ...]
     dtype: str
     rows_ok: int
     rows_bad: int
@@ -82,23 +84,14 @@ class CommitRecord:
         """Parse a record.
 
         Raises:
-            CommitError: Not JSON, a field is missing, or another layout version.
+            CommitError: Not JSON, a field is missing or of another type, or another version.
         """
         try:
-            data = loads_json(text, max_chars=None)
-            version = data["layout_version"]
-            if not paths.is_readable(version):
-                raise CommitError(
-                    f"expected layout version {paths.readable_versions()}, got {version}; "
-                    "read it with the release that wrote it"
-                )
-            data["formats"] = tuple(data["formats"])
-            data["files"] = tuple(OutFile(**file) for file in data["files"])
-            return cls(**data)
-        except (ValueError, KeyError, TypeError) as err:
-            if isinstance(err, CommitError):
-                raise
-            raise CommitError(f"not a commit record: {type(err).__name__}: {err}") from err
+            return versioned_json(cls, text)
+        except UnreadableVersionError as err:
+            raise CommitError(f"{err}; read it with the release that wrote it") from err
+        except ValueError as err:
+            raise CommitError(f"not a commit record: {err}") from err
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.casting import CastError
 from pipeline.spill import Values
+from pipeline.typed_json import Strict
 
 Scalar = str | int | float | bool | None
 
@@ -67,7 +68,7 @@ class QuarantineRow:
 
 
 @dataclass(frozen=True)
-class OutFile:
+class OutFile(Strict):
     """One published file: path relative to the root, bytes, and sha256 of the content."""
 
     path: str

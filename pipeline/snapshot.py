@@ -12,15 +12,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
-from pipeline import layout as paths
 from pipeline.errors import CommitError
 from pipeline.layout import CROISSANT_FILE, CURRENT_FILE, LAYOUT_VERSION, README_FILE, Layout
 from pipeline.records import CommitRecord, StoredCommit
 from pipeline.rows import OutFile
-from pipeline.untrusted import loads_json
+from pipeline.typed_json import Strict, UnreadableVersionError, versioned_json
+
+T = TypeVar("T")
 
 CONTENT_CHARS = 16
 CARDS = (README_FILE, CROISSANT_FILE)
@@ -28,7 +29,7 @@ CLOSE_AGAIN = "run `earmill extract` with --resume, which closes the dataset aga
 
 
 @dataclass(frozen=True, slots=True)
-class CommitRef:
+class CommitRef(Strict):
     """The commit record a snapshot was made of."""
 
     generation: int
@@ -45,7 +46,7 @@ class CommitRef:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Strict):
     """Files that belong together.
 
     Args:
@@ -66,14 +67,7 @@ class Snapshot:
     @classmethod
     def from_json(cls, text: str | bytes) -> Snapshot:
         """Parse a snapshot; CommitError where it is none."""
-        data = _parsed(text, "a snapshot")
-        try:
-            for name in ("index", "plan", "dataset"):
-                data[name] = OutFile(**data[name])
-            data["commits"] = {k: CommitRef(**v) for k, v in data["commits"].items()}
-            return cls(**data)
-        except (KeyError, TypeError, AttributeError) as err:
-            raise CommitError(f"not a snapshot: {type(err).__name__}: {err}") from err
+        return _parsed(cls, text, "a snapshot")
 
     def is_of(self, records: Mapping[str, CommitRecord]) -> bool:
         """Whether these are the commits it was made of."""
@@ -82,33 +76,29 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Current:
+class Current(Strict):
     """The content of current.json.
 
     Args:
         snapshot: The snapshot that counts. cards: README.md and croissant.json made from it.
+        sha256: Of the rest, where it was read from a file.
     """
 
     snapshot: OutFile
     cards: tuple[OutFile, ...]
     layout_version: int = LAYOUT_VERSION
+    sha256: str = field(default="", compare=False)
 
     def to_json(self) -> str:
         """As JSON text with the hash of itself; `from_json` gives an equal object."""
         data = asdict(self)
+        del data["sha256"]
         return _canonical({**data, "sha256": _sha256(_canonical(data).encode())})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Current:
         """Parse current.json; CommitError where it is damaged in any byte."""
-        data = _parsed(text, CURRENT_FILE)
-        data.pop("sha256", None)
-        try:
-            data["snapshot"] = OutFile(**data["snapshot"])
-            data["cards"] = tuple(OutFile(**card) for card in data["cards"])
-            current = cls(**data)
-        except (KeyError, TypeError) as err:
-            raise CommitError(f"not {CURRENT_FILE}: {type(err).__name__}: {err}") from err
+        current = _parsed(cls, text, CURRENT_FILE)
         if current.to_json() != (text if isinstance(text, str) else text.decode()):
             raise CommitError(f"not {CURRENT_FILE} as it was written: its content changed")
         return current
@@ -118,18 +108,13 @@ def _canonical(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=1, sort_keys=True) + "\n"
 
 
-def _parsed(text: str | bytes, what: str) -> dict[str, Any]:
+def _parsed(kind: type[T], text: str | bytes, what: str) -> T:
     try:
-        data = loads_json(text, max_chars=None)
-        version = data["layout_version"]
-    except (ValueError, KeyError, TypeError) as err:
-        raise CommitError(f"not {what}: {type(err).__name__}: {err}") from err
-    if not paths.is_readable(version):
-        raise CommitError(
-            f"expected layout version {paths.readable_versions()}, got {version}; "
-            "read it with the release that wrote it"
-        )
-    return dict(data)
+        return versioned_json(kind, text)
+    except UnreadableVersionError as err:
+        raise CommitError(f"{err}; read it with the release that wrote it") from err
+    except ValueError as err:
+        raise CommitError(f"not {what}: {err}") from err
 
 
 def _sha256(content: bytes) -> str:
