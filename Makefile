@@ -34,16 +34,17 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 # Models and pipeline side by side: two processes on two cores.
 test: lint
 	$(MAKE) --jobs=2 --output-sync=target test-models test-pipeline
 
 test-models: setup
-	$(BIN)/python -m pytest amtcore tests/amtcore
+	$(BIN)/python -m pytest src/amtcore tests/amtcore
 
 test-pipeline: setup
-	$(BIN)/python -m pytest tests --ignore=tests/amtcore
+	$(BIN)/python -m pytest src/earmill tests --ignore=tests/amtcore
 
 bench: setup
 	$(BIN)/python -m benchmarks.run

@@ -6,10 +6,10 @@
 31
 """
 
-from .models import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Paulick2024
-from .recurrence.buffers import set_buffer_limit
-from .recurrence.threads import get_num_threads, set_num_threads
-from .stages import (
+from amtcore.kernels.vector.result_pool import set_buffer_limit
+from amtcore.kernels.vector.threads import get_num_threads, set_num_threads
+from amtcore.models import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Paulick2024
+from amtcore.stages import (
     AdaptLoop,
     BrokenStickCompression,
     ButterworthFilter,
@@ -41,7 +41,7 @@ from .stages import (
     SpecificLoudness,
     SquaringExpansion,
 )
-from .units import Calibration
+from amtcore.units import Calibration
 
 __all__ = [
     "AdaptLoop",

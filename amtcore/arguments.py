@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import BackendError, ParameterError
-from .recurrence.dispatch import BACKENDS
+from amtcore.errors import BackendError, ParameterError
+from amtcore.kernels.ops.dispatch import BACKENDS
 
 Rule = Callable[[str, Any], Any]
 Constructor = TypeVar("Constructor", bound=Callable[..., None])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class AmtError(Exception):
     """Base of all deliberate errors of the models."""
@@ -37,3 +40,11 @@ class DerivativeError(AmtError, NotImplementedError):
 
 class NonFiniteError(ParameterError):
     """Values that must be finite are NaN or infinite, or became so."""
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1)
+    if near:
+        return f": did you mean {near[0]!r}?"
+    return f": expected one of {', '.join(known)}"

@@ -20,9 +20,9 @@ import psutil
 import soundfile
 import soxr
 
-from amtcore.extract import build_extractor
+from amtcore.features.build import build_extractor
 from benchmarks.report import table, write_section
-from jobs.demo_audio import speech
+from earmill.jobs.demo_audio import speech
 
 MODEL_FS_HZ = 44100
 CLIP_S = 20.0
@@ -89,7 +89,7 @@ def run_job(root: Path, corpus: Path) -> tuple[dict[str, dict], list[Memory], fl
     }
     job = root / "job.yaml"
     job.write_text(json.dumps(spec))  # JSON is YAML
-    command = [sys.executable, "-m", "jobs.cli", "extract", str(job), "--json"]
+    command = [sys.executable, "-m", "earmill.jobs.cli", "extract", str(job), "--json"]
     begin, ready = time.perf_counter(), 0.0
     events: dict[str, dict] = {}
     memory: dict[int, Memory] = {}

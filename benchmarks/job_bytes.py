@@ -26,11 +26,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import soundfile
 
-from jobs.demo_audio import write_corpus
-from pipeline import open_features
-from pipeline.ray_cluster import ray_session
-from pipeline.run import run_job
-from pipeline.spec import JobSpec
+from earmill import open_features
+from earmill.jobs.demo_audio import write_corpus
+from earmill.pipeline.driver.ray_session import ray_session
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.spec.job import JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEECH = ROOT / "tests" / "data" / "speech"

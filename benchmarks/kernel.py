@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from amtcore import Dau1997, set_num_threads
-from amtcore.extract import build_extractor
+from amtcore.features.build import build_extractor
 from benchmarks.report import table, write_section
-from jobs.demo_audio import speech
+from earmill.jobs.demo_audio import speech
 
 FS_HZ = 44100
 CLIP_S = 10.0

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from amtcore import LIFExodus, set_num_threads
-from amtcore.recurrence.threads import parallel_for
+from amtcore.kernels.vector.threads import parallel_for
 from benchmarks.report import peak_mb, reset_peak_mb, table, write_section
 
 BATCH, STEPS, NEURONS = 8, 10_000, 1024

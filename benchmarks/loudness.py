@@ -15,9 +15,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from amtcore.extract import Extractor, build_extractor
+from amtcore.features.base import Extractor
+from amtcore.features.build import build_extractor
 from benchmarks.report import peak_mb, table, write_section
-from jobs.demo_audio import speech
+from earmill.jobs.demo_audio import speech
 
 FS_HZ = 32000
 CLIP_S = 20.0

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from amtcore import set_num_threads
-from amtcore.extract import build_extractor
+from amtcore.features.build import build_extractor
 from amtcore.models.registry import get_model
 from benchmarks.kernel import BATCH, CLIP_S, FS_HZ, LOOP_S, clips_of, rate_of
 from benchmarks.report import table, write_section

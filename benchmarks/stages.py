@@ -32,9 +32,9 @@ from amtcore import (
     Paulick2024,
     set_num_threads,
 )
-from amtcore.recurrence.chain.cpu import BANK_MODULUS, BANK_STATE_VARIABLE
-from amtcore.recurrence.envelope.reference import Quadrature
-from amtcore.recurrence.simd import LANES, fma, vexp, vload, vlog, vsqrt, vstore
+from amtcore.kernels.families.envelope.reference import Quadrature
+from amtcore.kernels.fused.cpu import BANK_MODULUS, BANK_STATE_VARIABLE
+from amtcore.kernels.vector.simd import LANES, fma, vexp, vload, vlog, vsqrt, vstore
 from benchmarks.kernel import FS_HZ
 from benchmarks.report import table, write_section
 

@@ -16,14 +16,14 @@ from benchmarks.report import table, write_section
 _IMPORT = """
 import time, torch
 begin = time.perf_counter()
-import amtcore, amtcore.extract
+import amtcore, amtcore.features.build
 print(time.perf_counter() - begin)
 """
 _WORKER = """
 import time
 begin = time.perf_counter()
 import numpy as np
-from amtcore.extract import build_extractor
+from amtcore.features.build import build_extractor
 build_extractor("dau1997", fs_hz=44100).extract([np.zeros(4410, np.float32)])
 print(time.perf_counter() - begin)
 """

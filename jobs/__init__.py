@@ -1,1 +1,4 @@
-"""What people run: the command line and ready job specs."""
+"""What people run: the command line and ready job specs.
+
+It may import the pipeline and the models; nothing but `earmill.api` imports it.
+"""

@@ -16,11 +16,11 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.commands import demo, extract, inspect, models, plan, plot, retry, spec, verify
-from jobs.terminal import error_event, say_error
-from pipeline.errors import EarmillError
-from pipeline.plain_text import one_line
-from pipeline.store_errors import is_store_error, store_line
+from earmill.jobs.commands import demo, extract, inspect, models, plan, plot, retry, spec, verify
+from earmill.jobs.terminal import error_event, say_error
+from earmill.pipeline.common.errors import EarmillError
+from earmill.pipeline.common.plain_text import one_line
+from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
 DEBUG = "--debug"
 INTERRUPTED = 130

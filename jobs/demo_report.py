@@ -17,14 +17,14 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from jobs.stream_plots import STYLE, decibels, draw_raster, frequency_axis
+from earmill.jobs.stream_plots import STYLE, decibels, draw_raster, frequency_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from amtcore.extract import StreamInfo
-    from pipeline.reader import Row
+    from amtcore.features.base import StreamInfo
+    from earmill.pipeline.reader.features import Row
 
 # Digital RMS of 1 is 100 dB SPL, which is 2 Pa.
 PA_PER_UNIT = 2.0
@@ -141,7 +141,7 @@ def _modulation_spectra(
 
 def _modulation_db(row: Row, stream: StreamInfo, rates_hz: Sequence[float]) -> NDArray[np.float64]:
     """(channel, modulation rate) level in dB; NaN where a channel lacks the filter."""
-    from pipeline.collate import per_channel
+    from earmill.pipeline.reader.collate import per_channel
 
     levels = np.full((len(stream.fc_hz), len(rates_hz)), np.nan)
     features = np.asarray(row.features[stream.name], np.float64)

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from jobs.terminal import console, say, say_json
-from pipeline import events
-from pipeline.plain_text import visible
+from earmill.jobs.terminal import console, say, say_json
+from earmill.pipeline.common.plain_text import visible
+from earmill.pipeline.driver import events
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -221,7 +221,7 @@ def news(event: events.Event) -> str | None:
             return f"worker {event.worker} lost: {event.reason}; starting it again"
         case events.BisectStarted():
             return f"shard {event.shard_id}: searching {quantity(event.rows, 'row')} for the cause"
-        case events.RowGuilty():
+        case events.CulpritFound():
             return f"shard {event.shard_id}: row {event.row_id!r} quarantined: {event.reason}"
         case events.Draining():
             return f"{event.reason}: finishing {quantity(event.in_flight, 'shard')} in flight"
@@ -329,7 +329,7 @@ _WARNINGS = (
     events.ShardWaits,
     events.ShardFailed,
     events.WorkerLost,
-    events.RowGuilty,
+    events.CulpritFound,
     events.SourceChanged,
 )
 

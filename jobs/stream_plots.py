@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.plain_text import visible
+from earmill.pipeline.common.plain_text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from amtcore.extract import StreamInfo
-    from pipeline.reader import Row
+    from amtcore.features.base import StreamInfo
+    from earmill.pipeline.reader.features import Row
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-from pipeline.plain_text import one_line, visible
+from earmill.pipeline.common.plain_text import one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console

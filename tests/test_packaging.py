@@ -31,6 +31,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     unwanted = shutil.ignore_patterns("__pycache__", "golden", "dataset")
     for name in parts:
         shutil.copytree(ROOT / name, folder / "copy" / name, ignore=unwanted)
+    shutil.copytree(ROOT / "src", folder / "copy" / "src", symlinks=True)
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, folder / "copy")
@@ -51,7 +52,11 @@ def test_the_source_archive_holds_what_belongs_to_it(archive: set[str]) -> None:
     kept = [*ROOT.glob("docs/*.md"), *(path for path in ROOT.glob("infra/*") if path.is_file())]
     wanted = {path.relative_to(ROOT).as_posix() for path in kept}
     wanted |= {"README.md", "CHANGELOG.md", "LICENSE", "constraints.txt", "Makefile", *LOCKS}
-    wanted |= {"jobs/folder.yaml", "amtcore/tables/middle_ear_goode_1994.json", "pipeline/run.py"}
+    wanted |= {
+        "src/earmill/jobs/folder.yaml",
+        "src/amtcore/tables/middle_ear_goode_1994.json",
+        "src/earmill/pipeline/driver/run.py",
+    }
     assert wanted <= archive
     assert [name for name in archive if name.startswith("tests") or name.endswith(".pyc")] == []
 

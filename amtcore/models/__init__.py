@@ -1,11 +1,14 @@
-"""Complete models, and the registry that the command line and the pipeline look in."""
+"""Complete models, and the registry that the command line and the pipeline look in.
 
-from .dau1997 import Dau1997
-from .glasberg2002 import Glasberg2002
-from .king2019 import King2019
-from .moore2016 import Moore2016
-from .osses2021 import Osses2021
-from .paulick2024 import Paulick2024
+They may import `stages` and what is below them, never `features`.
+"""
+
+from amtcore.models.dau1997 import Dau1997
+from amtcore.models.glasberg2002 import Glasberg2002
+from amtcore.models.king2019 import King2019
+from amtcore.models.moore2016 import Moore2016
+from amtcore.models.osses2021 import Osses2021
+from amtcore.models.paulick2024 import Paulick2024
 
 __all__ = [
     "Dau1997",

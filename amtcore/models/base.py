@@ -2,7 +2,7 @@
 
     waveform -> front end (waveform to waveform) -> channels, stage by stage -> modulation filters
 
-A model names its stages once, in `_through`, for signals and gradients, and once, in
+A model names its stages once, in `forward_chunk`, for signals and gradients, and once, in
 `block_stages`, for the fused kernel that pools features.
 """
 
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ParameterError, StateError
-from ..recurrence.chain.program import Bank, BlockOp, identity_bank
-from ..stages.base import Chunk, Stage, check_fs, taking_chunks
-from ..stages.constants import Converted
-from .loading import share_type
-from .swapped import any_hooks, check_fuses, check_streams
+from amtcore.errors import ParameterError, StateError
+from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
+from amtcore.models.loading import share_type
+from amtcore.models.swapped import any_hooks, check_fuses, check_streams
+from amtcore.stages.base import Chunk, Stage, check_fs, taking_chunks
+from amtcore.stages.constants import Converted
 
 Kwargs = Mapping[str, Any] | None
 State = dict[str, Any]
@@ -157,7 +157,7 @@ class TimeDomainModel(Converted):
         """Number of auditory channels."""
         return self.auditory_filters.num_channels
 
-    def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
+    def forward_chunk(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
         """Output and stages of one chunk."""
         raise NotImplementedError
 
@@ -175,13 +175,13 @@ class TimeDomainModel(Converted):
             What `forward` returns for this chunk, and the state to pass with the next one.
         """
         step = Passage(state, last)
-        out, stages = self._through(x, step)
+        out, stages = self.forward_chunk(x, step)
         step.check_left()
         return ((out, stages) if self.return_stages else out), step.state
 
     def forward(self, x: Tensor) -> Any:
         """The whole signal at once; every stage is called as a module, with its hooks."""
-        out, stages = self._through(x, Passage(None, True, whole=True))
+        out, stages = self.forward_chunk(x, Passage(None, True, whole=True))
         return (out, stages) if self.return_stages else out
 
     def front_end(self) -> list[Stage]:

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import torch
 
-from ..recurrence.autograd import is_transformed
-from ..recurrence.threads import parallel_for
+from amtcore.kernels.ops.autograd import is_transformed
+from amtcore.kernels.vector.threads import parallel_for
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..recurrence.chain.program import BlockOp
-from ..scales import erb_space_bw
-from ..stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
-from .base import Kwargs, Passage, TimeDomainModel, check_range
-from .stage_arguments import stage_arguments
+from amtcore.arguments import checked_arguments
+from amtcore.kernels.fused.program import BlockOp
+from amtcore.models.base import Kwargs, Passage, TimeDomainModel, check_range
+from amtcore.models.stage_arguments import stage_arguments
+from amtcore.scales.erb import erb_space_bw
+from amtcore.stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
 
 
 class Dau1997(TimeDomainModel):
@@ -84,7 +84,7 @@ class Dau1997(TimeDomainModel):
             fc=fc_hz, **own("modulation_kwargs", modulation_kwargs, defaults=preset)
         )
 
-    def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
+    def forward_chunk(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
         bands = step("filterbank", self.filterbank, x)
         envelope = step("ihc", self.ihc, bands)
         adapted = step("adaptation", self.adaptation, envelope)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import decisions
-from .decisions import Representation
+from amtcore.models import decisions
+from amtcore.models.decisions import Representation
 
 
 class DecisionMethods:

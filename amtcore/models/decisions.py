@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..errors import ParameterError, ShapeError
+from amtcore.errors import ParameterError, ShapeError
 
 Representation = Sequence[Tensor]
 METRICS = ("rms", "mean", "max", "l2")

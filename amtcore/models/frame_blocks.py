@@ -81,7 +81,7 @@ class FrameBlocks:
             frames += BLOCK_FRAMES
         return segments, FrameState(signal[..., at:], state.samples + x.shape[-1], frames)
 
-    def rest(self, state: FrameState) -> list[Segment]:
+    def remaining(self, state: FrameState) -> list[Segment]:
         """The blocks that zeros after the last sample complete."""
         if state.samples == 0:
             return []

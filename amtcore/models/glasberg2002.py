@@ -14,17 +14,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..stages.base import Stage, check_fs
-from ..stages.excitation import ERBIntegration, ExcitationPattern
-from ..stages.loudness_ear import LoudnessEar
-from ..stages.loudness_integration import LoudnessIntegration
-from ..stages.specific_loudness import SpecificLoudness
-from ..stages.spectrum import MultiResolutionFFT, WindowedSpectrum, drop_inaudible
-from ..units import REFERENCE_PA
-from .base import Kwargs
-from .loudness import Loudness, LoudnessModel
-from .stage_arguments import stage_arguments
+from amtcore.arguments import checked_arguments
+from amtcore.models.base import Kwargs
+from amtcore.models.loudness import Loudness, LoudnessModel
+from amtcore.models.stage_arguments import stage_arguments
+from amtcore.stages.base import Stage, check_fs
+from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
+from amtcore.stages.loudness_ear import LoudnessEar
+from amtcore.stages.loudness_integration import LoudnessIntegration
+from amtcore.stages.specific_loudness import SpecificLoudness
+from amtcore.stages.spectrum import MultiResolutionFFT, WindowedSpectrum, drop_inaudible
+from amtcore.units import REFERENCE_PA
 
 
 class Glasberg2002(LoudnessModel):

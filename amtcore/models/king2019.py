@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..recurrence.chain.program import Bank, BlockOp, identity_bank
-from ..scales import erb_frequency, erb_number, erb_space_bw
-from ..stages.butterworth import ButterworthFilter
-from ..stages.compression import BrokenStickCompression, PowerCompression
-from ..stages.gammatone import GammatoneFilterbank
-from ..stages.hair_cell import IHCEnvelope
-from ..stages.king_modulation import King2019ModulationFilterbank
-from ..stages.resample import Resampler
-from .base import Kwargs, Passage, TimeDomainModel, WholeBands, check_range
-from .stage_arguments import stage_arguments
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
+from amtcore.models.base import Kwargs, Passage, TimeDomainModel, WholeBands, check_range
+from amtcore.models.stage_arguments import stage_arguments
+from amtcore.scales.erb import erb_frequency, erb_number, erb_space_bw
+from amtcore.stages.butterworth import ButterworthFilter
+from amtcore.stages.compression import BrokenStickCompression, PowerCompression
+from amtcore.stages.gammatone import GammatoneFilterbank
+from amtcore.stages.hair_cell import IHCEnvelope
+from amtcore.stages.king_modulation import King2019ModulationFilterbank
+from amtcore.stages.resample import Resampler
 
 COMPRESSIONS = {"brokenstick": BrokenStickCompression, "power": PowerCompression}
 _ERB_AROUND_BASE = 2
@@ -161,7 +161,7 @@ class King2019(TimeDomainModel):
         """Modulation centre frequencies in Hz, (modulation,)."""
         return self.modulation_filterbank.mfc
 
-    def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
+    def forward_chunk(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
         bands = step("filterbank", self.filterbank, x)
         compressed = step("compression", self.compression, bands)
         envelope = step("ihc", self.ihc, compressed)

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ParameterError, ShapeError
-from ..loudness_level import PhonTable, phon_by, table_levels, tones
-from ..stages.base import Stage
-from ..stages.constants import Converted
-from ..stages.loudness_ear import LoudnessEar
-from ..stages.spectrum import WindowedSpectrum
-from ..stages.states import check_state
-from .block_threads import map_blocks
-from .frame_blocks import FrameBlocks, FrameState, Segment, inside
-from .loading import share_type
-from .swapped import any_hooks, check_fuses, is_foreign
+from amtcore.errors import ParameterError, ShapeError
+from amtcore.models.block_threads import map_blocks
+from amtcore.models.frame_blocks import FrameBlocks, FrameState, Segment, inside
+from amtcore.models.loading import share_type
+from amtcore.models.swapped import any_hooks, check_fuses, is_foreign
+from amtcore.scales.phon import PhonTable, phon_by, table_levels, tones
+from amtcore.stages.base import Stage
+from amtcore.stages.constants import Converted
+from amtcore.stages.loudness_ear import LoudnessEar
+from amtcore.stages.spectrum import WindowedSpectrum
+from amtcore.stages.states import check_state
 
 #: Samples up to this count as 0 (-306 dB SPL): powers of them would be denormal, hence slow.
 SILENT_PA = 1e-20
@@ -197,7 +197,7 @@ class LoudnessModel(Converted):
             )
         segments, blocks = grid.split(signal, before)
         if last:
-            segments += grid.rest(blocks)
+            segments += grid.remaining(blocks)
         loudness = self._run(segments, blocks, state.integration if state else None)
         return loudness, LoudnessState(blocks, loudness.state, batched)
 
@@ -271,9 +271,3 @@ class LoudnessModel(Converted):
 
     def reset_state(self) -> None:
         """Does nothing: a model keeps no state between calls; `stream` returns it."""
-
-    def make_extractor(self, entry: Any, streams: Any, params: Any) -> Any:
-        """The extractor of this model's feature streams; see `extract.build_extractor`."""
-        from ..loudness_extract import build_loudness_extractor
-
-        return build_loudness_extractor(entry, self, streams, params)

@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError, ShapeError
-from ..stages.binaural_loudness import Moore2016BinauralLoudness
-from ..stages.excitation import Moore2016ExcitationPattern
-from ..stages.loudness_ear import LoudnessEar
-from ..stages.loudness_integration import Moore2016AGC, Moore2016TemporalIntegration
-from ..stages.specific_loudness import Moore2016SpecificLoudness
-from ..stages.spectrum import Moore2016Spectrum, WindowedSpectrum, drop_faint, level_db
-from .base import Kwargs
-from .block_threads import map_blocks
-from .frame_blocks import BLOCK_FRAMES
-from .loudness import Loudness, LoudnessModel
-from .stage_arguments import stage_arguments
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError, ShapeError
+from amtcore.models.base import Kwargs
+from amtcore.models.block_threads import map_blocks
+from amtcore.models.frame_blocks import BLOCK_FRAMES
+from amtcore.models.loudness import Loudness, LoudnessModel
+from amtcore.models.stage_arguments import stage_arguments
+from amtcore.stages.binaural_loudness import Moore2016BinauralLoudness
+from amtcore.stages.excitation import Moore2016ExcitationPattern
+from amtcore.stages.loudness_ear import LoudnessEar
+from amtcore.stages.loudness_integration import Moore2016AGC, Moore2016TemporalIntegration
+from amtcore.stages.specific_loudness import Moore2016SpecificLoudness
+from amtcore.stages.spectrum import Moore2016Spectrum, WindowedSpectrum, drop_faint, level_db
 
 FS_HZ = 32000.0
 EARS = ("left", "right")

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..recurrence.chain.program import BlockOp
-from ..scales import erb_space_bw
-from ..stages.adaptation import AdaptLoop
-from ..stages.base import Stage
-from ..stages.ears import HeadphoneFilter, MiddleEarFilter
-from ..stages.gammatone import GammatoneFilterbank
-from ..stages.hair_cell import IHCEnvelope
-from ..stages.modulation import ModulationFilterbank
-from .base import Kwargs, Passage, TimeDomainModel, check_range
-from .stage_arguments import stage_arguments
+from amtcore.arguments import checked_arguments
+from amtcore.kernels.fused.program import BlockOp
+from amtcore.models.base import Kwargs, Passage, TimeDomainModel, check_range
+from amtcore.models.stage_arguments import stage_arguments
+from amtcore.scales.erb import erb_space_bw
+from amtcore.stages.adaptation import AdaptLoop
+from amtcore.stages.base import Stage
+from amtcore.stages.ears import HeadphoneFilter, MiddleEarFilter
+from amtcore.stages.gammatone import GammatoneFilterbank
+from amtcore.stages.hair_cell import IHCEnvelope
+from amtcore.stages.modulation import ModulationFilterbank
 
 
 class Osses2021(TimeDomainModel):
@@ -98,7 +98,7 @@ class Osses2021(TimeDomainModel):
             fc=fc_hz, **own("modulation_kwargs", modulation_kwargs, defaults=bank)
         )
 
-    def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
+    def forward_chunk(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
         at_eardrum = step("headphone", self.headphone, x)
         at_stapes = step("middleear", self.middleear, at_eardrum)
         bands = step("filterbank", self.filterbank, at_stapes)

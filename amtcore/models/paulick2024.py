@@ -16,24 +16,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..recurrence.chain.program import BlockOp
-from ..scales import erb_space
-from ..stages.adaptation import AdaptLoop
-from ..stages.base import Stage
-from ..stages.compression import SquaringExpansion
-from ..stages.drnl import DRNLFilterbank
-from ..stages.ears import HeadphoneFilter, MiddleEarFilter
-from ..stages.hair_cell import IHCEnvelope
-from ..stages.hair_cell_membrane import IHCPaulick2024
-from ..stages.modulation import ModulationFilterbank
-from ..stages.resample import Resampler
-from ..tables import load_table
-from .base import Kwargs, Passage, StageSequence, TimeDomainModel, check_range
-from .decision_methods import DecisionMethods
-from .stage_arguments import stage_arguments
-from .swapped import check_streams
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.kernels.fused.program import BlockOp
+from amtcore.models.base import Kwargs, Passage, StageSequence, TimeDomainModel, check_range
+from amtcore.models.decision_methods import DecisionMethods
+from amtcore.models.stage_arguments import stage_arguments
+from amtcore.models.swapped import check_streams
+from amtcore.scales.erb import erb_space
+from amtcore.stages.adaptation import AdaptLoop
+from amtcore.stages.base import Stage
+from amtcore.stages.compression import SquaringExpansion
+from amtcore.stages.drnl import DRNLFilterbank
+from amtcore.stages.ears import HeadphoneFilter, MiddleEarFilter
+from amtcore.stages.hair_cell import IHCEnvelope
+from amtcore.stages.hair_cell_membrane import IHCPaulick2024
+from amtcore.stages.modulation import ModulationFilterbank
+from amtcore.stages.resample import Resampler
+from amtcore.tables import load_table
 
 MODELS = ("paulick2024", "jepsen2008")
 _RESAMPLE_FACTOR = 4
@@ -167,7 +167,7 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
         """The stage that splits the waveform into channels."""
         return self.drnl
 
-    def _through(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
+    def forward_chunk(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
         at_stapes = x
         if self.outer_middle_ear is not None:
             at_stapes = step("outer_middle_ear", self.outer_middle_ear, x)

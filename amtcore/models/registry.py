@@ -2,67 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-
-from ..errors import ParameterError, UnknownModelError
-from .dau1997 import Dau1997
-from .glasberg2002 import Glasberg2002
-from .king2019 import King2019
-from .moore2016 import Moore2016
-from .osses2021 import Osses2021
-from .paulick2024 import Paulick2024
-
-#: Constructor arguments that a job does not set.
-_INTERNAL = ("self", "fs", "learnable", "return_stages", "dtype")
-
-
-@dataclass(frozen=True)
-class StreamKind:
-    """A feature stream that a model offers: its unit, axes and one line of what it is.
-
-    `layout` is "frames", or "events" for sparse streams that another stream of the model drives.
-    """
-
-    unit: str
-    axes: tuple[str, ...]
-    summary: str
-    layout: str = "frames"
-
-
-@dataclass(frozen=True)
-class ModelEntry:
-    """A registered model."""
-
-    name: str
-    model: type[Any]
-    summary: str
-    default_fs_hz: float
-    streams: Mapping[str, StreamKind]
-
-    def parameters(self) -> dict[str, Any]:
-        """Constructor arguments a job may set, with their defaults."""
-        signature = inspect.signature(self.model.__init__)
-        return {k: p.default for k, p in signature.parameters.items() if k not in _INTERNAL}
-
-    def build(self, fs_hz: float, params: Mapping[str, Any], dtype: torch.dtype) -> Any:
-        """The model; a wrong parameter is a `ParameterError` that names the nearest right one."""
-        for name in params:
-            if name not in self.parameters():
-                raise ParameterError(
-                    f"model {self.name!r} has no parameter {name!r}"
-                    f"{nearest_hint(name, self.parameters())}"
-                )
-        try:
-            return self.model(fs_hz, dtype=dtype, **params)
-        except TypeError as error:
-            raise ParameterError(f"model {self.name!r}: {error}") from error
-
+from amtcore.errors import UnknownModelError, nearest_hint
+from amtcore.models.dau1997 import Dau1997
+from amtcore.models.entry import ModelEntry, StreamKind
+from amtcore.models.glasberg2002 import Glasberg2002
+from amtcore.models.king2019 import King2019
+from amtcore.models.moore2016 import Moore2016
+from amtcore.models.osses2021 import Osses2021
+from amtcore.models.paulick2024 import Paulick2024
 
 _MODULATION = StreamKind(
     "model units", ("time", "channel_modulation"), "modulation filter outputs, ragged by channel"
@@ -75,7 +22,7 @@ _ENVELOPE = StreamKind(
 _SPIKES = StreamKind(
     "spikes",
     ("time", "channel"),
-    "sparse spikes of integrate-and-fire neurons that hear another stream: amtcore.spikes",
+    "sparse spikes of integrate-and-fire neurons that hear another stream: SpikeEncoder",
     "events",
 )
 
@@ -176,11 +123,3 @@ def get_model(name: str) -> ModelEntry:
     if name not in MODELS:
         raise UnknownModelError(f"unknown model {name!r}{nearest_hint(name, MODELS)}")
     return MODELS[name]
-
-
-def nearest_hint(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(name, known, 1)
-    if near:
-        return f": did you mean {near[0]!r}?"
-    return f": expected one of {', '.join(known)}"

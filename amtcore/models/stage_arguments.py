@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..arguments import plain_number
-from ..errors import ParameterError
+from amtcore.arguments import plain_number
+from amtcore.errors import ParameterError
 
 
 def stage_arguments(

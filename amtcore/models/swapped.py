@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from ..errors import ParameterError
+from amtcore.errors import ParameterError
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OWN = "amtcore."

@@ -1,28 +1,34 @@
-"""The stages that models are built from, as nn.Modules with explicit state."""
+"""The stages that models are built from, as nn.Modules with explicit state.
 
-from .adaptation import AdaptLoop
-from .binaural_loudness import Moore2016BinauralLoudness
-from .butterworth import ButterworthFilter
-from .compression import BrokenStickCompression, PowerCompression, SquaringExpansion
-from .drnl import DRNLFilterbank
-from .ears import HeadphoneFilter, MiddleEarFilter
-from .excitation import ERBIntegration, ExcitationPattern, Moore2016ExcitationPattern
-from .gammatone import GammatoneFilterbank
-from .hair_cell import IHCEnvelope
-from .hair_cell_membrane import IHCPaulick2024
-from .king_modulation import FastKing2019ModulationFilterbank, King2019ModulationFilterbank
-from .loudness_ear import LoudnessEar
-from .loudness_integration import (
+They may import `arguments`, `kernels`, `filter_design`, `scales` and `tables`, never a model.
+"""
+
+from amtcore.stages.adaptation import AdaptLoop
+from amtcore.stages.binaural_loudness import Moore2016BinauralLoudness
+from amtcore.stages.butterworth import ButterworthFilter
+from amtcore.stages.compression import BrokenStickCompression, PowerCompression, SquaringExpansion
+from amtcore.stages.drnl import DRNLFilterbank
+from amtcore.stages.ears import HeadphoneFilter, MiddleEarFilter
+from amtcore.stages.excitation import ERBIntegration, ExcitationPattern, Moore2016ExcitationPattern
+from amtcore.stages.gammatone import GammatoneFilterbank
+from amtcore.stages.hair_cell import IHCEnvelope
+from amtcore.stages.hair_cell_membrane import IHCPaulick2024
+from amtcore.stages.king_modulation import (
+    FastKing2019ModulationFilterbank,
+    King2019ModulationFilterbank,
+)
+from amtcore.stages.loudness_ear import LoudnessEar
+from amtcore.stages.loudness_integration import (
     LoudnessIntegration,
     Moore2016AGC,
     Moore2016TemporalIntegration,
 )
-from .modulation import FastModulationFilterbank, ModulationFilterbank
-from .outer_middle_ear import OuterMiddleEarFilter
-from .resample import Resampler
-from .specific_loudness import Moore2016SpecificLoudness, SpecificLoudness
-from .spectrum import Moore2016Spectrum, MultiResolutionFFT
-from .spiking import LIFExodus
+from amtcore.stages.modulation import FastModulationFilterbank, ModulationFilterbank
+from amtcore.stages.outer_middle_ear import OuterMiddleEarFilter
+from amtcore.stages.resample import Resampler
+from amtcore.stages.specific_loudness import Moore2016SpecificLoudness, SpecificLoudness
+from amtcore.stages.spectrum import Moore2016Spectrum, MultiResolutionFFT
+from amtcore.stages.spiking.layer import LIFExodus
 
 __all__ = [
     "AdaptLoop",

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..recurrence.adaptation.op import adaptation
-from ..recurrence.chain.cpu import ADAPTATION
-from ..recurrence.chain.program import BlockOp
-from .base import ChannelStage
-from .limits import SECONDS, Range
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.kernels.fused.cpu import ADAPTATION
+from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.ops.adaptation import adaptation
+from amtcore.stages.base import ChannelStage
+from amtcore.stages.limits import SECONDS, Range
 
 _DAU_TAU_S = (0.005, 0.050, 0.129, 0.253, 0.500)
 _EVEN_TAU_S = tuple(0.005 + i * (0.500 - 0.005) / 4 for i in range(5))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from ..errors import ParameterError, ShapeError
-from .constants import WORKING_TYPES, HasConstants
-from .states import Form, taking_states
+from amtcore.errors import ParameterError, ShapeError
+from amtcore.stages.constants import WORKING_TYPES, HasConstants
+from amtcore.stages.states import Form, taking_states
 
 
 def check_fs(fs: float) -> float:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError, ShapeError
-from .base import Stage, product
-from .excitation import STEP_CAM
-from .limits import Range
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError, ShapeError
+from amtcore.stages.base import Stage, product
+from amtcore.stages.excitation import STEP_CAM
+from amtcore.stages.limits import Range
 
 #: Reach of the smoothing in Cam.
 REACH_CAM = 18.0

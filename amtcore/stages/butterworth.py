@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import design
-from ..arguments import RATE, checked_arguments, whole
-from ..errors import ParameterError
-from ..recurrence.biquad.op import first_order, state_variable
-from ..recurrence.chain.cpu import FIRST_ORDER, STATE_VARIABLE
-from ..recurrence.chain.program import BlockOp
-from .base import ChannelStage, check_below_nyquist
-from .limits import frequencies
+from amtcore.arguments import RATE, checked_arguments, whole
+from amtcore.errors import ParameterError
+from amtcore.filter_design import iir as design
+from amtcore.kernels.fused.cpu import FIRST_ORDER, STATE_VARIABLE
+from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.ops.biquad import first_order, state_variable
+from amtcore.stages.base import ChannelStage, check_below_nyquist
+from amtcore.stages.limits import frequencies
 
 
 class ButterworthFilter(ChannelStage):

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..recurrence.chain.cpu import BROKEN_STICK, SQUARE
-from ..recurrence.chain.program import BlockOp
-from ..recurrence.compression.op import broken_stick
-from .base import ChannelStage
-from .limits import DECIBELS, Range
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.kernels.fused.cpu import BROKEN_STICK, SQUARE
+from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.ops.compression import broken_stick
+from amtcore.stages.base import ChannelStage
+from amtcore.stages.limits import DECIBELS, Range
 
 _EXPONENTS = Range(1e-6, 10.0)
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ParameterError, ShapeError
-from ..recurrence.autograd import is_transformed
-from .limits import Limit
+from amtcore.errors import ParameterError, ShapeError
+from amtcore.kernels.ops.autograd import is_transformed
+from amtcore.stages.limits import Limit
 
 #: Types that everything here works in.
 WORKING_TYPES = (torch.float32, torch.float64)

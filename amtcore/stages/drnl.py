@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import design
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..recurrence.biquad.op import state_variable
-from ..recurrence.chain.cpu import (
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.filter_design import iir as design
+from amtcore.kernels.fused.cpu import (
     ADD,
     BROKEN_STICK,
     POLE_ZERO_CASCADE,
@@ -27,13 +26,14 @@ from ..recurrence.chain.cpu import (
     STATE_VARIABLE,
     SWAP,
 )
-from ..recurrence.chain.op import can_fuse, program
-from ..recurrence.chain.program import BlockOp
-from ..recurrence.compression.op import broken_stick
-from ..recurrence.dispatch import use_reference
-from ..recurrence.one_pole.op import pole_zero_cascade
-from .base import Stage, check_below_nyquist
-from .limits import Limit, Range, bandwidths, frequencies
+from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.ops.biquad import state_variable
+from amtcore.kernels.ops.compression import broken_stick
+from amtcore.kernels.ops.dispatch import use_reference
+from amtcore.kernels.ops.one_pole import pole_zero_cascade
+from amtcore.kernels.ops.program import can_fuse, program
+from amtcore.stages.base import Stage, check_below_nyquist
+from amtcore.stages.limits import Limit, Range, bandwidths, frequencies
 
 
 @dataclass(frozen=True)

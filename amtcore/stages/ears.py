@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..fir_design import fir2, minimum_phase
-from ..tables import load_table
-from ..units import REFERENCE_PA
-from .fir import FirStage
-from .limits import DECIBELS, Range
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.filter_design.fir import fir2, minimum_phase
+from amtcore.stages.fir import FirStage
+from amtcore.stages.limits import DECIBELS, Range
+from amtcore.tables import load_table
+from amtcore.units import REFERENCE_PA
 
 PHASE_TYPES = ("amt", "minimum", "zero")
 MIDDLE_EAR_TYPES = ("lopezpoveda2001", "jepsen2008")

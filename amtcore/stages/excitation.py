@@ -17,20 +17,20 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..arguments import RATE, Number, Numbers, checked_arguments
-from ..cam_scale import CAM_FLOOR_HZ, CAM_SLOPE, cam_number, cam_space
-from ..errors import ParameterError
-from ..recurrence.roex.op import lower_skirt
-from .base import Stage, product
-from .limits import Range
-from .roex_slopes import (
+from amtcore.arguments import RATE, Number, Numbers, checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.kernels.ops.roex import lower_skirt
+from amtcore.scales.cam import CAM_FLOOR_HZ, CAM_SLOPE, cam_number, cam_space
+from amtcore.stages.base import Stage, product
+from amtcore.stages.limits import Range
+from amtcore.stages.roex_slopes import (
     KHZ_PER_ERB,
     REFERENCE_LEVEL_DB,
     check_lower_slope,
     slope_base,
     slope_per_db,
 )
-from .spectrum import level_db
+from amtcore.stages.spectrum import level_db
 
 Array = NDArray[np.float64]
 

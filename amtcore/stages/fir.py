@@ -15,11 +15,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..arguments import whole
-from ..errors import ParameterError
-from ..recurrence.fir.op import fir
-from .base import Stage
-from .states import check_kept
+from amtcore.arguments import whole
+from amtcore.errors import ParameterError
+from amtcore.kernels.ops.fir import fir
+from amtcore.stages.base import Stage
+from amtcore.stages.states import check_kept
 
 FirState = tuple[Tensor, int]
 _SHAPES = "(time,), (batch, time) or (batch, channel, time)"

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments, whole
-from ..errors import ParameterError
-from ..recurrence.chain.cpu import ONE_POLE_CASCADE
-from ..recurrence.chain.program import BlockOp
-from ..recurrence.one_pole.op import one_pole_cascade
-from ..scales import ERB_FLOOR_HZ, ERB_Q
-from .base import Stage, check_below_nyquist
-from .limits import bandwidths, frequencies
+from amtcore.arguments import checked_arguments, whole
+from amtcore.errors import ParameterError
+from amtcore.kernels.fused.cpu import ONE_POLE_CASCADE
+from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.ops.one_pole import one_pole_cascade
+from amtcore.scales.erb import ERB_FLOOR_HZ, ERB_Q
+from amtcore.stages.base import Stage, check_below_nyquist
+from amtcore.stages.limits import bandwidths, frequencies
 
 
 def default_betamul(n: int) -> float:

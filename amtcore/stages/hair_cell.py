@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import design
-from ..arguments import checked_arguments, whole
-from ..errors import ParameterError
-from ..recurrence.biquad.op import first_order, state_variable
-from ..recurrence.chain.cpu import FIRST_ORDER, STATE_VARIABLE
-from ..recurrence.chain.op import can_fuse, program
-from ..recurrence.chain.program import BlockOp
-from ..recurrence.dispatch import use_reference
-from .base import ChannelStage, check_below_nyquist
-from .limits import Range, StableDenominator
+from amtcore.arguments import checked_arguments, whole
+from amtcore.errors import ParameterError
+from amtcore.filter_design import iir as design
+from amtcore.kernels.fused.cpu import FIRST_ORDER, STATE_VARIABLE
+from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.ops.biquad import first_order, state_variable
+from amtcore.kernels.ops.dispatch import use_reference
+from amtcore.kernels.ops.program import can_fuse, program
+from amtcore.stages.base import ChannelStage, check_below_nyquist
+from amtcore.stages.limits import Range, StableDenominator
 
 _NEURAL_COMPRESSION = 0.23  # Bernstein et al. (1999): envelope to this power
 _LARGEST_NUMERATOR = 10.0

@@ -11,13 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..recurrence.chain.cpu import HAIR_CELL
-from ..recurrence.chain.program import BlockOp
-from ..recurrence.hair_cell.op import hair_cell
-from .base import ChannelStage
-from .limits import Range, around
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.kernels.fused.cpu import HAIR_CELL
+from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.ops.hair_cell import hair_cell
+from amtcore.stages.base import ChannelStage
+from amtcore.stages.limits import Range, around
 
 #: Paulick et al. (2024): displacement per velocity; S, m, V and F.
 CONSTANTS = {

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import design
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..recurrence.chain.cpu import BANK_TWO_SECTIONS
-from ..recurrence.chain.program import Bank
-from ..recurrence.envelope.op import hilbert_envelope
-from ..recurrence.one_pole.op import modulation_bank
-from .base import Stage, check_below_nyquist
-from .limits import MOST_CYCLES, Range, frequencies
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.filter_design import iir as design
+from amtcore.kernels.fused.cpu import BANK_TWO_SECTIONS
+from amtcore.kernels.fused.program import Bank
+from amtcore.kernels.ops.envelope import hilbert_envelope
+from amtcore.kernels.ops.one_pole import modulation_bank
+from amtcore.stages.base import Stage, check_below_nyquist
+from amtcore.stages.limits import MOST_CYCLES, Range, frequencies
 
 PHASE_INSENSITIVITY = ("hilbert", "none")
 _PHASE_LIMIT_HZ = 10.0  # above it the phase is dropped

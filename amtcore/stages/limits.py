@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..errors import ParameterError
+from amtcore.errors import ParameterError
 
 #: Bounds of frequencies and bandwidths in cycles a sample: below them a pole rounds to the unit
 #: circle in float32, above them the bilinear transform does.
@@ -130,8 +130,8 @@ class StableDenominator:
         """The inverse of `raw`."""
         first = torch.exp(_MOST_LOG * torch.tanh(raw[0] / _MOST_LOG))
         k = (1.0 - _LEAST_DAMPING) * torch.tanh(raw[1:])
-        rest = (k[0],) if len(k) == 1 else (k[0] * (1.0 + k[1]), k[1])
-        return first * torch.stack((torch.ones_like(first), *rest))
+        others = (k[0],) if len(k) == 1 else (k[0] * (1.0 + k[1]), k[1])
+        return first * torch.stack((torch.ones_like(first), *others))
 
     def within(self, value: Tensor) -> Tensor:
         """The value itself: rounding is less than the damping that is left."""

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..fir_design import fir2
-from ..tables import load_table
-from .base import Stage
-from .limits import DECIBELS
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.filter_design.fir import fir2
+from amtcore.stages.base import Stage
+from amtcore.stages.limits import DECIBELS
+from amtcore.tables import load_table
 
 #: Middle-ear table of each compensation type.
 MIDDLE_EARS = {

@@ -12,13 +12,13 @@ import math
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..recurrence.attack_release.op import attack_release
-from .base import Stage
-from .excitation import STEP_CAM
-from .limits import SECONDS, Range
-from .spectrum import default_hop
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.kernels.ops.attack_release import attack_release
+from amtcore.stages.base import Stage
+from amtcore.stages.excitation import STEP_CAM
+from amtcore.stages.limits import SECONDS, Range
+from amtcore.stages.spectrum import default_hop
 
 _RATES = Range(1e-7, 1.0 - 1e-6)
 #: The frame distance that published rates belong to.

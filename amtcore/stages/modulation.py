@@ -17,17 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import design
-from ..arguments import checked_arguments
-from ..errors import ParameterError, StateError
-from ..recurrence.biquad.op import first_order
-from ..recurrence.chain.cpu import BANK_MODULUS, BANK_REAL, BANK_STATE_VARIABLE, FIRST_ORDER
-from ..recurrence.chain.program import Bank, BlockOp
-from ..recurrence.one_pole.op import modulation_bank
-from .base import ChannelStage, check_below_nyquist
-from .limits import LEAST_CYCLES, MOST_CYCLES, Range, bandwidths, frequencies
-from .separate import Folded, can_separate
-from .states import check_kept
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError, StateError
+from amtcore.filter_design import iir as design
+from amtcore.kernels.fused.cpu import BANK_MODULUS, BANK_REAL, BANK_STATE_VARIABLE, FIRST_ORDER
+from amtcore.kernels.fused.program import Bank, BlockOp
+from amtcore.kernels.ops.biquad import first_order
+from amtcore.kernels.ops.one_pole import modulation_bank
+from amtcore.stages.base import ChannelStage, check_below_nyquist
+from amtcore.stages.limits import LEAST_CYCLES, MOST_CYCLES, Range, bandwidths, frequencies
+from amtcore.stages.separate import Folded, can_separate
+from amtcore.stages.states import check_kept
 
 _FIRST_BANDWIDTH_HZ = 5.0
 _PHASE_LIMIT_HZ = 10.0  # up to here the modulation phase is kept

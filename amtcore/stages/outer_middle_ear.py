@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..fir_design import fir2
-from ..tables import load_table
-from .fir import FirStage
-from .limits import DECIBELS
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.filter_design.fir import fir2
+from amtcore.stages.fir import FirStage
+from amtcore.stages.limits import DECIBELS
+from amtcore.tables import load_table
 
 #: Middle-ear table of each compensation type.
 COMPENSATION_TYPES = {

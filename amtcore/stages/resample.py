@@ -12,14 +12,14 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..fir_design import resample_taps
-from ..recurrence.chain.cpu import DECIMATE
-from ..recurrence.chain.program import BlockOp
-from ..recurrence.fir.op import fir
-from .base import Stage, check_fs
-from .states import check_kept
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.filter_design.fir import resample_taps
+from amtcore.kernels.fused.cpu import DECIMATE
+from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.ops.fir import fir
+from amtcore.stages.base import Stage, check_fs
+from amtcore.stages.states import check_kept
 
 #: Numerator and denominator of a ratio of rates stay below this.
 _LARGEST = 4096

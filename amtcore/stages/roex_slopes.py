@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..arguments import Number, plain_number
-from ..cam_scale import cam_bandwidth
-from ..errors import ParameterError
+from amtcore.arguments import Number, plain_number
+from amtcore.errors import ParameterError
+from amtcore.scales.cam import cam_bandwidth
 
 #: Frequency over bandwidth at 1 kHz.
 KHZ_PER_ERB = 1000.0 / float(cam_bandwidth(1000.0))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..recurrence.autograd import is_transformed
+from amtcore.kernels.ops.autograd import is_transformed
 
 
 def can_separate(x: Tensor) -> bool:

@@ -18,11 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..tables import load_table
-from .base import Stage
-from .limits import Range
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.stages.base import Stage
+from amtcore.stages.limits import Range
+from amtcore.tables import load_table
 
 #: Excitation where the law for very high levels begins.
 HIGH_EXCITATION = 1e10

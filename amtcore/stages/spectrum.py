@@ -14,10 +14,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..arguments import checked_arguments
-from ..errors import ParameterError
-from ..units import REFERENCE_PA
-from .base import Stage, product
+from amtcore.arguments import checked_arguments
+from amtcore.errors import ParameterError
+from amtcore.stages.base import Stage, product
+from amtcore.units import REFERENCE_PA
 
 #: Edges in Hz of the ranges served by windows of 64, 32, 16, 8, 4 and 2 ms.
 WINDOW_LIMITS_HZ = (20.0, 80.0, 500.0, 1250.0, 2540.0, 4050.0, 15000.0)

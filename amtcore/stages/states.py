@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import ShapeError, StateError
+from amtcore.errors import ShapeError, StateError
 
 #: A type, or one for each part of a tuple.
 Form = type | tuple[type, ...]

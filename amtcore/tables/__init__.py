@@ -1,5 +1,7 @@
 """Published tables as data: one JSON file a table, with its source and its columns.
 
+It may import nothing but `amtcore.errors`.
+
 >>> load_table("moore2016_alpha_of_gain")["alpha"][-1]
 np.float64(0.2)
 """
@@ -15,7 +17,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ParameterError
+from amtcore.errors import ParameterError
 
 Columns = Mapping[str, NDArray[np.float64]]
 

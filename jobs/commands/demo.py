@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs import terminal
+from earmill.jobs import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipeline.events import JobFinished
-    from pipeline.reader import Features
+    from earmill.pipeline.driver.events import JobFinished
+    from earmill.pipeline.reader.features import Features
 
 NAME = "demo"
 JOB = """\
@@ -57,9 +57,9 @@ def demo(
     ),
 ) -> None:
     """Generate two minutes of audio and run the whole job on it."""
-    from jobs.commands.extract import run_and_report
-    from jobs.demo_audio import write_corpus
-    from pipeline.spec import JobSpec
+    from earmill.jobs.commands.extract import run_and_report
+    from earmill.jobs.demo_audio import write_corpus
+    from earmill.pipeline.spec.job import JobSpec
 
     console = terminal.console(soft_wrap=True)
     folder = _clean_folder(out)
@@ -69,7 +69,7 @@ def demo(
         job = folder / "job.yaml"
         job.write_text(JOB.format(name=NAME, folder=folder))
         spec = JobSpec.load(job)
-        importlib.import_module("amtcore.extract")  # takes as long as Ray still needs
+        importlib.import_module("amtcore.features.build")  # takes as long as Ray still needs
         ray_is_up()
         end = run_and_report(spec)
     if end.exit_code:
@@ -80,7 +80,7 @@ def demo(
 @contextmanager
 def _ray_in_the_background() -> Iterator[Callable[[], None]]:
     """Start Ray beside other work; the value waits for it. A job then finds it running."""
-    from pipeline.ray_cluster import ray_session
+    from earmill.pipeline.driver.ray_session import ray_session
 
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         started = thread.submit(stack.enter_context, ray_session())
@@ -89,9 +89,9 @@ def _ray_in_the_background() -> Iterator[Callable[[], None]]:
 
 def _clean_folder(out: Path) -> Path:
     """The folder, without an earlier demo in it; anything else in it is left alone."""
-    from pipeline.dataset_file import read_dataset
-    from pipeline.errors import OutputError
-    from pipeline.layout import Layout
+    from earmill.pipeline.common.errors import OutputError
+    from earmill.pipeline.dataset.description import read_dataset
+    from earmill.pipeline.storage.layout import Layout
 
     folder = out.resolve()
     try:
@@ -109,10 +109,10 @@ def _clean_folder(out: Path) -> Path:
 
 def _check(console: Console, folder: Path, end: JobFinished, *, files: int) -> None:
     """Verify, read back, draw; every step raises or exits when something is off."""
-    from jobs.demo_report import Example, draw
-    from pipeline import open_features
-    from pipeline.layout import Layout
-    from pipeline.verify import verify
+    from earmill.jobs.demo_report import Example, draw
+    from earmill.pipeline.dataset.verify import verify
+    from earmill.pipeline.reader.open import open_features
+    from earmill.pipeline.storage.layout import Layout
 
     uri = str(folder / "features")
     report = verify(Layout.open(uri))
@@ -142,7 +142,7 @@ def _load_batch(features: Features) -> dict[str, tuple[int, ...]]:
     """Shapes of one padded batch from a DataLoader."""
     from torch.utils.data import DataLoader
 
-    from pipeline.collate import collate_padded
+    from earmill.pipeline.reader.collate import collate_padded
 
     loader = DataLoader(
         features.torch(), batch_size=BATCH_ROWS, collate_fn=collate_padded, shuffle=False
@@ -153,10 +153,10 @@ def _load_batch(features: Features) -> dict[str, tuple[int, ...]]:
 
 def _summary(uri: str, end: JobFinished, shapes: dict[str, dict[str, tuple[int, ...]]]) -> str:
     """What happened to each file, and to the whole."""
-    from jobs.demo_report import markdown_table
-    from pipeline.layout import Layout
-    from pipeline.snapshot import current_index
-    from pipeline.verify import read_table
+    from earmill.jobs.demo_report import markdown_table
+    from earmill.pipeline.dataset.snapshot import current_index
+    from earmill.pipeline.dataset.verify import read_table
+    from earmill.pipeline.storage.layout import Layout
 
     layout = Layout.open(uri)
     rows = []

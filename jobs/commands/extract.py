@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.commands.options import AsJson, JobFile, Overrides, RayAddress
+from earmill.jobs.commands.options import AsJson, JobFile, Overrides, RayAddress
 
 if TYPE_CHECKING:
-    from pipeline.again import Choice, Chooser
-    from pipeline.events import JobFinished
-    from pipeline.layout import Layout
-    from pipeline.spec import JobSpec
-    from pipeline.stop import StopRequest
+    from earmill.pipeline.dataset.recompute import Choice, Chooser
+    from earmill.pipeline.driver.events import JobFinished
+    from earmill.pipeline.driver.stop_request import StopRequest
+    from earmill.pipeline.spec.job import JobSpec
+    from earmill.pipeline.storage.layout import Layout
 
 # Set by Ray for the entry point of a submitted job, and for nothing else.
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -50,7 +50,7 @@ def extract(
 
     Exit codes: 0 done, 1 failed or stopped, 2 bad usage or spec, 3 too many rows quarantined.
     """
-    from pipeline.spec import JobSpec
+    from earmill.pipeline.spec.job import JobSpec
 
     if repair and not resume:
         raise typer.BadParameter("--repair goes on with an output: add --resume")
@@ -69,7 +69,7 @@ def extract(
 
 def _damaged(layout: Layout) -> Choice:
     """What `--repair` computes again."""
-    from pipeline.again import damaged
+    from earmill.pipeline.dataset.recompute import damaged
 
     return damaged(layout)
 
@@ -79,7 +79,7 @@ def check_submitted(spec: JobSpec) -> None:
 
     Ray runs it in a copy of the submitted folder that it deletes afterwards, features and all.
     """
-    from pipeline.errors import SpecError
+    from earmill.pipeline.common.errors import SpecError
 
     uri = spec.output.uri
     relative = "://" not in uri and "::" not in uri and not os.path.isabs(uri)
@@ -100,9 +100,9 @@ def run_and_report(
     ray_address: str | None = None,
 ) -> JobFinished:
     """Run a job with its progress on standard output, stopped by SIGINT and SIGTERM."""
-    from jobs.progress import make_reporter
-    from pipeline.run import run_job
-    from pipeline.stop import StopRequest
+    from earmill.jobs.progress import make_reporter
+    from earmill.pipeline.driver.run import run_job
+    from earmill.pipeline.driver.stop_request import StopRequest
 
     stop = StopRequest()
     reporter = make_reporter(as_json=as_json, stream=sys.stdout)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
-from jobs.terminal import console, say, say_json
-from pipeline.plain_text import one_line
+from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.terminal import console, say, say_json
+from earmill.pipeline.common.plain_text import one_line
 
 if TYPE_CHECKING:
-    from pipeline.commit import CommitRecord
-    from pipeline.dataset_file import DatasetFile
-    from pipeline.layout import Layout
+    from earmill.pipeline.dataset.description import DatasetFile
+    from earmill.pipeline.dataset.publish import CommitRecord
+    from earmill.pipeline.storage.layout import Layout
 
 
 Quarantine = Annotated[
@@ -30,8 +30,8 @@ def inspect(
     storage_options: StorageOptions = None,
 ) -> None:
     """Show what a dataset holds: model, streams, rows, hours, bytes, reasons for quarantine."""
-    from pipeline.layout import Layout
-    from pipeline.store_errors import store_errors
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
 
     layout = Layout.open(uri, parse_storage_options(storage_options))
     with store_errors(layout.url()):
@@ -45,9 +45,9 @@ def inspect(
 
 def contents(layout: Layout) -> dict[str, Any]:
     """All that `inspect` shows, as plain values."""
-    from pipeline.commit import commits
-    from pipeline.snapshot import current_index
-    from pipeline.verify import read_plan
+    from earmill.pipeline.dataset.publish import commits
+    from earmill.pipeline.dataset.snapshot import current_index
+    from earmill.pipeline.dataset.verify import read_plan
 
     dataset = _dataset(layout)
     records = list(commits(layout).values())
@@ -83,8 +83,8 @@ def contents(layout: Layout) -> dict[str, Any]:
 
 def quarantined(layout: Layout) -> list[dict[str, Any]]:
     """Every quarantined row that a commit names, in the order of the shards."""
-    from pipeline.commit import commits
-    from pipeline.verify import read_table
+    from earmill.pipeline.dataset.publish import commits
+    from earmill.pipeline.dataset.verify import read_table
 
     _dataset(layout)
     found = []
@@ -96,8 +96,8 @@ def quarantined(layout: Layout) -> list[dict[str, Any]]:
 
 
 def _dataset(layout: Layout) -> DatasetFile:
-    from pipeline.dataset_file import read_dataset
-    from pipeline.errors import SourceError
+    from earmill.pipeline.common.errors import SourceError
+    from earmill.pipeline.dataset.description import read_dataset
 
     dataset = read_dataset(layout)
     if dataset is None:
@@ -110,7 +110,7 @@ def _dataset(layout: Layout) -> DatasetFile:
 
 def bad_by_class(layout: Layout, records: list[CommitRecord]) -> dict[str, int]:
     """Quarantined rows by reason, most frequent first."""
-    from pipeline.verify import read_table
+    from earmill.pipeline.dataset.verify import read_table
 
     paths = [path for record in records if (path := record.path("quarantine"))]
     reasons = [
@@ -132,8 +132,8 @@ def _print_quarantined(rows: list[dict[str, Any]]) -> None:
 def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from jobs.progress import audio, bytes_text
-    from pipeline.sinks.stored import is_events, rate_text
+    from earmill.jobs.progress import audio, bytes_text
+    from earmill.pipeline.formats.stream_schema import is_events, rate_text
 
     state = "finalised" if result["finalised"] else "not finalised"
     reasons = ", ".join(f"{name} {count}" for name, count in result["bad_by_class"].items())

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from jobs.commands.options import AsJson
-from jobs.terminal import console
-from pipeline.errors import SpecError
+from earmill.jobs.commands.options import AsJson
+from earmill.jobs.terminal import console
+from earmill.pipeline.common.errors import SpecError
 
 
 def models(
@@ -18,7 +18,7 @@ def models(
     as_json: AsJson = False,
 ) -> None:
     """List the models with their parameters and streams."""
-    from amtcore.extract import list_models
+    from amtcore.features.build import list_models
 
     found = [model for model in list_models() if name in (None, model.name)]
     if not found:

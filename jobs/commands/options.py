@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.untrusted import loads_json
+from earmill.pipeline.common.untrusted import loads_json
 
 JobFile = Annotated[
     str, typer.Argument(metavar="JOB.yaml", help="Job spec: a local path or any fsspec URI.")

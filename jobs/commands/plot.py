@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from jobs.commands.options import DatasetUri, StorageOptions, parse_storage_options
-from jobs.terminal import say
+from earmill.jobs.commands.options import DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.terminal import say
 
 RowId = Annotated[
     str | None, typer.Option("--row", metavar="ID", help="Row id; the first row when left out.")
@@ -27,10 +27,10 @@ def plot(
     storage_options: StorageOptions = None,
 ) -> None:
     """Draw every feature stream of one row over time."""
-    from jobs.stream_plots import draw_row
-    from pipeline import open_features
-    from pipeline.errors import OutputError, SourceError
-    from pipeline.store_errors import is_store_error, store_errors
+    from earmill.jobs.stream_plots import draw_row
+    from earmill.pipeline.common.errors import OutputError, SourceError
+    from earmill.pipeline.reader.open import open_features
+    from earmill.pipeline.storage.store_errors import is_store_error, store_errors
 
     options = parse_storage_options(storage_options)
     with store_errors(uri):

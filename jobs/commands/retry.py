@@ -8,12 +8,12 @@ with by the same command, or closed by `earmill extract` with --resume.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.commands.extract import run_and_report
-from jobs.commands.options import (
+from earmill.jobs.commands.extract import run_and_report
+from earmill.jobs.commands.options import (
     AsJson,
     DatasetUri,
     Overrides,
@@ -21,11 +21,10 @@ from jobs.commands.options import (
     StorageOptions,
     parse_storage_options,
 )
-from jobs.terminal import console, say_json
+from earmill.jobs.terminal import console, say_json
 
 if TYPE_CHECKING:
-    from pipeline.layout import Layout
-    from pipeline.spec import JobSpec
+    pass
 
 
 def retry(
@@ -56,51 +55,23 @@ def retry(
 
     Exit codes: as of `extract`.
     """
-    from pipeline.again import quarantined, was_cut_off
-    from pipeline.layout import Layout
-    from pipeline.store_errors import store_errors
-    from pipeline.where import everything, parse_where
+    from earmill.pipeline.dataset.recompute import quarantined, was_cut_off
+    from earmill.pipeline.dataset.where import everything, parse_where
+    from earmill.pipeline.driver.stored_job import stored_job
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
 
     choose = quarantined(everything if where is None else parse_where(where))
     options = parse_storage_options(storage_options)
     layout = Layout.open(uri, options)
     with store_errors(layout.url()):
-        spec = job_of(layout, uri, options, job=job, overrides=set_ or ())
+        spec = stored_job(layout, uri, options, job=job, overrides=set_ or ())
         work = choose(layout) or was_cut_off(layout)
     if not work:
         _nothing(uri, as_json)
         raise typer.Exit(0)
     end = run_and_report(spec, resume=True, again=choose, as_json=as_json, ray_address=ray_address)
     raise typer.Exit(end.exit_code)
-
-
-def job_of(
-    layout: Layout,
-    uri: str,
-    storage_options: dict[str, Any],
-    *,
-    job: str | None = None,
-    overrides: list[str] | tuple[str, ...] = (),
-) -> JobSpec:
-    """The job that made a dataset, out of dataset.json or a job file, with this place as output."""
-    from pipeline.dataset_file import read_dataset
-    from pipeline.errors import OutputError
-    from pipeline.spec import JobSpec
-
-    dataset = read_dataset(layout)
-    if dataset is None:
-        raise OutputError(f"{layout.url()} holds no dataset.json; give the output.uri of a job")
-    if job is not None:
-        spec = JobSpec.load(job, overrides=overrides)
-        known = spec.output.storage_options
-    else:
-        output = {**dataset.spec["output"], "uri": uri}
-        spec = JobSpec.load(
-            {**dataset.spec, "name": dataset.name, "output": output}, overrides=overrides
-        )
-        known = {}
-    place = spec.output.model_copy(update={"uri": uri, "storage_options": storage_options or known})
-    return spec.model_copy(update={"output": place})
 
 
 def _nothing(uri: str, as_json: bool) -> None:

@@ -5,6 +5,6 @@ from __future__ import annotations
 
 def spec() -> None:
     """Print the reference of the job file, as Markdown."""
-    from pipeline.spec_reference import reference
+    from earmill.pipeline.spec.reference import reference
 
     print(reference(), end="")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
-from jobs.terminal import console, say_json
+from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.terminal import console, say_json
 
 if TYPE_CHECKING:
-    from pipeline.verify import Report
+    from earmill.pipeline.dataset.verify import Report
 
 
 def verify(
@@ -32,10 +32,10 @@ def verify(
     storage_options: StorageOptions = None,
 ) -> None:
     """Check that a dataset is whole. Exit code 1 when it is not."""
-    from pipeline.layout import Layout
-    from pipeline.orphans import remove_orphans as remove
-    from pipeline.store_errors import store_errors
-    from pipeline.verify import verify as check
+    from earmill.pipeline.dataset.orphans import remove_orphans as remove
+    from earmill.pipeline.dataset.verify import verify as check
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
 
     layout = Layout.open(uri, parse_storage_options(storage_options))
     with store_errors(layout.url()):
@@ -49,7 +49,7 @@ def verify(
 
 
 def _print(uri: str, report: Report, removed: list[str]) -> None:
-    from jobs.progress import audio, bytes_text
+    from earmill.jobs.progress import audio, bytes_text
 
     out = console(soft_wrap=True)
     for problem in report.problems:

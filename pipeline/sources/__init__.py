@@ -1,9 +1,12 @@
-"""Sources of audio: files, manifests, Hugging Face datasets. `open_source` picks by kind."""
+"""Sources of audio: files, manifests, Hugging Face datasets. `open_source` picks by kind.
+
+They may import `spec`, `audio`, `storage` and `common`.
+"""
 
 from __future__ import annotations
 
-from pipeline.source_spec import FilesSpec, HfSpec, ManifestSpec
-from pipeline.sources.base import Item, Source
+from earmill.pipeline.sources.base import Item, Source
+from earmill.pipeline.spec.source import FilesSpec, HfSpec, ManifestSpec
 
 __all__ = ["Item", "Source", "open_source"]
 
@@ -16,13 +19,13 @@ def open_source(spec: FilesSpec | ManifestSpec | HfSpec) -> Source:
     """
     # Each kind is imported on use: `datasets` alone takes two seconds.
     if isinstance(spec, FilesSpec):
-        from pipeline.sources.files import FilesSource
+        from earmill.pipeline.sources.files import FilesSource
 
         return FilesSource(spec)
     if isinstance(spec, ManifestSpec):
-        from pipeline.sources.manifest import ManifestSource
+        from earmill.pipeline.sources.manifest import ManifestSource
 
         return ManifestSource(spec)
-    from pipeline.sources.hf import HfSource
+    from earmill.pipeline.sources.hf import HfSource
 
     return HfSource(spec)

@@ -18,11 +18,11 @@ from urllib.parse import unquote_to_bytes
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.columns import Columns
-from pipeline.errors import EarmillError, RowError, SourceError, SourceOutage
-from pipeline.faults import Fault, fault_of, http_status
-from pipeline.redact import redact_text
-from pipeline.retries import Retries, T
+from earmill.pipeline.common.arrow_types import Columns
+from earmill.pipeline.common.errors import EarmillError, RowError, SourceError, SourceOutage
+from earmill.pipeline.common.faults import Fault, fault_of, http_status
+from earmill.pipeline.common.redact import redact_text
+from earmill.pipeline.common.retries import Retries, T
 
 FILE = "file://"
 # How Python writes the bytes of a file name that are not UTF-8.

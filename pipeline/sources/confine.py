@@ -22,9 +22,9 @@ from urllib.parse import unquote, urlsplit
 
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import OutsideError
-from pipeline.redact import redact
-from pipeline.sources.base import is_local, public_uri
+from earmill.pipeline.common.errors import OutsideError
+from earmill.pipeline.common.redact import redact
+from earmill.pipeline.sources.base import is_local, public_uri
 
 LOCAL_SCHEMES = frozenset({"file", "local"})
 # Their authority is a bucket or container: the host is the store's, not the table's, to say.

@@ -12,11 +12,11 @@ from typing import BinaryIO
 
 import soundfile
 
-from pipeline.containers import HEAD_BYTES, ffmpeg_kind
-from pipeline.decoder_input import DecoderInput
-from pipeline.decoders import AvFile, DecoderError
-from pipeline.errors import NotRegularError
-from pipeline.sources.regular import open_regular
+from earmill.pipeline.audio.containers import HEAD_BYTES, ffmpeg_kind
+from earmill.pipeline.audio.decoder_input import DecoderInput
+from earmill.pipeline.audio.decoders import AvFile, DecoderError
+from earmill.pipeline.common.errors import NotRegularError
+from earmill.pipeline.sources.regular import open_regular
 
 # Bytes of one second: 16 kHz mono for wav (16 bit) and flac, usual speech bit rates for the rest.
 BYTES_PER_SECOND = {"wav": 32000, "flac": 18000, "mp3": 8000, "ogg": 8000, "opus": 4000}

@@ -28,17 +28,17 @@ from fsspec import AbstractFileSystem
 from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import AbsentError, RowError, SourceOutage, UnreadableError
-from pipeline.faults import Fault, fault_of
-from pipeline.hashing import sha256_of
-from pipeline.owned_folders import own_folder
-from pipeline.retries import Retries, T
-from pipeline.sources.base import Fetched, Item, filesystem, one_line
-from pipeline.sources.regular import open_regular
+from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.errors import AbsentError, RowError, SourceOutage, UnreadableError
+from earmill.pipeline.common.faults import Fault, fault_of
+from earmill.pipeline.common.retries import Retries, T
+from earmill.pipeline.sources.base import Fetched, Item, filesystem, one_line
+from earmill.pipeline.sources.regular import open_regular
+from earmill.pipeline.storage.owned_folders import own_folder
 
 MEMORY_BYTES = 64 << 20  # objects above this are not held in memory
 MOST_BYTES = 64 << 30  # of an object whose size nobody says
-AHEAD_BYTES = 256 << 20  # read ahead of the consumer at most this much
+READ_AHEAD_BYTES = 256 << 20  # read ahead of the consumer at most this much
 AHEAD_OBJECTS = 8
 # In one go; the driver tries the whole shard again later.
 RETRIES = Retries(budget_s=45.0)
@@ -251,7 +251,7 @@ def _may_start(group: list[Item], running: list[list[Item]]) -> bool:
     if not running:
         return True
     ahead = sum(_memory_bytes(items[0]) for items in [*running, group])
-    return len(running) < AHEAD_OBJECTS and ahead <= AHEAD_BYTES
+    return len(running) < AHEAD_OBJECTS and ahead <= READ_AHEAD_BYTES
 
 
 def _memory_bytes(item: Item) -> int:

@@ -19,10 +19,9 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
-from pipeline.columns import Columns
-from pipeline.errors import SourceError
-from pipeline.source_spec import FilesSpec
-from pipeline.sources.base import (
+from earmill.pipeline.common.arrow_types import Columns
+from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.sources.base import (
     Fetched,
     Item,
     answered,
@@ -32,9 +31,10 @@ from pipeline.sources.base import (
     source_errors,
     stat_fields,
 )
-from pipeline.sources.durations import guess_seconds, header_seconds
-from pipeline.sources.fetch import fetch_all
-from pipeline.sources.walk import HIDDEN, Entry, Walk, by_extension, file_info, is_hidden
+from earmill.pipeline.sources.durations import guess_seconds, header_seconds
+from earmill.pipeline.sources.fetch import fetch_all
+from earmill.pipeline.sources.walk import HIDDEN, Entry, Walk, by_extension, file_info, is_hidden
+from earmill.pipeline.spec.source import FilesSpec
 
 MAGIC_CHARACTERS = re.compile(r"[*?\[]")
 

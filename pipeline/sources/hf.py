@@ -20,12 +20,17 @@ import pyarrow as pa
 from datasets import Audio, Dataset, IterableDataset
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.columns import Columns, has_text
-from pipeline.errors import OutsideError, RowError, SourceError, SourceOutage, UnreadableError
-from pipeline.faults import Fault, fault_of, http_status
-from pipeline.redact import redact_uris
-from pipeline.source_spec import HfSpec
-from pipeline.sources.base import (
+from earmill.pipeline.common.arrow_types import Columns, has_text
+from earmill.pipeline.common.errors import (
+    OutsideError,
+    RowError,
+    SourceError,
+    SourceOutage,
+    UnreadableError,
+)
+from earmill.pipeline.common.faults import Fault, fault_of, http_status
+from earmill.pipeline.common.redact import redact_uris
+from earmill.pipeline.sources.base import (
     Fetched,
     Item,
     filesystem,
@@ -33,25 +38,26 @@ from pipeline.sources.base import (
     one_line,
     source_errors,
 )
-from pipeline.sources.confine import is_relative, resolved, suggestions
-from pipeline.sources.durations import guess_seconds, header_seconds
-from pipeline.sources.fetch import Blob, load_blob, patiently, waited_for
-from pipeline.sources.hf_columns import carried, features_of
-from pipeline.sources.hf_open import (
+from earmill.pipeline.sources.confine import is_relative, resolved, suggestions
+from earmill.pipeline.sources.durations import guess_seconds, header_seconds
+from earmill.pipeline.sources.fetch import Blob, load_blob, patiently, waited_for
+from earmill.pipeline.sources.hf_columns import carried, features_of
+from earmill.pipeline.sources.hf_open import (
     dataset_confinement,
     dataset_folder,
     open_dataset,
     public_dataset_uri,
     quiet,
 )
-from pipeline.sources.scalars import public_value
+from earmill.pipeline.sources.scalars import public_value
+from earmill.pipeline.spec.source import HfSpec
 
 ROW_MARK = re.compile(r"#(?:shard=(\d+)&)?row=(\d+)$")
 ID_DIGITS = 9
 PLAN_BATCH_ROWS = 256
 HEAD_BYTES = 4
 
-Row = Mapping[str, Any]
+HfRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class HfSource:
         audio = [] if self._spec.duration_column else [self._spec.audio_column]
         return [*self._kept, *audio]
 
-    def _mapped(self) -> Iterator[tuple[Place, Row, _Clip]]:
+    def _mapped(self) -> Iterator[tuple[Place, HfRow, _Clip]]:
         """Rows of a map-style dataset, the audio as views into its memory map."""
         columns = self._planned_columns()
         if not columns:
@@ -124,14 +130,14 @@ class HfSource:
                 yield Place(None, row), cells[offset] if cells else {}, clips[offset]
                 row += 1
 
-    def _streamed(self) -> Iterator[tuple[Place, Row, _Clip]]:
+    def _streamed(self) -> Iterator[tuple[Place, HfRow, _Clip]]:
         dataset = self._dataset.select_columns(self._planned_columns())
         for shard in range(dataset.num_shards):
             part = dataset.shard(dataset.num_shards, shard, contiguous=True)
             for row, values in enumerate(part):
                 yield Place(shard, row), values, _Clip.of(values.get(self._spec.audio_column))
 
-    def _item(self, position: int, place: Place, row: Row, clip: _Clip) -> Item:
+    def _item(self, position: int, place: Place, row: HfRow, clip: _Clip) -> Item:
         spec = self._spec
         clip = self._confined(position, clip)
         given = row.get(spec.duration_column) if spec.duration_column else None
@@ -168,7 +174,7 @@ class HfSource:
             return None
         return resolved(path, *filesystem(self._folder, self._inside.options(self._folder)))
 
-    def _row_id(self, position: int, row: Row) -> str:
+    def _row_id(self, position: int, row: HfRow) -> str:
         if self._spec.id_column is None:
             return f"{position:0{ID_DIGITS}d}"
         value = row[self._spec.id_column]
@@ -185,7 +191,7 @@ class HfSource:
         query = urlencode({key: value for key, value in named.items() if value is not None})
         return f"hf:{self._uri}{'?' + query if query else ''}{place.mark()}"
 
-    def _extra(self, row: Row) -> dict[str, Any]:
+    def _extra(self, row: HfRow) -> dict[str, Any]:
         return {
             name: public_value(row[name]) if name in self._texts else row[name]
             for name in self._carried.types
@@ -214,7 +220,7 @@ class HfSource:
             )
         return blob
 
-    def _row(self, item: Item) -> Row:
+    def _row(self, item: Item) -> HfRow:
         place = Place.of(item)
         try:
             with waited_for():
@@ -226,7 +232,7 @@ class HfSource:
                 raise SourceOutage(f"{item.uri}: cannot be read: {one_line(error)}") from error
             raise UnreadableError(f"{item.uri}: cannot be read: {one_line(error)}") from error
 
-    def _row_at(self, place: Place) -> Row:
+    def _row_at(self, place: Place) -> HfRow:
         if place.shard is None:
             return dict(self._dataset[place.row])
         return self._cursor().row(place)
@@ -276,10 +282,10 @@ class _Cursor:
 
     def __init__(self, dataset: IterableDataset) -> None:
         self._dataset = dataset
-        self._rows: Iterator[Row] | None = None
+        self._rows: Iterator[HfRow] | None = None
         self._next = Place(None, 0)
 
-    def row(self, place: Place) -> Row:
+    def row(self, place: Place) -> HfRow:
         """The row at `place`. After an exception the next call starts afresh behind the bad row."""
         ahead = self._next.shard == place.shard and self._next.row <= place.row
         rows, at = (self._rows, self._next.row) if ahead else (None, 0)
@@ -306,7 +312,7 @@ class _Clip:
     path: str | None = None
 
     @classmethod
-    def of(cls, cell: Row | None) -> _Clip:
+    def of(cls, cell: HfRow | None) -> _Clip:
         cell = cell or {}
         data = cell.get("bytes")
         return cls(None if data is None else pa.py_buffer(data), cell.get("path"))

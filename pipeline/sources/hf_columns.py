@@ -7,10 +7,10 @@ from typing import Any
 
 import datasets
 
-from pipeline.columns import Columns, kept_type
-from pipeline.errors import SourceError
-from pipeline.source_spec import HfSpec
-from pipeline.spec_errors import nearest
+from earmill.pipeline.common.arrow_types import Columns, kept_type
+from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.spec.explain import nearest
+from earmill.pipeline.spec.source import HfSpec
 
 
 def features_of(spec: HfSpec, dataset: Any) -> Any:

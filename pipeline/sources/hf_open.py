@@ -14,11 +14,11 @@ from huggingface_hub import HfApi
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 
-from pipeline.errors import SourceError
-from pipeline.source_spec import HfSpec
-from pipeline.sources.base import filesystem, is_local, one_line, public_uri
-from pipeline.sources.confine import Confinement, store_of
-from pipeline.spec_errors import nearest
+from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.sources.base import filesystem, is_local, one_line, public_uri
+from earmill.pipeline.sources.confine import Confinement, store_of
+from earmill.pipeline.spec.explain import nearest
+from earmill.pipeline.spec.source import HfSpec
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_TIMEOUT_S = 10.0

@@ -3,7 +3,7 @@
 start and end are seconds and select a span of the file; every other column is carried through.
 Tables with other names (NeMo: audio_filepath, offset, duration) are mapped by `source.columns`.
 Relative uris resolve against the table's own folder, so a corpus with its manifest can be moved.
-A malformed table, or one that leads where the source may not read (`pipeline.sources.confine`), is
+A malformed table, or one that leads where the source may not read (`sources.confine`), is
 an error before any work; a bad file behind a good line is one bad row. Items carry no secrets: a
 signed uri is looked up in the table again by whoever fetches it.
 """
@@ -22,11 +22,10 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.columns import Columns, has_text
-from pipeline.errors import OutsideError, SourceError
-from pipeline.redact import MASK, has_secrets, redact, redact_uris
-from pipeline.source_spec import ManifestSpec
-from pipeline.sources.base import (
+from earmill.pipeline.common.arrow_types import Columns, has_text
+from earmill.pipeline.common.errors import OutsideError, SourceError
+from earmill.pipeline.common.redact import MASK, has_secrets, redact, redact_uris
+from earmill.pipeline.sources.base import (
     Fetched,
     Item,
     answered,
@@ -36,18 +35,19 @@ from pipeline.sources.base import (
     source_errors,
     stat_fields,
 )
-from pipeline.sources.confine import (
+from earmill.pipeline.sources.confine import (
     Confinement,
     is_relative,
     resolved,
     store_of,
     suggestions,
 )
-from pipeline.sources.durations import guess_seconds, header_seconds
-from pipeline.sources.fetch import fetch_all
-from pipeline.sources.read_tables import READERS, RESERVED, Column
-from pipeline.sources.scalars import public_value
-from pipeline.spec_errors import nearest
+from earmill.pipeline.sources.durations import guess_seconds, header_seconds
+from earmill.pipeline.sources.fetch import fetch_all
+from earmill.pipeline.sources.read_tables import READERS, RESERVED, Column
+from earmill.pipeline.sources.scalars import public_value
+from earmill.pipeline.spec.explain import nearest
+from earmill.pipeline.spec.source import ManifestSpec
 
 # What other tools call the uri; named in an error, never guessed.
 FOREIGN_NAMES = ("audio_filepath", "audio_path", "path", "file", "filename", "wav", "url")

@@ -11,11 +11,11 @@ import io
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from pipeline.columns import Columns, kept_type
-from pipeline.sources.base import Scalar
-from pipeline.sources.scalars import typed_column, unified_column
-from pipeline.tables import table_of
-from pipeline.untrusted import loads_json
+from earmill.pipeline.common.arrow_types import Columns, kept_type
+from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.sources.base import Scalar
+from earmill.pipeline.sources.scalars import typed_column, unified_column
+from earmill.pipeline.storage.arrow_tables import table_of
 
 RESERVED = ("uri", "id", "start", "end")
 

@@ -11,7 +11,7 @@ import io
 import os
 import stat
 
-from pipeline.errors import NotRegularError
+from earmill.pipeline.common.errors import NotRegularError
 
 KINDS = {
     stat.S_IFIFO: "a pipe",

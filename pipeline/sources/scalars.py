@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.redact import redact_uris
-from pipeline.sources.base import Scalar
+from earmill.pipeline.common.redact import redact_uris
+from earmill.pipeline.sources.base import Scalar
 
 INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import BinaryIO
 
-from pipeline.errors import AbsentError, RowError, SourceOutage
-from pipeline.sources.base import Fetched, Item, Source
+from earmill.pipeline.common.errors import AbsentError, RowError, SourceOutage
+from earmill.pipeline.sources.base import Fetched, Item, Source
 
 FOLDERS_KEPT = 64
 WITNESSES_ASKED = 4

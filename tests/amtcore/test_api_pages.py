@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import amtcore
-from amtcore import spikes
+from amtcore.features import spike_encoder as spikes
 from amtcore.models import base as model_base
 from amtcore.models import loudness as loudness_models
 from amtcore.stages import base as stage_base

@@ -17,8 +17,8 @@ import torch
 import amtcore
 from amtcore.arguments import plain_number
 from amtcore.errors import AmtError, ParameterError
-from amtcore.extract import build_extractor
-from amtcore.spikes import SpikeOptions
+from amtcore.features.build import build_extractor
+from amtcore.features.spike_encoder import SpikeOptions
 
 FS = 16000
 _FC = [500.0, 1000.0]

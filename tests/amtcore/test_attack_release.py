@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import BackendError, ParameterError, ShapeError
-from amtcore.recurrence.attack_release.op import attack_release
+from amtcore.kernels.ops.attack_release import attack_release
 from amtcore.stages import LoudnessIntegration, Moore2016AGC, Moore2016TemporalIntegration
 
 from ..compare import KERNEL32, KERNEL64, Tolerance, assert_close

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from amtcore import GammatoneFilterbank, set_buffer_limit
 from amtcore.errors import ParameterError
-from amtcore.recurrence import buffers
-from amtcore.recurrence.buffers import LARGE_BYTES, empty
+from amtcore.kernels.vector import result_pool as buffers
+from amtcore.kernels.vector.result_pool import LARGE_BYTES, empty
 
 LIKE = torch.zeros(0)
 #: A shape of just over LARGE_BYTES in float32.

@@ -18,12 +18,12 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp,
 import amtcore
 from amtcore import stages
 from amtcore.errors import DerivativeError
-from amtcore.recurrence.attack_release.op import attack_release
-from amtcore.recurrence.chain.op import program
-from amtcore.recurrence.envelope.op import hilbert_envelope
-from amtcore.recurrence.fir.op import fir
-from amtcore.recurrence.lif.op import lif
-from amtcore.recurrence.roex.op import lower_skirt
+from amtcore.kernels.ops.attack_release import attack_release
+from amtcore.kernels.ops.envelope import hilbert_envelope
+from amtcore.kernels.ops.fir import fir
+from amtcore.kernels.ops.lif import lif
+from amtcore.kernels.ops.program import program
+from amtcore.kernels.ops.roex import lower_skirt
 
 from ..compare import Tolerance, assert_close
 from .constant_cases import CASES as MODULES

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.fir_design import fir2, minimum_phase, resample_taps
-from amtcore.recurrence.fir.op import fir
+from amtcore.filter_design.fir import fir2, minimum_phase, resample_taps
+from amtcore.kernels.ops.fir import fir
 from amtcore.stages.ears import MIDDLE_EAR_TYPES, PHASE_TYPES, HeadphoneFilter, MiddleEarFilter
 from amtcore.stages.fir import FirStage
 from amtcore.stages.outer_middle_ear import (

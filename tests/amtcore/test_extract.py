@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from amtcore import Dau1997
 from amtcore.errors import ParameterError, ShapeError, UnknownModelError
-from amtcore.extract import StreamInfo, build_extractor, list_models
-from amtcore.recurrence.chain.cpu import POOLS
-from amtcore.recurrence.chain.program import frame_ratio
-from amtcore.recurrence.chain.reference import pool_frames
-from amtcore.recurrence.simd import LANES
+from amtcore.features.base import StreamInfo
+from amtcore.features.build import build_extractor, list_models
+from amtcore.kernels.fused.cpu import POOLS
+from amtcore.kernels.fused.program import frame_ratio
+from amtcore.kernels.fused.reference import pool_frames
+from amtcore.kernels.vector.simd import LANES
 from amtcore.units import Calibration
 
 from ..compare import FLOAT32, KERNEL64, Tolerance, assert_close

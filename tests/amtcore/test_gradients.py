@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from amtcore import DRNLFilterbank
-from amtcore.recurrence.chain.op import can_fuse, program
-from amtcore.recurrence.one_pole.op import modulation_bank
+from amtcore.kernels.ops.one_pole import modulation_bank
+from amtcore.kernels.ops.program import can_fuse, program
 
 from ..compare import Tolerance, assert_close
 from .test_recurrences import CASES

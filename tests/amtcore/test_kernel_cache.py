@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from amtcore.errors import KernelCacheError
-from amtcore.recurrence.kernel_cache import check_private
+from amtcore.kernels.vector.kernel_cache import check_private
 
 OTHER_USER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -81,7 +81,7 @@ def test_no_kernel_is_loaded_from_such_a_folder(tmp_path: Path) -> None:
     cache = made(tmp_path / "cache", 0o1777)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
     done = subprocess.run(
-        [sys.executable, "-m", "jobs.cli", "models", "--json"],
+        [sys.executable, "-m", "earmill.jobs.cli", "models", "--json"],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,

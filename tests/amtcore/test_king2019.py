@@ -20,8 +20,8 @@ from amtcore import (
     Resampler,
 )
 from amtcore.errors import ParameterError
-from amtcore.extract import build_extractor
-from amtcore.recurrence.envelope.op import hilbert_envelope
+from amtcore.features.build import build_extractor
+from amtcore.kernels.ops.envelope import hilbert_envelope
 
 from ..compare import FLOAT32, FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close
 from .golden_files import DTYPES, load, names

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from amtcore.errors import BackendError, ParameterError, ShapeError
-from amtcore.recurrence.lif import runner
-from amtcore.recurrence.lif.op import lif
-from amtcore.recurrence.lif.reference import spike_count
-from amtcore.recurrence.simd import LANES
-from amtcore.recurrence.threads import get_num_threads, set_num_threads
+from amtcore.kernels.families.lif import runner
+from amtcore.kernels.families.lif.reference import spike_count
+from amtcore.kernels.ops.lif import lif
+from amtcore.kernels.vector.simd import LANES
+from amtcore.kernels.vector.threads import get_num_threads, set_num_threads
 
 from ..compare import Tolerance, assert_close
 

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from amtcore import Glasberg2002, Moore2016, get_num_threads, loudness_extract, set_num_threads
+from amtcore import Glasberg2002, Moore2016, get_num_threads, set_num_threads
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.extract import Extractor, StreamInfo, build_extractor, list_models
-from amtcore.loudness_extract import SUMMARY_COLUMNS
+from amtcore.features import loudness as loudness_extract
+from amtcore.features.base import Extractor, StreamInfo
+from amtcore.features.build import build_extractor, list_models
+from amtcore.features.loudness import SUMMARY_COLUMNS
+from amtcore.kernels.fused.reference import pool_frames
+from amtcore.kernels.vector.threads import parallel_for
 from amtcore.models.block_threads import can_share, map_blocks
-from amtcore.recurrence.chain.reference import pool_frames
-from amtcore.recurrence.threads import parallel_for
 
 from ..compare import Tolerance, assert_close
 from .loudness_golden import noise, one_thread, tone  # noqa: F401

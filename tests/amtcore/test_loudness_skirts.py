@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import BackendError, ShapeError
-from amtcore.recurrence.roex.op import ITEM_FRAMES, lower_skirt
+from amtcore.kernels.ops.roex import ITEM_FRAMES, lower_skirt
 
 from ..compare import Tolerance, assert_close
 

@@ -19,9 +19,9 @@ from amtcore import (
     MultiResolutionFFT,
     SpecificLoudness,
 )
-from amtcore.cam_scale import cam_bandwidth, cam_frequency, cam_number, cam_space
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.loudness_level import PhonTable, phon_by, stevens_phon
+from amtcore.scales.cam import cam_bandwidth, cam_frequency, cam_number, cam_space
+from amtcore.scales.phon import PhonTable, phon_by, stevens_phon
 from amtcore.stages.loudness_ear import fft_length
 from amtcore.tables import load_table, table_names
 

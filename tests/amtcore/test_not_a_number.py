@@ -18,14 +18,14 @@ from torch import Tensor
 
 import amtcore
 from amtcore.errors import NonFiniteError
-from amtcore.extract import build_extractor, list_models
-from amtcore.recurrence.attack_release.op import attack_release
-from amtcore.recurrence.chain.cpu import POOLS
-from amtcore.recurrence.chain.reference import pool_frames
-from amtcore.recurrence.envelope.op import hilbert_envelope
-from amtcore.recurrence.fir.op import fir
-from amtcore.recurrence.lif.op import lif
-from amtcore.recurrence.roex.op import lower_skirt
+from amtcore.features.build import build_extractor, list_models
+from amtcore.kernels.fused.cpu import POOLS
+from amtcore.kernels.fused.reference import pool_frames
+from amtcore.kernels.ops.attack_release import attack_release
+from amtcore.kernels.ops.envelope import hilbert_envelope
+from amtcore.kernels.ops.fir import fir
+from amtcore.kernels.ops.lif import lif
+from amtcore.kernels.ops.roex import lower_skirt
 from amtcore.units import Calibration
 
 from .loudness_golden import one_thread  # noqa: F401

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import BackendError, ParameterError, ShapeError
-from amtcore.recurrence.adaptation.op import adaptation
-from amtcore.recurrence.autograd import differentiate
-from amtcore.recurrence.biquad.op import first_order, state_variable
-from amtcore.recurrence.chain.adjoint import WITH_ADJOINT
-from amtcore.recurrence.chain.cpu import BANK_KINDS, DECIMATE, LONG_BLOCK, OPERATIONS
-from amtcore.recurrence.chain.program import Bank, BlockOp, compile_chain, identity_bank, lay_out
-from amtcore.recurrence.chain.runner import run_bank, run_op, run_op_adjoint
-from amtcore.recurrence.compression.op import broken_stick
-from amtcore.recurrence.hair_cell.op import hair_cell
-from amtcore.recurrence.one_pole.op import modulation_bank, one_pole_cascade, pole_zero_cascade
+from amtcore.kernels.fused.adjoint import WITH_ADJOINT
+from amtcore.kernels.fused.cpu import BANK_KINDS, DECIMATE, LONG_BLOCK, OPERATIONS
+from amtcore.kernels.fused.program import Bank, BlockOp, compile_chain, identity_bank, lay_out
+from amtcore.kernels.fused.runner import run_bank, run_op, run_op_adjoint
+from amtcore.kernels.ops.adaptation import adaptation
+from amtcore.kernels.ops.autograd import differentiate
+from amtcore.kernels.ops.biquad import first_order, state_variable
+from amtcore.kernels.ops.compression import broken_stick
+from amtcore.kernels.ops.hair_cell import hair_cell
+from amtcore.kernels.ops.one_pole import modulation_bank, one_pole_cascade, pole_zero_cascade
 
 from ..compare import KERNEL32, KERNEL64, assert_close
 

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from amtcore.errors import ParameterError
-from amtcore.scales import (
-    erb_bandwidth,
-    erb_frequency,
-    erb_number,
-    erb_space,
-    erb_space_bw,
-)
+from amtcore.scales.erb import erb_bandwidth, erb_frequency, erb_number, erb_space, erb_space_bw
 from amtcore.units import Calibration, db_to_pa, pa_to_db, rms
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from amtcore import Dau1997, ModulationFilterbank, Moore2016, Osses2021, Paulick2024
-from amtcore.recurrence.one_pole.op import modulation_bank
+from amtcore.kernels.ops.one_pole import modulation_bank
 from amtcore.stages.separate import Folded, can_separate
 
 FS = 16000
@@ -62,7 +62,7 @@ def test_separate_outputs_and_gradients_are_those_of_the_plain_bank(batch: int) 
     before = torch.zeros(batch, twin.offsets[-1], 2)
     inside = y
     if twin.lowpass_cutoff:
-        from amtcore.recurrence.biquad.op import first_order
+        from amtcore.kernels.ops.biquad import first_order
 
         inside, _ = first_order(y, twin._prefilter_rows(3), torch.zeros(batch, 3, 1), False)
     plain, after = modulation_bank(inside, twin.coefficients(), before, twin.kinds, twin.offsets)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from amtcore.recurrence.simd import LANES, copysign, vexp, vload, vlog, vstore, vsum
-from amtcore.recurrence.transpose import transpose
+from amtcore.kernels.vector.simd import LANES, copysign, vexp, vload, vlog, vstore, vsum
+from amtcore.kernels.vector.transpose import transpose
 
 
 @njit

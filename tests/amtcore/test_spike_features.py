@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amtcore import spike_features
 from amtcore.errors import ParameterError
-from amtcore.extract import Extractor, StreamInfo, build_extractor, list_models
-from amtcore.spike_features import join
-from amtcore.spikes import SpikeEncoder, SpikeEvents, SpikeOptions
+from amtcore.features import spike_stream as spike_features
+from amtcore.features.base import Extractor, StreamInfo
+from amtcore.features.build import build_extractor, list_models
+from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
+from amtcore.features.spike_events import SpikeEvents
+from amtcore.features.spike_stream import join
 
 FS = 16000
 # Few channels, and a gain where the source's unit has no usual one.

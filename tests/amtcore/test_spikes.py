@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.extract import Extractor, build_extractor
-from amtcore.spikes import SpikeEncoder, SpikeEvents, SpikeOptions
+from amtcore.features.base import Extractor
+from amtcore.features.build import build_extractor
+from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
+from amtcore.features.spike_events import SpikeEvents
 
 FS = 16000
 PARAMS = {"flow": 200.0, "fhigh": 5000.0}

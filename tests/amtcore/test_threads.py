@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from amtcore import get_num_threads, set_num_threads
-from amtcore.recurrence.threads import parallel_for
+from amtcore.kernels.vector.threads import parallel_for
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.extract import build_extractor, list_models
+from amtcore.features.build import build_extractor, list_models
 
 from .constant_cases import CASES, Case
 from .loudness_golden import one_thread  # noqa: F401

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run import run_job
-from pipeline.spec import JobSpec
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.jobs import write_corpus, write_job
 
 CLIPS = 14

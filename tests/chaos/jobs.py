@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import yaml
 
-from pipeline import open_features
-from pipeline.commit import commits
-from pipeline.layout import Layout
-from pipeline.verify import verify
+from earmill import open_features
+from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline import audio_factory
 
 ATTEMPT = re.compile(r"-[0-9a-f]{8}(?=\.)")
@@ -58,7 +58,7 @@ class Driver:
         if ray_address is not None:
             environment["RAY_ADDRESS"] = ray_address
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "jobs.cli", "extract", "--json", *arguments],
+            [sys.executable, "-m", "earmill.jobs.cli", "extract", "--json", *arguments],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from jobs.cli import run
-from pipeline import open_features
+from earmill import open_features
+from earmill.jobs.cli import run
 from tests.chaos.jobs import assert_whole, write_corpus, write_job
 from tests.pipeline import audio_factory
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commit import committed_shards
-from pipeline.layout import Layout
-from pipeline.run import run_job
-from pipeline.spec import JobSpec
+from earmill.pipeline.dataset.publish import committed_shards
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
 from tests.chaos.conftest import Reference
 from tests.chaos.jobs import assert_equal_datasets, driver, session_address, write_job
 

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import events
-from pipeline.clips import Clip, LongClip
-from pipeline.process_rows import RowProcessor
-from pipeline.run import run_job
-from pipeline.shard_runner import ShardRunner, WorkerJob
-from pipeline.sources import Item
-from pipeline.spec import JobSpec
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.sources import Item
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.worker.prepare import Clip, LongClip
+from earmill.pipeline.worker.row_pipeline import RowProcessor
+from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 from tests.chaos.conftest import Reference
 from tests.chaos.jobs import (
     assert_equal_datasets,
@@ -82,7 +82,7 @@ def test_a_row_that_kills_its_worker_is_found_and_the_rest_commits(tmp_path: Pat
     (bad,) = pq.read_table(path).to_pylist()
     assert (bad["row_id"], bad["stage"]) == ("001.wav", "worker")
     assert "the worker process died" in bad["message"] and bad["attempts"] >= 2
-    assert [event.row_id for event in seen if isinstance(event, events.RowGuilty)] == ["001.wav"]
+    assert [event.row_id for event in seen if isinstance(event, events.CulpritFound)] == ["001.wav"]
 
 
 def count(seen: list[events.Event], kind: type[events.Event]) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commit import commits
-from pipeline.layout import Layout
+from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.storage.layout import Layout
 from tests.chaos.conftest import Reference
 from tests.chaos.jobs import ROOT, assert_equal_datasets, write_job
 

@@ -20,12 +20,12 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 from ray.cluster_utils import Cluster
 
-from pipeline.events import Event
-from pipeline.messages import ShardOrder, WorkerInfo
-from pipeline.private_ray import OBJECT_STORE_BYTES
-from pipeline.run import run_job
-from pipeline.shard_runner import ShardRunner, WorkerJob
-from pipeline.spec import JobSpec
+from earmill.pipeline.driver.events import Event
+from earmill.pipeline.driver.private_ray import OBJECT_STORE_BYTES
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.worker.messages import ShardOrder, WorkerInfo
+from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 
 NODES = 2
 POLL_S = 0.05

@@ -16,15 +16,15 @@ import soundfile
 import soxr
 from matplotlib import image
 
-from amtcore.extract import build_extractor, list_models
+from amtcore.features.build import build_extractor, list_models
 from amtcore.units import Calibration
-from jobs.cli import run
-from pipeline import open_features
-from pipeline.layout import Layout
-from pipeline.reader import Features
-from pipeline.run import run_job
-from pipeline.spec import JobSpec
-from pipeline.verify import verify
+from earmill import open_features
+from earmill.jobs.cli import run
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.reader.features import Features
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
 
 from ..compare import Tolerance, assert_close
 from ..pipeline.source_helpers import SPEECH, SPEECH_IDS

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import cli
-from jobs.cli import run
-from pipeline.errors import CommitError
+from earmill.jobs import cli
+from earmill.jobs.cli import run
+from earmill.pipeline.common.errors import CommitError
 
 READERS = ("inspect", "verify", "plot", "retry")
 
@@ -175,7 +175,7 @@ class TestTheLastResort:
         def fail(*arguments: object, **options: object) -> None:
             raise RuntimeError("first\nsecond \x1b[31mred")
 
-        monkeypatch.setattr("amtcore.extract.list_models", fail)
+        monkeypatch.setattr("amtcore.features.build.list_models", fail)
 
     def test_is_one_line_that_names_the_file_with_the_traceback(
         self, broken: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -212,7 +212,7 @@ class TestTheLastResort:
         def fail(*arguments: object, **options: object) -> None:
             raise error
 
-        monkeypatch.setattr("amtcore.extract.list_models", fail)
+        monkeypatch.setattr("amtcore.features.build.list_models", fail)
         assert run(["models", "--json"]) == code
         captured = capsys.readouterr()
         (line,) = captured.err.splitlines()

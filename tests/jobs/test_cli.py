@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jobs.cli import run
-from jobs.commands.plan import RAY_START_S, rounded_up
-from pipeline.layout import Layout
-from pipeline.lock import DriverLock
-from pipeline.spec import JobSpec
+from earmill.jobs.cli import run
+from earmill.jobs.commands.plan import rounded_up
+from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.planning.cost import RAY_START_S
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import ROOT, write_corpus, write_job
 
 EXAMPLES = sorted((ROOT / "jobs").glob("*.yaml"))
@@ -124,7 +125,7 @@ def test_help_exits_0_and_names_every_command(capsys: pytest.CaptureFixture[str]
 
 def test_the_command_line_imports_nothing_heavy() -> None:
     heavy = "{'torch', 'ray', 'numpy', 'pyarrow', 'zarr', 'rich.progress'} & set(sys.modules)"
-    code = f"import sys, jobs.cli; print(sorted({heavy}))"
+    code = f"import sys, earmill.jobs.cli; print(sorted({heavy}))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from jobs.cli import run
-from jobs.commands.demo import NAME
-from jobs.demo_audio import CLIPS, DAMAGED, RMS, _filtered, music, speech, write_corpus
-from jobs.demo_report import markdown_table
-from pipeline.dataset_file import DatasetFile
+from earmill.jobs.cli import run
+from earmill.jobs.commands.demo import NAME
+from earmill.jobs.demo_audio import CLIPS, DAMAGED, RMS, _filtered, music, speech, write_corpus
+from earmill.jobs.demo_report import markdown_table
+from earmill.pipeline.dataset.description import DatasetFile
 
 SPEC = {"extract": [], "output": {"formats": ["zarr"], "dtype": "float16"}}
 

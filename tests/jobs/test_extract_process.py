@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jobs.cli import run
-from pipeline.commit import committed_shards
-from pipeline.layout import Layout
+from earmill.jobs.cli import run
+from earmill.pipeline.dataset.publish import committed_shards
+from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole, driver, write_corpus, write_job
 
 CLIPS = 30

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from jobs.progress import (
+from earmill.jobs.progress import (
     BAR_WIDTH,
     Bar,
     JsonLines,
@@ -21,8 +21,8 @@ from jobs.progress import (
     make_reporter,
     totals,
 )
-from jobs.terminal import console
-from pipeline import events
+from earmill.jobs.terminal import console
+from earmill.pipeline.driver import events
 
 
 class Clock:
@@ -172,7 +172,7 @@ def test_plain_lines_tell_news_at_once_and_totals_now_and_then() -> None:
     for second in range(70):
         clock.now += 1.0
         reporter(events.InFlight(min(second, 9)))
-    reporter(events.RowGuilty("00003", "a.wav", "the worker process died"))
+    reporter(events.CulpritFound("00003", "a.wav", "the worker process died"))
     lines = stream.getvalue().splitlines()
     assert (
         lines[0]

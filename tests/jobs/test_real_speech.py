@@ -21,12 +21,12 @@ import soxr
 import xarray as xr
 from datasets import Audio, Dataset, load_dataset
 
-from amtcore.extract import build_extractor
-from pipeline import open_features
-from pipeline.layout import Layout
-from pipeline.run import run_job
-from pipeline.spec import JobSpec
-from pipeline.verify import verify
+from amtcore.features.build import build_extractor
+from earmill import open_features
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
 
 from ..compare import Tolerance, assert_close
 from ..pipeline.source_helpers import SPEECH, SPEECH_IDS

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli import run
-from pipeline.dataset_file import open_dataset
-from pipeline.finalise import finalise
-from pipeline.layout import Layout
-from pipeline.rows import QuarantineRow
+from earmill.jobs.cli import run
+from earmill.pipeline.dataset.description import open_dataset
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.formats.rows import QuarantineRow
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import (
     dataset_file,
     make_row,

@@ -12,15 +12,15 @@ import soxr
 import torch
 from torch.utils.data import DataLoader
 
-from amtcore.extract import build_extractor
-from amtcore.spikes import SpikeEvents
-from jobs.cli import run
-from pipeline import open_features
-from pipeline.collate import collate_padded
-from pipeline.layout import Layout
-from pipeline.run import run_job
-from pipeline.spec import JobSpec
-from pipeline.verify import verify
+from amtcore.features.build import build_extractor
+from amtcore.features.spike_events import SpikeEvents
+from earmill import open_features
+from earmill.jobs.cli import run
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.reader.collate import collate_padded
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
 
 from ..pipeline.source_helpers import SPEECH, SPEECH_IDS
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from amtcore.extract import StreamInfo
-from amtcore.spikes import SpikeEvents
-from pipeline.rows import FeatureRow
+from amtcore.features.base import StreamInfo
+from amtcore.features.spike_events import SpikeEvents
+from earmill.pipeline.formats.rows import FeatureRow
 from tests.pipeline.reader_data import Writer, make_row, stream
 
 STEP_HZ = 200.0

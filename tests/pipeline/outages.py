@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline import events
-from pipeline.ledger import Committed, Ledger, Result
-from pipeline.messages import Runner
-from pipeline.patience import Patience
-from pipeline.plan import Shard
-from pipeline.retries import Retries
-from pipeline.sources.base import Item
-from pipeline.worker import ShardWorker
+from earmill.pipeline.common.patience import Patience
+from earmill.pipeline.common.retries import Retries
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.shard_tracker import Committed, Ledger, Result
+from earmill.pipeline.planning.plan import Shard
+from earmill.pipeline.sources.base import Item
+from earmill.pipeline.worker.actor import ShardWorker
+from earmill.pipeline.worker.messages import Runner
 
 
 class Clock:

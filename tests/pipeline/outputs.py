@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amtcore.extract import StreamInfo
-from pipeline.commit import publish_shard
-from pipeline.dataset_file import DatasetFile, open_dataset
-from pipeline.layout import Layout, plan_path
-from pipeline.rows import FeatureRow, QuarantineRow
+from amtcore.features.base import StreamInfo
+from earmill.pipeline.dataset.description import DatasetFile, open_dataset
+from earmill.pipeline.dataset.publish import publish_shard
+from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
+from earmill.pipeline.storage.layout import Layout, plan_path
 
 PLAN_ID = "plan0"
 SPEC_SHA256 = "ab" * 32

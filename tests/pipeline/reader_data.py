@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import pipeline.sinks.parquet as parquet_sink
-import pipeline.sinks.zarr as zarr_sink
-from amtcore.extract import StreamInfo
-from pipeline.commit import publish_shard
-from pipeline.dataset_file import DatasetFile, open_dataset
-from pipeline.layout import Layout, plan_path
-from pipeline.reader import Row
-from pipeline.rows import FeatureRow, QuarantineRow
-from pipeline.spec import JobSpec
+import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.zarr.write as zarr_sink
+from amtcore.features.base import StreamInfo
+from earmill import Row
+from earmill.pipeline.dataset.description import DatasetFile, open_dataset
+from earmill.pipeline.dataset.publish import publish_shard
+from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout, plan_path
 
 PLAN_ID = "0123abcd"
 MODULATION_HZ, LOUDNESS_HZ = 100.0, 50.0
@@ -166,7 +166,7 @@ class Writer:
 
     def finalise(self) -> None:
         """Store the plan and close the set."""
-        from pipeline.finalise import finalise
+        from earmill.pipeline.dataset.finalise import finalise
 
         shards, row_ids = zip(*self.planned, strict=True)
         sink = pa.BufferOutputStream()

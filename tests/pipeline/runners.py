@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.ledger import Committed
-from pipeline.messages import PublishError, ShardOrder, WorkerInfo
-from pipeline.plan import Shard
-from pipeline.sources.base import Item
+from earmill.pipeline.driver.shard_tracker import Committed
+from earmill.pipeline.planning.plan import Shard
+from earmill.pipeline.sources.base import Item
+from earmill.pipeline.worker.messages import PublishError, ShardOrder, WorkerInfo
 
 # What a good row is found to hold once it is decoded; the plan guesses 1 s.
 DECODED_SECONDS = 1.5
@@ -70,7 +70,7 @@ class FileRunner:
         mark.touch()
         (self.root / f"seen-{started + 1}").touch()
         try:
-            ids = [item.row_id for item in order.shard.items if item.row_id not in order.guilty]
+            ids = [item.row_id for item in order.shard.items if item.row_id not in order.culprits]
             self._process(ids, order.shard.shard_id)
             self._publish(order, ids)
         finally:
@@ -117,7 +117,7 @@ class FileRunner:
         except FileExistsError:
             return
         with os.fdopen(fd, "w") as file:
-            json.dump({"ok": ids, "bad": dict(order.guilty), "pid": os.getpid()}, file)
+            json.dump({"ok": ids, "bad": dict(order.culprits), "pid": os.getpid()}, file)
         if any(row_id.startswith("late-") for row_id in ids):
             os._exit(139)
 

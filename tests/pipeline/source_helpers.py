@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import RowError
-from pipeline.source_spec import FilesSpec, ManifestSpec
-from pipeline.sources import Item, open_source
+from earmill.pipeline.common.errors import RowError
+from earmill.pipeline.sources import Item, open_source
+from earmill.pipeline.spec.source import FilesSpec, ManifestSpec
 from tests.pipeline.audio_factory import clip
 
 SPEECH = Path(__file__).parents[1] / "data" / "speech"

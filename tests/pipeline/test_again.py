@@ -18,24 +18,25 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.cli import run as command
-from jobs.commands.retry import job_of
-from pipeline import events, open_features
-from pipeline import run as driver
-from pipeline.again import Chooser, damaged, quarantined
-from pipeline.commit import commits
-from pipeline.errors import CommitError
-from pipeline.layout import Layout
-from pipeline.ledger import Ledger, Result
-from pipeline.messages import Outcome
-from pipeline.owned_folders import OwnedFolder
-from pipeline.run import run_job
-from pipeline.shard_runner import ShardRunner, WorkerJob
-from pipeline.snapshot import current_index
-from pipeline.spec import JobSpec
-from pipeline.verify import verify
-from pipeline.where import everything, parse_where
-from pipeline.worker import one_line
+from earmill import open_features
+from earmill.jobs.cli import run as command
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.recompute import Chooser, damaged, quarantined
+from earmill.pipeline.dataset.snapshot import current_index
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.dataset.where import everything, parse_where
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver import run as driver
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.driver.shard_tracker import Ledger, Result
+from earmill.pipeline.driver.stored_job import stored_job
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.owned_folders import OwnedFolder
+from earmill.pipeline.worker.messages import Outcome
+from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 from tests.chaos.jobs import committed_files, write_corpus, write_job
 
 CLIPS = 4
@@ -231,7 +232,7 @@ def test_rows_that_are_not_asked_for_stay_in_quarantine_untried(job: Job, go: An
     (row,) = pq.read_table(
         job.layout.path(str(commits(job.layout)["00001"].path("quarantine")))
     ).to_pylist()
-    from pipeline.rows import QuarantineRow
+    from earmill.pipeline.formats.rows import QuarantineRow
 
     go(job.spec, lambda layout: {"00001": (QuarantineRow(**row),)})
     assert job.generations()["00001"] == 1 and job.bad()[ALSO_BAD] == "truncated"
@@ -409,7 +410,7 @@ def test_a_changed_source_is_told_on_resume(job: Job, go: Any) -> None:
 def test_the_retry_command_rebuilds_the_job(
     job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = job_of(job.layout, str(job.out), {}, overrides=["run.max_bad_fraction=0.5"])
+    spec = stored_job(job.layout, str(job.out), {}, overrides=["run.max_bad_fraction=0.5"])
     assert spec.sha256() == job.spec.sha256() and spec.output.uri == str(job.out)
     assert spec.run.max_bad_fraction == 0.5
     assert command(["retry", str(job.out), "--where", "error = 'worker_crash'"]) == 0

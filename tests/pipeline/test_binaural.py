@@ -13,12 +13,19 @@ import numpy as np
 import pytest
 import soundfile
 
-from amtcore.extract import build_extractor
+from amtcore.features.build import build_extractor
 from amtcore.units import Calibration
-from pipeline.channels import BINAURAL, EARS, MIXED, channel_ids, heard, voices
-from pipeline.errors import ChannelIndexError, SpecError
-from pipeline.resample import Resampler
-from pipeline.spec import JobSpec, validate_models
+from earmill.pipeline.audio.channels import (
+    BINAURAL,
+    EARS,
+    MIXED,
+    as_model_input,
+    channel_ids,
+    clips_of_channels,
+)
+from earmill.pipeline.audio.resample import AudioResampler
+from earmill.pipeline.common.errors import ChannelIndexError, SpecError
+from earmill.pipeline.spec.job import JobSpec, validate_models
 from tests.compare import Tolerance, assert_close
 from tests.pipeline import audio_factory
 from tests.pipeline.test_process_rows import Job, assert_same_rows, make_spec
@@ -66,7 +73,7 @@ def test_each_model_hears_what_it_has_ears_for(
         for model in job.models
     ]
     at_16k, at_32k = (
-        [Resampler(RATE_HZ, fs).process(np.ascontiguousarray(ear)) for ear in ears.T]
+        [AudioResampler(RATE_HZ, fs).process(np.ascontiguousarray(ear)) for ear in ears.T]
         for fs in (16000, 32000)
     )
     mono = np.mean(at_16k, axis=0, dtype=np.float64).astype(np.float32) * np.float32(gains[0])
@@ -105,11 +112,11 @@ def test_more_channels_than_ears_are_quarantined(corpus: Path) -> None:
 
 def test_which_rows_of_a_waveform_a_model_gets() -> None:
     block = np.array([[1.0, 2.0], [3.0, 5.0]], np.float32)
-    assert voices(BINAURAL, (0, 1)) == [(MIXED, slice(0, 2))]
-    assert voices("each", (0, 1)) == [(0, slice(0, 1)), (1, slice(1, 2))]
-    np.testing.assert_array_equal(heard(block, 2), block)
-    np.testing.assert_array_equal(heard(block, 1), [2.0, 3.5])
-    np.testing.assert_array_equal(heard(block[:1], 2), [1.0, 2.0])
+    assert clips_of_channels(BINAURAL, (0, 1)) == [(MIXED, slice(0, 2))]
+    assert clips_of_channels("each", (0, 1)) == [(0, slice(0, 1)), (1, slice(1, 2))]
+    np.testing.assert_array_equal(as_model_input(block, 2), block)
+    np.testing.assert_array_equal(as_model_input(block, 1), [2.0, 3.5])
+    np.testing.assert_array_equal(as_model_input(block[:1], 2), [1.0, 2.0])
     with pytest.raises(ChannelIndexError, match="one or two"):
         channel_ids(BINAURAL, 3)
 

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from pipeline.card import readme
-from pipeline.commit import CommitRecord, commits
-from pipeline.croissant import croissant
-from pipeline.dataset_file import open_dataset
-from pipeline.finalise import finalise
-from pipeline.layout import Layout
-from pipeline.rows import OutFile
+from earmill.pipeline.dataset.card import readme
+from earmill.pipeline.dataset.croissant import croissant
+from earmill.pipeline.dataset.description import open_dataset
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.publish import CommitRecord, commits
+from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import (
     SPEC,
     STREAMS,

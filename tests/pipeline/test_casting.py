@@ -12,16 +12,24 @@ import pytest
 import soundfile
 import xarray as xr
 
-from amtcore.extract import StreamInfo, build_extractor
-from pipeline import open_features
-from pipeline.card import readme
-from pipeline.casting import FLOAT16_SCALES, Caster, CastError, as_stored, cast_error, total
-from pipeline.dataset_file import check_dataset
-from pipeline.errors import DtypeRangeError, OutputError
-from pipeline.layout import Layout
-from pipeline.records import commits
-from pipeline.rows import OutFile
-from pipeline.verify import read_table
+from amtcore.features.base import StreamInfo
+from amtcore.features.build import build_extractor
+from earmill import open_features
+from earmill.pipeline.common.errors import DtypeRangeError, OutputError
+from earmill.pipeline.dataset.card import readme
+from earmill.pipeline.dataset.commit_record import commits
+from earmill.pipeline.dataset.description import check_dataset
+from earmill.pipeline.dataset.verify import read_table
+from earmill.pipeline.formats.casting import (
+    FLOAT16_SCALES,
+    Caster,
+    CastError,
+    as_stored,
+    cast_error,
+    total,
+)
+from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import dataset_file
 from tests.pipeline.reader_data import Writer, make_row, stream
 from tests.pipeline.test_process_rows import FS_HZ, Job, make_spec

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.collate import (
+from earmill.pipeline.reader.collate import (
     as_tensor,
     collate_jagged,
     collate_packed,

@@ -16,16 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Audio, ClassLabel, Features, Image, List, Value
 
-from pipeline import open_features
-from pipeline.columns import arrow_type, kept_type, type_json
-from pipeline.dataset_file import open_dataset, read_dataset
-from pipeline.errors import CommitError
-from pipeline.finalise import finalise
-from pipeline.layout import Layout
-from pipeline.plan import Plan, make_plan
-from pipeline.source_spec import HfSpec
-from pipeline.sources import open_source
-from pipeline.spec import JobSpec
+from earmill import open_features
+from earmill.pipeline.common.arrow_types import arrow_type, kept_type, type_json
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset.description import open_dataset, read_dataset
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.sources import open_source
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.source import HfSpec
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.outputs import SPEC_SHA256, dataset_file, make_bad, make_row, publish
 from tests.pipeline.source_helpers import manifest
@@ -231,7 +231,7 @@ def test_a_plan_of_plain_columns_is_what_it_was(tmp_path: Path) -> None:
 
 
 def test_an_id_column_of_lists_is_refused(tmp_path: Path) -> None:
-    from pipeline.errors import SourceError
+    from earmill.pipeline.common.errors import SourceError
 
     uri = write_dataset(tmp_path / "d.parquet")
     with pytest.raises(SourceError, match="expected a column of single values, got 'tags' of List"):

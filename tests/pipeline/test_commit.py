@@ -21,10 +21,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import commit
-from pipeline.commit import CommitRecord, commits, committed_shards, publish_shard, read_commit
-from pipeline.errors import CommitError
-from pipeline.layout import Layout
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset import publish as commit
+from earmill.pipeline.dataset.publish import (
+    CommitRecord,
+    commits,
+    committed_shards,
+    publish_shard,
+    read_commit,
+)
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import (
     ATTRS,
     INFO,
@@ -211,10 +217,10 @@ CHILD = """
 import os, signal, sys
 from types import SimpleNamespace
 import numpy as np
-from pipeline.commit import publish_shard
-from pipeline.errors import CommitError
-from pipeline.layout import Layout
-from pipeline.rows import FeatureRow, QuarantineRow
+from earmill.pipeline.dataset.publish import publish_shard
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 
 about = {"name": "m", "model": "m", "unit": "1", "width": 8, "layout": "frames"}
 about |= {"scale_factor": 1.0, "frame_rate_hz": 100.0}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from amtcore.extract import build_extractor
-from pipeline import open_features
-from pipeline.datasets_torch import FeatureLoader
-from pipeline.sinks import Encoding, encode
+from amtcore.features.build import build_extractor
+from earmill import open_features
+from earmill.pipeline.formats.registry import Encoding, encode
+from earmill.pipeline.reader.torch_datasets import FeatureLoader
 from tests.pipeline.event_data import STREAMS as EVENT_STREAMS
 from tests.pipeline.reader_data import STREAMS, Writer, ids, make_row, mixed_seconds, write_set
 

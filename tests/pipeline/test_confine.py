@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import OutsideError, SourceError, UnreadableError
-from pipeline.sources.base import Item
-from pipeline.sources.confine import Confinement, is_public
+from earmill.pipeline.common.errors import OutsideError, SourceError, UnreadableError
+from earmill.pipeline.sources.base import Item
+from earmill.pipeline.sources.confine import Confinement, is_public
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.source_helpers import contents, manifest
 
@@ -246,7 +246,7 @@ def test_a_redirect_does_not_lead_inside(servers: list[Server]) -> None:
     """The address is judged where the connection is made, whoever sent us there."""
     import asyncio
 
-    from pipeline.sources.confine import public_client
+    from earmill.pipeline.sources.confine import public_client
 
     async def ask() -> None:
         async with await public_client() as session, session.get(servers[0].url()):

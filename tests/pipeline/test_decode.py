@@ -13,9 +13,9 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.channels import MIXED, channel_ids, mix
-from pipeline.decode import Decoded, Limits, decode, open_blocks, seconds_to_frames
-from pipeline.errors import (
+from earmill.pipeline.audio.channels import MIXED, channel_ids, mix
+from earmill.pipeline.audio.decode import Decoded, Limits, decode, open_blocks, seconds_to_frames
+from earmill.pipeline.common.errors import (
     ChannelIndexError,
     NonFiniteError,
     SampleRateError,

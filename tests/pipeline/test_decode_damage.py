@@ -7,12 +7,8 @@ import io
 import numpy as np
 import pytest
 
-from pipeline.decode import Decoded, decode
-from pipeline.errors import (
-    RowError,
-    TruncatedError,
-    UnreadableError,
-)
+from earmill.pipeline.audio.decode import Decoded, decode
+from earmill.pipeline.common.errors import RowError, TruncatedError, UnreadableError
 from tests.pipeline import audio_factory as factory
 from tests.pipeline.audio_factory import FORMATS, Damaged, clip
 

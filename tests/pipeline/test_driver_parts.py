@@ -15,20 +15,33 @@ from unittest import mock
 
 import pytest
 
-from pipeline import events
-from pipeline.deadlines import BASE_S, HUNG_FACTOR, OVER_MEDIAN, WALL_PER_AUDIO_S, Deadlines
-from pipeline.errors import CommitError, SpecError
-from pipeline.layout import Layout
-from pipeline.ledger import Committed, Result
-from pipeline.messages import Lost, Outcome, PublishError, ShardOrder, WorkerInfo
-from pipeline.placement import CPUS_RESERVED, place_workers
-from pipeline.pool import READY, Pool, Slot
-from pipeline.ray_cluster import ClusterError, Node, check_address, live_nodes, quiet_streams
-from pipeline.ray_cluster import ray_session as session
-from pipeline.schedule import Scheduler
-from pipeline.spec import RunSpec
-from pipeline.summary import summarise
-from pipeline.worker import ShardWorker, is_permanent, one_line
+from earmill.pipeline.common.errors import CommitError, SpecError
+from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.deadlines import (
+    BASE_S,
+    HUNG_FACTOR,
+    OVER_MEDIAN,
+    WALL_PER_AUDIO_S,
+    Deadlines,
+)
+from earmill.pipeline.driver.placement import CPUS_RESERVED, place_workers
+from earmill.pipeline.driver.pool import READY, Pool, Slot
+from earmill.pipeline.driver.ray_session import (
+    ClusterError,
+    Node,
+    check_address,
+    live_nodes,
+    quiet_streams,
+)
+from earmill.pipeline.driver.ray_session import ray_session as session
+from earmill.pipeline.driver.scheduler import Scheduler
+from earmill.pipeline.driver.shard_tracker import Committed, Result
+from earmill.pipeline.driver.summary import summarise
+from earmill.pipeline.spec.job import RunSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker.actor import ShardWorker, is_permanent
+from earmill.pipeline.worker.messages import Lost, Outcome, PublishError, ShardOrder, WorkerInfo
 from tests.pipeline.runners import shard
 
 
@@ -273,7 +286,7 @@ def test_a_late_loss_of_an_earlier_process_does_not_end_the_next_one() -> None:
         scheduler._settle_lost(call, Lost("the worker process died"))
         slot.state = READY
     assert [event.kind for event in said] == ["worker_lost"]
-    assert calls[0].company and calls[1].company
+    assert calls[0].shared_worker and calls[1].shared_worker
     assert actor.warm_up.remote.call_count == 2
 
     fresh = pool.submit(slot, "run", payload=None)

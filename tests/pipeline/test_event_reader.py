@@ -16,12 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-import pipeline.sinks.parquet as parquet_sink
-import pipeline.sinks.zarr as zarr_sink
-from amtcore.spikes import SpikeEvents
-from pipeline import open_features
-from pipeline.collate import collate_jagged, collate_packed, collate_padded, per_channel
-from pipeline.datasets_torch import FeatureLoader
+import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.zarr.write as zarr_sink
+from amtcore.features.spike_events import SpikeEvents
+from earmill import open_features
+from earmill.pipeline.reader.collate import (
+    collate_jagged,
+    collate_packed,
+    collate_padded,
+    per_channel,
+)
+from earmill.pipeline.reader.torch_datasets import FeatureLoader
 from tests.pipeline.event_data import (
     N_NEURONS,
     SECONDS,
@@ -212,6 +217,9 @@ def test_per_channel_cuts_the_neurons_of_each_channel(finalised: Path) -> None:
 
 
 def test_the_reader_is_imported_without_models() -> None:
-    code = "import sys, pipeline.reader; print(any(m.startswith('amtcore') for m in sys.modules))"
+    code = (
+        "import sys, earmill.pipeline.reader.features; "
+        "print(any(m.startswith('amtcore') for m in sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

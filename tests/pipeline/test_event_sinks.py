@@ -18,16 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from amtcore.extract import StreamInfo
-from amtcore.spikes import SpikeEvents
-from pipeline.commit import commits
-from pipeline.errors import CommitError
-from pipeline.layout import Layout
-from pipeline.rows import FeatureRow
-from pipeline.sinks import Encoding, encode, read_back, row_table
-from pipeline.sinks.digest import differences, digest_rows
-from pipeline.sinks.stored import place_columns, stored_dtype, stored_width
-from pipeline.verify import verify
+from amtcore.features.base import StreamInfo
+from amtcore.features.spike_events import SpikeEvents
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.formats.digest import differences, digest_rows
+from earmill.pipeline.formats.registry import Encoding, encode, read_back, row_table
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.stream_schema import place_columns, stored_dtype, stored_width
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.event_data import (
     FRAMES,
     N_NEURONS,

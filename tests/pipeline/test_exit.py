@@ -18,7 +18,7 @@ EXIT_CODE = 2
 # Forked from a process that holds little more than Arrow: fifty exits for the price of one start.
 EXITS = """
 import os, sys
-from pipeline.tables import table_of
+from earmill.pipeline.storage.arrow_tables import table_of
 
 def leave():
     child = os.fork()
@@ -31,9 +31,9 @@ print([leave() for _ in range(50)])
 """
 THREADS = """
 import os, sys
-import pipeline.reader, amtcore.extract
+import earmill.pipeline.reader.features, amtcore.features.build
 before = len(os.listdir("/proc/self/task"))
-features = pipeline.reader.open_features(sys.argv[1], format="parquet")
+features = earmill.pipeline.reader.features.open_features(sys.argv[1], format="parquet")
 rows = [features[i].row_id for i in range(len(features))]
 features.provenance(0)
 print(len(os.listdir("/proc/self/task")) - before, len(rows))

@@ -14,9 +14,9 @@ import s3fs.errors
 from botocore import exceptions as botocore
 from fsspec.exceptions import FSTimeoutError
 
-from pipeline.errors import SourceOutage, StorageError
-from pipeline.faults import Fault, fault_of, http_status, is_machine_fault
-from pipeline.retries import Retries
+from earmill.pipeline.common.errors import SourceOutage, StorageError
+from earmill.pipeline.common.faults import Fault, fault_of, http_status, is_machine_fault
+from earmill.pipeline.common.retries import Retries
 from tests.pipeline.outages import Clock
 
 OUTAGE, REFUSED, UNKNOWN = Fault.OUTAGE, Fault.REFUSED, Fault.UNKNOWN

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import AbsentError, SourceOutage, UnreadableError
-from pipeline.sources import fetch as fetch_module
-from pipeline.sources.base import Fetched, Item
-from pipeline.sources.fetch import Blob, fetch_all, load_blob, longest_wait_s
-from pipeline.sources.witness import Witnesses, fetch_confirmed
+from earmill.pipeline.common.errors import AbsentError, SourceOutage, UnreadableError
+from earmill.pipeline.sources import fetch as fetch_module
+from earmill.pipeline.sources.base import Fetched, Item
+from earmill.pipeline.sources.fetch import Blob, fetch_all, load_blob, longest_wait_s
+from earmill.pipeline.sources.witness import Witnesses, fetch_confirmed
 from tests.pipeline.outages import Clock
 
 

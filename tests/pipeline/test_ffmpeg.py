@@ -10,10 +10,16 @@ import av
 import numpy as np
 import pytest
 
-from pipeline.decode import Decoded, decode, open_blocks
-from pipeline.decoders import as_float
-from pipeline.errors import NotAudioError, RowError, SpanError, TruncatedError, UnreadableError
-from pipeline.sources.durations import header_seconds
+from earmill.pipeline.audio.decode import Decoded, decode, open_blocks
+from earmill.pipeline.audio.decoders import as_float
+from earmill.pipeline.common.errors import (
+    NotAudioError,
+    RowError,
+    SpanError,
+    TruncatedError,
+    UnreadableError,
+)
+from earmill.pipeline.sources.durations import header_seconds
 from tests.pipeline.audio_factory import speech_like
 from tests.pipeline.av_factory import AV_FORMATS, AV_LOSSLESS, av_clip, encode_av, video_only
 from tests.pipeline.source_helpers import files, ids

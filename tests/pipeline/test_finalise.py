@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.dataset_file import open_dataset
-from pipeline.errors import CommitError, OutputError
-from pipeline.finalise import finalise
-from pipeline.layout import Layout
+from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.dataset.description import open_dataset
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import (
     PLAN,
     contents,

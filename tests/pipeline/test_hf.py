@@ -19,8 +19,8 @@ import pyarrow.parquet
 import pytest
 from datasets import Audio, Dataset, DatasetDict
 
-from pipeline.decode import decode
-from pipeline.errors import (
+from earmill.pipeline.audio.decode import decode
+from earmill.pipeline.common.errors import (
     AbsentError,
     OutsideError,
     RowError,
@@ -28,11 +28,11 @@ from pipeline.errors import (
     SourceOutage,
     UnreadableError,
 )
-from pipeline.plan import make_plan
-from pipeline.source_spec import HfSpec
-from pipeline.sources import Item, open_source
-from pipeline.sources import fetch as fetch_module
-from pipeline.spec import JobSpec
+from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.sources import Item, open_source
+from earmill.pipeline.sources import fetch as fetch_module
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.source import HfSpec
 from tests.pipeline.audio_factory import FORMATS, clip, damaged_corpus
 from tests.pipeline.outages import Clock
 from tests.pipeline.outputs import s3_server

@@ -13,10 +13,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from pipeline import layout as paths
-from pipeline.errors import OutputError, StorageError
-from pipeline.finalise import finalise
-from pipeline.layout import Layout
+from earmill.pipeline.common.errors import OutputError, StorageError
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.storage import layout as paths
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import s3_server, small_dataset, small_disk
 
 RACERS = 16

@@ -11,17 +11,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline import owned_folders, private_ray, ray_cluster
-from pipeline.cluster_watch import SILENT_S, ClusterWatch
-from pipeline.errors import ClusterLost, RunStopped
-from pipeline.owned_folders import OwnedFolder, own_folder, sweep
-from pipeline.ray_cluster import Node, wait_for_nodes
-from pipeline.spec import RunSpec
+from earmill.pipeline.common.errors import ClusterLost, RunStopped
+from earmill.pipeline.driver import private_ray
+from earmill.pipeline.driver import ray_session as ray_cluster
+from earmill.pipeline.driver.cluster_watch import SILENT_S, ClusterWatch
+from earmill.pipeline.driver.ray_session import Node, wait_for_nodes
+from earmill.pipeline.spec.job import RunSpec
+from earmill.pipeline.storage import owned_folders
+from earmill.pipeline.storage.owned_folders import OwnedFolder, own_folder, sweep
 from tests.pipeline.outages import Clock
 
 OWNER = """
 import sys, time
-from pipeline.owned_folders import OwnedFolder
+from earmill.pipeline.storage.owned_folders import OwnedFolder
 print(OwnedFolder(parent=sys.argv[1]).path, flush=True)
 time.sleep(600)
 """
@@ -29,8 +31,8 @@ time.sleep(600)
 # Stands for a driver: a folder, a reaper, and a process that would live on, as Ray's agents do.
 DRIVER = """
 import os, subprocess, sys, time
-from pipeline import private_ray, ray_reaper
-from pipeline.owned_folders import OwnedFolder
+from earmill.pipeline.driver import private_ray, ray_reaper
+from earmill.pipeline.storage.owned_folders import OwnedFolder
 folder = OwnedFolder(private_ray.PREFIX, sys.argv[1])
 reaper = private_ray._start_reaper(folder.path)
 agent = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import SourceError
-from pipeline.events import JobFinished
-from pipeline.layout import Layout
-from pipeline.ledger import Result
-from pipeline.plan import Plan, make_plan, skipped_text
-from pipeline.sinks.table import quarantine_table, write_table
-from pipeline.sources import Item
-from pipeline.spec import JobSpec
-from pipeline.summary import summarise
+from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.driver.events import JobFinished
+from earmill.pipeline.driver.shard_tracker import Result
+from earmill.pipeline.driver.summary import summarise
+from earmill.pipeline.formats.row_table import quarantine_table, write_table
+from earmill.pipeline.planning.plan import Plan, make_plan, skipped_text
+from earmill.pipeline.sources import Item
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.outputs import make_bad, make_row, publish
 from tests.pipeline.source_helpers import contents, files, ids, write_corpus

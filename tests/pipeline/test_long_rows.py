@@ -16,14 +16,15 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import CommitError, SpillError
-from pipeline.reader import open_features
-from pipeline.sinks import Encoding, encode, long_rows, read_back
-from pipeline.sinks import parquet as parquet_sink
-from pipeline.sinks import zarr as zarr_sink
-from pipeline.sinks.digest import digest_rows
-from pipeline.sinks.long_rows import LongRows, cut, part_count
-from pipeline.spill import Spilled, pieces
+from earmill import open_features
+from earmill.pipeline.common.errors import CommitError, SpillError
+from earmill.pipeline.formats.digest import digest_rows
+from earmill.pipeline.formats.parquet import long_rows
+from earmill.pipeline.formats.parquet import write as parquet_sink
+from earmill.pipeline.formats.parquet.long_rows import LongRows, cut, part_count
+from earmill.pipeline.formats.registry import Encoding, encode, read_back
+from earmill.pipeline.formats.spill import Spilled, pieces
+from earmill.pipeline.formats.zarr import write as zarr_sink
 from tests.pipeline.outputs import make_row, stream
 from tests.pipeline.reader_data import Writer, values
 from tests.pipeline.reader_data import make_row as reader_row
@@ -90,7 +91,7 @@ def test_memory_does_not_grow_with_the_row(
     monkeypatch.setattr(long_rows, "PART_BYTES", MB // 2)
     monkeypatch.setattr(zarr_sink, "CHUNK_BYTES", MB // 8)
     monkeypatch.setattr(zarr_sink, "CHUNKS_PER_OBJECT", 4)
-    monkeypatch.setattr("pipeline.spill.PIECE_BYTES", MB // 2)
+    monkeypatch.setattr("earmill.pipeline.formats.spill.PIECE_BYTES", MB // 2)
     wide = stream(channels=(62,))
     held, block = Spilled("float16", 62), make_row("x", 2000, streams=[wide]).streams["modulation"]
     for _ in range(100):

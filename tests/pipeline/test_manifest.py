@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from pipeline.errors import SourceError, UnreadableError
-from pipeline.plan import make_plan
-from pipeline.sources import open_source
-from pipeline.sources.read_tables import read_csv
-from pipeline.sources.scalars import scalar, typed_column, unified_column
-from pipeline.spec import JobSpec
+from earmill.pipeline.common.errors import SourceError, UnreadableError
+from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.sources import open_source
+from earmill.pipeline.sources.read_tables import read_csv
+from earmill.pipeline.sources.scalars import scalar, typed_column, unified_column
+from earmill.pipeline.spec.job import JobSpec
 from tests.pipeline.source_helpers import (
     contents,
     ids,

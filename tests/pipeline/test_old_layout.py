@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import open_features
-from pipeline.commit import commits
-from pipeline.dataset_file import read_dataset
-from pipeline.layout import LAYOUT_VERSION, Layout
-from pipeline.verify import verify
+from earmill import open_features
+from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.storage.layout import LAYOUT_VERSION, Layout
 from tests.data.layout1.make import N_FRAMES, NAMES, values
 from tests.pipeline.outputs import small_dataset
 

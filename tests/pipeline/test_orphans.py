@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commit import commits
-from pipeline.errors import LockedError, OutputError
-from pipeline.finalise import finalise
-from pipeline.layout import Layout
-from pipeline.lock import DriverLock
-from pipeline.orphans import remove_orphans
-from pipeline.verify import verify
+from earmill.pipeline.common.errors import LockedError, OutputError
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.orphans import remove_orphans
+from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import PLAN, contents, make_bad, make_row, publish, small_dataset
 
 LEFT = {

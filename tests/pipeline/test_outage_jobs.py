@@ -16,17 +16,17 @@ import fsspec
 import pytest
 import yaml
 
-from pipeline import events
-from pipeline.commit import read_commit
-from pipeline.errors import SourceOutage
-from pipeline.layout import Layout
-from pipeline.ledger import Committed, Result
-from pipeline.plan import make_plan
-from pipeline.shard_runner import ShardRunner, WorkerJob
-from pipeline.sources import base as sources_base
-from pipeline.sources import fetch as fetch_module
-from pipeline.sources import open_source
-from pipeline.spec import JobSpec
+from earmill.pipeline.common.errors import SourceOutage
+from earmill.pipeline.dataset.publish import read_commit
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.shard_tracker import Committed, Result
+from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.sources import base as sources_base
+from earmill.pipeline.sources import fetch as fetch_module
+from earmill.pipeline.sources import open_source
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.outages import Clock, FaultyStore, drive, s3_error, s3_store

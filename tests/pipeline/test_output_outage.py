@@ -13,18 +13,19 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs.cli import run
-from pipeline import putonce, store_calls
-from pipeline.commit import committed_shards
-from pipeline.errors import OutputError, StorageError
-from pipeline.layout import Layout
-from pipeline.messages import ShardOrder
-from pipeline.plan import make_plan
-from pipeline.run import run_job
-from pipeline.shard_runner import ShardRunner, WorkerJob
-from pipeline.sources import open_source
-from pipeline.spec import JobSpec
-from pipeline.verify import verify
+from earmill.jobs.cli import run
+from earmill.pipeline.common.errors import OutputError, StorageError
+from earmill.pipeline.dataset.publish import committed_shards
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.sources import open_source
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage import atomic_create as putonce
+from earmill.pipeline.storage import store_calls
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker.messages import ShardOrder
+from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline.outages import Clock, FaultyStore, s3_error, s3_store
 
@@ -109,8 +110,8 @@ def prepare(job: Path) -> None:
     """Begin the dataset as the driver does, then commit every shard."""
     spec = JobSpec.load(job)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
-    from pipeline import run as run_module
-    from pipeline.spec import validate_models
+    from earmill.pipeline.driver import run as run_module
+    from earmill.pipeline.spec.job import validate_models
 
     plan = make_plan(open_source(spec.source), spec)
     run_module._open_job(spec, layout, plan, validate_models(spec), resume=False, again=None)

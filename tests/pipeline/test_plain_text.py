@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.plain_text import one_line, visible
+from earmill.pipeline.common.plain_text import one_line, visible
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amtcore.extract import StreamInfo
-from pipeline.columns import Columns
-from pipeline.errors import CommitError, SourceError
-from pipeline.estimate import estimate
-from pipeline.layout import Layout, plan_path
-from pipeline.plan import UNKNOWN_SECONDS, Plan, cut, item_seconds, make_plan
-from pipeline.rows import FeatureRow
-from pipeline.sinks.zarr import write_zarr
-from pipeline.sources.base import Fetched, Item
-from pipeline.spec import JobSpec
+from amtcore.features.base import StreamInfo
+from earmill.pipeline.common.arrow_types import Columns
+from earmill.pipeline.common.errors import CommitError, SourceError
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.zarr.write import write_zarr
+from earmill.pipeline.planning.estimate import estimate
+from earmill.pipeline.planning.plan import UNKNOWN_SECONDS, Plan, cut, item_seconds, make_plan
+from earmill.pipeline.sources.base import Fetched, Item
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout, plan_path
 
 
 class ListSource:
@@ -113,7 +113,7 @@ class TestCutting:
 
 class TestIdentity:
     def test_the_id_of_a_literal_plan_is_pinned(self) -> None:
-        """A stored plan is found again by this id; see `pipeline.plan._identity`."""
+        """A stored plan is found again by this id; see `planning.plan._identity`."""
         assert make_plan(ListSource(RICH), spec()).plan_id == "25449ac42fe54fe9"
 
     def test_equal_input_gives_an_equal_plan(self) -> None:

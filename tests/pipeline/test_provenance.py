@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.provenance import (
+from earmill.pipeline.dataset.provenance import (
     VALUE_PACKAGES,
     code_sha256,
     device_info,

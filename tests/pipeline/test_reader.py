@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import open_features
+from earmill import open_features
 from tests.pipeline.reader_data import (
     FORMATS,
     LOUDNESS_HZ,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import open_features
-from pipeline.datasets_torch import FeatureDataset, FeatureLoader, FeatureStream
-from pipeline.reader import Features
+from earmill import open_features
+from earmill.pipeline.reader.features import Features
+from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureLoader, FeatureStream
 
 from .reader_data import write_set
 

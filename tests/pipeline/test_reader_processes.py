@@ -16,8 +16,9 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline import open_features, reader
-from pipeline.layout import Layout
+from earmill import open_features
+from earmill.pipeline.reader import features as reader
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (
     FORMATS,
     N_ROWS,
@@ -209,18 +210,18 @@ def test_s3_after_a_fork(s3: dict[str, Any]) -> None:
 
 def test_importing_the_package_is_cheap_and_lazy() -> None:
     code = (
-        "import sys, pipeline\n"
+        "import sys, earmill\n"
         "assert not {'torch', 'pyarrow', 'zarr', 'numpy'} & set(sys.modules), sys.modules\n"
-        "assert 'open_features' in dir(pipeline)\n"
-        "from pipeline import open_features\n"
-        "assert open_features.__module__ == 'pipeline.reader'\n"
-        "assert 'pipeline.datasets_torch' not in sys.modules\n"
+        "assert 'open_features' in dir(earmill)\n"
+        "from earmill import open_features\n"
+        "assert open_features.__module__ == 'earmill.pipeline.reader.open'\n"
+        "assert 'earmill.pipeline.reader.torch_datasets' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ.copy())
 
 
 def test_the_package_has_no_other_lazy_name() -> None:
-    import pipeline
+    import earmill
 
     with pytest.raises(AttributeError, match="no attribute 'close_features'"):
-        pipeline.close_features  # noqa: B018
+        earmill.close_features  # noqa: B018

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import open_features
-from pipeline.errors import CommitError, OutputError, SourceError
+from earmill import open_features
+from earmill.pipeline.common.errors import CommitError, OutputError, SourceError
 from tests.pipeline.reader_data import (
     MODULATION_HZ,
     N_ROWS,

@@ -10,15 +10,15 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from pipeline.errors import EarmillError, SourceError, SpecError, UnreadableError
-from pipeline.layout import Layout
-from pipeline.plan import Plan, make_plan
-from pipeline.process_rows import quarantined
-from pipeline.redact import has_secrets, redact, redact_text
-from pipeline.sources import Item
-from pipeline.sources.base import one_line
-from pipeline.spec import JobSpec
-from pipeline.worker import one_line as outcome_line
+from earmill.pipeline.common.errors import EarmillError, SourceError, SpecError, UnreadableError
+from earmill.pipeline.common.one_line import one_line as outcome_line
+from earmill.pipeline.common.redact import has_secrets, redact, redact_text
+from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.sources import Item
+from earmill.pipeline.sources.base import one_line
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker.row_pipeline import quarantined
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.source_helpers import contents, manifest
 from tests.pipeline.test_confine import Server, servers

@@ -13,17 +13,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import shard_runner
-from pipeline.commit import CommitRecord, committed_shards, read_commit
-from pipeline.layout import Layout
-from pipeline.messages import PublishError, ShardOrder
-from pipeline.plan import Plan, make_plan
-from pipeline.process_rows import RowProcessor
-from pipeline.rows import FeatureRow
-from pipeline.shard_runner import ShardRunner, WorkerJob
-from pipeline.sources import open_source
-from pipeline.spec import JobSpec
-from pipeline.worker import is_permanent
+from earmill.pipeline.dataset.publish import CommitRecord, committed_shards, read_commit
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.sources import open_source
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker import shard_runner
+from earmill.pipeline.worker.actor import is_permanent
+from earmill.pipeline.worker.messages import PublishError, ShardOrder
+from earmill.pipeline.worker.row_pipeline import RowProcessor
+from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 from tests.chaos.jobs import committed_files, write_corpus, write_job
 
 CLIPS = 6
@@ -91,13 +91,13 @@ def test_shards_that_overlap_give_the_files_of_shards_one_by_one(
 
 def test_guilty_rows_go_to_quarantine_unprocessed(tmp_path: Path, corpus: Path) -> None:
     work = Work(tmp_path, corpus)
-    guilty = work.plan.shards[0].items[0].row_id
-    work.runner.run(work.order(0, "a", attempts=5, guilty={guilty: "signal 11"}))
+    culprits = work.plan.shards[0].items[0].row_id
+    work.runner.run(work.order(0, "a", attempts=5, culprits={culprits: "signal 11"}))
     record = work.commit(0)
     assert record is not None
     assert (record.rows_ok, record.rows_bad) == (len(work.plan.shards[0].items) - 1, 1)
     (bad,) = pq.read_table(work.output / str(record.path("quarantine"))).to_pylist()
-    assert (bad["row_id"], bad["stage"], bad["error_class"]) == (guilty, "worker", "worker_crash")
+    assert (bad["row_id"], bad["stage"], bad["error_class"]) == (culprits, "worker", "worker_crash")
     assert "signal 11" in bad["message"] and bad["attempts"] == 5
 
 
@@ -111,18 +111,18 @@ def test_a_probe_meets_what_only_encoding_meets(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work(tmp_path, corpus)
-    guilty, other = work.plan.shards[0].items[:2]
+    culprits, other = work.plan.shards[0].items[:2]
     real = shard_runner.encode
 
     def breaks(fmt: str, rows: Sequence[FeatureRow], *args: Any, **options: Any) -> Path:
-        if guilty.row_id in {row.row_id for row in rows}:
-            raise MemoryError(guilty.row_id)
+        if culprits.row_id in {row.row_id for row in rows}:
+            raise MemoryError(culprits.row_id)
         return real(fmt, rows, *args, **options)
 
     monkeypatch.setattr(shard_runner, "encode", breaks)
     work.runner.probe([other])
-    with pytest.raises(MemoryError, match=guilty.row_id):
-        work.runner.probe([other, guilty])
+    with pytest.raises(MemoryError, match=culprits.row_id):
+        work.runner.probe([other, culprits])
 
 
 def test_no_room_for_a_long_row_is_no_fault_of_the_row(tmp_path: Path, corpus: Path) -> None:

@@ -19,14 +19,14 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amtcore.extract import StreamInfo
-from pipeline.rows import FeatureRow
-from pipeline.sinks import Encoding, encode, read_back
-from pipeline.sinks import zarr as zarr_sink
-from pipeline.sinks.digest import differences, digest_rows
-from pipeline.sinks.parquet import ROW_GROUP_BYTES, row_groups
-from pipeline.sinks.table import extra_types, quarantine_table, row_table
-from pipeline.sinks.zarr import blocks_of, chunk_frames
+from amtcore.features.base import StreamInfo
+from earmill.pipeline.formats.digest import differences, digest_rows
+from earmill.pipeline.formats.parquet.write import ROW_GROUP_BYTES, row_groups
+from earmill.pipeline.formats.registry import Encoding, encode, read_back
+from earmill.pipeline.formats.row_table import extra_types, quarantine_table, row_table
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.zarr import write as zarr_sink
+from earmill.pipeline.formats.zarr.write import blocks_of, chunk_frames
 from tests.pipeline.outputs import ATTRS, STREAMS, make_row, stream
 
 # Rows of very different length; odd ids on purpose.

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import open_features
-from pipeline.commit import commits
-from pipeline.dataset_file import open_dataset
-from pipeline.errors import CommitError, EarmillError
-from pipeline.finalise import finalise
-from pipeline.layout import Layout
-from pipeline.snapshot import current_index, is_closed
-from pipeline.verify import verify
+from earmill import open_features
+from earmill.pipeline.common.errors import CommitError, EarmillError
+from earmill.pipeline.dataset.description import open_dataset
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.snapshot import current_index, is_closed
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import (
     contents,
     dataset_file,

@@ -12,13 +12,13 @@ from typing import BinaryIO
 
 import pytest
 
-from pipeline.decode import decode
-from pipeline.errors import RowError, SourceError, UnreadableError
-from pipeline.retries import Retries
-from pipeline.sources import Item
-from pipeline.sources import fetch as fetch_module
-from pipeline.sources import files as files_module
-from pipeline.sources.durations import guess_seconds, header_seconds
+from earmill.pipeline.audio.decode import decode
+from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
+from earmill.pipeline.common.retries import Retries
+from earmill.pipeline.sources import Item
+from earmill.pipeline.sources import fetch as fetch_module
+from earmill.pipeline.sources import files as files_module
+from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from tests.pipeline.audio_factory import clip, damaged_corpus
 from tests.pipeline.source_helpers import (
     CORPUS_IDS,
@@ -194,7 +194,7 @@ class TestFetching:
             return fetch_module.Blob(data=b"x" * 1000)
 
         monkeypatch.setattr(fetch_module, "load_blob", load)
-        monkeypatch.setattr(fetch_module, "AHEAD_BYTES", 3500)
+        monkeypatch.setattr(fetch_module, "READ_AHEAD_BYTES", 3500)
         items = [Item(str(i), f"/clip{i}", size=1000) for i in range(20)]
         for taken, (_, stream) in enumerate(fetch_module.fetch_all(items, lambda uri: {}), start=1):
             assert isinstance(stream, io.BytesIO)

@@ -11,9 +11,9 @@ from typing import Any
 import fsspec
 import pytest
 
-from pipeline.errors import SourceError, SourceOutage, UnreadableError
-from pipeline.sources import fetch as fetch_module
-from pipeline.sources.durations import guess_seconds
+from earmill.pipeline.common.errors import SourceError, SourceOutage, UnreadableError
+from earmill.pipeline.sources import fetch as fetch_module
+from earmill.pipeline.sources.durations import guess_seconds
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.source_helpers import (
     SPEECH,

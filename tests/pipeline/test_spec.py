@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-import pipeline.spec as spec_module
-from pipeline.errors import SpecError
-from pipeline.overrides import apply_overrides, load_yaml
-from pipeline.source_spec import AUDIO_EXTENSIONS, FilesSpec, HfSpec, ManifestSpec
-from pipeline.spec import JobSpec, validate_models
+import earmill.pipeline.spec.job as spec_module
+from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.spec.job import JobSpec, validate_models
+from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, FilesSpec, HfSpec, ManifestSpec
+from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
 
 JOB: dict[str, Any] = {
     "source": {"kind": "files", "uri": "data/speech"},

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from amtcore.spikes import SpikeOptions
-from pipeline.docstrings import argument_texts
-from pipeline.spec_reference import SECTIONS, reference, type_text
+from amtcore.features.spike_encoder import SpikeOptions
+from earmill.pipeline.spec.docstrings import argument_texts
+from earmill.pipeline.spec.reference import SECTIONS, reference, type_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "spec.md"
 

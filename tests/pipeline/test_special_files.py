@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from pipeline.containers import probe
-from pipeline.containers.base import MAX_PARTS
-from pipeline.containers.riff import W64_RIFF, W64_TAIL
-from pipeline.decode import decode
-from pipeline.decoder_input import HEADER_BYTES
-from pipeline.errors import NotRegularError, RowError
-from pipeline.source_spec import HfSpec
-from pipeline.sources import Source, open_source
-from pipeline.sources.durations import header_seconds
+from earmill.pipeline.audio.containers import probe
+from earmill.pipeline.audio.containers.base import MAX_PARTS
+from earmill.pipeline.audio.containers.riff import W64_RIFF, W64_TAIL
+from earmill.pipeline.audio.decode import decode
+from earmill.pipeline.audio.decoder_input import HEADER_BYTES
+from earmill.pipeline.common.errors import NotRegularError, RowError
+from earmill.pipeline.sources import Source, open_source
+from earmill.pipeline.sources.durations import header_seconds
+from earmill.pipeline.spec.source import HfSpec
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.source_helpers import contents, files, manifest
 
@@ -124,7 +124,7 @@ def test_a_header_that_makes_the_decoder_read_on_is_cut_off(
 ) -> None:
     """FLAC metadata blocks without content, as many as fit into the file."""
     assert HEADER_BYTES >= 32 << 20  # a cover picture may have 16 MB
-    monkeypatch.setattr("pipeline.decoder_input.HEADER_BYTES", 1 << 20)
+    monkeypatch.setattr("earmill.pipeline.audio.decoder_input.HEADER_BYTES", 1 << 20)
     stream = Counted(b"fLaC" + b"\1\0\0\0" * 1_000_000)
     assert header_seconds(stream, 4_000_004) is None
     with pytest.raises(RowError):

@@ -15,10 +15,10 @@ import torch
 from hypothesis import settings
 from torch.utils.data import DataLoader
 
-import pipeline.sinks.parquet as parquet_sink
-from pipeline import Features, open_features
-from pipeline.collate import collate_jagged, collate_packed, collate_padded
-from pipeline.datasets_torch import FeatureLoader
+import earmill.pipeline.formats.parquet.write as parquet_sink
+from earmill import Features, open_features
+from earmill.pipeline.reader.collate import collate_jagged, collate_packed, collate_padded
+from earmill.pipeline.reader.torch_datasets import FeatureLoader
 from tests.pipeline.reader_data import (
     GROUPED_ROWS,
     ROWS_PER_GROUP,

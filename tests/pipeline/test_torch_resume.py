@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from pipeline import open_features
-from pipeline.datasets_torch import FeatureLoader, FeatureStream
+from earmill import open_features
+from earmill.pipeline.reader.torch_datasets import FeatureLoader, FeatureStream
 from tests.pipeline.reader_data import (
     GROUPED_ROWS,
     ids,

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import open_features
-from pipeline.errors import CommitError, EarmillError, OutputError
-from pipeline.event_reads import read_events
+from earmill import open_features
+from earmill.pipeline.common.errors import CommitError, EarmillError, OutputError
+from earmill.pipeline.reader.spike_events import read_events
 from tests.pipeline.reader_data import make_row, write_set
 
 FORMATS = ("zarr", "parquet")
@@ -297,7 +297,7 @@ def test_an_index_cannot_point_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, value: Any
 ) -> None:
     """The name of an index is its own hash, so it says nothing about who wrote it."""
-    from pipeline import finalise
+    from earmill.pipeline.dataset import finalise
 
     real = finalise.pq.write_table
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.commit import read_commit
-from pipeline.dataset_file import DatasetFile
-from pipeline.errors import CommitError, EarmillError, OutputError
-from pipeline.finalise import finalise
-from pipeline.layout import Layout
-from pipeline.records import CommitRecord
-from pipeline.snapshot import Current, Snapshot
-from pipeline.verify import verify
+from earmill.pipeline.common.errors import CommitError, EarmillError, OutputError
+from earmill.pipeline.dataset.commit_record import CommitRecord
+from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.publish import read_commit
+from earmill.pipeline.dataset.snapshot import Current, Snapshot
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.test_snapshot import small_dataset
 
 FILES: list[tuple[str, Callable[[bytes], Any], type[EarmillError]]] = [

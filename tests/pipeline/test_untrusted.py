@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commit import read_commit
-from pipeline.errors import CommitError, LockedError, SpecError
-from pipeline.layout import Layout
-from pipeline.lock import DriverLock
-from pipeline.overrides import apply_overrides, load_yaml
-from pipeline.spec import JobSpec
-from pipeline.untrusted import (
+from earmill.pipeline.common.errors import CommitError, LockedError, SpecError
+from earmill.pipeline.common.untrusted import (
     MAX_ALIASES,
     MAX_DEPTH,
     MAX_JSON_CHARS,
@@ -21,6 +16,11 @@ from pipeline.untrusted import (
     TooMuchError,
     loads_json,
 )
+from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.publish import read_commit
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
+from earmill.pipeline.storage.layout import Layout
 
 
 def bomb(levels: int = 9, width: int = 9) -> str:

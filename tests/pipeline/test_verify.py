@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -12,12 +13,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.commit import commits, sha256_of
-from pipeline.errors import OutputError
-from pipeline.finalise import finalise
-from pipeline.layout import Layout
-from pipeline.snapshot import name_of
-from pipeline.verify import verify
+from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.snapshot import name_of
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import PLAN, make_row, publish, s3_server, small_dataset, write_plan
 
 CHUNK = "data/00001-00000001.zarr/modulation/values/c/0/0"
@@ -57,7 +58,10 @@ def edit_rows(layout: Layout, change: Callable[[Any], Any]) -> None:
     files = json.loads(layout.read_bytes("commits/00000.json"))["files"]
     for file in files:
         if file["path"] == name:
-            file.update(bytes=len(sink.getvalue()), sha256=sha256_of(Path(layout.path(name))))
+            file.update(
+                bytes=len(sink.getvalue()),
+                sha256=hashlib.sha256(Path(layout.path(name)).read_bytes()).hexdigest(),
+            )
     edit_commit(layout, "00000", files=files)
 
 

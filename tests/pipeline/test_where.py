@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import SpecError
-from pipeline.where import everything, parse_where
+from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.dataset.where import everything, parse_where
 
 COLUMNS = ("row_id", "uri", "stage", "error_class", "message", "attempts")
 ROWS = [

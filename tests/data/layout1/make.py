@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
 from amtcore.extract import StreamInfo
 from pipeline.commit import publish_shard
 from pipeline.dataset_file import DatasetFile, open_dataset
@@ -20,6 +19,7 @@ from pipeline.finalise import finalise
 from pipeline.layout import Layout
 from pipeline.plan import make_plan
 from pipeline.rows import FeatureRow, QuarantineRow
+
 from pipeline.sources.base import Item
 from pipeline.spec import JobSpec
 

@@ -1,0 +1,272 @@
+"""Spike trains as a feature: a model's frames drive leaky integrate-and-fire neurons.
+
+Frames of a channelwise stage (adaptation, envelope) at the neurons' step rate go through
+`LIFExodus`, one neuron a channel unless asked for more; what comes out is sparse. Frames are what
+`extract` makes, so decimation to the step rate is its pooling. For learning use the layer itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from amtcore.arguments import plain_number
+from amtcore.errors import ParameterError, ShapeError, nearest_hint
+from amtcore.features.spike_events import SpikeEvents
+from amtcore.stages import LIFExodus
+from amtcore.stages.spiking.checks import checked
+
+Numbers = float | tuple[float, ...]
+
+#: Gain by the source's unit, where that says enough to have one: steady sound of 60 dB SPL is
+#: about 60 model units after the adaptation loops, hence about 65 spikes/s with the default leak.
+DEFAULT_GAINS = {"model units": 2.0}
+#: Options that may differ from neuron to neuron.
+_PER_NEURON = ("gain", "tau_mem", "tau_syn", "threshold", "bias")
+
+
+@dataclass(frozen=True)
+class SpikeOptions:
+    """What a job asks of a spike stream.
+
+    Args:
+        source: Stream of the model that drives the neurons.
+        step_rate_hz: Steps of the neurons per second, up to the sampling rate.
+        pool: Statistic of the source within a step: mean, rms, max or subsample.
+        gain: Spikes per second that one unit of the source drives at threshold 1, the leak aside:
+            a steady source s puts gain * s * step into the membrane at every step, whatever the
+            step and the time constants. None takes the entry of the source's unit in
+            `DEFAULT_GAINS`.
+        tau_mem: Membrane time constant in s.
+        tau_syn: Synaptic time constant in s.
+        threshold: Firing threshold.
+        bias: Added to the membrane at every step.
+        neurons_per_channel: Neurons that hear the same channel; neuron n hears n // this.
+        max_spikes_per_step: Most spikes of a neuron in one step; None for no limit.
+
+    `gain` to `bias` are one number, one per neuron of a channel, or one per neuron of all channels.
+
+    >>> SpikeOptions(step_rate_hz=500, threshold=(1, 2), neurons_per_channel=2).source_streams()
+    {'adaptation': {'frame_rate_hz': 500.0, 'pool': 'mean'}}
+    """
+
+    source: str = "adaptation"
+    step_rate_hz: float = 1000.0
+    pool: str = "mean"
+    gain: Numbers | None = None
+    tau_mem: Numbers = 0.02
+    tau_syn: Numbers = 0.005
+    threshold: Numbers = 1.0
+    bias: Numbers = 0.0
+    neurons_per_channel: int = 1
+    max_spikes_per_step: int | None = None
+
+    def __post_init__(self) -> None:
+        checked("step_rate_hz", self.step_rate_hz, above=0.0)
+        for name in ("neurons_per_channel", "max_spikes_per_step"):
+            given, optional = getattr(self, name), name == "max_spikes_per_step"
+            number = plain_number(given)
+            if not isinstance(number, int) and not (given is None and optional):
+                number = 0  # 2.0 is no count
+            if number is not None and number < 1:
+                raise ParameterError(
+                    f"{name} must be a whole number of 1 or more{', or None' if optional else ''}, "
+                    f"got {given!r}"
+                )
+            object.__setattr__(self, name, number)
+        object.__setattr__(self, "step_rate_hz", float(self.step_rate_hz))
+        for name in _PER_NEURON:
+            value = getattr(self, name)
+            if name != "gain" or value is not None:
+                object.__setattr__(self, name, _numbers(name, value))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SpikeOptions:
+        """Build from a mapping, as a job states it."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise ParameterError(
+                    f"a spike stream has no option {name!r}{nearest_hint(str(name), known)}"
+                )
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; the inverse of `from_dict`."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    def source_streams(self) -> dict[str, dict[str, Any]]:
+        """What to ask `build_extractor` for, so that its frames are the neurons' steps."""
+        return {self.source: {"frame_rate_hz": self.step_rate_hz, "pool": self.pool}}
+
+
+def _numbers(name: str, value: Any) -> Numbers:
+    """One number or a tuple of them; an error names what else was given."""
+    many = isinstance(value, (list, tuple, np.ndarray))
+    for number in value if many else [value]:
+        if isinstance(number, bool) or not isinstance(number, (int, float, np.number)):
+            raise ParameterError(f"{name} must be a number or a list of numbers, got {value!r}")
+    return tuple(float(number) for number in value) if many else float(value)
+
+
+class FrameSource(Protocol):
+    """What delivers frames chunk by chunk: `extract.ExtractStream`."""
+
+    def push(self, chunk: NDArray[np.floating[Any]]) -> dict[str, NDArray[np.floating[Any]]]:
+        """The next samples in, the frames they complete out."""
+
+    def finish(self) -> dict[str, NDArray[np.floating[Any]]]:
+        """The frames that were waiting for what follows the last sample."""
+
+
+class SpikeStream:
+    """Spikes of one long signal, chunk by chunk, in memory that does not grow.
+
+    Invariants:
+        The events of all pushes and of `finish`, concatenated, are those of the whole signal.
+    """
+
+    def __init__(self, encoder: SpikeEncoder, source: FrameSource | None = None) -> None:
+        self._encoder, self._source = encoder, source
+        self._state: Tensor | None = None
+        self._frames = 0
+
+    def push_frames(self, frames: NDArray[np.floating[Any]]) -> SpikeEvents:
+        """Feed the next frames (step, channel)."""
+        counts, self._state = self._encoder.step(frames, self._state)
+        events = SpikeEvents.from_dense(counts, self._frames)
+        self._frames += events.n_frames
+        return events
+
+    def push(self, chunk: NDArray[np.floating[Any]]) -> SpikeEvents:
+        """Feed the next samples (1-D, the model's input unit) through the source's model."""
+        return self.push_frames(self._frame_source().push(chunk)[self._encoder.options.source])
+
+    def finish(self) -> SpikeEvents:
+        """End the signal; returns the events of frames that the model held back, if it did."""
+        return self.push_frames(self._frame_source().finish()[self._encoder.options.source])
+
+    def _frame_source(self) -> FrameSource:
+        if self._source is None:
+            raise ParameterError("this stream has no source of frames: use push_frames")
+        return self._source
+
+
+class SpikeEncoder:
+    """Neurons that turn frames of a stage into events.
+
+    Args:
+        options: Parameters of the stream.
+        n_channels: Channels of the source.
+        unit: Unit of the source, which decides the gain where none is given.
+        dtype: torch.float32 or torch.float64.
+
+    >>> from amtcore.features.build import build_extractor
+    >>> options = SpikeOptions(step_rate_hz=1000)
+    >>> extractor = build_extractor("dau1997", fs_hz=16000, streams=options.source_streams())
+    >>> (info,) = extractor.streams
+    >>> encoder = SpikeEncoder(options, info.width, info.unit)
+    >>> stream = encoder.open_stream(extractor.open_stream())
+    >>> tone = 0.05 * np.sin(2 * np.pi * 1000 / 16000 * np.arange(1600))
+    >>> events = stream.push(tone)
+    >>> events.n_frames, events.n_channels, len(events) > 0
+    (100, 31, True)
+    """
+
+    def __init__(
+        self,
+        options: SpikeOptions,
+        n_channels: int,
+        unit: str = "model units",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if options.gain is None:
+            if unit not in DEFAULT_GAINS:
+                raise ParameterError(
+                    f"source {options.source!r} in {unit} has no usual gain, got None: give the "
+                    "spikes per second that one unit of it should drive"
+                )
+            options = replace(options, gain=DEFAULT_GAINS[unit])
+        self.options, self.n_channels = options, n_channels
+        self.n_neurons = n_channels * options.neurons_per_channel
+        most = options.max_spikes_per_step
+        step_s = 1.0 / options.step_rate_hz
+        self.layer = LIFExodus(
+            (self.n_neurons, self.n_neurons),
+            tau_mem=self._per_neuron("tau_mem"),
+            tau_syn=self._per_neuron("tau_syn"),
+            threshold=self._per_neuron("threshold"),
+            bias=self._per_neuron("bias"),
+            dt=step_s,
+            max_spikes_per_dt=math.inf if most is None else most,
+            learnable=False,
+            dtype=dtype,
+        )
+        # A steady input x makes a current of x beta / (1 - beta).
+        beta = torch.exp(-step_s / checked("tau_syn", self._per_neuron("tau_syn"),
+                                           ((self.n_neurons,),), above=0.0))  # fmt: skip
+        gain = checked("gain", self._per_neuron("gain"), ((self.n_neurons,),))
+        self._scale = (gain * step_s * (1.0 - beta) / beta).to(dtype)
+
+    def _per_neuron(self, name: str) -> float | list[float]:
+        """An option as one number or one per neuron."""
+        value = getattr(self.options, name)
+        if not isinstance(value, tuple):
+            return float(value)
+        if len(value) == self.options.neurons_per_channel:
+            return [*value] * self.n_channels
+        if len(value) == self.n_neurons:
+            return [*value]
+        raise ParameterError(
+            f"{name} must be one number, {self.options.neurons_per_channel} (one per neuron of a "
+            f"channel) or {self.n_neurons} (one per neuron), got {len(value)}"
+        )
+
+    @property
+    def channel_offsets(self) -> tuple[int, ...]:
+        """(channel + 1), cuts the neurons into channels."""
+        return tuple(range(0, self.n_neurons + 1, self.options.neurons_per_channel))
+
+    def constants(self) -> dict[str, Tensor]:
+        """Everything that decides the events of given frames, by name."""
+        most = torch.tensor(self.layer.max_spikes_per_dt, dtype=torch.float64)
+        coefficients = self.layer.coefficients().detach()
+        made = {"scale": self._scale, "coefficients": coefficients, "max_spikes": most}
+        return {**self.layer.state_dict(), **made}
+
+    def step(
+        self, frames: NDArray[np.floating[Any]], state: Tensor | None = None
+    ) -> tuple[NDArray[np.floating[Any]], Tensor]:
+        """Spike counts (step, neuron) of the next frames, and the neurons' state after them.
+
+        Args:
+            frames: (step, channel) of the source.
+            state: What the previous call returned; None at the start.
+        """
+        if frames.ndim != 2 or frames.shape[1] != self.n_channels:
+            raise ShapeError(
+                f"expected frames (step, {self.n_channels} channels), got {frames.shape}"
+            )
+        drive = torch.from_numpy(np.ascontiguousarray(frames)).to(self.layer.dtype)
+        drive = drive.repeat_interleave(self.options.neurons_per_channel, 1) * self._scale
+        counts, state = self.layer.stream(drive.unsqueeze(0), state)
+        return counts[0].numpy(), state
+
+    def encode(self, frames: NDArray[np.floating[Any]]) -> SpikeEvents:
+        """Events of a whole signal from its frames (step, channel)."""
+        return self.open_stream().push_frames(frames)
+
+    def open_stream(self, source: FrameSource | None = None) -> SpikeStream:
+        """Start on a long signal.
+
+        Args:
+            source: Delivers the frames of waveform chunks; None when frames are pushed directly.
+        """
+        return SpikeStream(self, source)

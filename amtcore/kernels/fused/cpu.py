@@ -1,0 +1,278 @@
+"""The fused kernel: a program of block operations over one clip and one group of channels.
+
+    for each block of samples:  load -> op 1 -> .. -> op n -> store
+                                                           -> filters of a bank -> store or pool
+
+A block (at most BLOCK samples of LANES channels) stays in the first-level cache from the waveform
+to the frame sums, so full-rate intermediates are never in memory; output at full rate goes there in
+longer blocks. An operation is one row of `ops`: code, first coefficient row, first state row, and
+one integer argument. The families' own block functions do the work; a single-family operator is a
+program of one row. Operations act on one buffer; SAVE, SWAP and ADD with a second one make two
+parallel paths of a signal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from amtcore.kernels.families.adaptation.cpu import adaptation_block
+from amtcore.kernels.families.biquad.cpu import first_order_block, state_variable_block
+from amtcore.kernels.families.compression.cpu import broken_stick_block, square_block
+from amtcore.kernels.families.fir.cpu import decimate_block
+from amtcore.kernels.families.hair_cell.cpu import hair_cell_block
+from amtcore.kernels.families.one_pole.cpu import (
+    modulation_block,
+    one_pole_cascade_block,
+    pole_zero_cascade_block,
+)
+from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
+from amtcore.kernels.vector.source_digest import sources_digest
+from amtcore.kernels.vector.transpose import copy_row, transpose
+
+#: Samples per block: two buffers of 128 x 32 float32 are 32 kB, inside a 48 kB first-level cache.
+BLOCK = 128
+#: Samples that are loaded and stored at a time at full rate. The processor prefetches a few dozen
+#: rows at once, not those of input and output or of all filters: each gets many samples in turn.
+LONG_BLOCK = 16 * BLOCK
+
+# Operation codes (first column of `ops`); the argument is the fourth column.
+ONE_POLE_CASCADE = 0  # argument: order
+FIRST_ORDER = 1  # argument: 1 to half-wave rectify the input
+STATE_VARIABLE = 2  # argument: as above
+ADAPTATION = 3  # argument: 2 * loops + limiter on
+POLE_ZERO_CASCADE = 4  # argument: order
+BROKEN_STICK = 5
+SQUARE = 6
+HAIR_CELL = 7
+SAVE = 8  # copy the signal aside
+SWAP = 9  # exchange the signal with the one aside
+ADD = 10  # add the one aside to the signal
+DECIMATE = 11  # argument: taps * 2**16 + samples per output
+#: Codes that `run_op_block` knows.
+OPERATIONS = range(DECIMATE + 1)
+# Filters of a bank (first column of `bank`).
+BANK_STATE_VARIABLE = 0
+BANK_REAL = 1
+BANK_MODULUS = 2
+BANK_IDENTITY = 3
+BANK_TWO_SECTIONS = 4
+#: Kinds that `run_filter_block` knows, and `_filter_adjoint` too.
+BANK_KINDS = range(BANK_TWO_SECTIONS + 1)
+# What happens to the result.
+STORE = 0
+STORE_BANK = 1
+POOL_BANK = 2
+# Frame statistics.
+POOLS = {"mean": 0, "rms": 1, "max": 2, "subsample": 3}
+
+
+@njit
+def load_rows(x: Any, shared: bool, channels: int, t0: int, n: int, buffer: Any) -> None:
+    """Samples t0..t0+n of up to LANES rows of `x`, sample after sample.
+
+    Missing rows repeat the last one; with `shared` there is one row for all lanes.
+    """
+    if shared:
+        for t in range(n):
+            vstore(buffer, t * LANES, vsplat(buffer, x[0, t0 + t]))
+        return
+    transpose(x[0], t0, x.shape[1], channels, n, buffer, LANES, LANES)
+
+
+@njit
+def _side_path(code: int, a: Any, side: Any, n: int) -> None:
+    for t in range(n):
+        value = vload(a, t * LANES)
+        if code == SAVE:
+            vstore(side, t * LANES, value)
+        elif code == SWAP:
+            vstore(a, t * LANES, vload(side, t * LANES))
+            vstore(side, t * LANES, value)
+        elif code == ADD:
+            vstore(a, t * LANES, value + vload(side, t * LANES))
+
+
+@njit
+def run_op_block(op: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
+    """One operation on the `n` samples in `a`; returns how many samples there are after it."""
+    code, c, s, argument = op[0], op[1], op[2], op[3]
+    if code == ONE_POLE_CASCADE:
+        one_pole_cascade_block(a, b, n, argument, coef, c, state, s)
+    elif code == FIRST_ORDER:
+        first_order_block(a, a, n, argument == 1, coef, c, state, s)
+    elif code == STATE_VARIABLE:
+        state_variable_block(a, a, n, argument == 1, coef, c, state, s)
+    elif code == ADAPTATION:
+        adaptation_block(a, n, argument // 2, argument % 2 == 1, coef, c, state, s)
+    elif code == POLE_ZERO_CASCADE:
+        pole_zero_cascade_block(a, n, argument, coef, c, state, s)
+    elif code == BROKEN_STICK:
+        broken_stick_block(a, n, coef, c)
+    elif code == SQUARE:
+        square_block(a, n, coef, c)
+    elif code == HAIR_CELL:
+        hair_cell_block(a, n, coef, c, state, s)
+    elif code == DECIMATE:
+        n = decimate_block(a, b, n, argument // 65536, argument % 65536, coef, c, state, s)
+    else:
+        _side_path(code, a, side, n)
+    return n
+
+
+@njit
+def _run_ops(ops: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
+    """All operations, BLOCK samples at a time; returns how many there are after them, which may
+    differ from `n` where that is one block."""
+    count = n
+    for begin in range(0, n, BLOCK):
+        part, count = a[begin * LANES :], min(BLOCK, n - begin)
+        for k in range(ops.shape[0]):
+            count = run_op_block(ops[k], part, b, side, count, coef, state)
+    return count if n <= BLOCK else n
+
+
+@njit
+def run_filter_block(filter_: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
+    code, c, s = filter_[0], filter_[1], filter_[2]
+    if code == BANK_STATE_VARIABLE:
+        state_variable_block(x, y, n, False, coef, c, state, s)
+    elif code == BANK_TWO_SECTIONS:
+        state_variable_block(x, y, n, False, coef, c, state, s)
+        state_variable_block(y, y, n, False, coef, c + 6, state, s + 2)
+    elif code == BANK_IDENTITY:
+        for t in range(n):
+            vstore(y, t * LANES, vload(x, t * LANES))
+    else:
+        modulation_block(x, y, n, code == BANK_MODULUS, coef, c, state, s)
+
+
+@njit
+def _pool(y: Any, n: int, pool: int, first: bool, state: Any, s: int) -> None:
+    """Add `n` samples of one frame to its running statistic in state row `s`."""
+    total = vload(state, s * LANES)
+    if pool == 0:
+        for t in range(n):
+            total = total + vload(y, t * LANES)
+    elif pool == 1:
+        for t in range(n):
+            value = vload(y, t * LANES)
+            total = fma(value, value, total)
+    else:
+        if first and n > 0:
+            total = vload(y, 0)
+        if pool == 2:
+            for t in range(n):
+                total = vmax(vload(y, t * LANES), total)
+    vstore(state, s * LANES, total)
+
+
+@njit
+def _frame_bounds(f: int, frame: Any) -> Any:
+    """First output of frame `f`, first one after it, and after how many samples the last is there;
+    `frame` as in the kernel."""
+    num, den, start, stride, delay = frame[0], frame[1], frame[2], frame[3], frame[4]
+    begin, end = -(-f * num // den), -(-(f + 1) * num // den)
+    return begin, end, (end - 1) * stride + delay + 1 - start
+
+
+@njit
+def _start(mode: int, frame: Any) -> Any:
+    """Outputs before this stretch, number of the frame it begins in, and the bounds of that."""
+    if mode != POOL_BANK:
+        return 0, 0, 0, 0, 0
+    made = max(0, -(-(frame[2] - frame[4]) // frame[3]))
+    f = made * frame[1] // frame[0]
+    begin, end, last = _frame_bounds(f, frame)
+    return made, f, begin, end, last
+
+
+@njit
+def _emit(filters: Any, columns: Any, pool: int, length: int, state: Any, out: Any) -> None:
+    """Write one frame: the statistics of every filter that a channel has; then clear them."""
+    weight = 1.0 / length if pool < 2 else 1.0
+    for m in range(filters.shape[0]):
+        s = filters[m, 3]
+        value = vload(state, s * LANES) * vsplat(state, weight)
+        vstore(state, s * LANES, vsqrt(value) if pool == 1 else value)
+        for lane in range(columns.shape[1]):
+            if columns[m, lane] >= 0:
+                out[columns[m, lane]] = state[s * LANES + lane]
+        vstore(state, s * LANES, vsplat(state, 0.0))
+
+
+@njit
+def store_rows(buffer: Any, n: int, rows: Any, t0: int, out: Any, turned: Any) -> None:
+    """The inverse: lanes to rows `rows[lane]` of `out`, none where that is -1; `turned` is
+    scratch."""
+    for begin in range(0, n, BLOCK):
+        count = min(BLOCK, n - begin)
+        transpose(buffer, begin * LANES, LANES, count, LANES, turned, BLOCK, count)
+        for lane in range(rows.shape[0]):
+            if rows[lane] >= 0:
+                copy_row(turned, lane * BLOCK, out[rows[lane]], t0 + begin, count)
+
+
+def _build(digest: str) -> Any:
+    """Compile-on-first-use kernel. `digest` is part of the key of numba's disk cache, which by
+    itself looks at this file only and would keep stale code after a change in a block function."""
+
+    @njit(nogil=True, cache=True)
+    def run(
+        x: Any,
+        length: int,
+        shared: bool,
+        channels: int,
+        ops: Any,
+        coef: Any,
+        state: Any,
+        mode: int,
+        filters: Any,
+        rows: Any,
+        pool: int,
+        frame: Any,
+        out: Any,
+    ) -> None:
+        """Run the program over samples 0..length of one clip for one group of channels.
+
+        x (rows, time), contiguous; coef and state flat, LANES numbers a row; rows (filter or 1,
+        lane) the output row or column, -1 for none; frame = (samples, per frames, absolute start,
+        stride, delay): frame f covers outputs ceil(f samples / frames) up to the next one's start,
+        and output m of the operations is there once sample m stride + delay is in;
+        out (rows, time), or (frames, columns) when pooled.
+        """
+        if digest == "":
+            return
+        block = BLOCK if mode == POOL_BANK else LONG_BLOCK
+        a, b = aligned(block * LANES, x), aligned(block * LANES, x)
+        side, turned = aligned(BLOCK * LANES, x), aligned(BLOCK * LANES, x)
+        emitted, t = 0, 0  # frames and samples so far
+        made, f, begin, end, last = _start(mode, frame)
+        while t < length:
+            n = min(block, length - t)
+            if mode == POOL_BANK:
+                n = min(n, last - t)
+            load_rows(x, shared, channels, t, n, a)
+            t += n
+            n = _run_ops(ops, a, b, side, n, coef, state)
+            if mode == STORE:
+                store_rows(a, n, rows[0], made, out, turned)
+            for m in range(filters.shape[0]):
+                run_filter_block(filters[m], a, b, n, coef, state)
+                if mode == STORE_BANK:
+                    store_rows(b, n, rows[m], made, out, turned)
+                else:
+                    _pool(b, n, pool, made == begin, state, filters[m, 3])
+            made += n
+            if mode == POOL_BANK and made == end:
+                _emit(filters, rows, pool, end - begin, state, out[emitted])
+                emitted += 1
+                f += 1
+                begin, end, last = _frame_bounds(f, frame)
+
+    return run
+
+
+run_chain = _build(sources_digest())

@@ -1,0 +1,51 @@
+"""Which implementation runs: None picks by device, a name forces it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from amtcore.errors import BackendError, ShapeError
+
+BACKENDS = ("reference", "cpu")
+
+
+def use_reference(x: Tensor, backend: str | None) -> bool:
+    """True when the plain loop is asked for; raises when the wanted kernel cannot run on `x`."""
+    if backend not in (None, *BACKENDS):
+        raise BackendError(f"backend must be one of {', '.join(BACKENDS)} or None, got {backend!r}")
+    if backend == "reference":
+        return True
+    if x.device.type not in ("cpu", "meta"):
+        raise BackendError(
+            f"there is no fast kernel for device {x.device.type!r}; move the input to the CPU, "
+            "or force backend='reference' (slow, any device)"
+        )
+    return False
+
+
+def check_recurrence(x: Tensor, coef: Tensor, state: Tensor, rows: int, values: int) -> None:
+    """Shapes and dtypes that every recurrence relies on; the kernels do not check bounds.
+
+    Args:
+        x: (batch, channel or 1, time).
+        coef: (channel, rows).
+        state: (batch, channel, values).
+        rows: Coefficients a channel must have.
+        values: State values a channel must have.
+    """
+    if x.ndim != 3 or x.shape[1] not in (1, coef.shape[0]):
+        raise ShapeError(
+            f"expected input (batch, {coef.shape[0]} channels, time), got {tuple(x.shape)}"
+        )
+    if coef.shape[1] != rows:
+        raise ShapeError(f"expected {rows} coefficients per channel, got {coef.shape[1]}")
+    wanted = (x.shape[0], coef.shape[0], values)
+    if tuple(state.shape) != wanted:
+        raise ShapeError(f"expected a state of shape {wanted}, got {tuple(state.shape)}")
+    if not x.dtype == coef.dtype == state.dtype or x.dtype not in (torch.float32, torch.float64):
+        raise ShapeError(
+            "input, coefficients and state must share one dtype, float32 or float64; got "
+            f"{x.dtype}, {coef.dtype}, {state.dtype}; convert the input or build the model "
+            "with dtype="
+        )

@@ -1,0 +1,32 @@
+"""Channels as lanes: values packed in groups of LANES and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from amtcore.kernels.vector.simd import LANES
+
+
+def groups_of(channels: int) -> int:
+    """How many lane groups hold this many channels."""
+    return -(-channels // LANES)
+
+
+def pack(values: Tensor) -> NDArray[Any]:
+    """(.., channel, value) -> (.., group, value * LANES); missing channels repeat the last one."""
+    channels = values.shape[-2]
+    groups = groups_of(channels)
+    wanted = torch.arange(groups * LANES).clamp(max=channels - 1)
+    lanes = values.detach()[..., wanted, :].unflatten(-2, (groups, LANES)).transpose(-1, -2)
+    return lanes.flatten(-2).contiguous().numpy()
+
+
+def unpack(packed: NDArray[Any], channels: int) -> Tensor:
+    """The inverse of `pack`: (.., group, value * LANES) -> (.., channel, value)."""
+    values = packed.shape[-1] // LANES
+    lanes = torch.from_numpy(packed).unflatten(-1, (values, LANES)).transpose(-1, -2)
+    return lanes.flatten(-3, -2)[..., :channels, :].contiguous()

@@ -1,0 +1,70 @@
+"""Arrays too large for the caches: how kernels read and write them.
+
+The processor's own prefetcher stops at every 4 kB page; arrays of many rows of that size want the
+next row asked for by hand. Output that is not read again soon goes past the caches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.typing import signature
+from numba.extending import intrinsic
+
+from amtcore.kernels.vector.simd import _pointer
+
+#: Bytes of a cache line. A kernel's arrays begin at one, and `vstream` writes whole lines only.
+CACHE_LINE = 64
+
+
+@intrinsic
+def vstream(typing: Any, array: Any, index: Any, vec: Any) -> Any:
+    """As `vstore`, past the caches, for output too large to be found there later.
+
+    The address must be a multiple of CACHE_LINE bytes; the processor faults when it is not.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = context.cast(builder, args[1], sig.args[1], types.intp)
+        store = builder.store(args[2], _pointer(context, builder, sig.args[0], args[0], at))
+        store.align = CACHE_LINE
+        one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        store.set_metadata("nontemporal", one)
+        return context.get_dummy_value()
+
+    return signature(types.void, array, index, vec), codegen
+
+
+@intrinsic
+def prefetch(typing: Any, array: Any, index: Any) -> Any:
+    """Ask for the LANES numbers of the flat `array` from `index` on, to be read soon. An address
+    outside the array does no harm."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = context.cast(builder, args[1], sig.args[1], types.intp)
+        vector = _pointer(context, builder, sig.args[0], args[0], at)
+        byte, word = ir.IntType(8), ir.IntType(32)
+        first = builder.bitcast(vector, byte.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), word, word, word])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        size = vector.type.pointee.count * sig.args[0].dtype.bitwidth // 8
+        for line in range(0, size, CACHE_LINE):
+            address = builder.gep(first, [ir.Constant(word, line)])
+            builder.call(call, [address, word(0), word(2), word(1)])
+        return context.get_dummy_value()
+
+    return signature(types.void, array, index), codegen
+
+
+@njit
+def aligned(count: int, like: Any) -> Any:
+    """A flat array of `count` numbers with the dtype of `like`, aligned to cache lines: a vector
+    that crosses two lines costs twice."""
+    size = like.itemsize
+    room = np.empty(count + CACHE_LINE // size, like.dtype)
+    skip = -room.ctypes.data % CACHE_LINE // size
+    return room[skip : skip + count]

@@ -1,0 +1,93 @@
+"""The threads that kernels run on.
+
+Kernels release the interpreter lock, so a plain thread pool is all the parallelism they need: no
+OpenMP runtime, nothing to break after a fork. Pool threads flush denormals to zero; in silence
+the filters' states decay into that range, where the processor is a hundred times slower. What they
+call of torch runs on one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+import torch
+
+from amtcore.errors import ParameterError
+
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+_threads = 0
+_local = threading.local()
+
+
+def get_num_threads() -> int:
+    """Threads that kernels use: as set, else torch's own number."""
+    return _threads or torch.get_num_threads()
+
+
+def set_num_threads(threads: int) -> None:
+    """Set how many threads kernels of this process use (1 or more)."""
+    global _threads, _pool
+    if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or threads < 1:
+        raise ParameterError(f"threads must be a whole number, 1 or more, got {threads!r}")
+    threads = int(threads)
+    with _lock:
+        if threads != _threads:
+            _threads, _pool = threads, None
+
+
+def _forget() -> None:
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _prepare_thread() -> None:
+    _local.in_pool = True
+    torch.set_flush_denormal(True)
+    # A thread's first look at its number takes the process's: look before setting, not after.
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
+def _get_pool() -> ThreadPoolExecutor:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(get_num_threads(), "amtcore", _prepare_thread)
+        return _pool
+
+
+def parallel_for(function: Callable[[int], None], count: int) -> None:
+    """Call `function(i)` for i in 0..count-1 on the pool; the failure of the least i is re-raised.
+
+    Every thread takes the next number when it is done with one: handing out each number by itself
+    wakes a thread each time. On a thread of the pool the calls are made right there: the others
+    have work of their own.
+    """
+    if getattr(_local, "in_pool", False):
+        for i in range(count):
+            function(i)
+        return
+    numbers, failures = iter(range(count)), dict[int, BaseException]()
+
+    def take() -> None:
+        for i in numbers:
+            try:
+                function(i)
+            except BaseException as error:
+                failures[i] = error
+                return
+
+    own, pool = torch.get_num_threads(), _get_pool()
+    wait([pool.submit(take) for _ in range(min(count, get_num_threads()))])
+    # A thread that starts with one torch thread makes that the default of later ones: undo it.
+    torch.set_num_threads(own)
+    if failures:
+        raise failures[min(failures)]

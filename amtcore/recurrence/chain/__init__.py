@@ -1,1 +1,0 @@
-"""Several recurrences run block by block over cached data, ending in full rate or pooled frames."""

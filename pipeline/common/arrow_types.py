@@ -1,0 +1,192 @@
+"""The source's own columns: their Arrow types, the names of their classes, and what is not kept.
+
+A source that knows types says them (Hugging Face features, Parquet); for the others (csv, JSON)
+they are inferred from the values of the whole plan. Types travel as JSON in plan and dataset.json:
+a primitive by its Arrow name, anything else as `{"kind": [...]}`. Binary values, and what only some
+programs know (extension types, unions), are not carried through, and the job says so before it
+starts.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from earmill.pipeline.common.errors import CommitError
+
+_PRIMITIVE: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_duration,
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a source knows of the columns it carries through.
+
+    Args:
+        types: Arrow types, as `kept_type` gives them; columns not named here are inferred.
+        labels: Column to the names of its classes, in the order of their numbers; `tags[]` for the
+            elements of a list, `meta.kind` for a field of a struct.
+        dropped: Column that is not carried through to the reason.
+    """
+
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+
+def kept_type(kind: pa.DataType) -> pa.DataType | None:
+    """The type a column of this type is carried through with; None where it is not."""
+    encoded = _encoded(kind)
+    return None if encoded is None else arrow_type(encoded)
+
+
+def type_json(kind: pa.DataType) -> Any:
+    """A type that `kept_type` gave, as JSON."""
+    encoded = _encoded(kind)
+    if encoded is None:
+        raise CommitError(f"expected a type that is carried through, got {kind}")
+    return encoded
+
+
+def _encoded(kind: pa.DataType) -> Any:
+    if pa.types.is_dictionary(kind):
+        return _encoded(kind.value_type)
+    if pa.types.is_null(kind):
+        return "string"
+    if pa.types.is_timestamp(kind):
+        return {"timestamp": [kind.unit, kind.tz]}
+    if pa.types.is_decimal(kind):
+        return {"decimal": [kind.bit_width, kind.precision, kind.scale]}
+    if any(is_one(kind) for is_one in _PRIMITIVE):
+        return str(kind)
+    for name, is_one in _LISTS.items():
+        if is_one(kind):
+            size = [kind.list_size] if name == "fixed_size_list" else []
+            return _nested(name, [kind.value_type], size)
+    if pa.types.is_map(kind):
+        return _nested("map", [kind.key_type, kind.item_type])
+    if pa.types.is_struct(kind) and kind.num_fields:
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return _nested("struct", [f.type for f in fields], [f.name for f in fields])
+    return None
+
+
+_LISTS: Mapping[str, Callable[[pa.DataType], bool]] = {
+    "list": pa.types.is_list,
+    "large_list": pa.types.is_large_list,
+    "fixed_size_list": pa.types.is_fixed_size_list,
+}
+
+
+def _nested(name: str, parts: Sequence[pa.DataType], more: Sequence[Any] = ()) -> Any:
+    encoded = [_encoded(part) for part in parts]
+    return None if any(part is None for part in encoded) else {name: [*encoded, *more]}
+
+
+def arrow_type(encoded: Any) -> pa.DataType:
+    """The type of its JSON form; CommitError for what is none."""
+    try:
+        if isinstance(encoded, str):
+            return pa.type_for_alias(encoded)
+        ((name, parts),) = encoded.items()
+        return _MADE[name](*parts)
+    except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
+        raise CommitError(f"expected the type of a column, got {encoded!r}") from error
+
+
+def _struct(*parts: Any) -> pa.DataType:
+    half = len(parts) // 2
+    return pa.struct(
+        [(name, arrow_type(kind)) for kind, name in zip(parts[:half], parts[half:], strict=True)]
+    )
+
+
+def _decimal(bits: int, precision: int, scale: int) -> pa.DataType:
+    makers = {32: pa.decimal32, 64: pa.decimal64, 128: pa.decimal128, 256: pa.decimal256}
+    return makers[bits](precision, scale)
+
+
+_MADE: Mapping[str, Callable[..., pa.DataType]] = {
+    "timestamp": lambda unit, tz: pa.timestamp(unit, tz),
+    "decimal": _decimal,
+    "list": lambda of: pa.list_(arrow_type(of)),
+    "large_list": lambda of: pa.large_list(arrow_type(of)),
+    "fixed_size_list": lambda of, size: pa.list_(arrow_type(of), size),
+    "map": lambda key, item: pa.map_(arrow_type(key), arrow_type(item)),
+    "struct": _struct,
+}
+
+
+def has_text(kind: pa.DataType) -> bool:
+    """Whether there is text anywhere in values of a type."""
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return True
+    return any(has_text(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def plain_json(value: Any) -> Any:
+    """A cell that JSON has no form for, as text for hashing: times in ISO 8601."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return str(value)
+
+
+def extra_types(extras: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Column types that fit the carried-through values of a whole plan, by column name.
+
+    Integers and floats together give double; any other mixture, and a column without a value,
+    gives string.
+    """
+    seen: dict[str, set[str]] = {}
+    for extra in extras:
+        for name, value in extra.items():
+            kinds = seen.setdefault(name, set())
+            if value is not None:
+                kinds.add(_kind(name, value))
+    return {name: _merge(kinds) for name, kinds in sorted(seen.items())}
+
+
+def _kind(name: str, value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "bool"
+    if isinstance(value, int | np.integer):
+        return "int64" if -(2**63) <= int(value) < 2**63 else "string"
+    if isinstance(value, float | np.floating):
+        return "double"
+    if isinstance(value, str):
+        return "string"
+    raise CommitError(
+        f"column {name!r}: expected text, a number, true/false or nothing, "
+        f"got {type(value).__name__}; convert it in the source"
+    )
+
+
+def _merge(kinds: set[str]) -> str:
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "double" if kinds == {"int64", "double"} else "string"
+
+
+def column(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Cells of one column; CommitError where one does not fit its type."""
+    if kind == pa.string():
+        values = [
+            value if value is None or isinstance(value, str) else str(value) for value in values
+        ]
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as err:
+        raise CommitError(f"column {name!r}: expected {kind} values: {err}") from err

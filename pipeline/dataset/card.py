@@ -1,0 +1,267 @@
+"""The dataset's own description: README.md for people, croissant.json for machines.
+
+Written at finalise from dataset.json, the commits and the index, so it states what is there and not
+what was wanted; equal datasets give equal cards. Croissant 1.1 with array shapes and PROV-O lineage
+is in `earmill.pipeline.dataset.croissant`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from earmill.pipeline.common.plain_text import one_line
+from earmill.pipeline.dataset.commit_record import CommitRecord
+from earmill.pipeline.dataset.croissant import croissant
+from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.dataset.snapshot import described
+from earmill.pipeline.formats.casting import CastError, total
+from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.formats.stream_schema import EVENT_COLUMNS, EVENT_DTYPE, is_events, rate_text
+from earmill.pipeline.storage.layout import CROISSANT_FILE, README_FILE, Layout
+
+NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
+
+
+def write_cards(
+    layout: Layout,
+    dataset: DatasetFile,
+    records: Sequence[CommitRecord],
+    index: pa.Table,
+    index_file: OutFile,
+) -> tuple[OutFile, ...]:
+    """Write README.md and croissant.json beside the data; both with their hashes."""
+    machine = croissant(dataset, records, index_file, layout.url())
+    cards = {
+        README_FILE: readme(dataset, records, index, index_file).encode(),
+        CROISSANT_FILE: (json.dumps(machine, indent=1) + "\n").encode(),
+    }
+    for name, content in cards.items():
+        layout.write_bytes(name, content)
+    return tuple(described(name, content) for name, content in cards.items())
+
+
+def readme(
+    dataset: DatasetFile, records: Sequence[CommitRecord], index: pa.Table, index_file: OutFile
+) -> str:
+    """The card as Markdown, with the front matter Hugging Face reads."""
+    parts = [
+        _front_matter(dataset, records),
+        f"# {_text(dataset.name)}",
+        _summary(dataset),
+        _numbers(records, index_file),
+        _streams(dataset.streams),
+        _cast_errors(records),
+        _labels(dataset),
+        _reading(records),
+        _bad_rows(index),
+        _origin(dataset),
+        _layout_note(),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front_matter(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
+    lines = [f"pretty_name: {json.dumps(dataset.name)}", "tags:", "- audio", "- auditory-model"]
+    files = [path for record in records if (path := record.path("parquet"))]
+    if files:
+        # One by one, however many: a pattern would match what no commit names as well.
+        lines += ["configs:", "- config_name: default", "  data_files:"]
+        lines += [f"  - {path}" for path in files]
+    return "\n".join(["---", *lines, "---"])
+
+
+class _Code(str):
+    """A code span, its content made harmless already."""
+
+
+def _code(value: object) -> _Code:
+    """A value as a Markdown code span that its own backticks cannot end."""
+    text = one_line(str(value)).replace("|", "\\|")
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return _Code(f"{fence}{pad}{text}{pad}{fence}")
+
+
+def _text(value: object) -> str:
+    """A value as one line that is text in Markdown: no table cell, heading, link, image or HTML."""
+    if isinstance(value, _Code):
+        return value
+    escaped = re.sub(r"([\\`|\[\]])", r"\\\1", one_line(str(value)))
+    return html.escape(escaped, quote=False)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(_text(cell) for cell in line) + " |" for line in lines)
+
+
+def _summary(dataset: DatasetFile) -> str:
+    models = ", ".join(sorted({str(stream["model"]) for stream in dataset.streams}))
+    source = dataset.spec.get("source", {}).get("uri", "unknown")
+    return (
+        f"Auditory-model features ({_text(models)}) of the audio in {_code(source)}, one row a "
+        "clip, every row with its provenance. The licence of the source audio applies."
+    )
+
+
+def _numbers(records: Sequence[CommitRecord], index_file: OutFile) -> str:
+    ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
+    size = sum(file.bytes for record in records for file in record.files)
+    rows = [
+        ("rows", ok),
+        ("rows in quarantine", bad),
+        ("audio", f"{sum(r.seconds for r in records) / 3600:.4g} h"),
+        ("shards", len(records)),
+        ("files", sum(len(record.files) for record in records)),
+        ("size", f"{size / 1e6:.4g} MB"),
+        ("formats", ", ".join(sorted({fmt for record in records for fmt in record.formats}))),
+        ("values", ", ".join(sorted({record.dtype for record in records}))),
+        ("index", _code(index_file.path)),
+    ]
+    return "## In numbers\n\n" + _table(["what", "value"], rows)
+
+
+def _labels(dataset: DatasetFile) -> str:
+    """The class names of the carried-through columns, which hold the numbers of the classes."""
+    if not dataset.extra_labels:
+        return ""
+    shown = []
+    for name, labels in dataset.extra_labels.items():
+        named = ", ".join(f"{k} {_code(label)}" for k, label in enumerate(labels[:NAMED_LABELS]))
+        more = f" and {len(labels) - NAMED_LABELS:,} more" if len(labels) > NAMED_LABELS else ""
+        shown.append(f"- {_code(f'extra_{name}')}: {named}{more}")
+    note = "Columns of class numbers; `extra_labels` in `dataset.json` has all names, in order."
+    return "## Classes\n\n" + note + "\n\n" + "\n".join(shown)
+
+
+def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for stream in streams:
+        channels = max(0, len(stream.get("channel_offsets") or ()) - 1)
+        rows.append(
+            (
+                _code(stream["name"]),
+                stream["model"],
+                stream["width"],
+                channels,
+                rate_text(stream).removeprefix("at "),
+                stream["pool"],
+                stream["unit"],
+                ", ".join(stream.get("axes") or ()),
+            )
+        )
+    header = ["stream", "model", "columns", "channels", "frame rate", "pooling", "unit", "axes"]
+    note = (
+        "`channel_offsets` in `dataset.json` cuts the columns into one block a channel; `fc_hz` "
+        "and `mfc_hz` there are the centre frequencies of channels and modulation filters."
+    )
+    sparse = [_code(stream["name"]) for stream in streams if is_events(stream)]
+    if sparse:
+        note += (
+            f"\n\nSparse, {EVENT_DTYPE} rows ({', '.join(EVENT_COLUMNS)}) instead of frames: "
+            f"{', '.join(sparse)}. Their columns are neurons, a frame is a step since the start of "
+            "the clip; `<stream>_n_steps` counts the steps of a clip."
+        )
+    scaled = {
+        str(s["name"]): s["scale_factor"] for s in streams if s.get("scale_factor", 1.0) != 1.0
+    }
+    if scaled:
+        factors = ", ".join(f"{_code(name)} x 2^{int(math.log2(k))}" for name, k in scaled.items())
+        note += (
+            f"\n\nStored with a scale: {factors}. `open_features` and xarray (`scale_factor`) "
+            "apply it; who reads the Parquet files in another way multiplies by it."
+        )
+    return "## Streams\n\n" + _table(header, rows) + "\n\n" + note
+
+
+def _cast_errors(records: Sequence[CommitRecord]) -> str:
+    """What the cast to float16 cost, from what the shards counted."""
+    parts = [record.info.get("cast_errors") or {} for record in records]
+    whole = total({k: CastError(**v) for k, v in part.items()} for part in parts)
+    if not whole:
+        return ""
+    rows = [
+        (
+            _code(name),
+            f"{error.worst_normal:.2g}",
+            f"{error.worst:.2g}",
+            f"{error.below / error.nonzero:.2%}",
+            f"{error.zeroed / error.nonzero:.2%}",
+        )
+        for name, error in sorted(whole.items())
+    ]
+    header = ["stream", "worst where float16 has all its bits", "worst", "below", "became zero"]
+    note = (
+        "Relative errors of the stored values. `below`: values, of those that are not zero, too "
+        "small for all bits; `worst` counts them too, but for those that became zero."
+    )
+    return "## Rounding\n\n" + _table(header, rows) + "\n\n" + note
+
+
+def _reading(records: Sequence[CommitRecord]) -> str:
+    formats = {fmt for record in records for fmt in record.formats}
+    lines = ["from pipeline import open_features", 'ds = open_features("path/to/this/folder")']
+    if "parquet" in formats:
+        lines += ["# or", "from datasets import load_dataset"]
+        lines += ['ds = load_dataset("path/to/this/folder")  # the files listed above, no others']
+    if "zarr" in formats:
+        example = next(path for record in records if (path := record.path("zarr")))
+        lines += ["# or", "import xarray"]
+        lines += [f'ds = xarray.open_zarr("{example}", group="<stream>")']
+    return "## Reading\n\n```python\n" + "\n".join(lines) + "\n```"
+
+
+def _bad_rows(index: pa.Table) -> str:
+    reasons = zip(
+        index.column("stage").to_pylist(), index.column("error_class").to_pylist(), strict=True
+    )
+    counts = Counter(reason for reason in reasons if reason[0] is not None)
+    if not counts:
+        return ""
+    rows = [(stage, name, count) for (stage, name), count in sorted(counts.items())]
+    return "## Quarantine\n\n" + _table(["stage", "reason", "rows"], rows)
+
+
+def _origin(dataset: DatasetFile) -> str:
+    provenance = dataset.provenance
+    git = provenance.get("git") or {}
+    versions = provenance.get("versions") or {}
+    host, device = provenance.get("host") or {}, provenance.get("device") or {}
+    rows = [
+        ("made with", f"earmill {versions.get('earmill', 'unknown version')}"),
+        (
+            "git commit",
+            (git.get("commit") or "unknown") + (", modified" if git.get("dirty") else ""),
+        ),
+        ("begun", dataset.created),
+        ("spec sha256", _code(dataset.spec_sha256)),
+        ("plan", _code(dataset.plan_id)),
+        ("device", device.get("name", "unknown")),
+        ("system", host.get("system", "unknown")),
+    ]
+    spec = json.dumps(dataset.spec, indent=2, sort_keys=True)
+    return (
+        "## Origin\n\n"
+        + _table(["what", "value"], rows)
+        + "\n\nThe job, as far as it decides the values:\n\n```json\n"
+        + spec
+        + "\n```"
+    )
+
+
+def _layout_note() -> str:
+    return (
+        "## Files\n\n"
+        "`commits/*.json` name every file with its size and sha256; a file that no commit names is "
+        "not part of the dataset. `rows/` holds the provenance of each row (source, hashes, "
+        "decoder, rate, gain), `quarantine/` the rows that could not be processed and why. "
+        "`earmill verify` checks all of it."
+    )

@@ -1,0 +1,167 @@
+"""Commit records: what one shard consists of, and which record of a shard counts.
+
+`commits/<shard>.json` is generation 0. A record that replaces it is created beside it, if absent,
+as `commits/<shard>.r1.json`, and says what it replaces; the highest generation counts. Nothing is
+removed by that, so a reader of an older index goes on with the record that the index was made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.storage import layout as paths
+from earmill.pipeline.storage.layout import LAYOUT_VERSION, Layout
+from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
+
+READ_THREADS = 16
+COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes the shard again"
+
+
+@dataclass(frozen=True)
+class CommitRecord(Strict):
+    """What one shard consists of; the content of `commits/<shard>.json`.
+
+    Args:
+        shard: Shard id. attempt: The attempt that won. plan_id: The plan it belongs to.
+        spec_sha256: Hash of the job spec.
+        formats: Of the feature files. dtype: Of the values.
+        rows_ok: Rows with features. rows_bad: Rows in quarantine.
+        plan_rows: Rows of the plan that are covered, good or bad; differs from the sum of the two
+            where channels are rows of their own.
+        seconds: Audio behind the good rows, s.
+        frames: Stream name to frames in the shard.
+        values_sha256: Stream name to the digest of `earmill.pipeline.formats.digest`.
+        files: Every file, those inside a Zarr store included.
+        info: How it came about: timings_s, device, versions, worker, created.
+        generation: How often the shard was committed before.
+        replaces: The attempt of the generation before; None for the first and where that record
+            could not be read.
+    """
+
+    shard: str
+    attempt: str
+    plan_id: str
+    spec_sha256: str
+    formats: tuple[Annotated[str, AfterValidator(paths.known_format)], ...]
+    dtype: str
+    rows_ok: int
+    rows_bad: int
+    plan_rows: int
+    seconds: float
+    frames: Mapping[str, int]
+    values_sha256: Mapping[str, str]
+    files: tuple[OutFile, ...]
+    info: Mapping[str, Any] = field(default_factory=dict)
+    layout_version: int = LAYOUT_VERSION
+    generation: int = 0
+    replaces: str | None = None
+
+    def path(self, kind: str) -> str | None:
+        """Path of the `zarr`, `parquet`, `rows` or `quarantine` part; None where there is none."""
+        if kind in paths.DATA_SUFFIXES:
+            return paths.data_path(self.shard, self.attempt, kind) if kind in self.formats else None
+        if kind == "rows":
+            return paths.rows_path(self.shard, self.attempt)
+        if kind == "quarantine":
+            return paths.quarantine_path(self.shard, self.attempt) if self.rows_bad else None
+        raise ValueError(f"kind is zarr, parquet, rows or quarantine, got {kind!r}")
+
+    def to_json(self) -> str:
+        """The record as JSON text; `from_json` gives an equal record."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> CommitRecord:
+        """Parse a record.
+
+        Raises:
+            CommitError: Not JSON, a field is missing or of another type, or another version.
+        """
+        try:
+            return versioned_json(cls, text)
+        except UnreadableVersionError as err:
+            raise CommitError(f"{err}; read it with the release that wrote it") from err
+        except ValueError as err:
+            raise CommitError(f"not a commit record: {err}") from err
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCommit:
+    """A commit record as it stands in the dataset, with the hash of its bytes."""
+
+    record: CommitRecord
+    sha256: str
+
+
+def generations(layout: Layout) -> dict[str, list[int]]:
+    """Every shard that has a record, with its generations in order: one listing, no reads."""
+    found: dict[str, list[int]] = {}
+    for name in layout.list("commits"):
+        parsed = paths.parse_commit_path(name)
+        if parsed is not None:
+            found.setdefault(parsed[0], []).append(parsed[1])
+    return {shard: sorted(numbers) for shard, numbers in sorted(found.items())}
+
+
+def committed_shards(layout: Layout) -> set[str]:
+    """Ids of the shards that are done: one listing, no reads."""
+    return set(generations(layout))
+
+
+def read_stored(layout: Layout, shard_id: str, generation: int = 0) -> StoredCommit | None:
+    """One record of a shard with the hash of its bytes, or None where it does not exist.
+
+    Raises:
+        CommitError: It cannot be parsed, or is of another generation than its name says.
+    """
+    name = paths.commit_path(shard_id, generation)
+    try:
+        text = layout.read_bytes(name)
+    except FileNotFoundError:
+        return None
+    try:
+        record = CommitRecord.from_json(text)
+    except CommitError as err:
+        raise CommitError(f"{layout.url(name)}: {err}; {COMPUTE_AGAIN}") from err
+    if record.generation != generation:
+        raise CommitError(
+            f"{layout.url(name)}: expected generation {generation}, got {record.generation}"
+        )
+    return StoredCommit(record, hashlib.sha256(text).hexdigest())
+
+
+def read_commit(layout: Layout, shard_id: str, generation: int = 0) -> CommitRecord | None:
+    """One record of a shard, or None where it does not exist; see `read_stored`."""
+    stored = read_stored(layout, shard_id, generation)
+    return None if stored is None else stored.record
+
+
+def stored_commits(layout: Layout, without: Container[str] = ()) -> dict[str, StoredCommit]:
+    """The record that counts of every committed shard, in order.
+
+    Args:
+        without: Shards that are left out, unread.
+
+    Raises:
+        CommitError: One of them cannot be read; it names the file.
+    """
+    newest = {
+        shard: numbers[-1] for shard, numbers in generations(layout).items() if shard not in without
+    }
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        found = pool.map(lambda item: read_stored(layout, *item), newest.items())
+        return {shard: one for shard, one in zip(newest, found, strict=True) if one is not None}
+
+
+def commits(layout: Layout, without: Container[str] = ()) -> dict[str, CommitRecord]:
+    """The records of `stored_commits` alone."""
+    return {shard: stored.record for shard, stored in stored_commits(layout, without).items()}

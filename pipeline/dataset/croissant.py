@@ -1,0 +1,233 @@
+"""Croissant 1.1 description of a dataset, as JSON-LD.
+
+Source: MLCommons Croissant format specification 1.1 (2025-12), appendix 1 for the context, and its
+provenance section for PROV-O. A feature stream is a field with `isArray` and shape `-1,<width>`, a
+stream of events one of shape `-1,3`. Lineage is given for the dataset (source, job, software) and,
+as annotations, for each row (source uri and hash of the decoded audio). Zarr stores are listed as
+files only: Croissant has no reader for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.dataset.publish import CommitRecord
+from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.formats.stream_schema import EVENT_COLUMNS, is_events, rate_text, stored_width
+
+CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
+# The name that Croissant readers know; they refuse the registered application/vnd.apache.parquet.
+PARQUET = "application/x-parquet"
+
+_TERMS = (
+    "annotation arrayShape citeAs column containedIn equivalentProperty excludes extract field "
+    "fileObject fileProperty fileSet format includes isArray isLiveDataset jsonPath key md5 "
+    "parentField path readLines recordSet references regex repeated replace samplingRate sdVersion "
+    "separator source subField transform unArchive value"
+)
+CONTEXT: dict[str, Any] = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "sc": "https://schema.org/",
+    "cr": "http://mlcommons.org/croissant/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "dct": "http://purl.org/dc/terms/",
+    "prov": "http://www.w3.org/ns/prov#",
+    "conformsTo": "dct:conformsTo",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    **{term: f"cr:{term}" for term in _TERMS.split()},
+}
+
+
+def croissant(
+    dataset: DatasetFile, records: Sequence[CommitRecord], index: OutFile, url: str
+) -> dict[str, Any]:
+    """The whole document.
+
+    Args:
+        index: The index file. url: Where the dataset is, without credentials.
+    """
+    return {
+        "@context": CONTEXT,
+        "@type": "sc:Dataset",
+        "name": dataset.name,
+        "description": _description(dataset),
+        "conformsTo": CONFORMS_TO,
+        "license": {"@type": "sc:CreativeWork", "name": "The licence of the source audio applies"},
+        "url": url,
+        "creator": {"@type": "sc:Organization", "name": f"earmill job {dataset.name}"},
+        "datePublished": _ended(dataset, records),
+        "dateCreated": dataset.created,
+        "version": f"1.0.0+{index.sha256[:16]}",
+        **_lineage(dataset, records),
+        "distribution": _distribution(records, index),
+        "recordSet": _record_sets(dataset, records),
+    }
+
+
+def _description(dataset: DatasetFile) -> str:
+    streams = "; ".join(
+        f"{stream['name']}: {stream['model']}, {stream['width']} "
+        f"{'neurons' if is_events(stream) else 'columns'} {rate_text(stream)}, "
+        f"{stream['unit']}"
+        for stream in dataset.streams
+    )
+    return f"Auditory-model features of audio, one row a clip. Streams: {streams}."
+
+
+def _ended(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
+    return max([dataset.created, *(str(r.info["created"]) for r in records if "created" in r.info)])
+
+
+def _lineage(dataset: DatasetFile, records: Sequence[CommitRecord]) -> dict[str, Any]:
+    """PROV-O: the dataset was derived from the source by a job that this software ran."""
+    provenance = dataset.provenance
+    version = (provenance.get("versions") or {}).get("earmill", "unknown version")
+    commit = (provenance.get("git") or {}).get("commit")
+    software = f"earmill {version}" + (f", git {commit}" if commit else "")
+    source = {
+        "@type": "prov:Entity",
+        "prov:label": f"source audio: {dataset.spec.get('source', {}).get('uri', 'unknown')}",
+    }
+    spec = {"@type": "prov:Entity", "prov:label": f"job spec, sha256 {dataset.spec_sha256}"}
+    agent = {"@type": "prov:SoftwareAgent", "prov:label": software}
+    return {
+        "prov:wasDerivedFrom": source,
+        "prov:wasAttributedTo": agent,
+        "prov:wasGeneratedBy": {
+            "@type": "prov:Activity",
+            "prov:label": f"feature extraction, plan {dataset.plan_id}",
+            "prov:startedAtTime": dataset.created,
+            "prov:endedAtTime": _ended(dataset, records),
+            "prov:used": [source, spec],
+            "prov:wasAssociatedWith": agent,
+        },
+    }
+
+
+def _distribution(records: Sequence[CommitRecord], index: OutFile) -> list[dict[str, Any]]:
+    found = [
+        _file_set("rows", PARQUET, _named(records, "rows")),
+        _file_set("features-parquet", PARQUET, _named(records, "parquet")),
+        _file_set("features-zarr", "application/vnd+zarr", _named(records, "zarr")),
+        _file_set("quarantine", PARQUET, _named(records, "quarantine")),
+    ]
+    return [
+        {
+            "@type": "cr:FileObject",
+            "@id": "index",
+            "name": index.path.rpartition("/")[2],
+            "contentUrl": index.path,
+            "contentSize": f"{index.bytes} B",
+            "encodingFormat": PARQUET,
+            "sha256": index.sha256,
+            "description": "Index of all rows, good and quarantined",
+        },
+        *(file_set for file_set in found if file_set["includes"]),
+    ]
+
+
+def _named(records: Sequence[CommitRecord], kind: str) -> list[str]:
+    """The committed files of a kind, one by one: a pattern would match garbage as well."""
+    parts = [part for record in records if (part := record.path(kind))]
+    return [f"{part}/**" for part in parts] if kind == "zarr" else parts
+
+
+def _file_set(name: str, encoding: str, includes: list[str]) -> dict[str, Any]:
+    return {
+        "@type": "cr:FileSet",
+        "@id": name,
+        "name": name,
+        "encodingFormat": encoding,
+        "includes": includes,
+    }
+
+
+def _record_sets(dataset: DatasetFile, records: Sequence[CommitRecord]) -> list[dict[str, Any]]:
+    sets = [_index_set()]
+    if any(record.path("parquet") for record in records):
+        sets.append(_feature_set(dataset.streams))
+    return sets
+
+
+def _field(
+    record_set: str, column: str, kind: str, source: Mapping[str, Any], text: str
+) -> dict[str, Any]:
+    return {
+        "@type": "cr:Field",
+        "@id": f"{record_set}/{column}",
+        "name": column,
+        "description": text,
+        "dataType": kind,
+        "source": {**source, "extract": {"column": column}},
+    }
+
+
+def _index_set() -> dict[str, Any]:
+    source = {"fileObject": {"@id": "index"}}
+    columns = {
+        "row_id": ("sc:Text", "Unique name of the row"),
+        "plan_row_id": ("sc:Text", "The planned clip it came from"),
+        "shard": ("sc:Text", "Shard that holds it"),
+        "row": ("sc:Integer", "Position in the shard's files"),
+        "seconds": ("sc:Float", "Duration of the audio, s"),
+        "status": ("sc:Text", "ok or quarantined"),
+        "error_class": ("sc:Text", "Why a row is in quarantine"),
+        "uri": ("sc:Text", "Source audio"),
+    }
+    return {
+        "@type": "cr:RecordSet",
+        "@id": "index-rows",
+        "name": "index-rows",
+        "description": "All rows, good and quarantined, in the order of the plan",
+        "key": {"@id": "index-rows/row_id"},
+        "field": [
+            _field("index-rows", column, kind, source, text)
+            for column, (kind, text) in columns.items()
+        ],
+    }
+
+
+def _feature_set(streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    source = {"fileSet": {"@id": "features-parquet"}}
+    row_id = _field("features", "row_id", "sc:Text", source, "Unique name of the row")
+    # Spelled as a source: the bare reference of the specification breaks mlcroissant 1.1.
+    row_id["references"] = {"field": {"@id": "index-rows/row_id"}}
+    return {
+        "@type": "cr:RecordSet",
+        "@id": "features",
+        "name": "features",
+        "description": "Good rows with their feature streams, time along the first axis",
+        "key": {"@id": "features/row_id"},
+        "field": [
+            row_id,
+            _field("features", "seconds", "sc:Float", source, "Duration of the audio, s"),
+            *(_stream_field(stream, source) for stream in streams),
+        ],
+        "annotation": [
+            _origin_field("uri", "Source audio of the row", source),
+            _origin_field("pcm_sha256", "Hash of the decoded samples", source),
+        ],
+    }
+
+
+def _stream_field(stream: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    text = (
+        f"{stream['model']} in {stream['unit']}, {stream['frame_rate_hz']:g} frames/s, "
+        f"pooled by {stream['pool']}"
+    )
+    kind = "sc:Float"
+    if is_events(stream):
+        kind = "sc:Integer"
+        text += f"; events ({', '.join(EVENT_COLUMNS)}) of {stream['width']} neurons"
+    field = _field("features", str(stream["name"]), kind, source, text)
+    return {**field, "isArray": True, "arrayShape": f"-1,{stored_width(stream)}"}
+
+
+def _origin_field(column: str, text: str, source: Mapping[str, Any]) -> dict[str, Any]:
+    field = _field("features", column, "sc:Text", source, text)
+    return {**field, "equivalentProperty": "prov:wasDerivedFrom"}

@@ -1,0 +1,176 @@
+"""`dataset.json`: what this output is, written once and compared ever after.
+
+It fixes the layout version, the canonical spec with its hash, the plan, the streams and the hash of
+the model's buffers. A job that would write something else into the same place is refused before any
+work, because the result would be a mix. Run settings and credentials are never in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.spec.changes import describe_changes
+from earmill.pipeline.storage.layout import (
+    CROISSANT_FILE,
+    DATASET_FILE,
+    LAYOUT_VERSION,
+    README_FILE,
+    Layout,
+    known_format,
+)
+from earmill.pipeline.storage.store_errors import store_errors
+from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
+
+# Parts that only a dataset has: finding one without dataset.json means the place is taken.
+_OURS = ("data", "rows", "quarantine", "commits", "index")
+_CARDS = (README_FILE, CROISSANT_FILE)
+
+
+@dataclass(frozen=True)
+class DatasetFile(Strict):
+    """The content of dataset.json.
+
+    Args:
+        name: Name of the job.
+        spec: Canonical spec, `JobSpec.canonical()`. spec_sha256: `JobSpec.sha256()`.
+        plan_id: The plan that all commits belong to.
+        streams: `StreamInfo.to_dict()` of every stream.
+        buffers_sha256: Model name to the hash of its buffers.
+        provenance: `run_provenance()`: packages, git commit, host, device, kernel backend, dtype.
+        extra_types: Carried-through column to its type over the whole plan, as `common.arrow_types`
+            writes it.
+        extra_labels: Carried-through column of class numbers to the names of the classes.
+        created: ISO 8601 time, UTC.
+    """
+
+    name: str
+    spec: Mapping[str, Any]
+    spec_sha256: str
+    plan_id: str
+    streams: tuple[Mapping[str, Any], ...]
+    buffers_sha256: Mapping[str, str]
+    provenance: Mapping[str, Any]
+    created: str
+    extra_types: Mapping[str, Any] = field(default_factory=dict)
+    extra_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    layout_version: int = LAYOUT_VERSION
+
+    def to_json(self) -> str:
+        """As JSON text; `from_json` gives an equal object."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> DatasetFile:
+        """Parse the file.
+
+        Raises:
+            OutputError: Not JSON, a field is missing, or another layout version.
+        """
+        try:
+            found = versioned_json(cls, text)
+            _check_shape(found)
+        except UnreadableVersionError as err:
+            raise OutputError(
+                f"{err}; use the release that wrote this dataset, or another output"
+            ) from err
+        except (ValueError, KeyError, TypeError) as err:
+            raise OutputError(
+                f"{DATASET_FILE} is not readable: {type(err).__name__}: {err}; "
+                "restore it, or use another output"
+            ) from err
+        return found
+
+
+def read_dataset(layout: Layout) -> DatasetFile | None:
+    """The stored description, or None where the output is new.
+
+    Raises:
+        OutputError: The file is damaged, or the place cannot be read; one line either way.
+    """
+    with store_errors(layout.url()):
+        try:
+            content = layout.read_bytes(DATASET_FILE)
+        except FileNotFoundError:
+            return None
+    try:
+        return DatasetFile.from_json(content)
+    except OutputError as err:
+        raise OutputError(f"{layout.url()}: {err}") from err
+
+
+def _check_shape(found: DatasetFile) -> None:
+    """What every reader takes for granted; whatever is raised here means a damaged file."""
+    names = [stream["name"] for stream in found.streams]
+    names += [entry["model"] for entry in found.spec["extract"]]
+    output = found.spec["output"]
+    if not all(isinstance(value, str) for value in (*names, output["dtype"])):
+        raise TypeError("expected text in streams, spec.extract and spec.output.dtype")
+    for fmt in output["formats"]:
+        known_format(fmt)
+
+
+def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
+    """Refuse to continue a dataset with something that would not give the same rows.
+
+    Raises:
+        OutputError: Another spec, another plan or another model state.
+    """
+    if stored.spec_sha256 != wanted.spec_sha256:
+        changed = describe_changes(stored.spec, wanted.spec) or "not visible in the spec"
+        raise OutputError(
+            f"this output belongs to spec {stored.spec_sha256[:12]}, the job has "
+            f"{wanted.spec_sha256[:12]} (different: {changed}); use another output.uri"
+        )
+    if stored.plan_id != wanted.plan_id:
+        raise OutputError(
+            f"this output belongs to plan {stored.plan_id}, the source now gives {wanted.plan_id}: "
+            "files were added, removed or changed; resume with the stored plan or use another "
+            "output.uri"
+        )
+    scales = [{s["name"]: s.get("scale_factor", 1.0) for s in d.streams} for d in (stored, wanted)]
+    if scales[0] != scales[1]:
+        raise OutputError(
+            f"this output was begun with the scales {scales[0]} of its streams, this release "
+            f"stores them with {scales[1]}; continue with the release named in dataset.json or use "
+            "another output.uri"
+        )
+    if dict(stored.buffers_sha256) != dict(wanted.buffers_sha256):
+        raise OutputError(
+            "the models' coefficients differ from those this output was begun with, so the "
+            "features would be a mix; continue with the release named in dataset.json or use "
+            "another output.uri"
+        )
+
+
+def open_dataset(layout: Layout, wanted: DatasetFile) -> DatasetFile:
+    """Create dataset.json, or check that the existing one describes the same job.
+
+    Returns what is stored; of two drivers that start together both get the same.
+
+    Raises:
+        OutputError: The output belongs to something else, or is not empty and has no dataset.json.
+    """
+    stored = read_dataset(layout)
+    if stored is None:
+        _check_free(layout)
+        if layout.put_if_absent(DATASET_FILE, wanted.to_json().encode()):
+            return wanted
+        stored = read_dataset(layout)
+        if stored is None:
+            raise OutputError(f"{layout.url(DATASET_FILE)} exists but cannot be read")
+    check_dataset(stored, wanted)
+    return stored
+
+
+def _check_free(layout: Layout) -> None:
+    taken = [name for name in _CARDS if layout.exists(name)]
+    taken += [name for name in _OURS if layout.list(name)]
+    if taken:
+        raise OutputError(
+            f"{layout.url()} has no {DATASET_FILE} but already holds {', '.join(taken)}; "
+            "use an empty output.uri"
+        )

@@ -1,0 +1,287 @@
+"""Close a complete dataset: one index over all rows, good and bad, the cards, and current.json.
+
+Refuses unless plan and commits add up row by row. The index is sorted by the plan and named by its
+own content, so that running twice, or finalising a resumed and an undisturbed run, gives the same
+file. `current.json` comes last and names it all with hashes: until it is replaced, what it named
+before still counts. Nothing else is touched: a dataset can be read without being finalised.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.dataset.card import write_cards
+from earmill.pipeline.dataset.commit_record import READ_THREADS, StoredCommit, stored_commits
+from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.row_coverage import plan_row_of, some
+from earmill.pipeline.dataset.snapshot import (
+    CommitRef,
+    Current,
+    Snapshot,
+    described,
+    name_of,
+    read_current,
+    read_snapshot,
+)
+from earmill.pipeline.dataset.verify import (
+    ShardTables,
+    commit_problems,
+    read_plan,
+    read_tables,
+    table_problems,
+)
+from earmill.pipeline.formats.row_table import EXTRA_PREFIX
+from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.formats.stream_schema import place_columns
+from earmill.pipeline.storage import layout as paths
+from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.layout import CURRENT_FILE, DATASET_FILE, Layout
+
+STATUS_OK = "ok"
+STATUS_BAD = "quarantined"
+_NAMED_PROBLEMS = 5
+
+
+@dataclass(frozen=True)
+class Finalised:
+    """A closed dataset.
+
+    Args:
+        snapshot: Path of the snapshot. path: Of the index. Both relative to the root.
+        rows_ok, rows_bad: Rows in it. seconds: Audio behind the good ones, s.
+    """
+
+    snapshot: str
+    path: str
+    rows_ok: int
+    rows_bad: int
+    seconds: float
+
+
+def finalise(layout: Layout) -> Finalised:
+    """Write index, snapshot, cards and current.json; doing it again changes nothing.
+
+    Raises:
+        CommitError: A shard is not committed, a row is missing, double or foreign, or a file that
+            never changes is another than when the dataset was closed before.
+        OutputError: There is no dataset here.
+    """
+    dataset = read_dataset(layout)
+    if dataset is None:
+        raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
+    plan = read_plan(layout, dataset.plan_id)
+    stored = stored_commits(layout)
+    _refuse_changed(layout, dataset, stored)
+    records = {shard: one.record for shard, one in stored.items()}
+    _refuse(commit_problems(dataset, plan, records))
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        tables = list(pool.map(lambda record: read_tables(layout, record), records.values()))
+    _refuse([line for shard in tables for line in table_problems(shard, plan[shard.record.shard])])
+    index = build_index(tables, plan, dataset.streams)
+    file = _store(layout, index)
+    snapshot = _store_snapshot(layout, dataset.plan_id, file, stored)
+    cards = write_cards(layout, dataset, list(records.values()), index, file)
+    layout.write_bytes(CURRENT_FILE, Current(snapshot, cards).to_json().encode())
+    return Finalised(
+        snapshot=snapshot.path,
+        path=file.path,
+        rows_ok=sum(record.rows_ok for record in records.values()),
+        rows_bad=sum(record.rows_bad for record in records.values()),
+        seconds=sum(record.seconds for record in records.values()),
+    )
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        more = len(problems) - _NAMED_PROBLEMS
+        tail = f"; and {more} more, see `earmill verify`" if more > 0 else ""
+        raise CommitError(
+            f"cannot finalise, plan and commits do not add up: "
+            f"{'; '.join(problems[:_NAMED_PROBLEMS])}{tail}"
+        )
+
+
+def _refuse_changed(
+    layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
+) -> None:
+    """What was damaged or lost since the last closing must not be approved by a new one.
+
+    Where a replacing record is gone, the one it replaced would count again.
+    """
+    try:
+        current = read_current(layout)
+        before = None if current is None else read_snapshot(layout, current)
+    except CommitError:
+        return  # damaged itself: it is written anew
+    if before is None:
+        return
+    changed = [
+        paths.commit_path(shard, ref.generation)
+        for shard, ref in before.commits.items()
+        if (one := stored.get(shard)) is not None and ref.is_lost_in(one)
+    ]
+    plan = _read(layout, paths.plan_path(dataset.plan_id))
+    if plan.path == before.plan.path and plan != before.plan:
+        changed.append(plan.path)
+    if not _same_dataset(_read(layout, DATASET_FILE), before.dataset, dataset):
+        changed.append(DATASET_FILE)
+    if changed:
+        raise CommitError(
+            f"changed since the dataset was closed: {some(changed)}; restore them from a copy; "
+            "what belongs to a shard is computed again by `earmill extract` with --resume --repair"
+        )
+
+
+def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
+    """Equal, or the same with the layout version raised, as a replacing commit does."""
+    spelled = [
+        described(DATASET_FILE, replace(dataset, layout_version=version).to_json().encode())
+        for version in (dataset.layout_version, *paths.READABLE_VERSIONS)
+    ]
+    return now == before or (now == spelled[0] and before in spelled)
+
+
+def build_index(
+    tables: Sequence[ShardTables],
+    plan: Mapping[str, list[str]],
+    streams: Sequence[Mapping[str, Any]],
+) -> pa.Table:
+    """One row per good or quarantined row, in the plan's order.
+
+    Columns: row_id, plan_row_id, channel, shard, row (position in the shard's files), seconds, uri,
+    `<stream>_start` and `<stream>_n_frames` (for events also `<stream>_n_steps`), status, stage,
+    error_class, message, attempts, and the carried-through `extra_` columns. What a quarantined row
+    does not have is null.
+
+    Args:
+        streams: As dataset.json has them.
+    """
+    parts = []
+    for shard in tables:
+        parts.append(_good(shard, streams))
+        if shard.bad is not None:
+            parts.append(_bad(shard, shard.bad, plan[shard.record.shard]))
+    whole = pa.concat_tables(_same_extras(parts), promote_options="default").combine_chunks()
+    return whole.take(_plan_order(whole, plan)).replace_schema_metadata(None)
+
+
+def _good(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.Table:
+    rows = shard.rows
+    columns = {name: rows.column(name) for name in ("row_id", "plan_row_id", "channel")}
+    columns["shard"] = pa.array([shard.record.shard] * rows.num_rows, pa.string())
+    columns["row"] = pa.array(np.arange(rows.num_rows))
+    columns |= {name: rows.column(name) for name in ("seconds", "uri")}
+    for stream in streams:
+        for name in place_columns(stream):
+            columns[name] = rows.column(name)
+    columns["status"] = pa.array([STATUS_OK] * rows.num_rows, pa.string())
+    nothing = pa.nulls(rows.num_rows, pa.string())
+    columns |= {"stage": nothing, "error_class": nothing, "message": nothing}
+    columns["attempts"] = pa.nulls(rows.num_rows, pa.int64())
+    columns |= {n: rows.column(n) for n in rows.column_names if n.startswith(EXTRA_PREFIX)}
+    return pa.table(columns)
+
+
+def _bad(shard: ShardTables, bad: pa.Table, plan_rows: Sequence[str]) -> pa.Table:
+    planned = frozenset(plan_rows)
+    row_ids = bad.column("row_id").to_pylist()
+    columns = {
+        "row_id": bad.column("row_id"),
+        "plan_row_id": pa.array([plan_row_of(row_id, planned) for row_id in row_ids], pa.string()),
+        "shard": pa.array([shard.record.shard] * bad.num_rows, pa.string()),
+        "uri": bad.column("uri"),
+        "status": pa.array([STATUS_BAD] * bad.num_rows, pa.string()),
+    }
+    columns |= {name: bad.column(name) for name in ("stage", "error_class", "message", "attempts")}
+    return pa.table(columns)
+
+
+def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
+    """Give every carried-through column one type: the numeric ones double, else text."""
+    kinds: dict[str, set[pa.DataType]] = {}
+    for part in parts:
+        for column in part.schema:
+            if column.name.startswith(EXTRA_PREFIX) and part.num_rows:
+                kinds.setdefault(column.name, set()).add(column.type)
+    numbers = {pa.int64(), pa.float64()}
+    common = {
+        name: next(iter(seen))
+        if len(seen) == 1
+        else (pa.float64() if seen <= numbers else pa.string())
+        for name, seen in kinds.items()
+    }
+    return [_cast(part, common) for part in parts]
+
+
+def _cast(part: pa.Table, common: Mapping[str, pa.DataType]) -> pa.Table:
+    for position, column in enumerate(part.schema):
+        if column.name.startswith(EXTRA_PREFIX):
+            kind = common.get(column.name, column.type)
+            values = part.column(position).cast(kind) if part.num_rows else pa.nulls(0, kind)
+            part = part.set_column(position, pa.field(column.name, kind), values)
+    return part
+
+
+def _plan_order(index: pa.Table, plan: Mapping[str, list[str]]) -> np.ndarray:
+    """Row numbers that sort by plan position, then by channel and name."""
+    position: dict[str, int] = {}
+    for rows in plan.values():
+        for row_id in rows:
+            position[row_id] = len(position)
+    keys = [position[row_id] for row_id in index.column("plan_row_id").to_pylist()]
+    channels = index.column("channel").fill_null(-1).to_pylist()
+    names = index.column("row_id").to_pylist()
+    order = sorted(range(len(keys)), key=lambda i: (keys[i], channels[i], names[i]))
+    return np.array(order, dtype=np.int64)
+
+
+def _store(layout: Layout, index: pa.Table) -> OutFile:
+    """Write the index unless an equal one is there.
+
+    Equality is that of the table: another pyarrow may encode the same rows into other bytes.
+    """
+    for path in layout.list("index"):
+        content = layout.read_bytes(path)
+        if path == paths.index_path(name_of(content)) and table_of(content).equals(index):
+            return described(path, content)
+    buffer = io.BytesIO()
+    pq.write_table(index, buffer, compression="zstd", compression_level=3, write_page_index=True)
+    content = buffer.getvalue()
+    return _put_named(layout, paths.index_path(name_of(content)), content)
+
+
+def _store_snapshot(
+    layout: Layout, plan_id: str, index: OutFile, stored: Mapping[str, StoredCommit]
+) -> OutFile:
+    """Write the snapshot of these commits and what they were indexed with."""
+    snapshot = Snapshot(
+        index=index,
+        plan=_read(layout, paths.plan_path(plan_id)),
+        dataset=_read(layout, DATASET_FILE),
+        commits={
+            shard: CommitRef(one.record.generation, one.record.attempt, one.sha256)
+            for shard, one in stored.items()
+        },
+    )
+    content = snapshot.to_json().encode()
+    return _put_named(layout, paths.snapshot_path(name_of(content)), content)
+
+
+def _read(layout: Layout, rel: str) -> OutFile:
+    return described(rel, layout.read_bytes(rel))
+
+
+def _put_named(layout: Layout, rel: str, content: bytes) -> OutFile:
+    """Write a file that is named by its content; one that was damaged since is written again."""
+    if not layout.create_own(rel, content):
+        layout.write_bytes(rel, content)
+    return described(rel, content)

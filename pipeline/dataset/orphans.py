@@ -1,0 +1,100 @@
+"""Files that no commit names: leftovers of crashed attempts, and how they go.
+
+Only whole attempts are removed, only of shards that are committed (an attempt on one that is not
+may still be under way on another host, and would then commit what is gone), and only while holding
+the driver's lock. Anything else is listed and left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.dataset.commit_record import CommitRecord, generations, read_commit
+from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.storage.layout import Layout
+
+PUBLISHED = ("data", "rows", "quarantine")
+_PART = re.compile(r"(?:data|rows|quarantine)/([0-9]{5,})-([0-9a-f]{8})\.(?:zarr|parquet)")
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What went and what stays.
+
+    Args:
+        parts: Files and stores that were removed. kept: Orphans that were left, file by file.
+    """
+
+    parts: list[str]
+    kept: list[str]
+
+
+def published(layout: Layout) -> dict[str, int]:
+    """Every file in the folders that commits name files of, with its bytes."""
+    present: dict[str, int] = {}
+    for folder in PUBLISHED:
+        present |= layout.sizes(folder)
+    return present
+
+
+def named_files(records: Iterable[CommitRecord]) -> set[str]:
+    """All files of some commits."""
+    return {file.path for record in records for file in record.files}
+
+
+def remove_orphans(layout: Layout) -> Removed:
+    """Remove the attempts that no commit of any generation names.
+
+    Raises:
+        OutputError: There is no dataset at this place.
+        LockedError: A live driver works on this output.
+    """
+    if read_dataset(layout) is None:
+        raise OutputError(f"{layout.url()} holds no dataset.json; give the output.uri of a job")
+    with DriverLock(layout):
+        records, unclear = _all_records(layout)
+        present = published(layout)
+        orphans = sorted(set(present) - named_files(records))
+        parts = _removable(orphans, [one for one in records if one.shard not in unclear])
+        for part in parts:
+            layout.delete(part)
+        layout.clear_scratch()
+    return Removed(parts, [name for name in orphans if not _below(name, parts)])
+
+
+def _all_records(layout: Layout) -> tuple[list[CommitRecord], set[str]]:
+    """Records of every generation, and the shards with one of which nobody knows what it names."""
+    found: list[CommitRecord] = []
+    unclear: set[str] = set()
+    for shard, numbers in generations(layout).items():
+        for number in numbers:
+            try:
+                record = read_commit(layout, shard, number)
+            except CommitError:
+                record = None
+            if record is None or record.shard != shard:
+                unclear.add(shard)
+            else:
+                found.append(record)
+    return found, unclear
+
+
+def _removable(orphans: Iterable[str], records: Iterable[CommitRecord]) -> list[str]:
+    """Files and stores of attempts that lost, of shards that are committed."""
+    attempts: dict[str, set[str]] = {}
+    for record in records:
+        attempts.setdefault(record.shard, set()).add(record.attempt)
+    parts = set()
+    for name in orphans:
+        match = _PART.match(name)
+        if match and match.group(1) in attempts and match.group(2) not in attempts[match.group(1)]:
+            parts.add(match.group(0))
+    return sorted(parts)
+
+
+def _below(name: str, parts: Iterable[str]) -> bool:
+    return any(name == part or name.startswith(f"{part}/") for part in parts)

@@ -1,0 +1,162 @@
+"""Where a dataset came from, run by run: code, packages, machine, device, kernels, dtype.
+
+Row provenance is in the rows themselves; this is what all rows of a run share. Everything is asked
+from the system that does the work, nothing is configured, and what cannot be found out is null
+rather than guessed. A git commit is only reported for a checkout that tracks this very file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+DISTRIBUTION = "earmill"
+# Their sources make features.
+PACKAGES = ("earmill.pipeline", "amtcore")
+# The packages that touch a value between source bytes and stored frames; enough for one commit.
+VALUE_PACKAGES = (
+    "earmill",
+    "torch",
+    "numpy",
+    "scipy",
+    "numba",
+    "triton",
+    "soundfile",
+    "av",
+    "soxr",
+    "zarr",
+    "numcodecs",
+    "pyarrow",
+)
+_GIT_TIMEOUT_S = 10
+
+
+@lru_cache(maxsize=1)
+def package_versions() -> dict[str, str]:
+    """Every installed distribution with its version, sorted by normalised name."""
+    found: dict[str, str] = {}
+    for dist in metadata.distributions():
+        name = dist.metadata["Name"]
+        if name:
+            found.setdefault(name.lower().replace("_", "-"), dist.version)
+    return dict(sorted(found.items()))
+
+
+def value_versions() -> dict[str, str]:
+    """Versions of the packages that can change a feature; short enough for every commit record."""
+    installed = package_versions()
+    return {name: installed[name] for name in VALUE_PACKAGES if name in installed}
+
+
+def git_state(folder: Path | None = None) -> dict[str, Any] | None:
+    """Commit and cleanliness of the checkout this package runs from, None outside of one.
+
+    Args:
+        folder: A folder of the package; None for this one. It must be tracked by the repository:
+            an environment that merely lies inside somebody's checkout says nothing about our code.
+    """
+    folder = folder or Path(__file__).resolve().parent
+    if not _git(folder, "ls-files", "--", "."):
+        return None
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": bool(status)} if commit else None
+
+
+def _git(folder: Path, *command: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *command],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def code_sha256(folders: Sequence[Path] | None = None) -> str:
+    """Hash of the Python sources that make features, whatever way they were installed."""
+    digest = hashlib.sha256()
+    for folder in folders or [package_folder(name) for name in PACKAGES]:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0".encode())
+            digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def package_folder(name: str) -> Path:
+    """Where a package's sources are; the package is not imported for it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"no package {name}")
+    return Path(spec.submodule_search_locations[0]).resolve()
+
+
+def host_info() -> dict[str, Any]:
+    """The machine: name, system, processor, cores, memory."""
+    return {
+        "name": socket.gethostname(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "processor": processor_name(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+    }
+
+
+@lru_cache(maxsize=1)
+def processor_name() -> str:
+    """Model name of the processor."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux: the standard library knows less, but something
+    return platform.processor() or platform.machine()
+
+
+def device_info(device: str) -> dict[str, Any]:
+    """What computes; the models of a job run on `cpu`.
+
+    Raises:
+        ValueError: Another device.
+    """
+    if device != "cpu":
+        raise ValueError(f"expected 'cpu', got {device!r}")
+    return {"device": "cpu", "name": processor_name()}
+
+
+def run_provenance(
+    extractors: Iterable[Mapping[str, Any]], *, device: str, dtype: str
+) -> dict[str, Any]:
+    """All of the above for dataset.json.
+
+    Args:
+        extractors: `Extractor.describe()` of every model: name, parameters, rate, backend, dtype.
+        device: `cpu`.
+        dtype: Of the stored values.
+    """
+    return {
+        "versions": package_versions(),
+        "git": git_state(),
+        "code_sha256": code_sha256(),
+        "host": host_info(),
+        "device": device_info(device),
+        "models": [dict(described) for described in extractors],
+        "output_dtype": dtype,
+    }

@@ -1,0 +1,267 @@
+"""Publish one shard exactly once: encode, check, upload, then create the commit record if absent.
+
+The record is the only thing that makes files part of the dataset. It is written last, whole, and
+only where none exists, so that of any number of attempts on a shard one wins and a crash at any
+moment leaves either a complete shard or garbage. Files hold no attempt, time or host: those are
+here, and two attempts on the same rows write equal bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset.commit_record import (
+    CommitRecord,
+    commits,
+    committed_shards,
+    read_commit,
+)
+from earmill.pipeline.dataset.replace import check_replacement
+from earmill.pipeline.dataset.row_coverage import check_rows, in_plan_order, plan_rows_covered
+from earmill.pipeline.formats.digest import ShardDigest, differences, digest_rows
+from earmill.pipeline.formats.registry import Encoding, encode, read_back, row_table, write_table
+from earmill.pipeline.formats.row_table import quarantine_table
+from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
+from earmill.pipeline.storage import layout as paths
+from earmill.pipeline.storage.layout import Layout
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+
+__all__ = ["CommitRecord", "commits", "committed_shards", "publish_shard", "read_commit"]
+
+_NO_SPACE = {
+    errno.ENOSPC: "no space left on the device",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file would be larger than the limit of this process or filesystem",
+}
+
+
+def publish_shard(
+    layout: Layout,
+    *,
+    shard_id: str,
+    attempt: str,
+    plan_id: str,
+    rows: Sequence[FeatureRow],
+    bad: Sequence[QuarantineRow],
+    streams: Sequence[StreamInfo],
+    formats: Sequence[str],
+    attrs: Mapping[str, Any],
+    info: Mapping[str, Any],
+    dtype: str = "float16",
+    row_group_profile: str = "random",
+    plan_rows: Sequence[str] | None = None,
+    extra_types: Mapping[str, Any] | None = None,
+    generation: int = 0,
+) -> bool:
+    """Write one shard and commit it; True where this attempt won, False where another one had.
+
+    Args:
+        attrs: Stored in the data files: spec_sha256, and nothing that differs between attempts.
+        info: Stored in the commit record: device, versions, worker, timings_s.
+        dtype: Of the stream arrays in `rows`, float16 or float32.
+        plan_rows: The shard's row ids as planned. Given, every one must be covered and the rows
+            are put in that order, whatever order the batches came in.
+        extra_types: Types of the carried-through columns over the whole plan.
+        generation: 1 or more to replace the record of the generation before.
+
+    Raises:
+        CommitError: Rows do not add up, a row that was good before is lost or has other audio, the
+            disk is full, a file did not read back as written, or the upload failed. Nothing is
+            committed then, and local temporaries are gone.
+    """
+    shard = _Shard(
+        layout, shard_id, attempt, Encoding(dtype, row_group_profile, extra_types, attrs)
+    )
+    with _explained(shard_id, layout):
+        _check_extras(attrs, info)
+        if layout.exists(paths.commit_path(shard_id, generation)):
+            return False
+        check_rows(rows, bad, streams, dtype=dtype, plan_rows=plan_rows)
+        rows, bad = in_plan_order(rows, bad, plan_rows)
+        replaces = check_replacement(layout, shard_id, generation, rows) if generation else None
+        digest = digest_rows(rows, streams, dtype)
+        with layout.scratch(f"{shard_id}-{attempt}") as folder:
+            shard.encode(folder, rows, bad, streams, formats, digest)
+            record = CommitRecord(
+                shard=shard_id,
+                attempt=attempt,
+                plan_id=plan_id,
+                spec_sha256=attrs["spec_sha256"],
+                formats=tuple(formats),
+                dtype=dtype,
+                **_totals(rows, bad, plan_rows, digest),
+                files=shard.hash_files(folder),
+                info=dict(info),
+                generation=generation,
+                replaces=replaces,
+            )
+            shard.upload(folder, record.files)
+            return shard.commit(record)
+
+
+def _check_extras(attrs: Mapping[str, Any], info: Mapping[str, Any]) -> None:
+    """What cannot be stored must show before the work, not after it."""
+    if not isinstance(attrs.get("spec_sha256"), str):
+        raise CommitError(
+            "expected the job's spec_sha256 in attrs, got none: pass JobSpec.sha256()"
+        )
+    json.dumps([dict(attrs), dict(info)])
+
+
+def _totals(
+    rows: Sequence[FeatureRow],
+    bad: Sequence[QuarantineRow],
+    plan_rows: Sequence[str] | None,
+    digest: ShardDigest,
+) -> dict[str, Any]:
+    """The counted fields of a commit record."""
+    return {
+        "rows_ok": len(rows),
+        "rows_bad": len(bad),
+        "plan_rows": plan_rows_covered(rows, bad, plan_rows),
+        "seconds": float(sum(row.seconds for row in rows)),
+        "frames": {name: stream.frames for name, stream in digest.streams.items()},
+        "values_sha256": {name: stream.sha256 for name, stream in digest.streams.items()},
+    }
+
+
+class _Shard:
+    """One attempt on its way out: what it has written locally, uploaded, and how long it took."""
+
+    def __init__(self, layout: Layout, shard_id: str, attempt: str, encoding: Encoding) -> None:
+        self.layout = layout
+        self.shard_id = shard_id
+        self.attempt = attempt
+        self.encoding = encoding
+        self.parts: list[str] = []
+        self.timings_s: dict[str, float] = {}
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.timings_s[name] = round(time.perf_counter() - start, 6)
+
+    def encode(
+        self,
+        folder: Path,
+        rows: Sequence[FeatureRow],
+        bad: Sequence[QuarantineRow],
+        streams: Sequence[StreamInfo],
+        formats: Sequence[str],
+        digest: ShardDigest,
+    ) -> None:
+        """Write every part under `folder` at its later relative path, and check the features."""
+        for fmt in formats:
+            name = paths.data_path(self.shard_id, self.attempt, fmt)
+            with self._timed(f"encode_{fmt}"):
+                path = encode(fmt, rows, streams, folder=folder, name=name, encoding=self.encoding)
+            with self._timed(f"check_{fmt}"):
+                _check_same(digest, read_back(fmt, path, streams), fmt)
+            self.parts.append(name)
+        name = paths.rows_path(self.shard_id, self.attempt)
+        write_table(row_table(rows, streams, self.encoding.extra_types), folder / name)
+        self.parts.append(name)
+        if bad:
+            name = paths.quarantine_path(self.shard_id, self.attempt)
+            write_table(quarantine_table(bad), folder / name)
+            self.parts.append(name)
+
+    def hash_files(self, folder: Path) -> tuple[OutFile, ...]:
+        """Size and sha256 of every file that was written."""
+        with self._timed("hash"):
+            files = sorted(path for path in folder.rglob("*") if path.is_file())
+            return tuple(
+                OutFile(path.relative_to(folder).as_posix(), path.stat().st_size, _sha256(path))
+                for path in files
+            )
+
+    def upload(self, folder: Path, files: Sequence[OutFile]) -> None:
+        """Bring every part to the output and look that it arrived in full length."""
+        try:
+            with self._timed("upload"):
+                for name in self.parts:
+                    local = folder / name
+                    put = self.layout.upload_dir if local.is_dir() else self.layout.upload_file
+                    put(local, name)
+                self._check_sizes(files)
+        except BaseException:
+            self._discard()
+            raise
+
+    def _check_sizes(self, files: Sequence[OutFile]) -> None:
+        arrived: dict[str, int] = {}
+        for name in self.parts:
+            arrived |= self.layout.sizes(name)
+        for file in files:
+            if arrived.get(file.path) != file.bytes:
+                raise CommitError(
+                    f"{file.path}: expected {file.bytes} bytes at the output, "
+                    f"got {arrived.get(file.path, 'none')}"
+                )
+
+    def commit(self, record: CommitRecord) -> bool:
+        """Create the record; a lost race removes this attempt's files again."""
+        created = datetime.now(UTC).isoformat(timespec="milliseconds")
+        timings_s = {**record.info.get("timings_s", {}), **self.timings_s}
+        info = {**record.info, "timings_s": timings_s, "created": created}
+        text = replace(record, info=info).to_json()
+        name = paths.commit_path(self.shard_id, record.generation)
+        if self.layout.put_if_absent(name, text.encode()):
+            return True
+        # A PUT whose answer got lost is repeated by the client and then refused by its own effect.
+        winner = read_commit(self.layout, self.shard_id, record.generation)
+        if winner is not None and winner.attempt == self.attempt:
+            return True
+        self._discard()
+        return False
+
+    def _discard(self) -> None:
+        """Remove uploaded parts that no commit names; what cannot be removed is mere garbage."""
+        for name in self.parts:
+            try:
+                self.layout.delete(name)
+            except OSError:
+                continue
+
+
+def _check_same(expected: ShardDigest, got: ShardDigest, fmt: str) -> None:
+    found = differences(expected, got)
+    if found:
+        raise CommitError(f"the {fmt} file does not hold what was written: {'; '.join(found)}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return sha256_of(file)
+
+
+@contextmanager
+def _explained(shard_id: str, layout: Layout) -> Iterator[None]:
+    """Turn whatever a disk, an encoder or a store raises into one CommitError that says why."""
+    try:
+        yield
+    except CommitError as err:
+        raise CommitError(f"shard {shard_id} was not committed: {err}") from err
+    except OSError as err:
+        reason = _NO_SPACE.get(err.errno or 0, f"{type(err).__name__}: {err}")
+        raise CommitError(
+            f"shard {shard_id} was not committed: {reason} ({err.filename or layout.url()}); "
+            "make room or mend the output, then run again with --resume"
+        ) from err
+    except Exception as err:  # a store's errors have roots of their own (botocore is no OSError)
+        raise CommitError(
+            f"shard {shard_id} was not committed: {type(err).__name__}: {err} ({layout.url()})"
+        ) from err

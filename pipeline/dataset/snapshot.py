@@ -1,0 +1,201 @@
+"""Which index counts, and which commits it belongs to.
+
+A snapshot is immutable and named by its content: one index, the plan and dataset.json it was made
+of, and generation, attempt and hash of every commit record. `current.json` names the snapshot that
+counts and the cards that describe it; it is written last and replaced whole, so a dataset is closed
+by the snapshot of before or by the new one. Two index files can therefore never be confused, and
+an index cannot be read with the files of another attempt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
+from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit
+from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.storage.layout import (
+    CROISSANT_FILE,
+    CURRENT_FILE,
+    LAYOUT_VERSION,
+    README_FILE,
+    Layout,
+)
+from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
+
+T = TypeVar("T")
+
+CONTENT_CHARS = 16
+CARDS = (README_FILE, CROISSANT_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRef(Strict):
+    """The commit record a snapshot was made of."""
+
+    generation: int
+    attempt: str
+    sha256: str
+
+    def is_lost_in(self, stored: StoredCommit) -> bool:
+        """Whether the record that counts now is this one damaged, or one that this replaced."""
+        now = stored.record
+        if now.generation < self.generation:
+            return True
+        same = (now.generation, now.attempt) == (self.generation, self.attempt)
+        return same and stored.sha256 != self.sha256
+
+
+@dataclass(frozen=True)
+class Snapshot(Strict):
+    """Files that belong together.
+
+    Args:
+        index, plan, dataset: With their hashes. commits: By shard.
+    """
+
+    index: OutFile
+    plan: OutFile
+    dataset: OutFile
+    commits: Mapping[str, CommitRef]
+    layout_version: int = LAYOUT_VERSION
+
+    def to_json(self) -> str:
+        """As JSON text, one commit a line; `from_json` gives an equal object."""
+        data = asdict(self)
+        return _canonical({**data, "commits": {k: asdict(v) for k, v in self.commits.items()}})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Snapshot:
+        """Parse a snapshot; CommitError where it is none."""
+        return _parsed(cls, text, "a snapshot")
+
+    def is_of(self, records: Mapping[str, CommitRecord]) -> bool:
+        """Whether these are the commits it was made of."""
+        made_of = {shard: (ref.generation, ref.attempt) for shard, ref in self.commits.items()}
+        return made_of == {shard: (r.generation, r.attempt) for shard, r in records.items()}
+
+
+@dataclass(frozen=True)
+class Current(Strict):
+    """The content of current.json.
+
+    Args:
+        snapshot: The snapshot that counts. cards: README.md and croissant.json made from it.
+        sha256: Of the rest, where it was read from a file.
+    """
+
+    snapshot: OutFile
+    cards: tuple[OutFile, ...]
+    layout_version: int = LAYOUT_VERSION
+    sha256: str = field(default="", compare=False)
+
+    def to_json(self) -> str:
+        """As JSON text with the hash of itself; `from_json` gives an equal object."""
+        data = asdict(self)
+        del data["sha256"]
+        return _canonical({**data, "sha256": _sha256(_canonical(data).encode())})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Current:
+        """Parse current.json; CommitError where it is damaged in any byte."""
+        current = _parsed(cls, text, CURRENT_FILE)
+        if current.to_json() != (text if isinstance(text, str) else text.decode()):
+            raise CommitError(f"not {CURRENT_FILE} as it was written: its content changed")
+        return current
+
+
+def _canonical(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=1, sort_keys=True) + "\n"
+
+
+def _parsed(kind: type[T], text: str | bytes, what: str) -> T:
+    try:
+        return versioned_json(kind, text)
+    except UnreadableVersionError as err:
+        raise CommitError(f"{err}; read it with the release that wrote it") from err
+    except ValueError as err:
+        raise CommitError(f"not {what}: {err}") from err
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def described(path: str, content: bytes) -> OutFile:
+    """A small file with its hash."""
+    return OutFile(path, len(content), _sha256(content))
+
+
+def name_of(content: bytes) -> str:
+    """How an immutable file is named: by the start of its sha256."""
+    return _sha256(content)[:CONTENT_CHARS]
+
+
+def read_checked(layout: Layout, file: OutFile) -> bytes:
+    """The content of a file that something else names with its hash.
+
+    Raises:
+        CommitError: It is missing, cannot be read, or holds something else.
+    """
+    try:
+        content = layout.read_bytes(file.path)
+    except (OSError, ValueError) as err:  # a ValueError: the path leads out of the dataset
+        raise CommitError(
+            f"{layout.url()}, {file.path}: {type(err).__name__}: {err}; {CLOSE_AGAIN}"
+        ) from err
+    if _sha256(content) != file.sha256:
+        raise CommitError(
+            f"{layout.url(file.path)}: content changed (expected sha256 {file.sha256[:12]}, got "
+            f"{_sha256(content)[:12]}): it is damaged; {CLOSE_AGAIN}"
+        )
+    return content
+
+
+def read_current(layout: Layout) -> Current | None:
+    """What closes the dataset, or None where it was never closed or is of layout version 1.
+
+    Raises:
+        CommitError: It is damaged.
+    """
+    try:
+        return Current.from_json(layout.read_bytes(CURRENT_FILE))
+    except FileNotFoundError:
+        return None
+    except CommitError as err:
+        raise CommitError(f"{layout.url(CURRENT_FILE)}: {err}; {CLOSE_AGAIN}") from err
+
+
+def read_snapshot(layout: Layout, current: Current) -> Snapshot:
+    """The snapshot that counts; CommitError where it is missing or damaged."""
+    return Snapshot.from_json(read_checked(layout, current.snapshot))
+
+
+def current_index(layout: Layout) -> str | None:
+    """Path of the index that counts; None before the dataset is closed.
+
+    A dataset of layout version 1 names none: there the only index counts, and of several none.
+    """
+    current = read_current(layout)
+    if current is not None:
+        return read_snapshot(layout, current).index.path
+    found = layout.list("index")
+    return found[0] if len(found) == 1 else None
+
+
+def is_closed(layout: Layout, records: Mapping[str, CommitRecord]) -> bool:
+    """Whether index and cards of exactly these commits are all there."""
+    try:
+        current = read_current(layout)
+        if current is None or {card.path for card in current.cards} != set(CARDS):
+            return False
+        snapshot = read_snapshot(layout, current)
+        for file in (*current.cards, snapshot.plan, snapshot.dataset, snapshot.index):
+            read_checked(layout, file)
+        return snapshot.is_of(records)
+    except CommitError:
+        return False

@@ -1,0 +1,100 @@
+"""Whether the Ray under a run is still there; asked at every tick of the driver loop.
+
+Ray itself goes on for minutes without a word when its raylet has died: actors are started again
+and wait for a node that never comes. A private Ray's processes are our children and are looked at;
+of a joined cluster the list of nodes is asked for, in a thread, because the question may hang.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import psutil
+
+from earmill.pipeline.common.errors import ClusterLost
+from earmill.pipeline.driver.summary import RESUME
+
+PARTS = ("raylet", "gcs_server")
+EVERY_S = 3.0
+# A cluster that says nothing, or that this machine is no part of, for so long is gone.
+SILENT_S = 45.0
+
+
+class ClusterWatch:
+    """Raises ClusterLost from `check` once Ray is gone.
+
+    Args:
+        parts: Processes without which a private Ray cannot go on.
+        is_member: Whether this machine is a live node of the cluster; may block or raise.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[psutil.Process],
+        is_member: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._parts, self._is_member, self._clock = parts, is_member, clock
+        self._last_look = self._last_good = clock()
+        self._asking: threading.Thread | None = None
+
+    def check(self) -> None:
+        """Look, every few seconds.
+
+        Raises:
+            ClusterLost: A part has died, or the cluster has been silent for too long.
+        """
+        now = self._clock()
+        if now - self._last_look < EVERY_S:
+            return
+        self._last_look = now
+        for part in self._parts:
+            if not _runs(part):
+                raise ClusterLost(f"Ray is gone: its process {part.pid} has died; {RESUME}")
+        if self._parts:
+            return
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(target=self._ask, name="cluster-watch", daemon=True)
+            self._asking.start()
+        if now - self._last_good > SILENT_S:
+            raise ClusterLost(
+                f"the Ray cluster has been silent for {SILENT_S:.0f} s: its head or the node of "
+                f"this machine is gone; {RESUME}"
+            )
+
+    def _ask(self) -> None:
+        try:
+            if self._is_member():
+                self._last_good = self._clock()
+        except Exception:  # whatever Ray raises: silence is what counts
+            return
+
+
+def watch_ray() -> ClusterWatch:
+    """A watch over the Ray that this process is connected to."""
+    import ray
+
+    me = str(ray.get_runtime_context().get_node_id())
+
+    def is_member() -> bool:
+        return any(node["Alive"] and str(node["NodeID"]) == me for node in ray.nodes())
+
+    return ClusterWatch(_parts(), is_member)
+
+
+def _parts() -> list[psutil.Process]:
+    """Ray's processes, where it is a private one."""
+    return [child for child in psutil.Process().children() if child.name() in PARTS]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True

@@ -1,0 +1,218 @@
+"""What a run tells the outside while it works: small immutable events, one sink.
+
+The driver loop emits them, the command line turns them into a bar, plain lines or JSON. An event
+holds only plain values, so `to_dict` is JSON as it stands. Worker processes never print: what goes
+wrong in them reaches the sink as an event with one line of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events; `kind` is its stable name in JSON output."""
+
+    kind: ClassVar[str] = "event"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain values, `event` first."""
+        return {"event": self.kind, **asdict(self)}
+
+
+Sink = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """The sink of a caller who wants no news."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Event):
+    """The driver begins something that may take a while; `text` says what."""
+
+    kind: ClassVar[str] = "step"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note(Event):
+    """What a user should know of the source before work starts."""
+
+    kind: ClassVar[str] = "note"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceChanged(Event):
+    """The source no longer lists what the plan was made of; `text` says how and what to do.
+
+    Args:
+        added, removed, changed: Rows; all 0 where the source could not be listed.
+    """
+
+    kind: ClassVar[str] = "source_changed"
+    added: int
+    removed: int
+    changed: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted(Event):
+    """Plan and output are settled; work begins (or there is none left).
+
+    Args:
+        seconds_total: Planned audio in seconds, an estimate; `seconds_done` is the part of it in
+            shards committed earlier. audio_s_done: What those really held in good rows.
+    """
+
+    kind: ClassVar[str] = "job_started"
+    job: str
+    output: str
+    plan_id: str
+    shards_total: int
+    shards_done: int
+    rows_total: int
+    rows_ok: int
+    rows_bad: int
+    seconds_total: float
+    seconds_done: float
+    audio_s_done: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersReady(Event):
+    """The first worker is warm; `start_s` is how long that took."""
+
+    kind: ClassVar[str] = "workers_ready"
+    workers: int
+    threads: int
+    device: str
+    start_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight(Event):
+    """Audio seconds already extracted in shards that are not committed yet."""
+
+    kind: ClassVar[str] = "in_flight"
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDone(Event):
+    """A shard is committed, by this run or by another attempt of it.
+
+    Args:
+        seconds: Planned audio of the shard, an estimate. nbytes: Bytes of its data files.
+        audio_s: Audio behind its good rows, as decoded.
+    """
+
+    kind: ClassVar[str] = "shard_done"
+    shard_id: str
+    rows_ok: int
+    rows_bad: int
+    seconds: float
+    nbytes: int
+    audio_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRetry(Event):
+    """An attempt on a shard failed and it was put back; `attempt` counts from 1."""
+
+    kind: ClassVar[str] = "shard_retry"
+    shard_id: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWaits(Event):
+    """A shard met an outage of the source, the output or its machine; it is tried again later.
+
+    Args:
+        pause_s: The earliest time of the next attempt from now, s.
+    """
+
+    kind: ClassVar[str] = "shard_waits"
+    shard_id: str
+    reason: str
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFailed(Event):
+    """A shard was given up; the run goes on with the others and ends with exit code 1."""
+
+    kind: ClassVar[str] = "shard_failed"
+    shard_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost(Event):
+    """A worker process died or hung; it is started again."""
+
+    kind: ClassVar[str] = "worker_lost"
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BisectStarted(Event):
+    """The rows of a shard that keeps killing its worker are searched for the culprits."""
+
+    kind: ClassVar[str] = "bisect_started"
+    shard_id: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class CulpritFound(Event):
+    """This row kills or hangs its worker; it goes to quarantine."""
+
+    kind: ClassVar[str] = "culprit_found"
+    shard_id: str
+    row_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draining(Event):
+    """The run was asked to stop; no new shard is started."""
+
+    kind: ClassVar[str] = "draining"
+    reason: str
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobFinished(Event):
+    """The last event of every run that got as far as work.
+
+    Args:
+        status: done, nothing_to_do, stopped or failed.
+        exit_code: What the command line returns for it.
+        seconds: Audio of good rows that this run committed, as decoded, in seconds.
+        wall_s: How long the work took.
+        times_real_time: seconds / wall_s, start-up left out.
+    """
+
+    kind: ClassVar[str] = "summary"
+    status: str
+    exit_code: int
+    message: str
+    output: str
+    shards: int
+    shards_failed: int
+    rows_ok: int
+    rows_bad: int
+    seconds: float
+    wall_s: float
+    times_real_time: float
+    bad_by_class: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,228 @@
+"""The driver's table of workers: who is warm, what each has in flight, and how to replace one.
+
+A `Slot` is a place for a worker; the worker behind it may die and be replaced, the slot stays. The
+pool turns Ray's errors into `Lost` and knows nothing about shards; deciding what a loss means is
+the scheduler's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    RayError,
+    RayTaskError,
+)
+
+from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome, WorkerInfo
+
+WARMING, READY, DEAD = "warming", "ready", "dead"
+WORK = ("run", "probe")
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One remote call in flight.
+
+    Args:
+        kind: warm_up, run, probe or status. payload: What the scheduler wants to remember.
+    Attributes:
+        head_since: When it became the oldest work of its slot; deadlines count from here.
+        shared_worker: Another call was in flight when the worker was lost, so blame is uncertain.
+        generation: Which of the slot's workers it was sent to.
+    """
+
+    kind: str
+    slot: Slot
+    ref: Any
+    payload: Any = None
+    head_since: float = 0.0
+    shared_worker: bool = False
+    generation: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """A place for one worker.
+
+    Attributes:
+        work: Run and probe calls in flight, oldest first; at most two.
+        warming_since: When the worker was last started. retry_s: When to ask for warm-up again.
+        generation: How often a worker was started here; a call belongs to that of its time.
+        asked: A status call is in flight. failures: Warm-ups in a row that failed.
+        waits_for: What the worker was waiting for when last asked: `source`, or nothing.
+    """
+
+    index: int
+    actor: Any = None
+    state: str = WARMING
+    info: WorkerInfo | None = None
+    work: list[Call] = field(default_factory=list)
+    warming_since: float = 0.0
+    retry_s: float | None = None
+    seconds_in_flight: float = 0.0
+    generation: int = 0
+    asked: bool = False
+    failures: int = 0
+    waits_for: str = ""
+
+    def under_way(self, seconds: float) -> None:
+        """The worker says how much audio it is through with in shards not published yet.
+
+        It forgets a shard when it has published it, before this side hears of that: the figure
+        never falls until `ended` takes the shard out, so progress does not go backwards.
+        """
+        self.seconds_in_flight = max(self.seconds_in_flight, seconds)
+
+    def ended(self, seconds: float) -> None:
+        """A shard of so much audio is no longer in flight."""
+        self.seconds_in_flight = max(0.0, self.seconds_in_flight - seconds)
+
+    @property
+    def room(self) -> int:
+        """How many more shards this worker may be sent."""
+        return CONCURRENT_SHARDS - len(self.work) if self.state == READY else 0
+
+    @property
+    def idle(self) -> bool:
+        """Warm and without work."""
+        return self.state == READY and not self.work
+
+
+class Pool:
+    """All slots of one run.
+
+    Args:
+        spawn: Starts the worker for a slot index and returns its actor handle.
+        size: Number of slots.
+        clock: Monotonic seconds; a test may pass its own.
+    """
+
+    def __init__(
+        self,
+        spawn: Callable[[int], Any],
+        size: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"expected at least one worker, got {size}")
+        self._spawn = spawn
+        self._clock = clock
+        self._calls: dict[Any, Call] = {}
+        self.slots = [Slot(index) for index in range(size)]
+
+    def start(self) -> None:
+        """Start every worker and ask each to warm up."""
+        for slot in self.slots:
+            self._start(slot)
+
+    def submit(self, slot: Slot, kind: str, *args: Any, payload: Any = None) -> Call:
+        """Send one call to the slot's worker."""
+        ref = getattr(slot.actor, kind).remote(*args)
+        call = Call(kind, slot, ref, payload, head_since=self._clock(), generation=slot.generation)
+        self._calls[ref] = call
+        if kind in WORK:
+            slot.work.append(call)
+        elif kind == "status":
+            slot.asked = True
+        return call
+
+    def wait(self, timeout_s: float) -> Iterator[tuple[Call, Outcome | Lost]]:
+        """Calls that ended, with their results; returns after `timeout_s` at the latest."""
+        refs = list(self._calls)
+        if not refs:
+            time.sleep(timeout_s)
+            return
+        first, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
+        if not first:
+            return
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        for ref in ready:
+            call = self._calls.pop(ref, None)
+            if call is None:
+                # The slot was replaced while an earlier result of this round was handled.
+                continue
+            self._leave(call)
+            yield call, _result(ref)
+
+    def restart(self, slot: Slot) -> None:
+        """The worker's process died: Ray starts it again, we warm it up again."""
+        slot.state, slot.info, slot.seconds_in_flight = WARMING, None, 0.0
+        slot.waits_for = ""
+        slot.warming_since = self._clock()
+        slot.generation += 1
+        self.warm_up(slot)
+
+    def warm_up(self, slot: Slot) -> None:
+        """Ask the worker to get ready."""
+        slot.retry_s = None
+        self.submit(slot, "warm_up")
+
+    def replace(self, slot: Slot) -> list[Call]:
+        """Kill the slot's worker and start a new one; the calls it took with it are returned."""
+        lost = self._forget(slot)
+        ray.kill(slot.actor, no_restart=True)
+        self._start(slot)
+        return lost
+
+    def retire(self, slot: Slot) -> None:
+        """Give the slot up."""
+        self._forget(slot)
+        slot.state = DEAD
+        ray.kill(slot.actor, no_restart=True)
+
+    def close(self) -> None:
+        """Kill all workers."""
+        for slot in self.slots:
+            if slot.actor is not None and slot.state != DEAD:
+                self.retire(slot)
+
+    def _start(self, slot: Slot) -> None:
+        slot.actor = self._spawn(slot.index)
+        self.restart(slot)
+
+    def _forget(self, slot: Slot) -> list[Call]:
+        for ref in [ref for ref, call in self._calls.items() if call.slot is slot]:
+            del self._calls[ref]
+        lost, slot.work, slot.asked = slot.work, [], False
+        return lost
+
+    def _leave(self, call: Call) -> None:
+        slot = call.slot
+        if call.kind == "status":
+            slot.asked = False
+        if call not in slot.work:
+            return
+        was_head = slot.work[0] is call
+        slot.work.remove(call)
+        if was_head and slot.work:
+            slot.work[0].head_since = self._clock()
+
+
+def _result(ref: Any) -> Outcome | Lost:
+    try:
+        return ray.get(ref)
+    except ActorUnavailableError:
+        return Lost("the worker process died", restarting=True)
+    except ActorDiedError as error:
+        return Lost(f"the worker process died: {_cause(error)}")
+    except RayTaskError as error:
+        # The process lives, but the call never reached our own guard: unpickling, for one.
+        return Outcome(ok=False, stage="rows", message=one_line(error.cause or error))
+    except RayError as error:
+        # Killed for memory, node gone, and whatever else Ray calls a lost task.
+        return Lost(one_line(error))
+
+
+def _cause(error: ActorDiedError) -> str:
+    """The line of Ray's long message that says why; an import error in the worker, for one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "no reason given"

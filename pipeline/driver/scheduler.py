@@ -1,0 +1,269 @@
+"""The driver loop: takes work from the ledger, gives it to the pool, watches the clock.
+
+Each warm worker has one shard in flight and one prefetched. Nothing here decides what a failure
+means (the ledger does) or speaks Ray (the pool does). The loop wakes a few times a second, so a
+request to stop, a deadline or a dead worker is noticed whatever the shards are doing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.deadlines import Deadlines
+from earmill.pipeline.driver.pool import DEAD, READY, WARMING, WORK, Call, Pool, Slot
+from earmill.pipeline.driver.shard_tracker import Assignment, Ledger, Result, ShardWork
+from earmill.pipeline.driver.stop_request import StopRequest
+from earmill.pipeline.worker.messages import Lost, Outcome
+
+POLL_S = 0.2
+STATUS_EVERY_S = 1.0
+WARM_UP_LIMIT_S = 900.0
+WARM_UP_ATTEMPTS = 3
+WARM_UP_PAUSE_S = 1.0
+# A worker opens the source too: these two outlast what a run bears of an outage.
+OUTAGE_WARM_UP_ATTEMPTS = 10
+OUTAGE_WARM_UP_PAUSE_S = 10.0
+# Ray restarts a dead actor in a second or two; until then calls to it fail at once.
+RESTART_LIMIT_S = 60.0
+RESTART_POLL_S = 0.2
+# Kubernetes and spot machines give 30 s between SIGTERM and SIGKILL.
+DRAIN_S = 25.0
+
+
+class Scheduler:
+    """Runs a ledger's shards on a pool until each is settled, or until told to stop.
+
+    Args:
+        ledger: The books; its `result` is what `run` returns.
+        pool: Workers; started and closed by `run`.
+        deadlines: Limits. sink: Takes events. stop: Polled between waits.
+        on_tick: Called a few times a second; what it raises ends the run.
+        drain_s: How long shards in flight may go on after a request to stop.
+        clock: Monotonic seconds, the same clock as the pool's.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        pool: Pool,
+        *,
+        deadlines: Deadlines | None = None,
+        sink: events.Sink = events.ignore,
+        stop: StopRequest | None = None,
+        on_tick: Callable[[], None] = lambda: None,
+        drain_s: float = DRAIN_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger, self._pool, self._sink = ledger, pool, sink
+        self._deadlines = deadlines or Deadlines()
+        self._stop, self._drain_s, self._clock = stop or StopRequest(), drain_s, clock
+        self._on_tick = on_tick
+        self._started = self._last_status = clock()
+        self._working_since: float | None = None
+        self._drain_until: float | None = None
+
+    def run(self) -> Result:
+        """Work until nothing is left; the workers are gone when this returns."""
+        self._stop.watched = True
+        try:
+            self._pool.start()
+            while not self._finished():
+                self._dispatch()
+                for call, outcome in self._pool.wait(POLL_S):
+                    self._settle(call, outcome)
+                self._on_tick()
+                self._check_stop()
+                self._check_deadlines()
+                self._poll_status()
+        finally:
+            self._stop.watched = False
+            if self._working_since is not None:
+                self._ledger.result.worked_s = self._clock() - self._working_since
+            self._pool.close()
+        return self._ledger.result
+
+    @property
+    def _stopping(self) -> bool:
+        return bool(self._ledger.result.fatal) or self._drain_until is not None
+
+    def _finished(self) -> bool:
+        if self._ledger.all_settled:
+            return True
+        if not self._stopping:
+            return False
+        out_of_time = self._drain_until is not None and self._clock() >= self._drain_until
+        return out_of_time or not any(slot.work for slot in self._pool.slots)
+
+    def _check_stop(self) -> None:
+        if not self._stop.requests:
+            return
+        if self._drain_until is None:
+            self._ledger.result.stopped = True
+            self._drain_until = self._clock() + self._drain_s
+            in_flight = sum(len(slot.work) for slot in self._pool.slots)
+            self._sink(events.Draining(self._stop.reason, in_flight))
+        if self._stop.requests > 1:
+            self._drain_until = self._clock()
+
+    # -- sending ------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        if self._stopping:
+            return
+        # Empty workers first: a shard prefetched on a busy worker must not starve an idle one.
+        for slot in sorted(self._pool.slots, key=lambda slot: len(slot.work)):
+            if slot.room and not any(call.payload.alone for call in slot.work):
+                busy = any(other.work for other in self._pool.slots)
+                assignment = self._ledger.next(idle=slot.idle, busy=busy)
+                if assignment is not None:
+                    self._send(slot, assignment)
+
+    def _send(self, slot: Slot, assignment: Assignment) -> None:
+        assignment.work.copies += 1
+        if assignment.probe is None:
+            order = assignment.work.order(self._ledger.witnesses)
+            self._pool.submit(slot, "run", order, payload=assignment)
+        else:
+            self._pool.submit(slot, "probe", assignment.probe, payload=assignment)
+
+    # -- receiving ----------------------------------------------------------------------------
+
+    def _settle(self, call: Call, outcome: Outcome | Lost) -> None:
+        slot = call.slot
+        if call.kind == "warm_up":
+            self._settle_warm_up(slot, outcome)
+            return
+        if isinstance(outcome, Lost):
+            self._settle_lost(call, outcome)
+        if call.kind == "status":
+            if isinstance(outcome, Outcome):
+                slot.under_way(outcome.value)
+                slot.waits_for = outcome.outage
+            else:
+                slot.seconds_in_flight = 0.0
+            self._tell_in_flight()
+        else:
+            self._settle_work(call, outcome)
+
+    def _settle_lost(self, call: Call, lost: Lost) -> None:
+        """A process takes all its calls with it, and they arrive one after another: those that come
+        when the next process is up already say nothing of that one."""
+        slot = call.slot
+        together = [one for one in slot.work if one.generation == call.generation]
+        if call.kind in WORK:
+            together.append(call)
+        if len(together) > 1:
+            for one in together:
+                one.shared_worker = True
+        if slot.state == READY and call.generation == slot.generation:
+            self._sink(events.WorkerLost(slot.index, lost.reason))
+            self._pool.restart(slot)
+
+    def _settle_work(self, call: Call, outcome: Outcome | Lost) -> None:
+        assignment: Assignment = call.payload
+        assignment.work.copies -= 1
+        if assignment.probe is not None:
+            self._ledger.probe_ended(assignment.work, outcome)
+            return
+        call.slot.ended(assignment.work.seconds)
+        if isinstance(outcome, Outcome) and outcome.ok:
+            self._deadlines.learn(self._clock() - call.head_since, assignment.work.seconds)
+        self._ledger.shard_ended(assignment.work, outcome, certain=not call.shared_worker)
+
+    def _settle_warm_up(self, slot: Slot, outcome: Outcome | Lost) -> None:
+        if isinstance(outcome, Outcome) and outcome.ok and outcome.info is not None:
+            slot.state, slot.info, slot.failures = READY, outcome.info, 0
+            self._announce(slot)
+            return
+        now = self._clock()
+        if isinstance(outcome, Outcome):
+            self._warm_up_failed(slot, outcome.message, alive=True, outage=bool(outcome.outage))
+        elif outcome.restarting and now - slot.warming_since < RESTART_LIMIT_S:
+            slot.retry_s = now + RESTART_POLL_S
+        else:
+            self._warm_up_failed(slot, outcome.reason)
+
+    def _warm_up_failed(
+        self, slot: Slot, reason: str, *, alive: bool = False, outage: bool = False
+    ) -> None:
+        self._sink(events.WorkerLost(slot.index, f"warm-up failed: {reason}"))
+        slot.failures += 1
+        if slot.failures < (OUTAGE_WARM_UP_ATTEMPTS if outage else WARM_UP_ATTEMPTS):
+            if alive:
+                pause_s = OUTAGE_WARM_UP_PAUSE_S if outage else WARM_UP_PAUSE_S
+                slot.retry_s = self._clock() + pause_s
+            else:
+                self._pool.replace(slot)
+            return
+        self._pool.retire(slot)
+        if all(other.state == DEAD for other in self._pool.slots):
+            self._ledger.result.fatal = f"no worker could be started: {reason}"
+
+    def _announce(self, slot: Slot) -> None:
+        if self._working_since is not None or slot.info is None:
+            return
+        self._working_since = self._clock()
+        self._sink(
+            events.WorkersReady(
+                workers=len(self._pool.slots),
+                threads=slot.info.threads,
+                device=slot.info.device,
+                start_s=round(self._working_since - self._started, 3),
+            )
+        )
+
+    # -- watching -----------------------------------------------------------------------------
+
+    def _check_deadlines(self) -> None:
+        now = self._clock()
+        for slot in self._pool.slots:
+            if slot.retry_s is not None and now >= slot.retry_s:
+                self._pool.warm_up(slot)
+            elif slot.state == WARMING and now - slot.warming_since > WARM_UP_LIMIT_S:
+                self._warm_up_failed(slot, f"not ready within {WARM_UP_LIMIT_S:.0f} s")
+            elif slot.work:
+                self._check_head(slot, now - slot.work[0].head_since)
+
+    def _check_head(self, slot: Slot, waited_s: float) -> None:
+        assignment: Assignment = slot.work[0].payload
+        hung_s = self._deadlines.hung_s(assignment.seconds)
+        if waited_s > hung_s:
+            self._replace_hung(slot, hung_s)
+        elif assignment.probe is None and waited_s > self._deadlines.limit_s(assignment.seconds):
+            self._run_second_copy(assignment.work)
+
+    def _replace_hung(self, slot: Slot, hung_s: float) -> None:
+        reason = f"no result within {hung_s:.0f} s, the worker was killed"
+        outage = slot.waits_for
+        if outage:
+            reason += f" while it waited for the {outage}"
+        self._sink(events.WorkerLost(slot.index, reason))
+        head, *others = self._pool.replace(slot)
+        for call in others:
+            call.payload.work.copies -= 1
+            self._ledger.put_back(call.payload.work)
+        self._settle_work(head, Lost(reason, outage=outage))
+
+    def _run_second_copy(self, work: ShardWork) -> None:
+        if work.copies > 1 or self._stopping or not self._ledger.nothing_waits:
+            return
+        idle = next((slot for slot in self._pool.slots if slot.idle), None)
+        if idle is not None:
+            self._send(idle, Assignment(work, alone=True))
+
+    def _poll_status(self) -> None:
+        now = self._clock()
+        if now - self._last_status < STATUS_EVERY_S:
+            return
+        self._last_status = now
+        for slot in self._pool.slots:
+            if slot.work and not slot.asked:
+                self._pool.submit(slot, "status")
+            elif not slot.work:
+                slot.seconds_in_flight = 0.0
+        self._tell_in_flight()
+
+    def _tell_in_flight(self) -> None:
+        self._sink(events.InFlight(sum(slot.seconds_in_flight for slot in self._pool.slots)))

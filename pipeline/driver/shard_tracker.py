@@ -1,0 +1,357 @@
+"""The driver's books: what is pending, waiting, suspect, searched, done or given up. No Ray here.
+
+    pending ---> in flight ---> done
+       ^            | outage
+       +--waiting---+                      blamed on nobody; `patience` says when it is enough
+       ^            | lost, hung or failed
+       +--suspect---+                      a suspect runs alone, so that blame is certain
+                    | max_attempts times
+                 search ---> suspect, its culprits marked ---> done, they in quarantine
+
+Whether a shard is done is read from its commit record; what a worker returned only says when to
+look. So a worker that dies after its commit, a lost reply and a second copy of a slow shard all
+end well.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from earmill.pipeline.common.patience import Outage, Patience
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.culprit_search import Bisection
+from earmill.pipeline.planning.plan import item_seconds
+from earmill.pipeline.worker.messages import Lost, Outcome, ShardOrder
+
+if TYPE_CHECKING:
+    from earmill.pipeline.planning.plan import Shard
+    from earmill.pipeline.sources.base import Item
+
+# Searches that end without a culprit before the shard is given up: the first may have been bad
+# luck (a lost node), the second is not.
+FRUITLESS_SEARCHES = 2
+# Rows known to be readable that travel with an order.
+WITNESSES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What the driver needs to know of a commit record; `seconds` of audio behind its good rows."""
+
+    rows_ok: int
+    rows_bad: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Result:
+    """How the run ended, shard by shard.
+
+    Args:
+        failed: Shard id -> reason. fatal: Why nothing more was tried.
+        stopped: Ended by request. seconds: Audio of the good rows committed during this run.
+        worked_s: Wall seconds from the first warm worker to the end.
+    """
+
+    done: dict[str, Committed] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    fatal: str = ""
+    stopped: bool = False
+    seconds: float = 0.0
+    worked_s: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class ShardWork:
+    """One shard and its history in this run.
+
+    Attributes:
+        attempts: Failed attempts since the last search that were surely this shard's doing;
+            `failures` counts every attempt that failed.
+        copies: Calls in flight for it; two while a slow shard is tried a second time.
+        outages: How often it met one; the last time at `waits_since`.
+    """
+
+    shard: Shard
+    attempts: int = 0
+    failures: int = 0
+    fruitless: int = 0
+    copies: int = 0
+    outages: int = 0
+    waits_since: float = 0.0
+    culprits: dict[str, str] = field(default_factory=dict)
+    search: Bisection | None = None
+
+    @property
+    def shard_id(self) -> str:
+        return self.shard.shard_id
+
+    @property
+    def seconds(self) -> float:
+        """Planned audio."""
+        return self.shard.seconds
+
+    def order(self, witnesses: Sequence[Item] = ()) -> ShardOrder:
+        """The next attempt on the whole shard, under a fresh name."""
+        return ShardOrder(
+            shard=self.shard,
+            attempt=secrets.token_hex(4),
+            attempts=self.failures + 1,
+            culprits=dict(self.culprits),
+            witnesses=tuple(witnesses),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Work for one worker: a whole shard, or some of its rows as a probe.
+
+    Args:
+        probe: The rows to run without publishing; None for the whole shard.
+        alone: No other shard may be on the worker meanwhile.
+    """
+
+    work: ShardWork
+    probe: tuple[Item, ...] | None = None
+    alone: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Planned audio of the rows in question."""
+        if self.probe is None:
+            return self.work.seconds
+        return sum(item_seconds(item) for item in self.probe)
+
+
+class Ledger:
+    """All shards of a run and the rules by which they move.
+
+    Args:
+        shards: What is left to do, in order.
+        committed: Reads a shard's commit record; None when there is none.
+        max_attempts: Failed attempts on a shard before its rows are searched.
+        sink: Takes events.
+        patience: Says when to try again after an outage.
+        witnesses: Rows that an earlier run could read.
+    Invariants:
+        Each shard ends in `result.done` or `result.failed`, unless the caller stops asking; a row
+        is called a culprit only after it failed alone, twice, and never for an outage.
+    """
+
+    def __init__(
+        self,
+        shards: Iterable[Shard],
+        committed: Callable[[str], Committed | None],
+        *,
+        max_attempts: int,
+        sink: events.Sink = events.ignore,
+        patience: Patience | None = None,
+        witnesses: Iterable[Item] = (),
+    ) -> None:
+        self._committed, self._max_attempts, self._sink = committed, max_attempts, sink
+        self._patience = patience or Patience()
+        self._witnesses = deque(witnesses, maxlen=WITNESSES)
+        self._pending = deque(ShardWork(shard) for shard in shards)
+        self._waiting: deque[ShardWork] = deque()
+        self._suspects: deque[ShardWork] = deque()
+        self._searches: deque[ShardWork] = deque()
+        self._n_shards = len(self._pending)
+        self.result = Result()
+
+    @property
+    def all_settled(self) -> bool:
+        """Every shard is done or given up."""
+        return len(self.result.done) + len(self.result.failed) == self._n_shards
+
+    @property
+    def nothing_waits(self) -> bool:
+        """All that is left is in flight."""
+        return not (self._pending or self._waiting or self._suspects or self._searches)
+
+    @property
+    def witnesses(self) -> tuple[Item, ...]:
+        """Rows of the source that are known to have been readable."""
+        return tuple(self._witnesses)
+
+    def next(self, *, idle: bool, busy: bool = False) -> Assignment | None:
+        """Take the next piece of work; None while there is none, or an outage is waited out.
+
+        Args:
+            idle: The asking worker has nothing in flight; suspects and probes need that. They come
+                last, so that one bad shard does not hold up the good ones.
+            busy: Something is in flight on some worker.
+        """
+        if not self._patience.may_start(busy):
+            return None
+        if self._pending:
+            return Assignment(self._pending.popleft())
+        for work in self._waiting:
+            alone = work.failures > 0
+            if (idle or not alone) and self._patience.is_due(work.waits_since, work.outages):
+                self._waiting.remove(work)
+                return Assignment(work, alone=alone)
+        if idle and self._suspects:
+            return Assignment(self._suspects.popleft(), alone=True)
+        if idle and self._searches:
+            work = self._searches.popleft()
+            wanted = set((work.search.next_probe() if work.search else None) or ())
+            items = tuple(item for item in work.shard.items if item.row_id in wanted)
+            return Assignment(work, probe=items, alone=True)
+        return None
+
+    def put_back(self, work: ShardWork) -> None:
+        """A shard lost through no fault of its own goes to the head of the queue, uncharged."""
+        if not self._is_settled(work) and not work.copies:
+            (self._suspects if work.failures else self._pending).appendleft(work)
+
+    def shard_ended(
+        self, work: ShardWork, outcome: Outcome | Lost, *, certain: bool = True
+    ) -> None:
+        """An attempt on a whole shard ended; `work.copies` no longer counts it.
+
+        Args:
+            certain: The shard was alone on its worker, or the worker itself named it. A worker lost
+                with two shards on it makes both suspects and counts against neither.
+        """
+        if self._is_settled(work) or self._complete(work):
+            return
+        if outcome.outage:
+            self._wait(work, Outage(outcome.outage, _said(outcome)))
+        elif isinstance(outcome, Lost):
+            self._charge(work, outcome.reason, certain)
+        elif outcome.stage == "publish":
+            self._publish_failed(work, outcome)
+        else:
+            self._charge(work, outcome.message or "its commit record is missing", True)
+
+    def probe_ended(self, work: ShardWork, outcome: Outcome | Lost) -> None:
+        """A probe ended; a lost or failed one incriminates its rows."""
+        search = work.search
+        if search is None or self._is_settled(work):
+            return
+        reason = _said(outcome)
+        if outcome.outage:
+            self._meet(work, Outage(outcome.outage, reason))
+            self._searches.appendleft(work)
+            return
+        if isinstance(outcome, Outcome) and outcome.stage == "publish":
+            self._probe_unwritten(work, outcome)
+            return
+        known = len(search.culprits)
+        search.report(failed=isinstance(outcome, Lost) or not outcome.ok, reason=reason)
+        for row_id in list(search.culprits)[known:]:
+            self._sink(events.CulpritFound(work.shard_id, row_id, reason))
+        if not search.done:
+            self._searches.appendleft(work)
+            return
+        work.culprits.update(search.culprits)
+        work.fruitless += not search.culprits
+        work.search, work.attempts = None, 0
+        self._suspects.append(work)
+
+    def _is_settled(self, work: ShardWork) -> bool:
+        return work.shard_id in self.result.done or work.shard_id in self.result.failed
+
+    def _complete(self, work: ShardWork) -> bool:
+        record = self._committed(work.shard_id)
+        if record is None:
+            return False
+        self.result.done[work.shard_id] = record
+        self._patience.went_well()
+        if record.rows_ok and not record.rows_bad:
+            self._witnesses.append(smallest(work.shard))
+        self.result.seconds += record.seconds
+        self._sink(
+            events.ShardDone(
+                shard_id=work.shard_id,
+                rows_ok=record.rows_ok,
+                rows_bad=record.rows_bad,
+                seconds=work.seconds,
+                nbytes=record.nbytes,
+                audio_s=record.seconds,
+            )
+        )
+        return True
+
+    def _wait(self, work: ShardWork, outage: Outage) -> None:
+        if work.copies:
+            # Another copy is still running; its end decides.
+            return
+        work.outages, work.waits_since = work.outages + 1, self._patience.now()
+        self._waiting.append(work)
+        self._meet(work, outage)
+
+    def _meet(self, work: ShardWork, outage: Outage) -> None:
+        pause_s = self._patience.met(outage)
+        self._sink(events.ShardWaits(work.shard_id, outage.reason, round(pause_s, 3)))
+        self.result.fatal = self.result.fatal or self._patience.verdict
+
+    def _charge(self, work: ShardWork, reason: str, certain: bool) -> None:
+        work.attempts += certain
+        work.failures += 1
+        if work.copies:
+            # Another copy is still running; its end decides.
+            return
+        self._sink(events.ShardRetry(work.shard_id, work.failures, reason))
+        if work.attempts < self._max_attempts:
+            self._suspects.append(work)
+        elif work.fruitless >= FRUITLESS_SEARCHES:
+            self._give_up(work, f"{reason}; {self._innocence(work)}")
+        else:
+            self._start_search(work)
+
+    @staticmethod
+    def _innocence(work: ShardWork) -> str:
+        if len(work.culprits) == len(work.shard.items):
+            return "it fails although none of its rows is processed any more"
+        return "no row fails alone: try a smaller output.shard_seconds"
+
+    def _start_search(self, work: ShardWork) -> None:
+        rows = [item.row_id for item in work.shard.items if item.row_id not in work.culprits]
+        if not rows:
+            # Without a row to blame it was bad luck, or it will be so again.
+            work.fruitless, work.attempts = work.fruitless + 1, 0
+            self._suspects.append(work)
+            return
+        work.search = Bisection(rows)
+        self._searches.append(work)
+        self._sink(events.BisectStarted(work.shard_id, len(rows)))
+
+    def _probe_unwritten(self, work: ShardWork, outcome: Outcome) -> None:
+        """A probe found no room to write: that says nothing of its rows."""
+        work.fruitless += 1
+        if outcome.permanent:
+            self._publish_failed(work, outcome)
+        elif work.fruitless > FRUITLESS_SEARCHES:
+            self._give_up(work, outcome.message)
+        else:
+            self._searches.appendleft(work)
+
+    def _publish_failed(self, work: ShardWork, outcome: Outcome) -> None:
+        work.failures += 1
+        if outcome.permanent:
+            self.result.fatal = f"shard {work.shard_id} cannot be written: {outcome.message}"
+            self._give_up(work, outcome.message)
+        elif work.failures >= self._max_attempts:
+            self._give_up(work, outcome.message)
+        elif not work.copies:
+            self._sink(events.ShardRetry(work.shard_id, work.failures, outcome.message))
+            self._suspects.append(work)
+
+    def _give_up(self, work: ShardWork, reason: str) -> None:
+        self.result.failed[work.shard_id] = reason
+        self._sink(events.ShardFailed(work.shard_id, reason))
+
+
+def smallest(shard: Shard) -> Item:
+    """The row of a shard that is read fastest."""
+    return min(shard.items, key=lambda item: float("inf") if item.size is None else item.size)
+
+
+def _said(outcome: Outcome | Lost) -> str:
+    return outcome.reason if isinstance(outcome, Lost) else outcome.message

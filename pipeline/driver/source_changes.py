@@ -1,0 +1,84 @@
+"""Does the source still list what the plan was made of?
+
+A stored plan never changes, so files that were added, removed or touched since are not part of the
+output. That is told whenever a job goes on; no audio is opened for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from earmill.pipeline.common.errors import EarmillError
+from earmill.pipeline.dataset.row_coverage import some
+from earmill.pipeline.driver.events import SourceChanged
+from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.sources.base import Item, Source
+
+WHAT_TO_DO = (
+    "this output keeps to its plan: extract the source as it is now into another output.uri"
+)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Row ids that differ between a plan and a listing."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+
+def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
+    """How a listing differs from the plan; a row counts as changed by its tag, size or time."""
+    old = {item.row_id: item for item in planned}
+    new = {item.row_id: item for item in listed}
+    return Changes(
+        added=tuple(sorted(new.keys() - old.keys())),
+        removed=tuple(sorted(old.keys() - new.keys())),
+        changed=tuple(sorted(k for k in old.keys() & new.keys() if _differs(old[k], new[k]))),
+    )
+
+
+def _differs(old: Item, new: Item) -> bool:
+    if (old.uri, old.start_s, old.end_s) != (new.uri, new.start_s, new.end_s):
+        return True
+    if old.etag is not None and new.etag is not None:
+        return old.etag != new.etag
+    pairs = ((old.size, new.size), (old.mtime, new.mtime))
+    return any(was is not None and now is not None and was != now for was, now in pairs)
+
+
+def source_changed(source: Source, plan: Plan) -> SourceChanged | None:
+    """The event that tells of a difference, or of a source that cannot be listed; None if equal."""
+    try:
+        found = compare(plan.items(), _listing(source))
+    except EarmillError as error:
+        text = f"the source could not be listed again, so changes in it would not show: {error}"
+        return SourceChanged(added=0, removed=0, changed=0, text=text)
+    if not found:
+        return None
+    parts = [
+        f"{len(names):,} {what} ({some(names)})"
+        for what, names in (
+            ("added", found.added),
+            ("removed", found.removed),
+            ("changed", found.changed),
+        )
+        if names
+    ]
+    return SourceChanged(
+        added=len(found.added),
+        removed=len(found.removed),
+        changed=len(found.changed),
+        text=f"the source differs from the plan, rows: {', '.join(parts)}; {WHAT_TO_DO}",
+    )
+
+
+def _listing(source: Source) -> Iterator[Item]:
+    """The source's rows; without durations where it can do that, as those open every file."""
+    listing = getattr(source, "listing", source.items)
+    yield from listing()

@@ -1,0 +1,44 @@
+"""The job that made a dataset, out of the dataset itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+
+
+def stored_job(
+    layout: Layout,
+    uri: str,
+    storage_options: Mapping[str, Any],
+    *,
+    job: str | Mapping[str, Any] | JobSpec | None = None,
+    overrides: Iterable[str] = (),
+) -> JobSpec:
+    """The job of a dataset, with this place as output.
+
+    Args:
+        storage_options: Of the place.
+        job: The job file, where dataset.json does not say all: credentials of the source, `run`.
+        overrides: `a.b=c` strings.
+    Raises:
+        OutputError: No dataset there. SpecError: The job is wrong.
+    """
+    dataset = read_dataset(layout)
+    if dataset is None:
+        raise OutputError(f"{layout.url()} holds no dataset.json; give the output.uri of a job")
+    known: Mapping[str, Any] = {}
+    if job is not None:
+        spec = JobSpec.load(job, overrides=overrides)
+        known = spec.output.storage_options
+    else:
+        output = {**dataset.spec["output"], "uri": uri}
+        stored = {**dataset.spec, "name": dataset.name, "output": output}
+        spec = JobSpec.load(stored, overrides=overrides)
+    options = dict(storage_options or known)
+    place = spec.output.model_copy(update={"uri": uri, "storage_options": options})
+    return spec.model_copy(update={"output": place})

@@ -1,0 +1,99 @@
+"""Random access to one Parquet file: row groups, decoded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from earmill.pipeline.formats.blocks import (
+    BlockCache,
+    DecodedBlock,
+    FrameSpan,
+    _other_row,
+    _outside,
+)
+from earmill.pipeline.formats.parquet.long_rows import LongRows
+from earmill.pipeline.formats.parquet.write import frames_of
+from earmill.pipeline.formats.trust import Promise, check_column, check_parquet
+from earmill.pipeline.storage.layout import Layout
+
+
+class ParquetShard:
+    """A shard's Parquet file; reads one stream's column of the row group of a row."""
+
+    def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
+        self._rel, self._promise, self._cache = rel, promise, cache
+        self._handle = _open_exact(layout, rel)
+        # Not pre-buffered: Arrow's threads would read from, and hold, a Python file.
+        self._file = pq.ParquetFile(self._handle, pre_buffer=False, page_checksum_verification=True)
+        meta = self._file.metadata
+        sizes = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
+        self._ids: dict[int, list[str]] = {}
+        self._first_row = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._long_rows = LongRows.from_metadata(self._file.schema_arrow.metadata)
+        check_parquet(rel, self._file, self._long_rows, promise)
+
+    def read(self, stream: str, span: FrameSpan) -> np.ndarray:
+        """A fresh array; see `ShardReader`."""
+        first_row = self._long_rows.first(span.row)
+        if first_row >= self._first_row[-1]:
+            raise _outside(self._rel, "rows", first_row + 1, int(self._first_row[-1]))
+        if span.row not in self._long_rows.frames:
+            return self._read(stream, span, first_row, span.first, span.last).copy()
+        spans = self._long_rows.spans(span.row, stream, span.first, span.last)
+        nothing = self._read(stream, span, first_row, 0, 0)
+        frames = np.concatenate([nothing, *(self._read(stream, span, *piece) for piece in spans)])
+        if len(frames) != span.last - span.first:
+            raise _outside(self._rel, stream, span.last, span.first + len(frames))
+        return frames
+
+    def _read(
+        self, stream: str, span: FrameSpan, file_row: int, first: int, last: int
+    ) -> np.ndarray:
+        """Frames [first, last) of one row of the file, out of the cache."""
+        group = int(np.searchsorted(self._first_row, file_row, side="right")) - 1
+        key = (self._rel, stream, group)
+        values, offsets = self._cache.get(key) or self._cache.put(key, self._load(stream, group))
+        row = file_row - int(self._first_row[group])
+        if self._row_ids(group)[row] != span.row_id:
+            raise _other_row(self._rel, span, self._row_ids(group)[row])
+        start, end = offsets[row : row + 2].tolist()
+        if start + last > end:
+            raise _outside(self._rel, stream, last, end - start)
+        return values[start + first : start + last]
+
+    def _row_ids(self, group: int) -> list[str]:
+        # The blocks may be in the cache since an earlier opening of the file.
+        if group not in self._ids:
+            table = self._file.read_row_group(group, columns=["row_id"], use_threads=False)
+            self._ids[group] = table.column("row_id").to_pylist()
+        return self._ids[group]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close(force=True)
+        self._handle.close()
+
+    def _load(self, stream: str, group: int) -> DecodedBlock:
+        """One column of one row group as ((frames, width), row offsets); its ids are kept."""
+        check_column(self._rel, self._file, group, stream, self._promise)
+        table = self._file.read_row_group(group, columns=["row_id", stream], use_threads=False)
+        rows = table.column(stream).combine_chunks()
+        if isinstance(rows, pa.ChunkedArray):  # some releases leave a column of one chunk as it is
+            rows = rows.chunk(0)
+        offsets = rows.offsets.to_numpy().astype(np.int64)
+        self._ids[group] = table.column("row_id").to_pylist()
+        return frames_of(rows), offsets - offsets[0]
+
+
+def _open_exact(layout: Layout, rel: str) -> Any:
+    """A file that fetches the ranges asked for and no more.
+
+    fsspec's default read-ahead would fetch megabytes around each of pyarrow's exact ranges.
+    """
+    if layout.is_local:
+        return pa.OSFile(layout.inside(rel), "rb")
+    return layout.fs.open(layout.path(rel), "rb", cache_type="none")

@@ -1,0 +1,231 @@
+"""A shard as one Parquet file: a row a clip, scalars beside one nested column a stream.
+
+A stream is `list<fixed_size_list<halffloat or float>[width]>`, which pyarrow, polars, DuckDB and
+Hugging Face datasets read; `arrow.fixed_shape_tensor` would be refused by the last. Events are
+`list<fixed_size_list<int32>[3]>`, see `earmill.pipeline.formats.stream_schema`. The outer list
+counts frames, not values, so its 32-bit offsets last for 2^31 frames a row group. Row groups decide
+what one row costs to read: small ones for random access, large ones for scans. They are written one
+after another; a row too large for one is divided, see `earmill.pipeline.formats.parquet.long_rows`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
+from earmill.pipeline.formats.parquet.long_rows import LongRows, cut, part_count
+from earmill.pipeline.formats.row_table import row_table
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.stream_schema import (
+    is_events,
+    place_columns,
+    steps_column,
+    stored_dtype,
+    stored_width,
+)
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+
+MB = 2**20
+# profile: (close the row group at, never beyond unless one row is larger), uncompressed bytes.
+ROW_GROUP_BYTES = {"random": (2 * MB, 4 * MB), "scan": (64 * MB, 128 * MB)}
+COMPRESSION_LEVEL = 3
+STREAMS_KEY = b"earmill.streams"
+ATTRS_KEY = b"earmill.attrs"
+
+_ARROW_DTYPES = {"float16": pa.float16(), "float32": pa.float32(), "int32": pa.int32()}
+
+
+def write_parquet(
+    rows: Sequence[FeatureRow],
+    streams: Sequence[StreamInfo],
+    local_dir: Path,
+    rel_name: str,
+    attrs: Mapping[str, Any],
+    *,
+    dtype: str,
+    row_group_profile: str,
+    extra_types: Mapping[str, Any] | None,
+) -> Path:
+    """Write the rows to `local_dir/rel_name` and return that path.
+
+    Raises:
+        CommitError: A column cannot be stored.
+    """
+    scalars = row_table(rows, streams, extra_types)
+    long_rows = _long_rows(rows)
+    schema = _schema(scalars.schema, streams, attrs, dtype, long_rows)
+    path = local_dir / rel_name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = scalars.schema.names
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        compression_level=COMPRESSION_LEVEL,
+        # Features never repeat, so a dictionary or min/max of them costs and finds nothing.
+        use_dictionary=names,
+        write_statistics=names,
+        write_page_index=True,
+        write_page_checksum=True,
+    ) as writer:
+        for start, stop in row_groups([_row_bytes(row) for row in rows], row_group_profile):
+            group = scalars.slice(start, stop - start)
+            parts = long_rows.parts(start)
+            if parts > 1:  # alone in its group
+                for part in range(parts):
+                    writer.write_table(
+                        _part_table(rows[start], group, streams, schema, part, parts)
+                    )
+                continue
+            columns = [_stream_column(rows[start:stop], info, dtype) for info in streams]
+            table = pa.table([*group.columns, *columns], schema=schema)
+            writer.write_table(table, row_group_size=stop - start)
+    return path
+
+
+def _long_rows(rows: Sequence[FeatureRow]) -> LongRows:
+    """The rows that are to be divided."""
+    frames = {}
+    for number, row in enumerate(rows):
+        parts = part_count(_row_bytes(row))
+        if parts > 1:
+            frames[number] = {
+                name: [last - first for first, last in cut(len(values), parts)]
+                for name, values in row.streams.items()
+            }
+    return LongRows(frames)
+
+
+def _part_table(
+    row: FeatureRow,
+    scalars: pa.Table,
+    streams: Sequence[StreamInfo],
+    schema: pa.Schema,
+    part: int,
+    parts: int,
+) -> pa.Table:
+    """One part of a divided row, with its own start and number of frames."""
+    columns = dict(zip(scalars.column_names, scalars.columns, strict=True))
+    for info in streams:
+        values = row.streams[info.name]
+        first, last = cut(len(values), parts)[part]
+        start, count = place_columns(info)[:2]
+        columns[start] = pc.add(columns[start], first)
+        columns[count] = pa.array([last - first])
+        columns[info.name] = _nested([values[first:last]], info, values.dtype.name)
+    return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def _schema(
+    scalars: pa.Schema,
+    streams: Sequence[StreamInfo],
+    attrs: Mapping[str, Any],
+    dtype: str,
+    long_rows: LongRows,
+) -> pa.Schema:
+    fields = [*scalars]
+    for info in streams:
+        if info.name in scalars.names:
+            raise CommitError(f"stream {info.name!r} has the name of a scalar column: rename it")
+        values = _ARROW_DTYPES[stored_dtype(info, dtype)]
+        fields.append(pa.field(info.name, pa.list_(pa.list_(values, stored_width(info)))))
+    metadata = {
+        STREAMS_KEY: json.dumps([info.to_dict() for info in streams]).encode(),
+        ATTRS_KEY: json.dumps(dict(attrs), sort_keys=True).encode(),
+        **long_rows.metadata(),
+    }
+    return pa.schema(fields, metadata=metadata)
+
+
+def _row_bytes(row: FeatureRow) -> int:
+    return sum(values.nbytes for values in row.streams.values())
+
+
+def row_groups(row_bytes: Sequence[int], profile: str) -> Iterator[tuple[int, int]]:
+    """Cut rows into (start, stop) groups of the profile's size; a row is never divided here.
+
+    A group is closed once it reaches the lower size, or when the next row would take it beyond the
+    upper one. A row above the upper size is hence alone in its group.
+    """
+    if profile not in ROW_GROUP_BYTES:
+        raise ValueError(f"row_group_profile is one of {sorted(ROW_GROUP_BYTES)}, got {profile!r}")
+    enough, limit = ROW_GROUP_BYTES[profile]
+    start = held = 0
+    for position, size in enumerate(row_bytes):
+        if position > start and (held >= enough or held + size > limit):
+            yield start, position
+            start, held = position, 0
+        held += size
+    if len(row_bytes) > start:
+        yield start, len(row_bytes)
+
+
+def _stream_column(rows: Sequence[FeatureRow], info: StreamInfo, dtype: str) -> pa.Array:
+    """The frames of some rows as one nested Arrow array; one copy, none for a row of its own."""
+    return _nested([row.streams[info.name][:] for row in rows], info, stored_dtype(info, dtype))
+
+
+def _nested(frames: Sequence[np.ndarray], info: StreamInfo, dtype: str) -> pa.Array:
+    offsets = np.zeros(len(frames) + 1, dtype=np.int32)
+    np.cumsum([len(values) for values in frames], out=offsets[1:])
+    whole = frames[0] if len(frames) == 1 else np.concatenate(frames, axis=0)
+    flat = np.ascontiguousarray(whole, dtype=dtype).reshape(-1)
+    blocks = pa.FixedSizeListArray.from_arrays(pa.array(flat), stored_width(info))
+    return pa.ListArray.from_arrays(pa.array(offsets), blocks)
+
+
+def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
+    """Read a written file back, a row group at a time."""
+    names = [info.name for info in streams]
+    sizes: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in names}
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        hashers = {name: _hasher(file.schema_arrow.field(name).type) for name in names}
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=names, use_threads=False)
+            for name in names:
+                for chunk in table.column(name).chunks:
+                    sizes[name].append(np.diff(chunk.offsets.to_numpy()))
+                    hashers[name].update(frames_of(chunk))
+        counted = {info.name: steps_column(info.name) for info in streams if is_events(info)}
+        scalars = file.read(columns=["row_id", *counted.values()], use_threads=False)
+        long_rows = LongRows.from_metadata(file.schema_arrow.metadata)
+    starts, row_ids = _undivided(long_rows, scalars.column("row_id").to_pylist())
+    steps = {name: scalars.column(column).to_numpy()[starts] for name, column in counted.items()}
+    digests = {}
+    for name in names:
+        counts = np.add.reduceat(np.concatenate([*sizes[name], [0]]), starts)
+        digests[name] = hashers[name].digest(counts[: len(row_ids)], steps.get(name, ()))
+    return ShardDigest(row_ids, digests)
+
+
+def _undivided(long_rows: LongRows, ids: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Where each row of the shard starts in the file, and the row ids; parts must share theirs."""
+    n_rows = len(ids) - sum(long_rows.parts(row) - 1 for row in long_rows.frames)
+    starts = np.array([long_rows.first(row) for row in range(n_rows)], np.int64)
+    for row in long_rows.frames:
+        parts = {*ids[starts[row] : starts[row] + long_rows.parts(row)]}
+        if len(parts) != 1:
+            return starts, tuple(ids)
+    return starts, tuple(ids[start] for start in starts)
+
+
+def _hasher(kind: pa.DataType) -> StreamHasher:
+    block = kind.value_type
+    return StreamHasher(block.list_size, np.dtype(block.value_type.to_pandas_dtype()).name)
+
+
+def frames_of(chunk: pa.ListArray) -> np.ndarray:
+    """All frames of one nested column chunk as (frames, width), without a copy."""
+    blocks = chunk.flatten()
+    return blocks.flatten().to_numpy().reshape(-1, chunk.type.value_type.list_size)

@@ -1,0 +1,145 @@
+"""The scalar columns of a shard: identity, durations, provenance facts, carried-through columns.
+
+One table a shard, written in every case (`rows/`), so that a Zarr-only dataset has row provenance
+and the index is built without opening features; the Parquet features repeat the scalars. Known
+facts always have a column of a fixed type, so that shards agree. The source's own columns get the
+prefix `extra_`: a later fact can then never collide with one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from earmill.pipeline.common.arrow_types import arrow_type, column, extra_types
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
+from earmill.pipeline.formats.stream_schema import place_columns, steps_of
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+
+EXTRA_PREFIX = "extra_"
+
+BASE_TYPES: dict[str, pa.DataType] = {
+    "row_id": pa.string(),
+    "plan_row_id": pa.string(),
+    "channel": pa.int32(),
+    "seconds": pa.float64(),
+}
+# Known provenance facts. Rates are float: a header may say 22050.5 Hz.
+FACT_TYPES: dict[str, pa.DataType] = {
+    "uri": pa.string(),
+    "start_s": pa.float64(),
+    "end_s": pa.float64(),
+    "etag": pa.string(),
+    "size": pa.int64(),
+    "mtime": pa.float64(),
+    "container": pa.string(),
+    "codec": pa.string(),
+    "rate_hz": pa.float64(),
+    "channels": pa.int64(),
+    "frames": pa.int64(),
+    "nbytes": pa.int64(),
+    "bytes_sha256": pa.string(),
+    "pcm_sha256": pa.string(),
+    "decoder": pa.string(),
+    "decoder_version": pa.string(),
+    "resampler": pa.string(),
+    "resampled_from_hz": pa.float64(),
+    "gain_db": pa.float64(),
+}
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        ("row_id", pa.string()),
+        ("uri", pa.string()),
+        ("stage", pa.string()),
+        ("error_class", pa.string()),
+        ("message", pa.string()),
+        ("attempts", pa.int64()),
+    ]
+)
+
+
+def row_table(
+    rows: Sequence[FeatureRow],
+    streams: Sequence[StreamInfo],
+    types: Mapping[str, Any] | None = None,
+) -> pa.Table:
+    """The scalars of every row: identity, start and counts per stream, facts, extras.
+
+    Args:
+        types: Types of the carried-through columns; None takes them from these rows.
+    """
+    columns: dict[str, pa.Array] = {
+        name: pa.array([getattr(row, name) for row in rows], kind)
+        for name, kind in BASE_TYPES.items()
+    }
+    for info in streams:
+        sizes = np.array([len(row.streams[info.name]) for row in rows], dtype=np.int64)
+        counts = (np.cumsum(sizes) - sizes, sizes, steps_of(rows, info))
+        # Only a stream of events has the third column.
+        for name, values in zip(place_columns(info), counts, strict=False):
+            columns[name] = pa.array(values)
+    for name, cells in {**_facts(rows), **_extras(rows, types)}.items():
+        if name in columns:
+            raise CommitError(
+                f"two columns are called {name!r}: rename the fact or the feature stream"
+            )
+        columns[name] = cells
+    return pa.table(columns)
+
+
+def _facts(rows: Sequence[FeatureRow]) -> dict[str, pa.Array]:
+    others = extra_types(
+        {k: v for k, v in row.facts.items() if k not in FACT_TYPES} for row in rows
+    )
+    kinds = {**FACT_TYPES, **{name: arrow_type(kind) for name, kind in others.items()}}
+    return {
+        name: column(name, [row.facts.get(name) for row in rows], kind)
+        for name, kind in kinds.items()
+    }
+
+
+def _extras(rows: Sequence[FeatureRow], types: Mapping[str, Any] | None) -> dict[str, pa.Array]:
+    if types is None:
+        types = extra_types(row.extra for row in rows)
+    unknown = {name for row in rows for name in row.extra} - set(types)
+    if unknown:
+        raise CommitError(
+            f"expected the carried-through columns {sorted(types)}, got also {sorted(unknown)}; "
+            "the source changed since the plan was made: plan again into a new output"
+        )
+    return {
+        EXTRA_PREFIX + name: column(
+            name, [row.extra.get(name) for row in rows], arrow_type(types[name])
+        )
+        for name in sorted(types)
+    }
+
+
+def quarantine_table(bad: Sequence[QuarantineRow]) -> pa.Table:
+    """The bad rows as a table."""
+    return pa.table(
+        {name: [getattr(row, name) for row in bad] for name in QUARANTINE_SCHEMA.names},
+        schema=QUARANTINE_SCHEMA,
+    )
+
+
+def write_table(table: pa.Table, path: Path) -> Path:
+    """One small table as Parquet; equal tables give equal bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(
+        table,
+        path,
+        compression="zstd",
+        compression_level=3,
+        write_page_index=True,
+        write_page_checksum=True,
+    )
+    return path

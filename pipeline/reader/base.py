@@ -1,0 +1,40 @@
+"""What every set of rows can do, whether it is one feature set or several end to end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, SupportsIndex
+
+import numpy as np
+
+from earmill.pipeline.reader.read_row import Row
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+
+
+class FeatureRows(Protocol):
+    """Rows by number, and what a shuffled order of them is made of."""
+
+    @property
+    def streams(self) -> dict[str, StreamInfo]:
+        """Descriptions of the streams that are read, by name."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the frames that are returned."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all features as stored, uncompressed."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the set does."""
+
+    def block_rows(self) -> np.ndarray:
+        """Rows per row group, in order: what is cheap to read together."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: SupportsIndex, /) -> Row:
+        """Row by number."""

@@ -1,0 +1,382 @@
+"""Which rows a dataset has and which files hold them, for the reader.
+
+Truth is what commits name. After finalise current.json names the index and the commits it was made
+of; a shard's record is fetched when the shard is first needed, and refused if it is of another
+attempt than the index; before finalise, every commit and its table of rows is read, so a running
+job can be looked at. Either way the rows come out in one order: by shard, then position in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, SourceError
+from earmill.pipeline.dataset.commit_record import READ_THREADS, CommitRecord, commits, read_commit
+from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.snapshot import (
+    CommitRef,
+    name_of,
+    read_checked,
+    read_current,
+    read_snapshot,
+)
+from earmill.pipeline.formats.parquet.write import row_groups
+from earmill.pipeline.formats.row_table import (
+    BASE_TYPES,
+    EXTRA_PREFIX,
+    FACT_TYPES,
+    quarantine_table,
+)
+from earmill.pipeline.formats.stream_schema import place_columns, stored_dtype, stored_width
+from earmill.pipeline.formats.trust import Promise
+from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.layout import DATASET_FILE, Layout, commit_path, is_shard_id
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+
+SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
+DTYPES = ("float16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPaths:
+    """The files of one committed shard: feature files by format, and the table of its rows.
+
+    `promise` is what the feature files are held against.
+    """
+
+    data: Mapping[str, str]
+    rows: str
+    promise: Promise
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Everything about a dataset but its features.
+
+    Args:
+        dataset: The content of dataset.json.
+        streams: Every stream, by name.
+        formats: In which features are stored.
+        dtype: Of the stored frames; events are int32.
+        table: One line a good row: identity, seconds, shard, row, `<stream>_start` and
+            `<stream>_n_frames` (for events also `<stream>_n_steps`), carried-through columns as
+            `extra_<name>`.
+        paths: Known shards; after finalise it fills up as shards are opened.
+        refs: The commits that the index was made of, where the dataset names them.
+    """
+
+    dataset: DatasetFile
+    streams: Mapping[str, StreamInfo]
+    formats: tuple[str, ...]
+    dtype: str
+    table: pa.Table
+    paths: dict[str, ShardPaths] = field(default_factory=dict)
+    refs: Mapping[str, CommitRef] = field(default_factory=dict)
+
+    def shard_paths(self, layout: Layout, shard: str) -> ShardPaths:
+        """The files of a shard, from its commit record.
+
+        Raises:
+            CommitError: The record is gone, is of another attempt than the index, or belongs to
+                another spec.
+        """
+        if shard not in self.paths:
+            ref = self.refs.get(shard)
+            name = commit_path(shard, ref.generation if ref else 0)
+            record = read_commit(layout, shard, ref.generation if ref else 0)
+            if record is None:
+                raise CommitError(
+                    f"{layout.url(name)} is missing although the index names shard {shard}; run "
+                    "`earmill verify`"
+                )
+            if ref is not None and record.attempt != ref.attempt:
+                raise CommitError(
+                    f"{layout.url(name)}: expected attempt {ref.attempt} as in the index, got "
+                    f"{record.attempt}: the shard was committed anew after the index was made; "
+                    f"{CLOSE_AGAIN}"
+                )
+            check_spec(layout, record, self.dataset.spec_sha256)
+            self.paths[shard] = _paths(layout, record, self.streams, self.dtype)
+        return self.paths[shard]
+
+    def column(self, name: str) -> np.ndarray:
+        """A numeric column as an array."""
+        return self.table.column(name).to_numpy()
+
+    @cached_property
+    def shards(self) -> tuple[tuple[str, ...], np.ndarray]:
+        """Shard ids in order, and how many good rows each has."""
+        counted = self.table.column("shard").value_counts()
+        return tuple(counted.field("values").to_pylist()), counted.field("counts").to_numpy()
+
+    @cached_property
+    def row_bytes(self) -> np.ndarray:
+        """Stored size of each row over all streams, uncompressed."""
+        size = np.zeros(len(self.table), np.int64)
+        for name, stream in self.streams.items():
+            frame_bytes = stored_width(stream) * np.dtype(stored_dtype(stream, self.dtype)).itemsize
+            size += self.column(f"{name}_n_frames") * frame_bytes
+        return size
+
+    @cached_property
+    def block_rows(self) -> np.ndarray:
+        """Rows per row group, in table order; the rule of the Parquet sink, for any format.
+
+        Taken over all streams, so that neither a selection of streams nor the format that is read
+        changes the shuffle order.
+        """
+        profile = self.dataset.spec["output"]["row_group_profile"]
+        blocks, start = [], 0
+        for n_rows in self.shards[1].tolist():
+            sizes = self.row_bytes[start : start + n_rows].tolist()
+            blocks += [stop - first for first, stop in row_groups(sizes, profile)]
+            start += n_rows
+        return np.array(blocks, np.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal rows in equal shards under one spec: positions then mean the same."""
+        digest = hashlib.sha256(json.dumps([self.dataset.spec_sha256, self.shards[0]]).encode())
+        for values in (self.shards[1], *(self.column(f"{name}_n_frames") for name in self.streams)):
+            digest.update(values.astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def id_order(self) -> np.ndarray:
+        """Row positions sorted by row id; UTF-8 order is Python's string order."""
+        return pc.sort_indices(self.table.column("row_id")).to_numpy()
+
+    def choose_format(self, wanted: str | None) -> str:
+        """The wanted format, checked; None takes Zarr where it exists.
+
+        Zarr fetches chunks of 1 MB where Parquet fetches row groups of 2 to 128 MB, and decodes
+        float16 twice as fast; Parquet needs fewer requests when whole row groups are wanted.
+        """
+        if wanted is None:
+            return "zarr" if "zarr" in self.formats else self.formats[0]
+        if wanted not in self.formats:
+            raise ValueError(
+                f"this feature set is stored as {list(self.formats)}, got format={wanted!r}; "
+                "leave it out to choose"
+            )
+        return wanted
+
+    def choose_streams(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
+        """The wanted streams, checked; None takes all."""
+        if wanted is None:
+            return tuple(self.streams)
+        if isinstance(wanted, str):
+            raise TypeError(f"streams takes a list of names, got the string {wanted!r}")
+        unknown = [name for name in wanted if name not in self.streams]
+        if unknown or not wanted:
+            raise ValueError(
+                f"expected streams out of {list(self.streams)}, got {list(wanted)}; "
+                "leave it out for all"
+            )
+        return tuple(dict.fromkeys(wanted))
+
+    def choose_dtype(self, wanted: str | None, streams: Sequence[str]) -> str:
+        """The wanted dtype, checked; None takes the stored one, float32 where one has a scale."""
+        scaled = any(self.streams[name].scale_factor != 1.0 for name in streams)
+        usual = "float32" if scaled else self.dtype
+        name = usual if wanted is None else np.dtype(wanted).name
+        if name not in DTYPES:
+            raise ValueError(f"dtype is one of {list(DTYPES)}, got {wanted!r}")
+        return name
+
+
+def load_catalog(layout: Layout) -> Catalog:
+    """Read a dataset's catalog, from its index or else its commits.
+
+    Raises:
+        SourceError: No dataset here, or nothing committed yet.
+        OutputError: dataset.json is damaged or of another layout version.
+        CommitError: Shards of different specs.
+    """
+    dataset = _dataset(layout)
+    streams = _streams(dataset)
+    table, refs = _read_index(layout, dataset, streams)
+    paths: dict[str, ShardPaths] = {}
+    if table is None:
+        records = commits(layout)
+        for record in records.values():
+            check_spec(layout, record, dataset.spec_sha256)
+        dtype = dataset.spec["output"]["dtype"]
+        paths = {k: _paths(layout, record, streams, dtype) for k, record in records.items()}
+        table = _rows_of(layout, paths, streams)
+    _check_places(layout, table, streams)
+    output = dataset.spec["output"]
+    return Catalog(
+        dataset=dataset,
+        streams=streams,
+        formats=tuple(output["formats"]),
+        dtype=output["dtype"],
+        table=table.combine_chunks(),
+        paths=paths,
+        refs=refs,
+    )
+
+
+def check_spec(layout: Layout, record: CommitRecord, spec_sha256: str) -> None:
+    """Refuse a shard that was made under another spec than the dataset's."""
+    if record.spec_sha256 != spec_sha256:
+        raise CommitError(
+            f"{layout.url(commit_path(record.shard))}: expected spec {spec_sha256[:12]} as in "
+            f"{DATASET_FILE}, got {str(record.spec_sha256)[:12]}; features of two specs cannot be "
+            "read as one dataset, write each to its own output"
+        )
+
+
+def _check_places(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
+    """Refuse a table whose rows lie in no shard or at no place; how far they reach is checked where
+    they are read."""
+    strange = [name for name in table.column("shard").unique().to_pylist() if not is_shard_id(name)]
+    numbers = ("row", *_place_names(streams))
+    negative = [name for name in numbers if (pc.min(table.column(name)).as_py() or 0) < 0]
+    if strange or negative:
+        raise CommitError(
+            f"{layout.url()}: expected shard ids and places from 0, the index holds "
+            f"{strange[:1] or negative}; run `earmill verify`"
+        )
+
+
+def read_rows(layout: Layout, rel: str) -> pa.Table:
+    """A small Parquet table in one read."""
+    return table_of(layout.read_bytes(rel))
+
+
+def read_quarantine(layout: Layout, catalog: Catalog) -> pa.Table:
+    """The quarantined rows of a dataset, in the order of its shards."""
+    if catalog.refs:
+        found = (read_commit(layout, k, ref.generation) for k, ref in catalog.refs.items())
+        records = {record.shard: record for record in found if record is not None}
+    else:
+        records = commits(layout)
+    tables, shards = [quarantine_table([])], []
+    for shard, record in sorted(records.items()):
+        rel = record.path("quarantine")
+        if rel is not None:
+            tables.append(read_rows(layout, rel).select(tables[0].column_names))
+            shards += [shard] * len(tables[-1])
+    return pa.concat_tables(tables).append_column("shard", pa.array(shards, pa.string()))
+
+
+def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
+    """The provenance columns of a table of rows."""
+    places = set(_place_names(streams))
+    return [
+        name
+        for name in table.column_names
+        if name in FACT_TYPES or not (name in BASE_TYPES or name in places or is_extra(name))
+    ]
+
+
+def _place_names(streams: Mapping[str, StreamInfo]) -> list[str]:
+    return [column for info in streams.values() for column in place_columns(info)]
+
+
+def is_extra(name: str) -> bool:
+    """Whether a column was carried through from the source."""
+    return name.startswith(EXTRA_PREFIX)
+
+
+def _dataset(layout: Layout) -> DatasetFile:
+    dataset = read_dataset(layout)
+    if dataset is None:
+        raise SourceError(
+            f"expected a feature set with a {DATASET_FILE}, found none at {layout.url()}; "
+            "check the address (it is the job's output.uri) and the credentials"
+        )
+    return dataset
+
+
+def _streams(dataset: DatasetFile) -> dict[str, StreamInfo]:
+    from amtcore.features.base import StreamInfo
+
+    return {info["name"]: StreamInfo.from_dict(info) for info in dataset.streams}
+
+
+def _paths(
+    layout: Layout, record: CommitRecord, streams: Mapping[str, StreamInfo], dtype: str
+) -> ShardPaths:
+    try:
+        data = {fmt: record.path(fmt) for fmt in record.formats}
+        rows = record.path("rows")
+        promise = Promise(
+            rows=record.rows_ok,
+            frames={name: record.frames[name] for name in streams},
+            columns={k: (stored_width(v), stored_dtype(v, dtype)) for k, v in streams.items()},
+            files={file.path: file for file in record.files},
+        )
+    except (ValueError, KeyError, TypeError) as err:
+        raise CommitError(
+            f"{layout.url()}: the commit record of shard {record.shard!r} does not belong to this "
+            f"dataset: {type(err).__name__}: {err}; run `earmill verify`"
+        ) from err
+    return ShardPaths({fmt: path for fmt, path in data.items() if path}, str(rows), promise)
+
+
+def _rows_of(
+    layout: Layout, paths: Mapping[str, ShardPaths], streams: Mapping[str, StreamInfo]
+) -> pa.Table:
+    """The good rows of all committed shards, their tables read side by side."""
+
+    def of_shard(shard: str) -> pa.Table:
+        table = read_rows(layout, paths[shard].rows)
+        names = pa.array([shard] * table.num_rows, pa.string())
+        rows = pa.array(np.arange(table.num_rows))
+        return _shown(table.append_column("shard", names).append_column("row", rows), streams)
+
+    if not paths:
+        raise SourceError(
+            f"{layout.url()}: no shard is committed yet; wait for the first one or run the job"
+        )
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        return pa.concat_tables(pool.map(of_shard, sorted(paths)), promote_options="permissive")
+
+
+def _read_index(
+    layout: Layout, dataset: DatasetFile, streams: Mapping[str, StreamInfo]
+) -> tuple[pa.Table | None, Mapping[str, CommitRef]]:
+    """The good rows of the index that counts, in shard order, and the commits it was made of.
+
+    No table before finalise. Of several indexes of layout version 1 nothing says which one counts:
+    the commits are asked then.
+    """
+    refs: Mapping[str, CommitRef] = {}
+    current = read_current(layout)
+    if current is not None:
+        snapshot = read_snapshot(layout, current)
+        content, refs = read_checked(layout, snapshot.index), snapshot.commits
+    else:
+        found = layout.list("index") if dataset.layout_version == 1 else []
+        if len(found) != 1:
+            return None, refs
+        content = layout.read_bytes(found[0])
+        if name_of(content) != Path(found[0]).stem:
+            raise CommitError(
+                f"{layout.url(found[0])} does not hash to its own name: it is damaged; "
+                f"{CLOSE_AGAIN}"
+            )
+    table = table_of(content)
+    good = table.filter(pc.equal(table.column("status"), "ok"))
+    return _shown(good, streams).sort_by([("shard", "ascending"), ("row", "ascending")]), refs
+
+
+def _shown(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
+    """The columns of `Catalog.table`, in one order whatever they came from."""
+    extras = sorted(filter(is_extra, table.column_names))
+    return table.select([*SHOWN, *_place_names(streams), *extras])

@@ -1,0 +1,243 @@
+"""Rows of different lengths into one batch: padded, packed or jagged, and the per-channel view.
+
+All three keep every frame, the row ids and the extra columns, and can be undone exactly. Padded
+costs memory, packed suits kernels that take offsets, jagged suits torch's own nested operators.
+Pass any of them as a DataLoader's `collate_fn`; bind options with `functools.partial`. Events are
+collated as dense counts (step, neuron) in float32, which is exact up to 2^24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+
+Array = TypeVar("Array", np.ndarray, torch.Tensor)
+
+
+class RowLike(Protocol):
+    """What a row must offer to be collated; `earmill.pipeline.reader.features.Row` does."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def row_id(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def extra(self) -> Mapping[str, Any]: ...
+    @property
+    def features(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """One stream of a batch, filled up to the longest row.
+
+    Args:
+        values: (B, T, width).
+        lengths: (B,) int64, valid frames of each row.
+    """
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """(B, T) bool, True on valid frames."""
+        frames = torch.arange(self.values.shape[1], device=self.lengths.device)
+        return frames < self.lengths[:, None]
+
+    def unpad(self) -> list[torch.Tensor]:
+        """The rows as they were: views of (n_frames, width)."""
+        return [row[:n] for row, n in zip(self.values, self.lengths.tolist(), strict=True)]
+
+    def map(self, f: Callable[[torch.Tensor], torch.Tensor]) -> Padded:
+        """The same stream with `f` applied to each tensor."""
+        return Padded(f(self.values), f(self.lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One stream of a batch, rows end to end without padding.
+
+    Args:
+        values: (sum of lengths, width).
+        offsets: (B + 1,) int64; row b is `values[offsets[b]:offsets[b + 1]]`.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """(B,) int64."""
+        return self.offsets.diff()
+
+    def unpack(self) -> list[torch.Tensor]:
+        """The rows as they were: views of (n_frames, width)."""
+        return list(torch.split(self.values, self.lengths.tolist()))
+
+    def map(self, f: Callable[[torch.Tensor], torch.Tensor]) -> Packed:
+        """The same stream with `f` applied to each tensor."""
+        return Packed(f(self.values), f(self.offsets))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A collated batch; `len(batch)` is its number of rows.
+
+    Args:
+        row_ids: One per row.
+        indices: (B,) int64, positions in the dataset.
+        seconds: (B,) float64, clip lengths.
+        extra: Carried-through columns, one mapping per row.
+        features: Per stream `Padded`, `Packed` or a jagged nested tensor.
+    """
+
+    row_ids: tuple[str, ...]
+    indices: torch.Tensor
+    seconds: torch.Tensor
+    extra: tuple[Mapping[str, Any], ...]
+    features: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.row_ids)
+
+    def to(self, *args: Any, **kwargs: Any) -> Batch:
+        """Features as `Tensor.to(device)`; lengths, offsets and metadata go along.
+
+        Give a device only: a dtype would also change lengths and offsets.
+        """
+        return self._map(lambda tensor: tensor.to(*args, **kwargs))
+
+    def pin_memory(self) -> Batch:
+        """In page-locked memory; a DataLoader with `pin_memory=True` calls this."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, f: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        features = {
+            name: f(value) if isinstance(value, torch.Tensor) else value.map(f)
+            for name, value in self.features.items()
+        }
+        return replace(self, indices=f(self.indices), seconds=f(self.seconds), features=features)
+
+
+def as_tensor(features: Any) -> torch.Tensor:
+    """A tensor of the same dtype; shares memory with a writable array, copies a read-only one.
+
+    Events (anything with `dense()`) become their counts in float32.
+    """
+    if is_sparse(features):
+        return torch.from_numpy(features.dense().astype(np.float32))
+    if isinstance(features, torch.Tensor):
+        return features
+    if not features.flags.writeable or not features.dtype.isnative:
+        features = features.astype(features.dtype.newbyteorder("="))
+    return torch.from_numpy(features)
+
+
+def is_sparse(features: Any) -> bool:
+    """Whether features are events: `SpikeEvents`, told without importing it."""
+    return hasattr(features, "dense")
+
+
+def collate_padded(
+    rows: Sequence[RowLike], *, pad_value: float = 0.0, multiple_of: int = 1
+) -> Batch:
+    """Rows into (B, T, width) with lengths; `batch.features[stream].mask` marks valid frames.
+
+    Args:
+        rows: At least one, all with the same streams.
+        pad_value: Fills the frames past a row's end.
+        multiple_of: T is rounded up to it; a few fixed T keep compiled models from recompiling.
+    """
+    if multiple_of < 1:
+        raise ValueError(f"multiple_of must be at least 1 frame, got {multiple_of}")
+
+    def pad(parts: list[torch.Tensor]) -> Padded:
+        lengths = _lengths(parts)
+        n_frames = -(-int(lengths.max()) // multiple_of) * multiple_of
+        values = parts[0].new_full((len(parts), n_frames, parts[0].shape[1]), pad_value)
+        for row, part in zip(values, parts, strict=True):
+            row[: len(part)] = part
+        return Padded(values, lengths)
+
+    return _collate(rows, pad)
+
+
+def collate_packed(rows: Sequence[RowLike]) -> Batch:
+    """Rows end to end: (sum of lengths, width) with int64 offsets (B + 1,)."""
+
+    def pack(parts: list[torch.Tensor]) -> Packed:
+        return Packed(torch.cat(parts), _offsets(_lengths(parts)))
+
+    return _collate(rows, pack)
+
+
+def collate_jagged(rows: Sequence[RowLike]) -> Batch:
+    """Rows as `torch.nested` tensors of layout `torch.jagged`, shape (B, ragged, width)."""
+
+    def nest(parts: list[torch.Tensor]) -> torch.Tensor:
+        lengths = _lengths(parts)
+        return torch.nested.nested_tensor_from_jagged(
+            torch.cat(parts),
+            _offsets(lengths),
+            min_seqlen=int(lengths.min()),
+            max_seqlen=int(lengths.max()),
+        )
+
+    return _collate(rows, nest)
+
+
+def per_channel(features: Array, stream: StreamInfo) -> list[Array]:
+    """Split features into their frequency channels.
+
+    Args:
+        features: (..., frames, width) of this stream; array or tensor, of events their counts.
+        stream: Its description; `channel_offsets` says which columns belong to which channel.
+    Returns:
+        One view of (..., M_i, frames) per channel, in the order of `stream.fc_hz`.
+    """
+    offsets = stream.channel_offsets
+    if features.ndim < 2 or features.shape[-1] != offsets[-1]:
+        raise ValueError(
+            f"stream {stream.name!r} has {offsets[-1]} columns, expected (frames, {offsets[-1]}), "
+            f"got {tuple(features.shape)}; pass one stream's features, frames first"
+        )
+    return [features[..., first:last].swapaxes(-1, -2) for first, last in pairwise(offsets)]
+
+
+def _lengths(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([len(part) for part in parts], dtype=torch.int64)
+
+
+def _offsets(lengths: torch.Tensor) -> torch.Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def _collate(rows: Sequence[RowLike], join: Callable[[list[torch.Tensor]], Any]) -> Batch:
+    """The part all collates share: metadata, and one `join` per stream."""
+    if not rows:
+        raise ValueError("cannot collate an empty list of rows; give at least one")
+    names = list(rows[0].features)
+    for row in rows:
+        if set(row.features) != set(names):
+            raise ValueError(
+                f"all rows of a batch need the same streams: row {rows[0].row_id!r} has "
+                f"{sorted(names)}, row {row.row_id!r} has {sorted(row.features)}"
+            )
+    return Batch(
+        row_ids=tuple(row.row_id for row in rows),
+        indices=torch.tensor([row.index for row in rows], dtype=torch.int64),
+        seconds=torch.tensor([row.seconds for row in rows], dtype=torch.float64),
+        extra=tuple(dict(row.extra) for row in rows),
+        features={name: join([as_tensor(row.features[name]) for row in rows]) for name in names},
+    )

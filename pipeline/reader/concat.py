@@ -1,0 +1,175 @@
+"""Several feature sets as one: rows one set after the other, streams the same in all.
+
+Sets may differ in source, calibration, formats and dtype. Their streams must not: a column has to
+mean the same quantity in every row, made by the same model with the same parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+import pyarrow as pa
+
+from earmill.pipeline.reader.torch_views import TorchViews
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+    from earmill.pipeline.reader.features import Features
+    from earmill.pipeline.reader.read_row import Row
+
+
+class ConcatenatedFeatures(TorchViews):
+    """Feature sets end to end; get one from `open_features` with a list. A sequence of `Row`.
+
+    `Row.index` counts over all sets; the rest of a row is that of its set.
+
+    Args:
+        sets: At least one, with the same streams and dtype.
+    """
+
+    def __init__(self, sets: Sequence[Features]) -> None:
+        if not sets:
+            raise ValueError("expected at least one feature set, got an empty list")
+        for other in sets[1:]:
+            check_same_streams(sets[0], other)
+        self.sets = tuple(sets)
+        self._starts = [0, *accumulate(len(each) for each in sets)]
+
+    @property
+    def streams(self) -> dict[str, StreamInfo]:
+        """Descriptions of the streams that are read, by name."""
+        return self.sets[0].streams
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the frames that are returned."""
+        return self.sets[0].dtype
+
+    @property
+    def table(self) -> pa.Table:
+        """One line a row, in the order of `ds[i]`; `set` says which of the sets it is from."""
+        return _joined([each.table for each in self.sets])
+
+    @property
+    def quarantine(self) -> pa.Table:
+        """The rows that could not be processed, of all sets; see `Features.quarantine`."""
+        return _joined([each.quarantine for each in self.sets])
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all features as stored, uncompressed."""
+        return sum(each.nbytes for each in self.sets)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a set does, or their order; a resumed position depends on it."""
+        names = ",".join(each.fingerprint for each in self.sets)
+        return hashlib.sha256(names.encode()).hexdigest()[:16]
+
+    def block_rows(self) -> np.ndarray:
+        """Rows per row group, in order: what is cheap to read together."""
+        return np.concatenate([each.block_rows() for each in self.sets])
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __repr__(self) -> str:
+        return f"ConcatenatedFeatures({list(self.sets)!r})"
+
+    def __getitem__(self, index: SupportsIndex) -> Row:
+        """Row by number; negative numbers count from the end."""
+        number, each, local = self._place(index)
+        return replace(each[local], index=number)
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[i] for i in range(len(self)))
+
+    def by_id(self, row_id: str) -> Row:
+        """Row by its id; KeyError where no set has it, or more than one."""
+        return self[self.index_of(row_id)]
+
+    def index_of(self, row_id: str) -> int:
+        """Position of a row id; KeyError where no set has it, or more than one."""
+        found = []
+        for start, each in zip(self._starts, self.sets, strict=False):
+            try:
+                found.append(start + each.index_of(row_id))
+            except KeyError:
+                continue
+        if len(found) != 1:
+            where = "no set" if not found else f"{len(found)} sets, at {found}"
+            raise KeyError(f"expected one row {row_id!r} in {len(self.sets)} sets, {where} has it")
+        return found[0]
+
+    def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
+        """The frames of a row in a stretch of time; see `Features.slice`."""
+        number, each, local = self._place(index)
+        return replace(each.slice(local, start_s, stop_s), index=number)
+
+    def provenance(self, index: SupportsIndex) -> dict[str, Any]:
+        """Where a row came from; see `Features.provenance`."""
+        _, each, local = self._place(index)
+        return each.provenance(local)
+
+    def close(self) -> None:
+        """Close what this process has open; reading again opens it anew."""
+        for each in self.sets:
+            each.close()
+
+    def _place(self, index: SupportsIndex) -> tuple[int, Features, int]:
+        """Position over all sets, the set, and the position in it."""
+        if isinstance(index, str):
+            raise TypeError(f"rows are numbered from 0, got {index!r}; use ds.by_id for row ids")
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} of {len(self.sets)} sets with {len(self)} rows")
+        number %= len(self)
+        which = bisect_right(self._starts, number) - 1
+        return number, self.sets[which], number - self._starts[which]
+
+
+def check_same_streams(first: Features, other: Features) -> None:
+    """Refuse sets whose rows do not hold the same quantities.
+
+    Raises:
+        ValueError: It says which stream differs in what.
+    """
+    if list(first.streams) != list(other.streams):
+        raise ValueError(
+            f"expected the streams {list(first.streams)} of {first!r}, got {list(other.streams)} "
+            f"in {other!r}; choose with streams=[...]"
+        )
+    for name, info in first.streams.items():
+        one, two = (each.to_dict() | {"scale_factor": 1} for each in (info, other.streams[name]))
+        differing = sorted(key for key in {*one, *two} if one.get(key) != two.get(key))
+        params = [_params(each, info.model) for each in (first, other)]
+        if params[0] != params[1]:
+            differing.append(f"params of {info.model}")
+        if differing:
+            raise ValueError(
+                f"stream {name!r} of {other!r} differs from that of {first!r} in "
+                f"{', '.join(differing)}: features of different streams cannot be read as one set"
+            )
+
+
+def _params(features: Features, model: str) -> list[Any]:
+    entries = features.dataset.spec.get("extract", ())
+    return [
+        (entry.get("fs_hz"), entry.get("params")) for entry in entries if entry["model"] == model
+    ]
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Tables of rows end to end, with the number of their set; extra columns may be missing."""
+    numbered = [
+        table.append_column("set", pa.array(np.full(table.num_rows, number)))
+        for number, table in enumerate(tables)
+    ]
+    return pa.concat_tables(numbered, promote_options="permissive")

@@ -1,0 +1,302 @@
+"""One feature set: rows by number, by id, and slices in seconds, from Zarr or Parquet.
+
+Nothing but the frames that were asked for is fetched; decoded blocks are kept per process within a
+bound in bytes. A set can be pickled into workers and survives a fork: handles are opened again
+wherever it is used.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+import pyarrow as pa
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.blocks import FrameSpan, IoCounts
+from earmill.pipeline.formats.row_table import EXTRA_PREFIX
+from earmill.pipeline.formats.stream_schema import is_events, steps_column
+from earmill.pipeline.formats.trust import named_damage
+from earmill.pipeline.reader.catalog import (
+    Catalog,
+    ShardPaths,
+    fact_names,
+    is_extra,
+    read_quarantine,
+    read_rows,
+)
+from earmill.pipeline.reader.frames import frame_range, unscaled
+from earmill.pipeline.reader.open_shards import OpenShards
+from earmill.pipeline.reader.read_row import Row
+from earmill.pipeline.reader.spike_events import read_events
+from earmill.pipeline.reader.torch_views import TorchViews
+from earmill.pipeline.storage.layout import Layout
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+    from earmill.pipeline.dataset.description import DatasetFile
+
+MAX_OPEN_SHARDS = 128
+
+
+@dataclass
+class _Process:
+    """What belongs to one process and is never pickled: connections, handles, cached blocks."""
+
+    layout: Layout
+    shards: OpenShards
+    pid: int = field(default_factory=os.getpid)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    # The table of rows that was read last, with its path.
+    rows: tuple[str, pa.Table] = ("", pa.table({}))
+
+
+class Features(TorchViews):
+    """An opened feature set; get one from `open_features`. A sequence of `Row`.
+
+    Safe to use from several threads (one reads at a time), to pickle, and to use after a fork.
+    The pickle holds `storage_options`, credentials included; the text form does not.
+
+    Attributes:
+        format: "zarr" or "parquet", whichever is read.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        catalog: Catalog,
+        *,
+        format: str,
+        streams: Sequence[str],
+        dtype: str,
+        storage_options: Mapping[str, Any],
+        cache_bytes: int,
+    ) -> None:
+        self._uri = uri
+        self._catalog = catalog
+        self.format = format
+        self._names = tuple(streams)
+        self._dtype = np.dtype(dtype)
+        self._storage_options = storage_options
+        self._cache_bytes = cache_bytes
+        self._starts = {name: catalog.column(f"{name}_start") for name in streams}
+        self._sizes = {name: catalog.column(f"{name}_n_frames") for name in streams}
+        # Frames or steps of each clip: what a slice counts in.
+        self._lengths = {
+            name: catalog.column(steps_column(name)) if is_events(info) else self._sizes[name]
+            for name, info in self.streams.items()
+        }
+        self._rows = catalog.column("row")
+        self._extras = [name for name in catalog.table.column_names if is_extra(name)]
+        self._process: _Process | None = None
+
+    @property
+    def streams(self) -> dict[str, StreamInfo]:
+        """Descriptions of the streams that are read, by name."""
+        return {name: self._catalog.streams[name] for name in self._names}
+
+    @property
+    def table(self) -> pa.Table:
+        """One line a row, in the order of `ds[i]`: ids, seconds, shard, frames, extra columns."""
+        return self._catalog.table
+
+    @property
+    def quarantine(self) -> pa.Table:
+        """The rows that could not be processed, as the commits name them: `row_id`, `uri`, `stage`,
+        `error_class`, `message`, `attempts`, `shard`. Read when asked for."""
+        return read_quarantine(self._here().layout, self._catalog)
+
+    @property
+    def dataset(self) -> DatasetFile:
+        """The content of dataset.json: spec, versions, streams."""
+        return self._catalog.dataset
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the frames that are returned."""
+        return self._dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all features as stored, uncompressed."""
+        return int(self._catalog.row_bytes.sum())
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when rows are added or the spec changes; a resumed position depends on it."""
+        return self._catalog.fingerprint
+
+    @property
+    def io(self) -> IoCounts:
+        """What this process has read so far."""
+        return self._here().shards.counts
+
+    def block_rows(self) -> np.ndarray:
+        """Rows per row group, in order: what is cheap to read together."""
+        return self._catalog.block_rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"Features({self._url()!r}, rows={len(self)}, streams={list(self._names)})"
+
+    def __getitem__(self, index: SupportsIndex) -> Row:
+        """Row by number; negative numbers count from the end."""
+        position = self._position(index)
+        frames = {name: (0, int(self._lengths[name][position])) for name in self._names}
+        return self._row(position, frames)
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[i] for i in range(len(self)))
+
+    def by_id(self, row_id: str) -> Row:
+        """Row by its id.
+
+        Raises:
+            KeyError: No good row has it.
+        """
+        return self[self.index_of(row_id)]
+
+    def index_of(self, row_id: str) -> int:
+        """Position of a row id."""
+        order, ids = self._catalog.id_order, self.table.column("row_id")
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high) // 2
+            if ids[int(order[middle])].as_py() < row_id:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(order) or ids[int(order[low])].as_py() != row_id:
+            raise KeyError(
+                f"no row {row_id!r} among the {len(self)} good rows of {self._url()}; ids are in "
+                "ds.table['row_id'], rows that failed in ds.quarantine"
+            )
+        return int(order[low])
+
+    def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
+        """The frames of a row that overlap [start_s, stop_s), fetching only what holds them.
+
+        Frame k stands for the time from k / frame_rate to (k + 1) / frame_rate, so neighbouring
+        slices cut at frame times share no frame. `stop_s` past the end, or None, means the end.
+        """
+        position = self._position(index)
+        seconds = self._scalar("seconds", position)
+        end_s = seconds if stop_s is None else stop_s
+        if not 0 <= start_s < seconds or not end_s > start_s:
+            raise ValueError(
+                f"expected 0 <= start_s < stop_s inside the clip of {seconds:g} s "
+                f"(row {self._scalar('row_id', position)!r}), got {start_s} to {stop_s}"
+            )
+        frames = {
+            name: frame_range(stream, int(self._lengths[name][position]), start_s, end_s)
+            for name, stream in self.streams.items()
+        }
+        return self._row(position, frames)
+
+    def provenance(self, index: SupportsIndex) -> dict[str, Any]:
+        """Where a row came from: uri, hashes, decoder, rates, gain, shard."""
+        position = self._position(index)
+        process = self._here()
+        with process.lock:
+            shard, paths = self._shard_of(process, position)
+            if process.rows[0] != paths.rows:
+                process.rows = (paths.rows, read_rows(process.layout, paths.rows))
+            table = process.rows[1]
+        names = fact_names(table, self._catalog.streams)
+        found = table.select(["row_id", *names]).slice(int(self._rows[position]), 1).to_pylist()
+        if not found or found[0].pop("row_id") != self._scalar("row_id", position):
+            raise CommitError(
+                f"{paths.rows}: row {self._scalar('row_id', position)!r} is not at its place; the "
+                "index does not belong to this table: run `earmill verify`"
+            )
+        return {"shard": shard, "row": int(self._rows[position]), **found[0]}
+
+    def close(self) -> None:
+        """Close what this process has open; reading again opens it anew."""
+        if self._process is not None:
+            self._process.shards.close()
+            self._process = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_process": None}
+
+    def _here(self) -> _Process:
+        """This process's handles; after a fork the parent's are left alone.
+
+        Without a lock, as one held during a fork would never open again in the child: two threads
+        that come first together may open one set too many, which goes with the object.
+        """
+        if self._process is None or self._process.pid != os.getpid():
+            layout = Layout.open(self._uri, self._storage_options)
+            shards = OpenShards(max_open=MAX_OPEN_SHARDS, max_bytes=self._cache_bytes)
+            weakref.finalize(self, shards.close)
+            self._process = _Process(layout, shards)
+        return self._process
+
+    def _url(self) -> str:
+        """For messages: without credentials, unlike the URI that was given."""
+        return self._here().layout.url()
+
+    def _position(self, index: SupportsIndex) -> int:
+        if isinstance(index, str):
+            raise TypeError(f"rows are numbered from 0, got {index!r}; use ds.by_id for row ids")
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} of a feature set with {len(self)} rows")
+        return number % len(self)
+
+    def _scalar(self, column: str, position: int) -> Any:
+        return self.table.column(column)[position].as_py()
+
+    def _row(self, position: int, frames: Mapping[str, tuple[int, int]]) -> Row:
+        process = self._here()
+        with process.lock:
+            features = {
+                name: self._read(process, position, name, span) for name, span in frames.items()
+            }
+        return Row(
+            index=position,
+            row_id=self._scalar("row_id", position),
+            seconds=self._scalar("seconds", position),
+            extra={
+                name.removeprefix(EXTRA_PREFIX): self._scalar(name, position)
+                for name in self._extras
+            },
+            features=features,
+            first_frame={name: first for name, (first, _) in frames.items()},
+        )
+
+    def _shard_of(self, process: _Process, position: int) -> tuple[str, ShardPaths]:
+        shard = self._scalar("shard", position)
+        return shard, self._catalog.shard_paths(process.layout, shard)
+
+    def _read(self, process: _Process, position: int, name: str, frames: tuple[int, int]) -> Any:
+        """Frames [first, last) of a stream of a row, or the events of these steps."""
+        fmt, info = self.format, self._catalog.streams[name]
+        shard, paths = self._shard_of(process, position)
+        row_id = self._scalar("row_id", position)
+        place = row_id, int(self._rows[position]), int(self._starts[name][position])
+
+        def read(first: int, last: int) -> np.ndarray:
+            reader = process.shards.get(process.layout, paths.data[fmt], fmt, paths.promise)
+            return reader.read(name, FrameSpan(*place, first, last))
+
+        where = f"row {self._scalar('row_id', position)!r}, stream {name}"
+        with named_damage(where, f"{process.layout.url()}: the {fmt} file of shard {shard}"):
+            if is_events(info):
+                return read_events(
+                    read,
+                    n_events=int(self._sizes[name][position]),
+                    n_steps=int(self._lengths[name][position]),
+                    n_channels=info.width,
+                    span=frames,
+                )
+            return unscaled(read(*frames), info.scale_factor, self._dtype)

@@ -1,0 +1,114 @@
+"""Open the feature set of a job, or several of them as one.
+
+`open_features(uri)` trusts only what commits name, so it works on a finished set and on one that is
+still being written (it then shows the shards committed by now).
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from earmill.pipeline.reader.catalog import load_catalog
+from earmill.pipeline.reader.concat import ConcatenatedFeatures
+from earmill.pipeline.reader.features import Features
+from earmill.pipeline.storage.layout import Layout
+
+Uri = str | os.PathLike[str]
+CACHE_BYTES = 256 * 2**20
+
+
+@overload
+def open_features(
+    uri: Uri,
+    *,
+    format: str | None = ...,
+    streams: Sequence[str] | None = ...,
+    dtype: str | None = ...,
+    storage_options: Mapping[str, Any] | None = ...,
+    cache_bytes: int = ...,
+) -> Features: ...
+@overload
+def open_features(
+    uri: list[Any] | tuple[Any, ...],
+    *,
+    format: str | None = ...,
+    streams: Sequence[str] | None = ...,
+    dtype: str | None = ...,
+    storage_options: Mapping[str, Any] | None = ...,
+    cache_bytes: int = ...,
+) -> ConcatenatedFeatures: ...
+
+
+def open_features(
+    uri: Uri | list[Any] | tuple[Any, ...],
+    *,
+    format: str | None = None,
+    streams: Sequence[str] | None = None,
+    dtype: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    cache_bytes: int = CACHE_BYTES,
+) -> Features | ConcatenatedFeatures:
+    """Open the feature set at a local path or fsspec URI, or several as one.
+
+    Args:
+        uri: One place, or a list of places whose sets have the same streams; their rows follow each
+            other. Of different stored dtypes the widest is taken.
+        format: "zarr" or "parquet"; the values are the same. None takes Zarr where both exist.
+        streams: Which streams to read; None reads all. Others are never fetched.
+        dtype: Convert to float16, float32 or float64; None leaves the stored dtype, but takes
+            float32 where a stream is stored with a scale. Events stay integers.
+        storage_options: For the filesystem: credentials, endpoint.
+        cache_bytes: Decoded blocks kept in each process, at most.
+    Raises:
+        SourceError: No feature set there, or nothing committed yet.
+        CommitError: A mix of specs, or an index without its commits.
+        ValueError: A format, stream or dtype that this set does not have.
+    Example:
+        ds = open_features("s3://bucket/features", dtype="float32")
+        row = ds[0]
+        row.features["modulation"]            # (n_frames, width)
+        row.features["spikes"].dense()        # events: also their arrays, or .sparse_tensor()
+        ds.slice(0, 1.5, 2.0)                 # frames from 1.5 s to 2 s only
+        both = open_features(["s3://bucket/features", "more"])
+    """
+
+    def open_one(place: Uri, dtype: str | None) -> Features:
+        return _open(place, format, streams, dtype, dict(storage_options or {}), cache_bytes)
+
+    if isinstance(uri, str | os.PathLike):
+        return open_one(uri, dtype)
+    sets = [open_one(place, dtype) for place in uri]
+    if len({each.dtype for each in sets}) > 1:
+        widest = np.result_type(*(each.dtype for each in sets)).name
+        sets = [open_one(place, widest) for place in uri]
+    return ConcatenatedFeatures(sets)
+
+
+def _open(
+    uri: Uri,
+    format: str | None,
+    streams: Sequence[str] | None,
+    dtype: str | None,
+    storage_options: Mapping[str, Any],
+    cache_bytes: int,
+) -> Features:
+    if not (isinstance(cache_bytes, numbers.Real) and cache_bytes >= 0):
+        raise ValueError(f"cache_bytes must be a number of bytes from 0, got {cache_bytes!r}")
+    layout = Layout.open(os.fspath(uri), storage_options)
+    catalog = load_catalog(layout)
+    chosen = catalog.choose_streams(streams)
+    return Features(
+        # Absolute: a worker may start in another folder.
+        layout.url() if layout.is_local else os.fspath(uri),
+        catalog,
+        format=catalog.choose_format(format),
+        streams=chosen,
+        dtype=catalog.choose_dtype(dtype, chosen),
+        storage_options=storage_options,
+        cache_bytes=cache_bytes,
+    )

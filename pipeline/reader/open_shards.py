@@ -1,0 +1,59 @@
+"""Random access into one published shard, Zarr or Parquet, through a cache bounded in bytes.
+
+Both readers answer one question: frames [first, last) of one stream of one row. Zarr fetches the
+inner chunks that hold them, Parquet the row group of the row and only that stream's column. Blocks
+are kept decoded and read-only; what leaves is always a fresh array, so nobody can edit the cache.
+Starts and lengths come from the caller's index; every row is looked up by its id as well, so that
+an index of other files gives an error and never the features of another row.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from earmill.pipeline.formats.blocks import (
+    BlockCache,
+    IoCounts,
+    ShardReader,
+)
+from earmill.pipeline.formats.parquet.read import ParquetShard
+from earmill.pipeline.formats.trust import Promise
+from earmill.pipeline.formats.zarr.read import ZarrShard
+from earmill.pipeline.storage.layout import Layout
+
+READERS: dict[str, Callable[[Layout, str, Promise, BlockCache], ShardReader]] = {
+    "zarr": ZarrShard,
+    "parquet": ParquetShard,
+}
+
+
+class OpenShards:
+    """The shards one process has open, least recently used closed first.
+
+    Args:
+        max_open: File handles at most.
+        max_bytes: Bound of the block cache they share.
+    """
+
+    def __init__(self, *, max_open: int, max_bytes: int) -> None:
+        self.counts = IoCounts()
+        self.cache = BlockCache(max_bytes, self.counts)
+        self._max_open = max_open
+        self._open: OrderedDict[str, ShardReader] = OrderedDict()
+
+    def get(self, layout: Layout, rel: str, fmt: str, promise: Promise) -> ShardReader:
+        """The reader of one data file, opened if it is not."""
+        if rel not in self._open:
+            self._open[rel] = READERS[fmt](layout, rel, promise, self.cache)
+            self.counts.shards_opened += 1
+        self._open.move_to_end(rel)
+        while len(self._open) > self._max_open:
+            self._open.popitem(last=False)[1].close()
+        return self._open[rel]
+
+    def close(self) -> None:
+        """Close them all and forget what they held."""
+        while self._open:
+            self._open.popitem()[1].close()
+        self.cache.clear()

@@ -1,0 +1,373 @@
+"""The job spec: one YAML file <-> one validated, frozen object <-> one canonical hash.
+
+The hash covers everything that decides the output and nothing else: not the job's name, not the
+`run` section, not credentials, not where the output goes. Numbers are canonical (44100 and 44100.0
+are one value), key order is not significant. Models and their parameters are checked by building
+them, in `validate_models`, so that reading a spec stays cheap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import fsspec
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from earmill.pipeline.audio.channels import BINAURAL, EARS
+from earmill.pipeline.audio.resample import DEFAULT_QUALITY, QUALITIES
+from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.common.plain_text import one_line
+from earmill.pipeline.common.untrusted import MAX_YAML_BYTES
+from earmill.pipeline.spec.explain import explain
+from earmill.pipeline.spec.source import Options, SourceSpec, SpecModel, plain_uri
+from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
+from earmill.pipeline.storage.store_errors import is_store_error, store_line
+
+if TYPE_CHECKING:
+    from amtcore.features.base import Extractor
+    from earmill.pipeline.audio.decode import Limits
+
+CHANNEL_WORDS = ("mean", "left", "right", "each", "binaural")
+
+# Velocities of the basilar membrane are around 1e-7 m/s; float16 ends at 6e-8.
+TINY_UNITS = ("m/s",)
+
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class CalibrationSpec(SpecModel):
+    """What the sample values mean in dB SPL; exactly one of the two.
+
+    Args:
+        rms1_db_spl: Level of a signal with an RMS of 1.0.
+        level_db_spl: Level every clip is scaled to, whatever it was.
+    """
+
+    rms1_db_spl: float | None = Field(default=None, allow_inf_nan=False)
+    level_db_spl: float | None = Field(default=None, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> CalibrationSpec:
+        if (self.rms1_db_spl is None) == (self.level_db_spl is None):
+            raise ValueError(
+                "expected exactly one of rms1_db_spl and level_db_spl; set the other to null"
+            )
+        return self
+
+    def to_dict(self) -> dict[str, float]:
+        """The form `amtcore.units.Calibration.from_dict` takes."""
+        return {name: value for name, value in self if value is not None}
+
+
+class AudioSpec(SpecModel):
+    """How samples are read.
+
+    Args:
+        channels: Which signal a row is: the mean of all channels, left (0), right (1), or a channel
+            index from 0; each makes every channel a row of its own, binaural gives two channels to
+            models of two ears and their mean to the others.
+        calibration: Digital full scale in dB SPL; exactly one of its two keys.
+        resampler: soxr_vhq adds no more than the rounding of float32 (-150 dB); soxr_hq reaches
+            -130 dB and saves about a quarter of the time. Used where a file's rate is not fs_hz.
+        min_rate_hz: Files below this sample rate are quarantined.
+        max_rate_hz: Files above this sample rate are quarantined.
+        max_seconds: Rows above this duration are quarantined; a day when null.
+    """
+
+    channels: Literal["mean", "left", "right", "each", "binaural"] | int = "mean"
+    calibration: CalibrationSpec = CalibrationSpec(rms1_db_spl=100.0)
+    resampler: str = DEFAULT_QUALITY
+    min_rate_hz: PositiveFloat = 1000.0
+    max_rate_hz: PositiveFloat = 768000.0
+    max_seconds: PositiveFloat | None = None
+
+    @field_validator("channels", mode="before")
+    @classmethod
+    def _known_channels(cls, value: Any) -> Any:
+        index = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if not index and value not in CHANNEL_WORDS:
+            raise ValueError(
+                f"expected {', '.join(CHANNEL_WORDS)} or a channel index from 0, got {value!r}"
+            )
+        return value
+
+    @field_validator("resampler")
+    @classmethod
+    def _known_resampler(cls, value: str) -> str:
+        if value not in QUALITIES:
+            raise ValueError(f"expected {' or '.join(QUALITIES)}, got {value!r}")
+        return value
+
+    def limits(self) -> Limits:
+        """What the decoder accepts."""
+        from earmill.pipeline.audio.decode import Limits
+
+        length = {} if self.max_seconds is None else {"max_seconds": self.max_seconds}
+        return Limits(self.min_rate_hz, self.max_rate_hz, **length)
+
+    @model_validator(mode="after")
+    def _ordered_rates(self) -> AudioSpec:
+        if self.min_rate_hz > self.max_rate_hz:
+            raise ValueError(
+                f"min_rate_hz {self.min_rate_hz:g} is above max_rate_hz {self.max_rate_hz:g}"
+            )
+        return self
+
+
+class ExtractSpec(SpecModel):
+    """One model to run.
+
+    Args:
+        model: Registered model name; `earmill models` lists them.
+        fs_hz: Rate the audio is resampled to; the model's own default when null.
+        params: Constructor arguments of the model; `earmill models NAME` lists them with defaults.
+        streams: Feature streams and their options, each a mapping; the model's first stream with
+            its defaults when null. Names must be unique over all entries.
+    """
+
+    model: str
+    fs_hz: PositiveFloat | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+    streams: dict[str, dict[str, Any]] | None = None
+
+    @field_validator("streams")
+    @classmethod
+    def _some_streams(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None and not value:
+            raise ValueError("expected at least one stream; leave the key out for the defaults")
+        return value
+
+
+class OutputSpec(SpecModel):
+    """What is written where.
+
+    Args:
+        uri: Root folder of the features; a local path or any fsspec URI.
+        formats: zarr, parquet, or both.
+        dtype: Stored feature type; events are int32 whatever it is. In float16 streams of small
+            values have a scale, which readers apply.
+        shard_seconds: Target amount of audio in a shard, in seconds.
+        shard_rows: Most rows in a shard.
+        row_group_profile: Parquet row groups for random access (1-4 MB) or scans (32-128 MB).
+        storage_options: Passed to fsspec; never stored.
+    """
+
+    uri: str
+    formats: tuple[Literal["zarr", "parquet"], ...] = ("parquet", "zarr")
+    dtype: Literal["float16", "float32"] = "float16"
+    shard_seconds: PositiveFloat = 600.0
+    shard_rows: int = Field(default=2000, ge=1)
+    row_group_profile: Literal["random", "scan"] = "random"
+    storage_options: Options
+
+    check_uri = field_validator("uri")(plain_uri)
+
+    @field_validator("formats")
+    @classmethod
+    def _sorted_formats(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or len(set(value)) != len(value):
+            raise ValueError(f"expected zarr, parquet or both, each once, got {list(value)}")
+        return tuple(sorted(value))
+
+
+class RunSpec(SpecModel):
+    """How the job runs; nothing here changes the output.
+
+    Args:
+        workers: Actors; chosen from the cluster when null.
+        threads_per_worker: Compute threads of an actor; chosen when null.
+        gpus_per_worker: GPUs of an actor; only 0, as the models of a job run on CPU.
+        max_bad_fraction: Quarantined rows above this fraction fail the job (exit code 3).
+        max_attempts: Tries of a shard before its rows are searched for the culprit.
+        shard_deadline_s: Seconds a shard may take before it is tried a second time; learned from
+            the shards before it when null.
+    """
+
+    workers: int | None = Field(default=None, ge=1)
+    threads_per_worker: int | None = Field(default=None, ge=1)
+    gpus_per_worker: float = 0.0
+    max_bad_fraction: float = Field(default=0.05, ge=0, le=1)
+    max_attempts: int = Field(default=3, ge=1)
+    shard_deadline_s: PositiveFloat | None = None
+
+    @field_validator("gpus_per_worker")
+    @classmethod
+    def _no_gpus(cls, value: float) -> float:
+        if value != 0:
+            raise ValueError(f"expected 0, as the models of a job run on CPU, got {value:g}")
+        return value
+
+
+class JobSpec(SpecModel):
+    """A whole job.
+
+    Args:
+        name: Name of the job, in progress and cards; letters, digits and . _ - only.
+        source: Where the rows are; one section for each `kind`.
+        audio: How samples are read.
+        extract: The models to run, in one pass over the audio.
+        output: What is written where.
+        run: How the job runs; nothing here changes the output.
+
+    Example:
+        >>> spec = JobSpec.load({
+        ...     "source": {"kind": "files", "uri": "speech"},
+        ...     "extract": [{"model": "dau1997"}],
+        ...     "output": {"uri": "features"},
+        ... }, overrides=["extract.0.fs_hz=16000"])
+        >>> spec.extract[0].fs_hz
+        16000.0
+    """
+
+    name: str = Field(default="job", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    source: SourceSpec
+    audio: AudioSpec = AudioSpec()
+    extract: tuple[ExtractSpec, ...] = Field(min_length=1)
+    output: OutputSpec
+    run: RunSpec = RunSpec()
+
+    @model_validator(mode="after")
+    def _unique_streams(self) -> JobSpec:
+        named = [(entry.model, name) for entry in self.extract for name in entry.streams or ()]
+        _check_unique_streams(named)
+        return self
+
+    @classmethod
+    def load(
+        cls, source: str | Path | Mapping[str, Any] | JobSpec, overrides: Iterable[str] = ()
+    ) -> JobSpec:
+        """Read, override, validate. SpecError says what is wrong in one line.
+
+        Args:
+            source: A YAML file (path or fsspec URI), a mapping of the same shape, or a spec.
+            overrides: `a.b=c` strings; values are YAML.
+        """
+        if isinstance(source, JobSpec):
+            source = source.model_dump(mode="json")
+        name, data = ("job", source) if isinstance(source, Mapping) else _read(str(source))
+        if not isinstance(data, Mapping):
+            raise SpecError(f"{name}: expected a mapping with source, extract and output")
+        merged = apply_overrides(data, overrides)
+        try:
+            spec = cls.model_validate(merged)
+            spec.canonical()  # values without a canonical form are found now, not at the first hash
+        except ValidationError as error:
+            raise SpecError(f"{name}: {explain(error, cls)}") from None
+        except SpecError as error:
+            raise SpecError(f"{name}: {error}") from None
+        return spec
+
+    def canonical(self) -> dict[str, Any]:
+        """All that decides the output, as plain JSON values; equal jobs give equal mappings."""
+        return {
+            "source": _section(self.source, "source", drop={"allow", "storage_options"}),
+            "audio": _section(self.audio, "audio"),
+            "extract": _canonical(self.extract, "extract"),
+            "output": _section(self.output, "output", drop={"uri", "storage_options"}),
+        }
+
+    def canonical_json(self) -> str:
+        return json.dumps(
+            self.canonical(),
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=False,
+            allow_nan=False,
+        )
+
+    def sha256(self) -> str:
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
+
+def validate_models(spec: JobSpec) -> list[Extractor]:
+    """Build every model of the job once; SpecError names the entry that cannot be built.
+
+    Returns the extractors, whose `streams` describe the output exactly.
+    """
+    from amtcore.features.build import build_extractor
+
+    extractors = []
+    for index, entry in enumerate(spec.extract):
+        try:
+            extractor = build_extractor(
+                entry.model, fs_hz=entry.fs_hz, params=entry.params, streams=entry.streams
+            )
+        except ValueError as error:
+            raise SpecError(f"extract.{index}: {error}") from error
+        extractors.append(extractor)
+    pairs = zip(spec.extract, extractors, strict=True)
+    named = [(entry.model, stream.name) for entry, built in pairs for stream in built.streams]
+    try:
+        _check_unique_streams(named)
+    except ValueError as error:
+        raise SpecError(f"extract: {error}") from error
+    infos = [stream for built in extractors for stream in built.streams]
+    tiny = [f"{info.model} {info.name}" for info in infos if info.unit in TINY_UNITS]
+    if tiny and spec.output.dtype == "float16":
+        raise SpecError(
+            f"output.dtype: expected float32 for {', '.join(tiny)}, whose values lie below what "
+            "float16 can hold, got float16"
+        )
+    if spec.audio.channels == BINAURAL and all(max(e.input_channels) < EARS for e in extractors):
+        raise SpecError(
+            "audio.channels: expected a model of two ears in the extract list for binaural, got "
+            f"{', '.join(entry.model for entry in spec.extract)}; use mean, or each"
+        )
+    return extractors
+
+
+def _check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
+    owners: dict[str, str] = {}
+    for model, stream in named:
+        if stream in owners:
+            raise ValueError(
+                f"stream {stream!r} comes from both {owners[stream]} and {model}; "
+                "stream names must be unique over the extract list"
+            )
+        owners[stream] = model
+
+
+def _read(uri: str) -> tuple[str, Any]:
+    try:
+        with fsspec.open(uri, "rb") as stream:
+            raw = stream.read(MAX_YAML_BYTES + 1)
+    except Exception as error:
+        if not (is_store_error(error) or isinstance(error, ValueError | ImportError)):
+            raise
+        told = store_line(error) if is_store_error(error) else one_line(error)
+        raise SpecError(f"{uri}: cannot read the job file: {told}") from error
+    try:
+        return uri, load_yaml(raw.decode("utf-8"), name=uri)
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{uri}: not a UTF-8 text file; expected a job in YAML") from error
+
+
+def _section(model: BaseModel, path: str, *, drop: Collection[str] = ()) -> dict[str, Any]:
+    """Fields that are set. A null field is left out, so that a later optional field keeps hashes.
+
+    Nulls inside `params` and `streams` stay: there null is a value the model sees.
+    """
+    fields = {name: value for name, value in model if name not in drop and value is not None}
+    return {name: _canonical(value, f"{path}.{name}") for name, value in fields.items()}
+
+
+def _canonical(value: Any, path: str) -> Any:
+    """JSON value with one spelling per number: 44100.0 becomes 44100; NaN is refused."""
+    if isinstance(value, BaseModel):
+        return _section(value, path)
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item, f"{path}.{index}") for index, item in enumerate(value)]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise SpecError(f"{path}: expected a finite number, got {value}")
+        return int(value) if value.is_integer() else value
+    if value is None or isinstance(value, str | int):
+        return value
+    raise SpecError(f"{path}: expected a number, text, list or mapping, got {value!r}")

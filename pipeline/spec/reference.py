@@ -1,0 +1,186 @@
+"""The reference of the job file, docs/spec.md, made from the spec's own schema and the models.
+
+Nothing is said twice: types, bounds and defaults come from pydantic, meanings from the docstrings
+of the sections, stream options from what the extractors check. `earmill spec` prints the page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any
+
+from pydantic import BaseModel
+
+from earmill.pipeline.spec.docstrings import argument_texts
+from earmill.pipeline.spec.job import (
+    AudioSpec,
+    CalibrationSpec,
+    ExtractSpec,
+    JobSpec,
+    OutputSpec,
+    RunSpec,
+)
+from earmill.pipeline.spec.source import FilesSpec, HfSpec, ManifestSpec
+
+SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
+    ("The job", JobSpec),
+    ("source, kind: files", FilesSpec),
+    ("source, kind: manifest", ManifestSpec),
+    ("source, kind: hf", HfSpec),
+    ("audio", AudioSpec),
+    ("audio.calibration", CalibrationSpec),
+    ("extract, each entry", ExtractSpec),
+    ("output", OutputSpec),
+    ("run", RunSpec),
+)
+PLACES = {model.__name__: title for title, model in SECTIONS}
+HEADER = """\
+# The job file
+
+One YAML mapping. Unknown keys, duplicate keys and aliases that unfold into more than a person
+writes are refused. Any key can be overridden, e.g. `--set output.dtype=float32` or
+`--set extract.0.fs_hz=16000`. `--set` takes YAML, but a value that begins with `*` is text
+(`--set 'source.glob=**/*.wav'`); in a file such a value needs quotes.
+This page is printed by `earmill spec`.
+"""
+STREAMS_NOTE = """\
+`extract.N.streams` maps the name of a stream to its options; `{}` or null takes all defaults.
+Which streams a model has is in the last table.
+"""
+
+
+def reference() -> str:
+    """The whole page as Markdown."""
+    parts = [HEADER.rstrip()]
+    for title, model in SECTIONS:
+        parts += [f"## {title}", _summary(model), _fields_table(model)]
+    parts += ["## Stream options", STREAMS_NOTE.rstrip(), *_stream_options()]
+    parts += ["## Models and their streams", _models_table()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(model: type[BaseModel]) -> str:
+    return (model.__doc__ or "").strip().splitlines()[0]
+
+
+def _fields_table(model: type[BaseModel]) -> str:
+    schema = model.model_json_schema()
+    required, definitions = schema.get("required", ()), schema.get("$defs", {})
+    rows = []
+    for name, entry in schema["properties"].items():
+        default = "required" if name in required else _default(model, name, entry)
+        rows.append((f"`{name}`", type_text(entry, definitions), default, entry["description"]))
+    return table(("key", "type", "default", "meaning"), rows)
+
+
+def _default(model: type[BaseModel], name: str, entry: Mapping[str, Any]) -> str:
+    """A default as one would write it; that of a whole section is the section's own table."""
+    if "default" in entry:
+        value = entry["default"]
+        if isinstance(value, dict) and model is not AudioSpec:
+            return "the section's defaults"
+        if isinstance(value, dict):
+            value = {key: inner for key, inner in value.items() if inner is not None}
+        return f"`{json.dumps(value)}`"
+    return f"`{json.dumps(model.model_fields[name].get_default(call_default_factory=True))}`"
+
+
+def type_text(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """A JSON schema type in words: `number > 0 or null`."""
+    if "anyOf" in entry:
+        return " or ".join(type_text(part, definitions) for part in entry["anyOf"])
+    if "oneOf" in entry:
+        return "one of the source sections"
+    if "$ref" in entry:
+        return f"section {PLACES[entry['$ref'].rpartition('/')[2]]}"
+    if "const" in entry:
+        return f"`{entry['const']}`"
+    if "enum" in entry:
+        return ", ".join(f"`{word}`" for word in entry["enum"])
+    kind = entry.get("type")
+    if kind == "array":
+        return f"list of {type_text(entry['items'], definitions)}"
+    words = {
+        "string": "text",
+        "number": "number",
+        "integer": "whole number",
+        "boolean": "true or false",
+        "object": "mapping",
+        "null": "null",
+    }
+    bounds = {"exclusiveMinimum": ">", "minimum": ">=", "maximum": "<=", "exclusiveMaximum": "<"}
+    text = words.get(str(kind), "any value")
+    return text + "".join(f" {sign} {entry[key]:g}" for key, sign in bounds.items() if key in entry)
+
+
+def _stream_options() -> Iterable[str]:
+    from amtcore.features.base import DEFAULT_FRAME_RATE_HZ, DEFAULT_POOL
+    from amtcore.features.spike_encoder import SpikeOptions
+
+    yield table(
+        ("key", "of streams", "type", "default", "meaning"),
+        [
+            (
+                "`frame_rate_hz`",
+                "all but spikes and loudness_summary",
+                "number > 0",
+                f"`{DEFAULT_FRAME_RATE_HZ:g}`; loudness traces: every frame of the model",
+                "Frames per second, at most one per sample (loudness: per frame of the model).",
+            ),
+            (
+                "`pool`",
+                "all but spikes and loudness_summary",
+                "`mean`, `rms`, `max`, `subsample`",
+                f"`{DEFAULT_POOL}`",
+                "What a frame says of the samples in it.",
+            ),
+            (
+                "`unit`",
+                "short_term_loudness, long_term_loudness, loudness_summary",
+                "`sone`, `phon`",
+                "`sone`",
+                "Unit of the stored loudness.",
+            ),
+        ],
+    )
+    meanings = argument_texts(SpikeOptions.__doc__)
+    yield "Options of a stream of events, `spikes`:"
+    yield table(
+        ("key", "type", "default", "meaning"),
+        [
+            (
+                f"`{field.name}`",
+                _spike_type(str(field.type)),
+                "required" if field.default is MISSING else f"`{json.dumps(field.default)}`",
+                meanings[field.name],
+            )
+            for field in fields(SpikeOptions)
+        ],
+    )
+
+
+def _spike_type(annotation: str) -> str:
+    words = {"str": "text", "float": "number", "int": "whole number", "None": "null"}
+    words["Numbers"] = "number or list of numbers"
+    return " or ".join(words.get(part, part) for part in annotation.split(" | "))
+
+
+def _models_table() -> str:
+    from amtcore.features.build import list_models
+
+    rows = [
+        (f"`{model.name}`", f"`{stream}`", text)
+        for model in list_models()
+        for stream, text in model.streams.items()
+    ]
+    return table(("model", "stream", "what"), rows)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in r) + " |" for r in lines
+    )

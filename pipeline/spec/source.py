@@ -1,0 +1,152 @@
+"""The `source` section of a job: one section per kind of source, picked by its `kind` key.
+
+Sections say where rows are and nothing about how they are processed. What they hold is published
+with the features, except `storage_options`, which is the one place for credentials.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from earmill.pipeline.common.redact import has_secrets
+from earmill.pipeline.spec.docstrings import argument_texts
+
+# What libsndfile and ffmpeg read, by the names that such files have.
+AUDIO_EXTENSIONS = (
+    *("aac", "aif", "aifc", "aiff", "au", "caf", "flac", "m4a", "mka", "mp3", "mp4", "nist", "oga"),
+    *("ogg", "opus", "rf64", "snd", "sph", "w64", "wav", "wave", "webm", "wma"),
+)
+
+Options = Annotated[dict[str, Any], Field(default_factory=dict, repr=False)]
+
+
+class SpecModel(BaseModel):
+    """Base of every section: frozen, no unknown keys, each field described in its docstring."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        meanings = argument_texts(cls.__doc__)
+        for name, field in cls.model_fields.items():
+            field.description = meanings.get(name)
+        cls.model_rebuild(force=True)
+
+
+def plain_uri(value: str) -> str:
+    if not value.strip():
+        raise ValueError("expected a path or URI, got an empty string")
+    if has_secrets(value):
+        # The uri is written into plan, provenance and card; storage_options never is.
+        raise ValueError("credentials inside a URI would be published; use storage_options")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"expected a name in UTF-8, got {value!a}; rename the folder") from None
+    return value
+
+
+def plain_uris(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(plain_uri(value) for value in values)
+
+
+class FilesSpec(SpecModel):
+    """A folder, bucket prefix or glob of audio files.
+
+    Args:
+        kind: files.
+        uri: Folder, single file, or glob; a local path or any fsspec URI.
+        glob: Which paths below the folder, relative to it; `**` crosses folders.
+        extensions: File name endings that count as audio, without the dot.
+        storage_options: Passed to fsspec; never stored.
+    """
+
+    kind: Literal["files"]
+    uri: str
+    glob: str = "**/*"
+    extensions: tuple[str, ...] = AUDIO_EXTENSIONS
+    storage_options: Options
+
+    check_uri = field_validator("uri")(plain_uri)
+
+    @field_validator("extensions")
+    @classmethod
+    def _normal_extensions(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("expected at least one extension, e.g. [wav, flac]")
+        return tuple(sorted({word.lower().lstrip(".") for word in value}))
+
+
+ManifestRole = Literal["uri", "id", "start", "end", "duration"]
+
+
+class ManifestSpec(SpecModel):
+    """A csv, tsv, jsonl or parquet table with columns uri, and optionally id, start, end (seconds).
+
+    Args:
+        kind: manifest.
+        uri: The table. Relative uris in it resolve against its folder. A .json file is read as
+            JSON lines, as NeMo writes them.
+        columns: What the table calls uri, id, start, end and duration, where it has other names;
+            for NeMo {uri: audio_filepath, start: offset, duration: duration}. A duration ends the
+            span that a start begins; without a start it spares the plan from opening the file.
+        allow: Prefixes of uris it may name besides those below its folder, in its bucket or on its
+            host: /data/corpus, s3://bucket, https://host/path, or https:// for every public host.
+        storage_options: Passed to fsspec for the table's own bucket or host; for a local table, for
+            the first one that `allow` names. Never stored.
+    """
+
+    kind: Literal["manifest"]
+    uri: str
+    columns: dict[ManifestRole, str] | None = None
+    allow: tuple[str, ...] = ()
+    storage_options: Options
+
+    check_uri = field_validator("uri")(plain_uri)
+    check_allow = field_validator("allow")(plain_uris)
+
+    @field_validator("columns")
+    @classmethod
+    def _one_role_each(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        if value is not None and len(set(value.values())) < len(value):
+            raise ValueError("expected each column of the table in one role, got one in two")
+        return value
+
+
+class HfSpec(SpecModel):
+    """A Hugging Face dataset with an audio column.
+
+    Args:
+        kind: hf.
+        uri: Hub id, a `save_to_disk` folder, or a local or remote parquet file, folder or glob.
+        config: Configuration name of a hub dataset.
+        split: Split name; needed when the dataset has several.
+        revision: Branch, tag or commit of a hub dataset; a commit makes the job repeatable.
+        audio_column: Column holding the audio.
+        id_column: Column with unique row ids; the row number otherwise.
+        duration_column: Column with seconds; spares the plan from opening every row's header.
+        streaming: Read rows as a stream instead of building the local Arrow cache.
+        allow: Prefixes of paths that audio cells without bytes may name besides those of the
+            dataset itself; as for a manifest.
+        storage_options: Passed to fsspec for the dataset's own store; never stored.
+    """
+
+    kind: Literal["hf"]
+    uri: str
+    config: str | None = None
+    split: str | None = None
+    revision: str | None = None
+    audio_column: str = "audio"
+    id_column: str | None = None
+    duration_column: str | None = None
+    streaming: bool = False
+    allow: tuple[str, ...] = ()
+    storage_options: Options
+
+    check_uri = field_validator("uri")(plain_uri)
+    check_allow = field_validator("allow")(plain_uris)
+
+
+SourceSpec = Annotated[FilesSpec | ManifestSpec | HfSpec, Field(discriminator="kind")]

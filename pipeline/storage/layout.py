@@ -1,0 +1,409 @@
+"""The one path type, and the on-disk layout (version 2) as a grammar.
+
+Everything that touches the output goes through `Layout`: an fsspec filesystem and a root that are
+never turned back into a string and parsed again. Paths handed to it are relative and use `/`::
+
+    root       = dataset.json driver.json? plan data* rows* quarantine* commits* closing?
+    closing    = index* snapshots* cards current.json    what `finalise` writes, in this order
+    plan       = plan/<plan-id>.parquet                  immutable
+    data       = data/<shard>-<attempt>.zarr/...         Zarr v3 store, one group a stream
+               | data/<shard>-<attempt>.parquet          one row a clip, of a long one several
+    rows       = rows/<shard>-<attempt>.parquet          scalars and provenance of every good row
+    quarantine = quarantine/<shard>-<attempt>.parquet    only where a shard has bad rows
+    commits    = commits/<shard>.json                    put-if-absent, names all of the above
+               | commits/<shard>.r<generation>.json      the same, replaces the generation before
+    index      = index/<content>.parquet                 immutable, one line a row
+    snapshots  = snapshots/<content>.json                immutable: index, plan, dataset.json and
+                                                         commits that belong together, with hashes
+    current    = current.json                            replaced: which snapshot counts, and cards
+    cards      = README.md croissant.json
+    shard      = five or more digits       attempt = eight hex digits
+    generation = 1, 2, ...; 0 is the record without a suffix, the highest one counts
+    content    = start of the file's own sha256
+
+`rows/` stands beside `data/`, not in it, so that `data/` holds feature files only; which of them
+are part of the dataset the commits say, and the cards list them one by one. Names that start with
+a dot are unfinished work: no listing shows them and no reader trusts them. A file that no commit
+names is garbage of a crashed attempt. Nothing is edited or renamed later but `current.json` and the
+cards, which are replaced whole, and the version in dataset.json, which becomes 2 before a commit of
+version 1 is replaced. Version 1 has neither snapshots nor current.json nor generations.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from earmill.pipeline.common.errors import OutputError, StorageError
+from earmill.pipeline.common.redact import redact
+from earmill.pipeline.storage.atomic_create import create_local, create_remote, write_local
+from earmill.pipeline.storage.local_files import move_in, new_folder
+from earmill.pipeline.storage.owned_folders import own_folder
+from earmill.pipeline.storage.store_calls import store_call
+
+LAYOUT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+
+DATASET_FILE = "dataset.json"
+DRIVER_FILE = "driver.json"
+README_FILE = "README.md"
+CROISSANT_FILE = "croissant.json"
+CURRENT_FILE = "current.json"
+SCRATCH_FOLDER = ".scratch"
+
+DATA_SUFFIXES = {"zarr": ".zarr", "parquet": ".parquet"}
+
+Names = list[str]
+
+_SHARD = re.compile(r"[0-9]{5,}")
+_COMMIT = re.compile(r"commits/([0-9]{5,})(?:\.r([1-9][0-9]*))?\.json")
+_ATTEMPT = re.compile(r"[0-9a-f]{8}")
+_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]*")
+
+
+def _stem(shard_id: str, attempt: str) -> str:
+    if not _SHARD.fullmatch(shard_id):
+        raise ValueError(f"a shard id is five or more digits, got {shard_id!r}")
+    if not _ATTEMPT.fullmatch(attempt):
+        raise ValueError(f"an attempt is eight lower-case hex digits, got {attempt!r}")
+    return f"{shard_id}-{attempt}"
+
+
+def _named(kind: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"a {kind} id is letters, digits, _ and -, got {name!r}")
+    return name
+
+
+def is_readable(version: object) -> bool:
+    """Whether this release reads a file that states this layout version."""
+    return version in READABLE_VERSIONS and not isinstance(version, bool)
+
+
+def readable_versions() -> str:
+    """The versions for a message: `1 or 2`."""
+    return " or ".join(str(version) for version in READABLE_VERSIONS)
+
+
+def known_format(fmt: str) -> str:
+    """The name of a format as it is; ValueError where there is no such format."""
+    if fmt not in DATA_SUFFIXES:
+        raise ValueError(f"format is one of {sorted(DATA_SUFFIXES)}, got {fmt!r}")
+    return fmt
+
+
+def is_shard_id(name: str) -> bool:
+    """Whether a name has the form of a shard id."""
+    return _SHARD.fullmatch(name) is not None
+
+
+def data_path(shard_id: str, attempt: str, fmt: str) -> str:
+    """Path of one shard's feature file (Parquet) or store (Zarr)."""
+    known_format(fmt)
+    return f"data/{_stem(shard_id, attempt)}{DATA_SUFFIXES[fmt]}"
+
+
+def rows_path(shard_id: str, attempt: str) -> str:
+    """Path of one shard's table of row scalars and row provenance."""
+    return f"rows/{_stem(shard_id, attempt)}.parquet"
+
+
+def quarantine_path(shard_id: str, attempt: str) -> str:
+    """Path of one shard's table of bad rows."""
+    return f"quarantine/{_stem(shard_id, attempt)}.parquet"
+
+
+def commit_path(shard_id: str, generation: int = 0) -> str:
+    """Path of one shard's commit record, or of the one that replaced it so many times."""
+    _stem(shard_id, "00000000")
+    if generation < 0:
+        raise ValueError(f"a generation is 0 or more, got {generation}")
+    return f"commits/{shard_id}.r{generation}.json" if generation else f"commits/{shard_id}.json"
+
+
+def parse_commit_path(rel: str) -> tuple[str, int] | None:
+    """Shard id and generation of a commit record's path; None where it is none."""
+    match = _COMMIT.fullmatch(rel)
+    return None if match is None else (match.group(1), int(match.group(2) or 0))
+
+
+def plan_path(plan_id: str) -> str:
+    """Path of a stored plan."""
+    return f"plan/{_named('plan', plan_id)}.parquet"
+
+
+def index_path(content: str) -> str:
+    """Path of one index."""
+    return f"index/{_named('index', content)}.parquet"
+
+
+def snapshot_path(content: str) -> str:
+    """Path of one snapshot."""
+    return f"snapshots/{_named('snapshot', content)}.json"
+
+
+def new_attempt() -> str:
+    """A fresh attempt id, unique per try of a shard."""
+    return secrets.token_hex(4)
+
+
+def _checked(rel: str) -> str:
+    parts = rel.split("/")
+    if not rel or any(part in ("", ".", "..") for part in parts) or "\\" in rel:
+        raise ValueError(f"expected a relative path like 'commits/00000.json', got {rel!r}")
+    return rel
+
+
+@dataclass(frozen=True, repr=False)
+class Layout:
+    """A filesystem and a root: the output of one job, or a dataset somebody reads.
+
+    Args:
+        fs: fsspec filesystem, credentials inside it.
+        root: Path within it, as that filesystem spells it (no protocol).
+
+    Invariants: `write_bytes` and `put_if_absent` show a reader the whole content or nothing, and of
+    any number of racing `put_if_absent` calls for one path at most one returns True. The text form
+    holds no storage option.
+    """
+
+    fs: Any
+    root: str
+
+    @classmethod
+    def open(
+        cls, uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    ) -> Layout:
+        """A layout at any fsspec URI or local path. Touches nothing yet.
+
+        Raises:
+            OutputError: The URI names no filesystem that is installed here.
+        """
+        uri = os.fspath(uri)
+        options = dict(storage_options or {})
+        if "://" in uri and not uri.startswith(("file://", "local://", "memory://")):
+            # Another process commits while we look: a cached listing would hide it.
+            options.setdefault("use_listings_cache", False)
+        try:
+            fs, root = fsspec.core.url_to_fs(uri, **options)
+        except (ValueError, ImportError, TypeError) as err:
+            raise OutputError(
+                f"expected a local path or an fsspec URI, got {uri!r}: {err}; "
+                "check the scheme, storage_options and that its package is installed"
+            ) from err
+        return cls(fs, str(root).rstrip("/"))
+
+    def __repr__(self) -> str:
+        return f"Layout({self.url()!r})"
+
+    @property
+    def is_local(self) -> bool:
+        """True where plain os calls reach the same files."""
+        return isinstance(self.fs, LocalFileSystem)
+
+    def url(self, rel: str = "") -> str:
+        """Full address of a path, for messages and cards; never holds credentials."""
+        path = self.path(rel) if rel else (self.root or "/")
+        return path if self.is_local else redact(str(self.fs.unstrip_protocol(path)))
+
+    def path(self, rel: str) -> str:
+        """Full path of `rel` in the terms of `fs`."""
+        return f"{self.root}/{_checked(rel)}"
+
+    def inside(self, rel: str) -> str:
+        """`path(rel)` for reading: never outside the root, whatever links lie on the way.
+
+        Raises:
+            OutputError: A link leads out of the root.
+        """
+        path = self.path(rel)
+        if self.is_local:
+            root = os.path.realpath(self.root or "/")
+            real = os.path.realpath(path)
+            if os.path.commonpath([root, real]) != root:
+                raise OutputError(
+                    f"{path} is a link out of the dataset, which is never followed; "
+                    "put what it should hold in its place"
+                )
+        return path
+
+    @store_call("read")
+    def exists(self, rel: str) -> bool:
+        """Whether a file (or, locally, a folder) is there now."""
+        return bool(self.fs.exists(self.path(rel)))
+
+    @store_call("read")
+    def size(self, rel: str) -> int:
+        """Bytes of one file; FileNotFoundError where it is missing."""
+        return int(self.fs.size(self.path(rel)))
+
+    @store_call("read")
+    def open_file(self, rel: str) -> BinaryIO:
+        """A readable, seekable binary file."""
+        return self.fs.open(self.inside(rel), "rb")
+
+    @store_call("read")
+    def read_bytes(self, rel: str) -> bytes:
+        """The whole content of one file."""
+        return bytes(self.fs.cat_file(self.inside(rel)))
+
+    @store_call("written")
+    def write_bytes(self, rel: str, data: bytes) -> None:
+        """Write or replace one small file: temporary file and rename locally, one PUT elsewhere."""
+        if self.is_local:
+            write_local(self.path(rel), data)
+        else:
+            self.fs.pipe_file(self.path(rel), data)
+
+    @store_call("written")
+    def put_if_absent(self, rel: str, data: bytes) -> bool:
+        """Create one small file; False, and nothing changed, where it already exists.
+
+        Raises:
+            OutputError: This store has no atomic create, or keeps answering with a conflict.
+            StorageError: The write failed for another reason; whether it landed is then unknown.
+        """
+        path = self.path(rel)
+        return create_local(path, data) if self.is_local else create_remote(self.fs, path, data)
+
+    def create_own(self, rel: str, data: bytes) -> bool:
+        """`put_if_absent` for content that nobody else writes: False only where it is another's.
+
+        A store may carry out a PUT and lose the answer; the client then repeats it and is refused
+        by its own effect, or gives up. What is there now tells.
+        """
+        try:
+            if self.put_if_absent(rel, data):
+                return True
+        except Exception:  # stores raise their own roots (botocore is no OSError)
+            if self._holds(rel, data):
+                return True
+            raise
+        return self._holds(rel, data)
+
+    def _holds(self, rel: str, data: bytes) -> bool:
+        try:
+            return self.read_bytes(rel) == data
+        except FileNotFoundError:
+            return False
+
+    def list(self, rel: str) -> Names:
+        """Every finished file under a folder, sorted; empty where the folder is missing."""
+        return sorted(self.sizes(rel))
+
+    @store_call("listed")
+    def sizes(self, rel: str) -> dict[str, int]:
+        """Every finished file under a folder (or the file itself) with its bytes."""
+        found = self.fs.find(self.path(rel), withdirs=False, detail=True)
+        start = len(self.root) + 1
+        sizes = {str(info["name"])[start:]: int(info["size"] or 0) for info in found.values()}
+        return {
+            name: size
+            for name, size in sizes.items()
+            if not any(part.startswith(".") for part in name.split("/"))
+        }
+
+    @store_call("removed")
+    def delete(self, rel: str) -> None:
+        """Remove a file or a folder; fine where it is already gone."""
+        try:
+            self.fs.rm(self.path(rel), recursive=True)
+        except FileNotFoundError:
+            return
+
+    @store_call("written", 1)
+    def upload_file(self, local: str | Path, rel: str) -> None:
+        """Publish one local file. It may be moved: do not use it afterwards."""
+        if self.is_local:
+            move_in(Path(local), Path(self.path(rel)))
+        else:
+            self.fs.put_file(str(local), self.path(rel))
+
+    @store_call("written", 1)
+    def upload_dir(self, local: str | Path, rel: str) -> None:
+        """Publish a local folder with everything in it. It may be moved."""
+        if self.is_local:
+            move_in(Path(local), Path(self.path(rel)))
+            return
+        files = sorted(path for path in Path(local).rglob("*") if path.is_file())
+        names = [path.relative_to(local).as_posix() for path in files]
+        self.fs.put([str(path) for path in files], [self.path(f"{rel}/{name}") for name in names])
+
+    @contextmanager
+    def scratch(self, name: str) -> Iterator[Path]:
+        """A private local folder, removed at exit, on the output's own disk where there is one.
+
+        Being on the same disk makes publishing a rename, and makes a full disk show up while
+        encoding, before anything is visible.
+        """
+        parent = Path(self.root) / SCRATCH_FOLDER if self.is_local else None
+        if parent is not None:
+            folder = new_folder(parent, name)
+        else:
+            folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=own_folder()))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            if parent is not None:
+                with suppress(OSError):  # not empty: somebody else works there
+                    parent.rmdir()
+
+    @store_call("cleared", None)
+    def clear_scratch(self) -> None:
+        """Remove what killed attempts left; call only while holding the driver lock.
+
+        Workers of a driver that was taken over may still publish out of it, and a deletion that has
+        begun follows a folder through its rename. So it is moved out of their way first: what they
+        try to publish afterwards is not found, and what they have published is not touched.
+        """
+        if not self.is_local:
+            return
+        root = Path(self.root)
+        with suppress(FileNotFoundError):
+            os.rename(root / SCRATCH_FOLDER, root / f"{SCRATCH_FOLDER}-{secrets.token_hex(4)}")
+        for aside in root.glob(f"{SCRATCH_FOLDER}-*"):
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def check_writable(self) -> None:
+        """Prove, before any work, that this output can be written and that commits are safe there.
+
+        Raises:
+            OutputError: Not writable, or the store overwrites where it must refuse.
+        """
+        token = secrets.token_hex(4)
+        probe = f".probe-{token}"
+        try:
+            first = self.create_own(probe, token.encode())
+            second = self.put_if_absent(probe, b"second")
+            self.delete(probe)
+        except OutputError:
+            raise
+        except StorageError as err:
+            if err.transient and not self.is_local:
+                raise
+            raise OutputError(
+                f"cannot write to {self.url()}: {err}; "
+                "check that the place exists, its permissions and the credentials"
+            ) from err
+        except Exception as err:  # stores raise their own roots (botocore is no OSError)
+            raise OutputError(
+                f"cannot write to {self.url()}: {type(err).__name__}: {err}; "
+                "check that the place exists, its permissions and the credentials"
+            ) from err
+        if not first or second:
+            raise OutputError(
+                f"{self.url()} overwrites a file although told to create it only if absent; "
+                "commits would not be exactly once there: use a store that honours If-None-Match"
+            )

@@ -1,0 +1,65 @@
+"""Publish local files and folders: durable first, then visible in one step.
+
+For outputs on a local disk. The source may be on another disk than the target; it is then copied
+beside the target under a hidden name and renamed there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.storage.atomic_create import sync_folder
+
+MKDIR_TRIES = 100
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """A new folder below `parent`, which another worker may remove at any time while empty."""
+    folder = parent / f"{name}-{secrets.token_hex(4)}"
+    for _ in range(MKDIR_TRIES):
+        # pathlib reports a parent that vanishes under its hands as missing or as existing.
+        with suppress(FileNotFoundError, FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise OutputError(f"{parent} cannot be made: another process keeps removing it")
+
+
+def move_in(source: Path, target: Path) -> None:
+    """Publish a local file or folder at `target` in one visible step, durable first."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _sync_tree(source)
+    try:
+        os.rename(source, target)
+    except OSError as err:
+        if err.errno != errno.EXDEV:
+            raise
+        _copy_in(source, target)
+    sync_folder(str(target.parent))
+
+
+def _copy_in(source: Path, target: Path) -> None:
+    """The same across two disks: copy beside the target under a hidden name, then rename."""
+    hidden = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        if source.is_dir():
+            shutil.copytree(source, hidden)
+        else:
+            shutil.copyfile(source, hidden)
+        _sync_tree(hidden)
+        os.rename(hidden, target)
+    except OSError:
+        shutil.rmtree(hidden, ignore_errors=True)
+        hidden.unlink(missing_ok=True)
+        raise
+
+
+def _sync_tree(path: Path) -> None:
+    """Flush every file below `path`, and the folders that name them, to the disk."""
+    for entry in [path, *(path.rglob("*") if path.is_dir() else ())]:
+        sync_folder(str(entry))

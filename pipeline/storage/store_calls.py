@@ -1,0 +1,134 @@
+"""What every call of `Layout` to its store has in common: patience with a store, and one error.
+
+A bucket that answers "slow down" or 500 is asked again within bounds, one that has never answered
+only briefly: it is more likely a wrong address. A local disk is not asked twice. What remains is a
+`StorageError` that says what, where and why. That a file is missing, or there already, is an answer
+and passes as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from earmill.pipeline.common.errors import EarmillError, StorageError
+from earmill.pipeline.common.faults import Fault, chain, fault_of, http_status
+from earmill.pipeline.common.retries import Retries
+from earmill.pipeline.storage.store_errors import store_line
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# For a job, which has hours to lose, and for a command that somebody waits for.
+RETRIES = Retries(budget_s=75.0)
+BRIEF = Retries(budget_s=2.0)
+SILENT_TRIES = 4
+REASONS = {
+    errno.ENOSPC: "no space left on the device",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the filesystem is read-only",
+    errno.EACCES: "permission denied",
+    errno.EIO: "the device failed (input/output error)",
+    errno.ESTALE: "the mount is stale",
+}
+# Stores that have answered; those that went silent for good are taken out again.
+_answered: weakref.WeakSet[Any] = weakref.WeakSet()
+_jobs: list[object] = []
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Calls in this process belong to a job."""
+    me = object()
+    _jobs.append(me)
+    try:
+        yield
+    finally:
+        _jobs.remove(me)
+
+
+class Store(Protocol):
+    """What is needed of a layout here."""
+
+    @property
+    def fs(self) -> Any: ...
+
+    @property
+    def is_local(self) -> bool: ...
+
+    def url(self, rel: str = "") -> str: ...
+
+
+S = TypeVar("S", bound=Store)
+Method = Callable[Concatenate[S, P], R]
+
+
+def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[S, P, R]], Method[S, P, R]]:
+    """A method of a layout with the manners of this module.
+
+    Args:
+        doing: What cannot be done to the file when it fails: read, written, listed, removed.
+        path_at: Which positional argument is the path; None where it is the root.
+    """
+
+    def decorate(method: Method[S, P, R]) -> Method[S, P, R]:
+        @wraps(method)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return _asked(self, lambda: method(self, *args, **kwargs))
+            except (EarmillError, FileNotFoundError, FileExistsError):
+                raise
+            # Stores raise their own roots (botocore is no OSError).
+            except Exception as error:
+                if not _is_storage(error):
+                    raise
+                where = self.url() if path_at is None else self.url(str(args[path_at]))
+                raise storage_error(f"{where} cannot be {doing}", error) from error
+
+        return call
+
+    return decorate
+
+
+def storage_error(what: str, error: BaseException) -> StorageError:
+    """The error in our words, with the number of the system's."""
+    number = next((e.errno for e in chain(error) if isinstance(e, OSError) and e.errno), None)
+    # s3fs gives out numbers of its own making for answers of the store.
+    said = REASONS.get(number or 0) if http_status(error) is None else None
+    return StorageError(
+        f"{what}: {said or store_line(error)}",
+        transient=fault_of(error) is Fault.OUTAGE,
+        errno=number if http_status(error) is None else None,
+    )
+
+
+def _asked(store: Store, work: Callable[[], R]) -> R:
+    if store.is_local:
+        return work()
+    silent = 0
+
+    def worth_it(error: Exception) -> bool:
+        nonlocal silent
+        silent += http_status(error) is None and store.fs not in _answered
+        return fault_of(error) is Fault.OUTAGE and silent < SILENT_TRIES
+
+    try:
+        found = (RETRIES if _jobs else BRIEF).run(work, worth_it)
+    except Exception as error:
+        if fault_of(error) is Fault.OUTAGE:
+            _answered.discard(store.fs)
+        else:
+            _answered.add(store.fs)
+        raise
+    _answered.add(store.fs)
+    return found
+
+
+def _is_storage(error: Exception) -> bool:
+    if isinstance(error, OSError) or http_status(error) is not None:
+        return True
+    return fault_of(error) is Fault.OUTAGE and not isinstance(error, MemoryError | ImportError)

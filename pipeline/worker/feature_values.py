@@ -1,0 +1,95 @@
+"""What a model made of a clip, on its way into a row: checked, cast, joined.
+
+A stream is an array of frames, or the events of a clip (`SpikeEvents`). Frames are
+cast by `formats.casting`; events become a table of whole numbers. Those of a long clip come
+stretch by stretch and are held in files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earmill.pipeline.common.errors import DtypeRangeError, NonFiniteFeatureError, RowError
+from earmill.pipeline.formats.casting import Caster, CastError, Frames
+from earmill.pipeline.formats.spill import Spilled, Values
+
+if TYPE_CHECKING:
+    from amtcore.features.base import Extractor
+
+# Stream name to frames, or to the events of a stretch.
+Made = Mapping[str, Any]
+
+
+@contextmanager
+def as_row_errors() -> Iterator[None]:
+    """Neurons have no NaN to show that something went wrong, so they raise: a RowError here."""
+    from amtcore.errors import NonFiniteError  # loads torch, which only workers need
+
+    try:
+        yield
+    except NonFiniteError as error:
+        raise NonFiniteFeatureError(f"the model's neurons: {error}") from error
+
+
+def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str, Any]]:
+    """Features of a batch; a RowError in place of each stream of a clip that has none."""
+    try:
+        with as_row_errors():
+            return extractor.extract(signals)
+    except NonFiniteFeatureError as error:
+        if len(signals) == 1:
+            return [{info.name: error for info in extractor.streams}]
+        return [made for signal in signals for made in extracted(extractor, [signal])]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a row holds.
+
+    Args:
+        streams: As `FeatureRow.streams` has them.
+        steps: The steps of those that are events.
+        errors: What the cast did to those that are frames.
+    """
+
+    streams: dict[str, Values] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, CastError] = field(default_factory=dict)
+
+    def take(self, name: str, made: Any, cast: Caster) -> Frames:
+        """A stretch of a stream as it is stored; steps and errors are noted. A RowError in its
+        place is raised."""
+        if isinstance(made, RowError):
+            raise made
+        if isinstance(made, np.ndarray):
+            frames, error = cast(name, made)
+            self.errors[name] = self.errors.get(name, CastError()) + error
+            return frames
+        self.steps[name] = made.first_frame + made.n_frames
+        try:
+            columns: Frames = made.to_columns()
+        except ValueError as error:
+            raise DtypeRangeError(f"stream {name}: {error}") from error
+        return columns
+
+
+def stored(made: Made, cast: Caster) -> Stored:
+    """What a model made of a clip, as its row holds it."""
+    whole = Stored()
+    for name, values in made.items():
+        whole.streams[name] = whole.take(name, values, cast)
+    return whole
+
+
+def spill(whole: Stored, made: Made, cast: Caster, folder: str | None) -> None:
+    """Add the next stretch of a long clip to what is stored of it, in files in `folder`."""
+    for name, stretch in made.items():
+        rows = whole.take(name, stretch, cast)
+        if name not in whole.streams:
+            whole.streams[name] = Spilled(rows.dtype, rows.shape[1], folder)
+        whole.streams[name].append(rows)  # type: ignore[union-attr]

@@ -1,0 +1,102 @@
+"""What driver and workers say to each other: orders, outcomes, and the work behind a worker.
+
+Plain values only, so that they pickle small and no module has to import Ray to speak of them.
+An outcome is news, not truth: whether a shard is done is read from its commit record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from earmill.pipeline.planning.plan import Shard
+    from earmill.pipeline.sources.base import Item
+
+# A worker's shards: one is extracted while the next is decoded or the last one is written.
+CONCURRENT_SHARDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOrder:
+    """One attempt on one shard.
+
+    Args:
+        shard: The shard as planned. attempt: Eight hex digits, unique to this attempt.
+        attempts: How many attempts were made so far, this one included.
+        culprits: Row id -> reason, for rows that must go to quarantine unprocessed.
+        witnesses: Rows of the source that were read before, in this run or an earlier one.
+    """
+
+    shard: Shard
+    attempt: str
+    attempts: int = 1
+    culprits: Mapping[str, str] = field(default_factory=dict)
+    witnesses: Sequence[Item] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a warm worker says of itself."""
+
+    pid: int
+    device: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a call ended, as far as the worker knows.
+
+    Args:
+        ok: No exception. stage: Where it failed: warm_up, rows or publish.
+        message: One line for people. permanent: Trying again is pointless.
+        outage: Kind of an outage, see `common.patience`; it says nothing of the shard.
+        info: Set by a good warm-up. value: Set by a status call.
+    """
+
+    ok: bool
+    stage: str = ""
+    message: str = ""
+    permanent: bool = False
+    outage: str = ""
+    info: WorkerInfo | None = None
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The worker did not answer: its process is gone, unreachable or was killed for hanging.
+
+    Args:
+        restarting: Ray is starting the process again; the same handle will work in a moment.
+        outage: It was waiting for what the kind of outage names when it was given up.
+    """
+
+    reason: str
+    restarting: bool = False
+    outage: str = ""
+
+
+class PublishError(RuntimeError):
+    """Rows were computed but the shard could not be written or committed."""
+
+
+class Runner(Protocol):
+    """The work behind a worker; built, warmed up and called inside the worker's process."""
+
+    def warm_up(self) -> WorkerInfo:
+        """Make everything ready; may be called again at no cost."""
+
+    def run(self, order: ShardOrder) -> None:
+        """Process the shard and publish it; PublishError when the second half failed."""
+
+    def probe(self, items: Sequence[Item]) -> None:
+        """Process these rows and throw the result away."""
+
+    def seconds_in_flight(self) -> float:
+        """Audio seconds extracted so far in shards that are still running."""
+
+    def waits_for(self) -> str:
+        """The kind of outage that a read which takes long now would be; empty if none does."""

@@ -1,0 +1,304 @@
+"""One row's bytes to signals ready for the models: decode, pick channels, resample, calibrate.
+
+A clip of up to two minutes is held whole; a longer one stays a stream and is read block by block,
+twice where its level has to be known first. Which of the two depends on the decoded length alone,
+so the same file always takes the same path. Runs in decode threads; knows no model beyond its rate
+and unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from earmill.pipeline.audio.channels import as_model_input, clips_of_channels
+from earmill.pipeline.audio.decode import AudioFacts, BlockReader, open_blocks
+from earmill.pipeline.audio.resample import AudioResampler, ResampleStream
+from earmill.pipeline.formats.rows import Scalar
+from earmill.pipeline.sources.base import Item
+
+if TYPE_CHECKING:
+    from amtcore.units import Calibration
+    from earmill.pipeline.spec.job import AudioSpec
+
+Signal = npt.NDArray[np.float32]
+
+# Longer clips are streamed: 21 MB of samples at 44.1 kHz.
+LONG_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one model wants its input to be: a sample rate, a unit, and for how many ears."""
+
+    fs_hz: float
+    unit: str
+    ears: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One clip of one row, whole.
+
+    Args:
+        channel: Source channel, -1 for mixed or both ears.
+        signals: One per target, in the targets' order, (time,) or (2, time); equal targets share
+            one array.
+        facts: Provenance columns of the row.
+    """
+
+    item: Item
+    channel: int
+    seconds: float
+    signals: tuple[Signal, ...]
+    facts: dict[str, Scalar] = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum({id(signal): signal.nbytes for signal in self.signals}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Preparer:
+    """Turns streams into clips.
+
+    Args:
+        audio: Channel policy, calibration, resampler and limits of the job.
+        targets: What the models want.
+        long_s: Clips above this are streamed.
+    """
+
+    audio: AudioSpec
+    targets: tuple[Target, ...]
+    long_s: float = LONG_S
+
+    def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
+        """Decode a row: its clips, one a channel, or a long clip that is still to be read.
+
+        The stream is closed here, or by the long clip. Raises a RowError for bad input.
+        """
+        with ExitStack() as closing:
+            closing.callback(stream.close)
+            reader = closing.enter_context(self.read(item, stream))
+            blocks, frames = [], 0
+            remaining = iter(reader)
+            for block in remaining:
+                blocks.append(block)
+                frames += block.shape[1]
+                if frames > self.long_s * reader.rate_hz:
+                    closing.pop_all()
+                    return LongClip(self, item, stream, reader, blocks, remaining)
+        waveform = np.concatenate(blocks, axis=1)
+        return [
+            self._clip(item, channel, waveform[rows], reader.facts)
+            for channel, rows in self.clips_of_channels(reader)
+        ]
+
+    def clips_of_channels(self, reader: BlockReader) -> list[tuple[int, slice]]:
+        """The clips in what a reader yields: source channel and rows."""
+        return clips_of_channels(self.audio.channels, reader.channel_ids)
+
+    def gains(self, rms: float) -> tuple[float, ...]:
+        """Linear gain for each target, for a clip of this RMS."""
+        calibration = self.calibration
+        return tuple(calibration.gain_for_rms(rms, target.unit) for target in self.targets)
+
+    @property
+    def calibration(self) -> Calibration:
+        """What the samples mean."""
+        # Drags in torch, which the driver must not wait for before it has checked the job.
+        from amtcore.units import Calibration
+
+        return Calibration.from_dict(self.audio.calibration.to_dict())
+
+    def resampler(self, from_hz: float, to_hz: float) -> AudioResampler:
+        """The job's resampler for one pair of rates."""
+        return AudioResampler(from_hz, to_hz, self.audio.resampler)
+
+    def facts(self, item: Item, audio: AudioFacts, gains: Sequence[float]) -> dict[str, Scalar]:
+        """Provenance of a row; `gain_db` is the gain into the first model's unit."""
+        resampled = any(target.fs_hz != audio.rate_hz for target in self.targets)
+        return {
+            "uri": item.uri,
+            "start_s": item.start_s,
+            "end_s": item.end_s,
+            "etag": item.etag,
+            "size": item.size,
+            "mtime": item.mtime,
+            "container": audio.container,
+            "codec": audio.codec,
+            "rate_hz": float(audio.rate_hz),
+            "channels": audio.channels,
+            "frames": audio.frames,
+            "nbytes": audio.nbytes,
+            "bytes_sha256": audio.bytes_sha256,
+            "pcm_sha256": audio.pcm_sha256,
+            "decoder": audio.decoder,
+            "decoder_version": audio.decoder_version,
+            "resampler": self.audio.resampler if resampled else None,
+            "resampled_from_hz": float(audio.rate_hz) if resampled else None,
+            # Digital silence at a normalised level has no gain.
+            "gain_db": 20 * math.log10(gains[0]) if gains[0] > 0 else None,
+        }
+
+    def read(self, item: Item, stream: BinaryIO) -> BlockReader:
+        """A fresh reader of the row's blocks."""
+        return open_blocks(
+            stream,
+            uri=item.uri,
+            start_s=item.start_s,
+            end_s=item.end_s,
+            channels=self.audio.channels,
+            limits=self.audio.limits(),
+        )
+
+    def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
+        """Each target's signal from (ear, time) at its rate; equal targets share one array."""
+        made = {
+            target: scaled(as_model_input(by_rate[target.fs_hz], target.ears), gain)
+            for target, gain in zip(self.targets, gains, strict=True)
+        }
+        return tuple(made[target] for target in self.targets)
+
+    def _clip(self, item: Item, channel: int, ears: Signal, audio: AudioFacts) -> Clip:
+        gains = self.gains(_rms(ears) if self.calibration.needs_whole_clip else 1.0)
+        by_rate = {}
+        for fs_hz in {target.fs_hz for target in self.targets}:
+            resampler = self.resampler(audio.rate_hz, fs_hz)
+            by_rate[fs_hz] = np.stack([resampler.process(ear) for ear in ears])
+        return Clip(
+            item=item,
+            channel=channel,
+            seconds=audio.seconds,
+            signals=self.ready(by_rate, gains),
+            facts=self.facts(item, audio, gains),
+        )
+
+
+class LongClip:
+    """A row too long to hold: read it once with `pieces`, then ask for `seconds` and `facts`.
+
+    Args:
+        blocks: What was decoded before the length was known; `remaining` continues there.
+    """
+
+    def __init__(
+        self,
+        preparer: Preparer,
+        item: Item,
+        stream: BinaryIO,
+        reader: BlockReader,
+        blocks: list[Signal],
+        remaining: Iterator[Signal],
+    ) -> None:
+        self.item = item
+        self._clips = preparer.clips_of_channels(reader)
+        self.channels = tuple(channel for channel, _ in self._clips)
+        self._preparer, self.stream, self._reader = preparer, stream, reader
+        self._blocks, self._remaining = blocks, remaining
+        self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self._clips]
+
+    @property
+    def nbytes(self) -> int:
+        """Samples held right now."""
+        return sum(block.nbytes for block in self._blocks)
+
+    @property
+    def seconds(self) -> float:
+        """Duration; known after the last piece."""
+        return self._reader.facts.seconds
+
+    def facts(self, position: int) -> dict[str, Scalar]:
+        """Provenance of the row of one of `channels`; known after the last piece."""
+        gains = self._gains[position]
+        return self._preparer.facts(self.item, self._reader.facts, gains)
+
+    def pieces(self) -> Iterator[list[tuple[Signal, ...]]]:
+        """The clip piece by piece: per entry of `channels`, one signal per target.
+
+        Targets get pieces of their own lengths, some of them empty. Closes the stream at the end.
+        Raises a RowError where the damage is, maybe after many good pieces.
+        """
+        try:
+            if self._preparer.calibration.needs_whole_clip:
+                self._measure()
+            resamplers = [self._resamplers(rows) for _, rows in self._clips]
+            for block in self._undelivered():
+                yield [
+                    self._push(streams, block[rows], gains)
+                    for streams, (_, rows), gains in zip(
+                        resamplers, self._clips, self._gains, strict=True
+                    )
+                ]
+            yield [
+                self._finish(streams, gains)
+                for streams, gains in zip(resamplers, self._gains, strict=True)
+            ]
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the stream back; safe to call again."""
+        self._reader.close()
+        self.stream.close()
+
+    def _undelivered(self) -> Iterator[Signal]:
+        # Each block is let go once it was handed out.
+        while self._blocks:
+            yield self._blocks.pop(0)
+        yield from self._remaining
+
+    def _measure(self) -> None:
+        """The first of two passes: the level of each clip, over both ears where there are two."""
+        squares, frames = np.zeros(len(self._reader.channel_ids)), 0
+        for block in self._undelivered():
+            squares += np.square(block, dtype=np.float64).sum(axis=1)
+            frames += block.shape[1]
+        self._gains = [
+            self._preparer.gains(math.sqrt(squares[rows].mean() / frames))
+            for _, rows in self._clips
+        ]
+        self._reader.close()
+        self._reader = self._preparer.read(self.item, self.stream)
+        self._remaining = iter(self._reader)
+
+    def _resamplers(self, rows: slice) -> dict[float, list[ResampleStream]]:
+        """By rate, a resampler for each ear."""
+        rates = {target.fs_hz for target in self._preparer.targets}
+        from_hz, ears = self._reader.rate_hz, range(rows.start, rows.stop)
+        return {
+            rate: [self._preparer.resampler(from_hz, rate).stream() for _ in ears] for rate in rates
+        }
+
+    def _push(
+        self, streams: dict[float, list[ResampleStream]], ears: Signal, gains: tuple[float, ...]
+    ) -> tuple[Signal, ...]:
+        by_rate = {
+            rate: np.stack([s.push(ear) for s, ear in zip(of_ears, ears, strict=True)])
+            for rate, of_ears in streams.items()
+        }
+        return self._preparer.ready(by_rate, gains)
+
+    def _finish(
+        self, streams: dict[float, list[ResampleStream]], gains: tuple[float, ...]
+    ) -> tuple[Signal, ...]:
+        by_rate = {
+            rate: np.stack([stream.finish() for stream in of_ears])
+            for rate, of_ears in streams.items()
+        }
+        return self._preparer.ready(by_rate, gains)
+
+
+def scaled(signal: Signal, gain: float) -> Signal:
+    """The signal times a gain, in float32."""
+    return signal if gain == 1.0 else signal * np.float32(gain)
+
+
+def _rms(ears: Signal) -> float:
+    return math.sqrt(float(np.square(ears, dtype=np.float64).sum()) / ears.size)

@@ -1,0 +1,359 @@
+"""The rows of one shard, from bytes to feature rows and quarantine rows, inside one process.
+
+    fetch --> decode, resample, calibrate --> windows --> batches --> model --> check, cast --> rows
+    feeder thread    decode threads           in order   by length   kernels   decode threads
+
+Decoding runs ahead of the model within a bound in bytes. A bad row becomes a quarantine row at its
+place; any other exception is a fault of the program or the machine and ends the attempt. Rows come
+out in planned order, and no value depends on timing, batches or neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
+from earmill.pipeline.formats.casting import Caster, as_stored
+from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
+from earmill.pipeline.sources.base import Item, Source
+from earmill.pipeline.sources.fetch import check_arrived
+from earmill.pipeline.sources.witness import Witnesses, fetch_confirmed
+from earmill.pipeline.worker.batching import form_batches
+from earmill.pipeline.worker.feature_values import (
+    Made,
+    Stored,
+    as_row_errors,
+    extracted,
+    spill,
+    stored,
+)
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
+from earmill.pipeline.worker.prefetch import prefetched
+from earmill.pipeline.worker.prepare import LONG_S, Clip, LongClip, Preparer, Target
+
+if TYPE_CHECKING:
+    from amtcore.features.base import Extractor
+    from earmill.pipeline.spec.job import JobSpec
+
+Prepared = list[Clip] | LongClip | QuarantineRow
+
+# Decoded samples that may wait for the model, per shard in flight.
+PREFETCH_BYTES = 64 * 2**20
+# Clips are sorted into batches within a window of this much signal.
+WINDOW_BYTES = 32 * 2**20
+# A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
+BATCH_S = 160.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRows:
+    """Good and bad rows of a shard, both in planned order."""
+
+    good: list[FeatureRow]
+    bad: list[QuarantineRow]
+
+
+class RowProcessor:
+    """A job's row pipeline; holds the decode threads and the warm models.
+
+    Args:
+        spec: The job. source: Hands out the bytes; asked by one thread per shard in flight.
+        extractors: One a model of the spec, in its order; used by one caller at a time.
+        decode_threads: Threads that decode, resample, check and cast.
+        long_s: Clips above this are streamed through decoder and model, their features into files.
+        spill_folder: Where these files lie; None takes the system's folder for temporary files.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        source: Source,
+        extractors: Sequence[Extractor],
+        *,
+        decode_threads: int,
+        long_s: float = LONG_S,
+        spill_folder: str | None = None,
+    ) -> None:
+        self._source, self._extractors = source, tuple(extractors)
+        self._witnesses = Witnesses()
+        infos = [info for model in self._extractors for info in model.streams]
+        self._cast = Caster(spec.output.dtype, as_stored(infos, spec.output.dtype))
+        self._spill_folder = spill_folder
+        self._each = spec.audio.channels == "each"
+        targets = tuple(
+            Target(model.fs_hz, model.input_unit, max(model.input_channels))
+            for model in self._extractors
+        )
+        self._preparer = Preparer(spec.audio, targets, long_s)
+        self._decode_threads = decode_threads
+        self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+        # Lasting threads, because a streamed source keeps its place per thread; one a shard.
+        self._feeders = ThreadPoolExecutor(CONCURRENT_SHARDS, thread_name_prefix="fetch")
+
+    def process(
+        self,
+        items: Sequence[Item],
+        *,
+        attempts: int = 1,
+        witnesses: Sequence[Item] = (),
+        my_turn: Callable[[], None] = lambda: None,
+        on_audio: Callable[[float], None] = lambda seconds: None,
+    ) -> ShardRows:
+        """All rows of a shard.
+
+        Args:
+            attempts: Recorded with quarantined rows.
+            witnesses: Rows of the source that were read elsewhere; see `fetch_confirmed`.
+            my_turn: Called before the models are first used; may wait for other shards.
+            on_audio: Told the seconds of audio of each row that is through the models.
+        Raises:
+            SourceOutage: Bytes could not be had for no row's fault; nothing is to be published.
+        """
+        return _ShardRun(self, attempts, on_audio).run(items, witnesses, my_turn)
+
+    def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
+        """Decode one row; a subclass may do more. Raises a RowError for bad input."""
+        return self._preparer.open(item, stream)
+
+    def close(self) -> None:
+        """End the threads."""
+        for pool in (self._feeders, self._pool):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    # -- for _ShardRun ------------------------------------------------------------------------
+
+    def prepared(
+        self, items: Sequence[Item], attempts: int, witnesses: Sequence[Item] = ()
+    ) -> Generator[Prepared, None, None]:
+        """Every row, decoded ahead, in order."""
+
+        def work(entry: tuple[Item, BinaryIO | RowError]) -> Prepared:
+            item, stream = entry
+            try:
+                if isinstance(stream, RowError):
+                    raise stream
+                try:
+                    return self._checked(self.prepare(item, stream))
+                finally:
+                    # A read that failed looks like a short file to a decoder.
+                    check_arrived(stream, item.uri)
+            except RowError as error:
+                return quarantined(item.row_id, item, error, attempts)
+
+        return prefetched(
+            fetch_confirmed(self._source, items, self._witnesses, witnesses),
+            work,
+            pool=self._pool,
+            nbytes=_nbytes,
+            budget_bytes=PREFETCH_BYTES,
+            in_flight=self._decode_threads + 1,
+            feeders=self._feeders,
+        )
+
+    def later(self, work: Callable[..., FeatureRow | QuarantineRow], *args: Any) -> Future[Any]:
+        """Run something in the decode threads."""
+        return self._pool.submit(work, *args)
+
+    def row_id(self, item: Item, channel: int) -> str:
+        """The row id of one channel of a planned row."""
+        return f"{item.row_id}#ch{channel}" if self._each else item.row_id
+
+    def extract(self, clips: Sequence[Clip]) -> list[Made]:
+        """Features of a batch: per clip, stream name -> (frames, width), or events."""
+        features: list[dict[str, Any]] = [{} for _ in clips]
+        for index, extractor in enumerate(self._extractors):
+            found = extracted(extractor, [clip.signals[index] for clip in clips])
+            for row, streams in zip(features, found, strict=True):
+                row |= streams
+        return [*features]
+
+    def extract_long(self, clip: LongClip) -> list[Stored]:
+        """Features of a long clip, channel by channel, in memory that does not grow with it.
+
+        They are cast at once and go to files.
+        """
+        channels = len(clip.channels)
+        streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
+        wholes = [Stored() for _ in range(channels)]
+        pieces = prefetched(
+            clip.pieces(),
+            lambda piece: piece,
+            pool=self._pool,
+            nbytes=lambda piece: sum(s.nbytes for signals in piece for s in signals),
+            budget_bytes=PREFETCH_BYTES,
+            in_flight=1,
+        )
+        with closing(pieces), as_row_errors():
+            for piece in pieces:
+                for channel, signals in enumerate(piece):
+                    for stream, signal in zip(streams[channel], signals, strict=True):
+                        self._spill(wholes[channel], stream.push(signal))
+            for whole, of_models in zip(wholes, streams, strict=True):
+                for stream in of_models:
+                    self._spill(whole, stream.finish())
+        return wholes
+
+    def _spill(self, whole: Stored, made: Made) -> None:
+        spill(whole, made, self._cast, self._spill_folder)
+
+    def feature_row(
+        self,
+        item: Item,
+        channel: int,
+        seconds: float,
+        facts: dict[str, Scalar],
+        features: Made | Stored,
+        attempts: int,
+    ) -> FeatureRow | QuarantineRow:
+        """A finished row, or its quarantine row where the features cannot be stored."""
+        row_id = self.row_id(item, channel)
+        try:
+            held = features if isinstance(features, Stored) else stored(features, self._cast)
+        except RowError as error:
+            return quarantined(row_id, item, error, attempts)
+        scalars = (row_id, item.row_id, channel, seconds, facts, item.extra)
+        return FeatureRow(*scalars, held.streams, held.steps, held.errors)
+
+    def _checked(self, prepared: list[Clip] | LongClip) -> list[Clip] | LongClip:
+        if isinstance(prepared, LongClip):
+            try:
+                check_streamable(self._extractors, self._preparer.long_s, prepared.item)
+            except RowError:
+                prepared.close()
+                raise
+            return prepared
+        for clip in prepared:
+            for extractor, signal in zip(self._extractors, clip.signals, strict=True):
+                check_length(extractor, signal.shape[-1], clip.item)
+        return prepared
+
+
+class _ShardRun:
+    """One shard on its way through; collects rows as futures in planned order."""
+
+    def __init__(
+        self, rows: RowProcessor, attempts: int, on_audio: Callable[[float], None]
+    ) -> None:
+        self._rows, self._attempts, self._on_audio = rows, attempts, on_audio
+        self._done: list[list[Future[Any] | QuarantineRow]] = []
+        # Place in the shard, clip, and the audio it stands for in the progress.
+        self._window: list[tuple[int, Clip, float]] = []
+        self._window_bytes = 0
+
+    def run(
+        self, items: Sequence[Item], witnesses: Sequence[Item], my_turn: Callable[[], None]
+    ) -> ShardRows:
+        waited = False
+        with closing(self._rows.prepared(items, self._attempts, witnesses)) as prepared:
+            for entry in prepared:
+                place = len(self._done)
+                self._done.append([])
+                if isinstance(entry, QuarantineRow):
+                    self._done[place].append(entry)
+                    continue
+                if not waited and self._is_full(entry):
+                    my_turn()
+                    waited = True
+                self._take(place, entry)
+            if not waited:
+                my_turn()
+            self._flush()
+        return self._gather()
+
+    def _is_full(self, entry: list[Clip] | LongClip) -> bool:
+        return isinstance(entry, LongClip) or self._window_bytes + _nbytes(entry) >= WINDOW_BYTES
+
+    def _take(self, place: int, entry: list[Clip] | LongClip) -> None:
+        if isinstance(entry, LongClip):
+            self._flush()
+            self._extract_long(place, entry)
+            return
+        self._window += [(place, clip, clip.seconds / len(entry)) for clip in entry]
+        self._window_bytes += _nbytes(entry)
+        if self._window_bytes >= WINDOW_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        window, self._window, self._window_bytes = self._window, [], 0
+        if not window:
+            return
+        lengths = [clip.signals[0].shape[-1] for _, clip, _ in window]
+        max_samples = round(BATCH_S * self._rows._extractors[0].fs_hz)
+        finished: dict[int, Future[Any]] = {}
+        for batch in form_batches(lengths, max_samples):
+            features = self._rows.extract([window[position][1] for position in batch])
+            for position, found in zip(batch, features, strict=True):
+                _, clip, seconds = window[position]
+                finished[position] = self._later(
+                    clip.item, clip.channel, clip.seconds, clip.facts, found
+                )
+                self._on_audio(seconds)
+        for position, (place, _, _) in enumerate(window):
+            self._done[place].append(finished[position])
+
+    def _extract_long(self, place: int, clip: LongClip) -> None:
+        try:
+            features = self._rows.extract_long(clip)
+            for position, (channel, found) in enumerate(zip(clip.channels, features, strict=True)):
+                facts = clip.facts(position)
+                self._done[place].append(
+                    self._later(clip.item, channel, clip.seconds, facts, found)
+                )
+            self._on_audio(clip.seconds)
+        except RowError as error:
+            bad = quarantined(clip.item.row_id, clip.item, error, self._attempts)
+            self._done[place].append(bad)
+        finally:
+            clip.close()
+            check_arrived(clip.stream, clip.item.uri)
+
+    def _later(self, *row: Any) -> Future[Any]:
+        return self._rows.later(self._rows.feature_row, *row, self._attempts)
+
+    def _gather(self) -> ShardRows:
+        rows = [
+            row if isinstance(row, QuarantineRow) else row.result()
+            for place in self._done
+            for row in place
+        ]
+        good = [row for row in rows if isinstance(row, FeatureRow)]
+        return ShardRows(good, [row for row in rows if isinstance(row, QuarantineRow)])
+
+
+def check_length(extractor: Extractor, n_samples: int, item: Item) -> None:
+    """Raise TooShortError unless every stream gets at least one frame."""
+    empty = [name for name, frames in extractor.n_frames(n_samples).items() if frames < 1]
+    if empty:
+        raise TooShortError(
+            f"{item.uri}: expected at least one frame of {', '.join(empty)}, got "
+            f"{n_samples / extractor.fs_hz * 1000:.3g} ms of audio"
+        )
+
+
+def check_streamable(extractors: Sequence[Extractor], long_s: float, item: Item) -> None:
+    """Raise TooLongError where a long clip meets a stream that cannot go chunk by chunk."""
+    whole = [stream.model for each in extractors if not each.can_stream for stream in each.streams]
+    if whole:
+        raise TooLongError(
+            f"{item.uri}: expected at most {long_s:g} s for {whole[0]}, whose streams need whole "
+            "clips, got more; cut it into spans with a manifest, or for king2019 set phase_insens "
+            "to none and leave subfs out"
+        )
+
+
+def quarantined(row_id: str, item: Item, error: RowError, attempts: int) -> QuarantineRow:
+    """The quarantine row of an error."""
+    message = " ".join(str(error).split())
+    return QuarantineRow(row_id, item.uri, error.stage, error.error_class, message, attempts)
+
+
+def _nbytes(entry: Prepared) -> int:
+    if isinstance(entry, QuarantineRow):
+        return 0
+    if isinstance(entry, LongClip):
+        return entry.nbytes
+    return sum(clip.nbytes for clip in entry)

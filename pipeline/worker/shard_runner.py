@@ -1,0 +1,330 @@
+"""The real work behind a worker: warm models, process a shard's rows, publish it.
+
+Two shards may be inside at once: while one uses the models, the other is decoded or written. The
+models are taken in the order in which shards arrived. What ends up in files is the same whatever
+overlaps: a shard's rows depend on nothing but its items and the spec.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earmill.pipeline.audio.channels import EARS
+from earmill.pipeline.common.errors import SpillError, WorkerCrashError
+from earmill.pipeline.dataset.provenance import VALUE_PACKAGES, device_info
+from earmill.pipeline.dataset.publish import publish_shard
+from earmill.pipeline.dataset.recompute import Again
+from earmill.pipeline.formats.casting import Caster, as_stored, total
+from earmill.pipeline.formats.registry import Encoding, encode, read_back, row_table, write_table
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.sources import Item, open_source
+from earmill.pipeline.sources.fetch import longest_wait_s
+from earmill.pipeline.storage.layout import Layout, commit_path
+from earmill.pipeline.storage.owned_folders import own_folder, sweep
+from earmill.pipeline.storage.store_calls import patient
+from earmill.pipeline.worker.feature_values import stored
+from earmill.pipeline.worker.messages import PublishError, ShardOrder, WorkerInfo
+from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows, quarantined
+from earmill.pipeline.worker.turns import Turns
+
+if TYPE_CHECKING:
+    from amtcore.features.base import Extractor, StreamInfo
+    from earmill.pipeline.spec.job import JobSpec
+
+# Enough signal to compile and load every kernel: a second, and two odd lengths after it.
+WARM_UP_SAMPLES = (44100, 30001, 777)
+# A read that keeps a shard waiting for longer may be what it will be killed for.
+SLOW_READ_S = 2.0
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """All a worker needs to know; travels to it once.
+
+    Args:
+        spec: The job, storage options included.
+        plan_id: Goes into commit records.
+        threads: Kernel threads of this worker.
+        folder: The driver's working folder, against which the spec's relative paths resolve.
+        device: `cpu`.
+        extra_types: Types of carried-through columns over the whole plan.
+        again: Shards whose commit is to be replaced.
+    """
+
+    spec: JobSpec
+    plan_id: str
+    threads: int
+    folder: str
+    device: str = "cpu"
+    extra_types: Mapping[str, Any] = field(default_factory=dict)
+    again: Mapping[str, Again] = field(default_factory=dict)
+
+    def __call__(self) -> ShardRunner:
+        """Build the runner; called inside the worker's process."""
+        return ShardRunner(self)
+
+
+class ShardRunner:
+    """Processes and publishes shards.
+
+    Args:
+        job: What to do.
+        make_rows: Builds the row pipeline; RowProcessor unless a caller extends it.
+    """
+
+    def __init__(
+        self, job: WorkerJob, make_rows: Callable[..., RowProcessor] = RowProcessor
+    ) -> None:
+        if os.path.isdir(job.folder):
+            # A worker of a joined cluster starts wherever `ray start` was called.
+            os.chdir(job.folder)
+        self._job, self._make_rows = job, make_rows
+        self._spec = job.spec
+        self._layout = Layout.open(job.spec.output.uri, job.spec.output.storage_options)
+        self._turns = Turns()
+        self._extractors: list[Extractor] = []
+        self._rows: RowProcessor | None = None
+        self._in_flight: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def warm_up(self) -> WorkerInfo:
+        """Open the source, build models and run them and the writers once; cheap when repeated."""
+        if self._rows is None:
+            sweep()  # what workers that were killed on this machine have left
+            source = open_source(self._spec.source)
+            self._extractors = build_extractors(self._spec, self._job.threads)
+            features: dict[str, Any] = {}
+            for extractor in self._extractors:
+                features |= _exercise(extractor)
+            self._exercise_writers(features)
+            self._rows = self._make_rows(
+                self._spec,
+                source,
+                self._extractors,
+                decode_threads=max(2, self._job.threads),
+                spill_folder=self._layout.root if self._layout.is_local else None,
+            )
+        return WorkerInfo(pid=os.getpid(), device=self._job.device, threads=self._job.threads)
+
+    def run(self, order: ShardOrder) -> None:
+        """Process the shard and publish it, unless another attempt has done so already."""
+        with patient():
+            self._run(order)
+
+    def _run(self, order: ShardOrder) -> None:
+        if self._layout.exists(commit_path(order.shard.shard_id, self._again(order).generation)):
+            return
+        started = time.perf_counter()
+        try:
+            rows = self._process(order)
+            seconds = time.perf_counter() - started
+            self._publish(order, rows, seconds)
+        finally:
+            with self._lock:
+                self._in_flight.pop(order.attempt, None)
+
+    def _again(self, order: ShardOrder) -> Again:
+        """How the shard is committed; as generation 0 where it is for the first time."""
+        return self._job.again.get(order.shard.shard_id, Again())
+
+    def probe(self, items: Sequence[Item]) -> None:
+        """Process and encode rows and forget them: either may be what kills the worker."""
+        with self._turns.line_up() as my_turn:
+            rows = self._extracted(items, my_turn=my_turn)
+        try:
+            with self._layout.scratch("probe") as folder:
+                self._encode(rows.good, folder, self._job.extra_types or None)
+        except OSError as error:
+            raise PublishError("rows could not be encoded") from error
+
+    def seconds_in_flight(self) -> float:
+        """Audio seconds through the models in shards that are not published yet."""
+        with self._lock:
+            return sum(self._in_flight.values())
+
+    def waits_for(self) -> str:
+        """`source` while a read of it takes long."""
+        return "source" if longest_wait_s() > SLOW_READ_S else ""
+
+    @property
+    def _processor(self) -> RowProcessor:
+        if self._rows is None:
+            self.warm_up()
+        if self._rows is None:
+            raise RuntimeError("the worker is not warm")
+        return self._rows
+
+    def _process(self, order: ShardOrder) -> ShardRows:
+        def count(seconds: float) -> None:
+            with self._lock:
+                self._in_flight[order.attempt] = self._in_flight.get(order.attempt, 0.0) + seconds
+
+        planned = {item.row_id for item in order.shard.items}
+        # A channel alone cannot stay behind: its row is processed whole.
+        kept = [row for row in self._again(order).keep if row.row_id in planned]
+        known = {row.row_id for row in kept}
+        items = [
+            item
+            for item in order.shard.items
+            if item.row_id not in order.culprits and item.row_id not in known
+        ]
+        with self._turns.line_up() as my_turn:
+            rows = self._extracted(
+                items,
+                attempts=order.attempts,
+                witnesses=order.witnesses,
+                my_turn=my_turn,
+                on_audio=count,
+            )
+        culprits = [
+            quarantined(item.row_id, item, _crash(order.culprits[item.row_id]), order.attempts)
+            for item in order.shard.items
+            if item.row_id in order.culprits and item.row_id not in known
+        ]
+        return ShardRows(rows.good, rows.bad + culprits + kept)
+
+    def _extracted(self, items: Sequence[Item], **options: Any) -> ShardRows:
+        try:
+            return self._processor.process(items, **options)
+        except SpillError as error:
+            raise PublishError("the features of a long row found no room") from error
+
+    def _publish(self, order: ShardOrder, rows: ShardRows, process_s: float) -> None:
+        shard, output = order.shard, self._spec.output
+        try:
+            publish_shard(
+                self._layout,
+                shard_id=shard.shard_id,
+                attempt=order.attempt,
+                plan_id=self._job.plan_id,
+                rows=rows.good,
+                bad=rows.bad,
+                streams=self._streams,
+                formats=output.formats,
+                attrs=self._attrs(),
+                info=self._info(order, process_s) | _cast_errors(rows.good),
+                dtype=output.dtype,
+                row_group_profile=output.row_group_profile,
+                plan_rows=[item.row_id for item in shard.items],
+                extra_types=self._job.extra_types or None,
+                generation=self._again(order).generation,
+            )
+        except Exception as error:
+            raise PublishError(f"shard {shard.shard_id} could not be published") from error
+
+    @property
+    def _streams(self) -> list[StreamInfo]:
+        infos = [info for model in self._extractors for info in model.streams]
+        return as_stored(infos, self._spec.output.dtype)
+
+    def _exercise_writers(self, features: Mapping[str, Any]) -> None:
+        """Encode a row and read it back: what the writers import costs seconds the first time."""
+        held = stored(features, Caster(self._spec.output.dtype, self._streams))
+        row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, held.streams, held.steps)
+        with tempfile.TemporaryDirectory(prefix="warm-up-", dir=own_folder()) as name:
+            self._encode([row], Path(name), None)
+        _versions()
+
+    def _encode(
+        self, rows: Sequence[FeatureRow], folder: Path, extra_types: Mapping[str, Any] | None
+    ) -> None:
+        """Write rows as a shard's files and read them back."""
+        output, streams = self._spec.output, self._streams
+        encoding = Encoding(output.dtype, output.row_group_profile, extra_types, self._attrs())
+        for fmt in output.formats:
+            path = encode(fmt, rows, streams, folder=folder, name=f"w.{fmt}", encoding=encoding)
+            read_back(fmt, path, streams)
+        write_table(row_table(rows, streams, extra_types), folder / "rows.parquet")
+
+    def _attrs(self) -> dict[str, Any]:
+        """Stored in every data file; the same for every attempt."""
+        canonical = self._spec.canonical()
+        return {
+            "spec_sha256": self._spec.sha256(),
+            "calibration": canonical["audio"]["calibration"],
+            "models": [entry["model"] for entry in canonical["extract"]],
+        }
+
+    def _info(self, order: ShardOrder, process_s: float) -> dict[str, Any]:
+        """Stored in the commit record only: who did it, with what, and how long it took."""
+        return {
+            "device": device_info(self._job.device),
+            "versions": _versions(),
+            "worker": _whereabouts(),
+            "threads": self._job.threads,
+            "attempts": order.attempts,
+            "timings_s": {"process": round(process_s, 6)},
+        }
+
+
+def _cast_errors(rows: Sequence[FeatureRow]) -> dict[str, Any]:
+    """Stored in the commit record: what float16 cost each stream; the same whatever the attempt."""
+    found = total(row.cast_errors for row in rows)
+    return {"cast_errors": {k: v.to_dict() for k, v in sorted(found.items()) if v.nonzero}}
+
+
+def build_extractors(spec: JobSpec, threads: int | None) -> list[Extractor]:
+    """The job's models, warm-up not included."""
+    from amtcore.features.build import build_extractor
+
+    return [
+        build_extractor(
+            entry.model,
+            fs_hz=entry.fs_hz,
+            params=entry.params,
+            streams=entry.streams,
+            threads=threads,
+        )
+        for entry in spec.extract
+    ]
+
+
+def _whereabouts() -> dict[str, Any]:
+    """Host, process and, inside Ray, the node."""
+    found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        found["ray_node"] = ray.get_runtime_context().get_node_id()
+    return found
+
+
+def _exercise(extractor: Extractor) -> dict[str, Any]:
+    """Run a model once in both of its ways; the features of a second of noise."""
+    rng = np.random.default_rng(0)
+    noise = [rng.standard_normal(n).astype(np.float32) * 0.01 for n in WARM_UP_SAMPLES]
+    if extractor.can_stream:
+        stream = extractor.open_stream()
+        stream.push(noise[-1])
+        stream.finish()
+    if max(extractor.input_channels) == EARS:
+        extractor.extract([np.stack(noise[-1:] * EARS)])
+    return extractor.extract(noise)[0]
+
+
+@lru_cache(maxsize=1)
+def _versions() -> dict[str, str]:
+    """Versions of the packages that can change a feature, without looking at all the others."""
+    found = {}
+    for name in VALUE_PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _crash(reason: str) -> WorkerCrashError:
+    return WorkerCrashError(f"processing this row alone fails its worker: {reason}")

@@ -1,0 +1,170 @@
+"""earmill: audio corpora into auditory-model features.
+
+    import earmill
+
+    earmill.extract("job.yaml")                       # the job, as `earmill extract job.yaml`
+    ds = earmill.open_features("features")            # rows by number, by id, by seconds
+    loader = DataLoader(ds.torch(), batch_size=32, collate_fn=earmill.collate)
+    earmill.models.Dau1997(fs=16000)                  # a model as a PyTorch module
+
+Every name is loaded when it is first used: importing the package costs a few milliseconds and needs
+neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amtcore import models as models
+    from amtcore import stages as stages
+    from amtcore.features.base import Extractor, StreamInfo
+    from amtcore.features.build import ModelInfo, build_extractor, list_models
+    from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
+    from amtcore.features.spike_events import SpikeEvents
+    from amtcore.units import Calibration
+    from earmill.api import JobFailedError, extract, plan, retry, verify
+    from earmill.pipeline.common.errors import (
+        CommitError,
+        EarmillError,
+        LockedError,
+        OutputError,
+        RunStopped,
+        SourceError,
+        SpecError,
+    )
+    from earmill.pipeline.dataset.verify import Report
+    from earmill.pipeline.driver import events as events
+    from earmill.pipeline.driver.events import JobFinished
+    from earmill.pipeline.driver.stop_request import StopRequest
+    from earmill.pipeline.planning.cost import JobCost
+    from earmill.pipeline.reader.collate import (
+        Batch,
+        collate_jagged,
+        collate_packed,
+        collate_padded,
+        per_channel,
+    )
+    from earmill.pipeline.reader.collate import collate_padded as collate
+    from earmill.pipeline.reader.concat import ConcatenatedFeatures
+    from earmill.pipeline.reader.features import Features
+    from earmill.pipeline.reader.open import open_features
+    from earmill.pipeline.reader.read_row import Row
+    from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureLoader, FeatureStream
+    from earmill.pipeline.spec.job import JobSpec
+
+_ERRORS = "earmill.pipeline.common.errors"
+_COLLATE = "earmill.pipeline.reader.collate"
+_TORCH = "earmill.pipeline.reader.torch_datasets"
+
+# Name -> where it is: a module, or a module and the name there.
+_HOMES: dict[str, str | tuple[str, str]] = {
+    "Batch": (_COLLATE, "Batch"),
+    "Calibration": ("amtcore.units", "Calibration"),
+    "CommitError": (_ERRORS, "CommitError"),
+    "ConcatenatedFeatures": ("earmill.pipeline.reader.concat", "ConcatenatedFeatures"),
+    "EarmillError": (_ERRORS, "EarmillError"),
+    "Extractor": ("amtcore.features.base", "Extractor"),
+    "FeatureDataset": (_TORCH, "FeatureDataset"),
+    "FeatureLoader": (_TORCH, "FeatureLoader"),
+    "FeatureStream": (_TORCH, "FeatureStream"),
+    "Features": ("earmill.pipeline.reader.features", "Features"),
+    "JobCost": ("earmill.pipeline.planning.cost", "JobCost"),
+    "JobFailedError": ("earmill.api", "JobFailedError"),
+    "JobFinished": ("earmill.pipeline.driver.events", "JobFinished"),
+    "JobSpec": ("earmill.pipeline.spec.job", "JobSpec"),
+    "LockedError": (_ERRORS, "LockedError"),
+    "ModelInfo": ("amtcore.features.build", "ModelInfo"),
+    "OutputError": (_ERRORS, "OutputError"),
+    "Report": ("earmill.pipeline.dataset.verify", "Report"),
+    "Row": ("earmill.pipeline.reader.read_row", "Row"),
+    "RunStopped": (_ERRORS, "RunStopped"),
+    "SourceError": (_ERRORS, "SourceError"),
+    "SpecError": (_ERRORS, "SpecError"),
+    "SpikeEncoder": ("amtcore.features.spike_encoder", "SpikeEncoder"),
+    "SpikeEvents": ("amtcore.features.spike_events", "SpikeEvents"),
+    "SpikeOptions": ("amtcore.features.spike_encoder", "SpikeOptions"),
+    "StopRequest": ("earmill.pipeline.driver.stop_request", "StopRequest"),
+    "StreamInfo": ("amtcore.features.base", "StreamInfo"),
+    "build_extractor": ("amtcore.features.build", "build_extractor"),
+    "collate": (_COLLATE, "collate_padded"),
+    "collate_jagged": (_COLLATE, "collate_jagged"),
+    "collate_packed": (_COLLATE, "collate_packed"),
+    "collate_padded": (_COLLATE, "collate_padded"),
+    "events": "earmill.pipeline.driver.events",
+    "extract": ("earmill.api", "extract"),
+    "list_models": ("amtcore.features.build", "list_models"),
+    "models": "amtcore.models",
+    "open_features": ("earmill.pipeline.reader.open", "open_features"),
+    "per_channel": (_COLLATE, "per_channel"),
+    "plan": ("earmill.api", "plan"),
+    "retry": ("earmill.api", "retry"),
+    "stages": "amtcore.stages",
+    "verify": ("earmill.api", "verify"),
+}
+
+__all__ = [
+    "Batch",
+    "Calibration",
+    "CommitError",
+    "ConcatenatedFeatures",
+    "EarmillError",
+    "Extractor",
+    "FeatureDataset",
+    "FeatureLoader",
+    "FeatureStream",
+    "Features",
+    "JobCost",
+    "JobFailedError",
+    "JobFinished",
+    "JobSpec",
+    "LockedError",
+    "ModelInfo",
+    "OutputError",
+    "Report",
+    "Row",
+    "RunStopped",
+    "SourceError",
+    "SpecError",
+    "SpikeEncoder",
+    "SpikeEvents",
+    "SpikeOptions",
+    "StopRequest",
+    "StreamInfo",
+    "__version__",
+    "build_extractor",
+    "collate",
+    "collate_jagged",
+    "collate_packed",
+    "collate_padded",
+    "events",
+    "extract",
+    "list_models",
+    "models",
+    "open_features",
+    "per_channel",
+    "plan",
+    "retry",
+    "stages",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("earmill")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = (
+        import_module(home) if isinstance(home, str) else getattr(import_module(home[0]), home[1])
+    )
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,226 @@
+"""The commands as Python calls: extract, plan, verify, retry.
+
+Each does what the command of its name does and raises what the command would print. A job runs in
+this process as the driver, with its workers in processes of their own (Ray), so a script that calls
+it needs no `if __name__ == "__main__"`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from earmill.pipeline.common.errors import EarmillError, SpecError
+from earmill.pipeline.spec.job import JobSpec
+
+if TYPE_CHECKING:
+    from earmill.pipeline.dataset.recompute import Chooser
+    from earmill.pipeline.dataset.verify import Report
+    from earmill.pipeline.driver.events import Event, JobFinished
+    from earmill.pipeline.driver.stop_request import StopRequest
+    from earmill.pipeline.planning.cost import JobCost
+
+Spec = JobSpec | str | os.PathLike[str] | Mapping[str, Any]
+Uri = str | os.PathLike[str]
+Progress = bool | Callable[["Event"], None]
+
+
+class JobFailedError(EarmillError, RuntimeError):
+    """A job ended without all of its shards, or with more bad rows than it allows.
+
+    Args:
+        end: The last event of the run, with its counts.
+    """
+
+    def __init__(self, end: JobFinished) -> None:
+        super().__init__(end.message)
+        self.end = end
+        self.exit_code = end.exit_code
+
+    def __reduce__(self) -> tuple[type[JobFailedError], tuple[JobFinished]]:
+        return type(self), (self.end,)
+
+
+def extract(
+    spec: Spec,
+    *,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+    repair: bool = False,
+    progress: Progress = False,
+    ray_address: str | None = None,
+    stop: StopRequest | None = None,
+    check: bool = True,
+) -> JobFinished:
+    """Run a job to its end, as `earmill extract` does.
+
+    Args:
+        spec: A job file (path or fsspec URI), a mapping of the same shape, or a `JobSpec`.
+        overrides: `a.b=c` strings, as of `--set`.
+        resume: Go on with an output that holds commits of this job.
+        repair: With `resume`: read every file first, and compute damaged shards again.
+        progress: True shows what the command shows; a function is called with every event of
+            `earmill.events`, in this thread.
+        ray_address: Cluster to join; None takes RAY_ADDRESS, else a private Ray is started.
+        stop: Call it, from another thread, to end the run once what is in flight is committed.
+        check: Raise where the run did not end well; else look at `exit_code` and `status`.
+    Returns:
+        The last event: status, rows, seconds of audio, times real time.
+    Raises:
+        SpecError, SourceError, OutputError, LockedError: Before any work.
+        RunStopped: Source, output or cluster are away; the same call with `resume` goes on.
+        JobFailedError: With `check`, a job that was stopped, failed, or quarantined too much.
+    Example:
+        end = earmill.extract("job.yaml", overrides=["run.workers=2"], progress=True)
+        print(end.rows_ok, end.rows_bad, end.output)
+    """
+    from earmill.pipeline.dataset.recompute import damaged
+
+    if repair and not resume:
+        raise ValueError("repair goes on with an output: give resume=True as well")
+    job = _loaded(spec, overrides)
+    again = damaged if repair else None
+    return _run(job, resume, again, progress, ray_address, stop, check)
+
+
+def plan(spec: Spec, *, overrides: Iterable[str] = ()) -> JobCost:
+    """What a job would do and cost, as `earmill plan` shows it; writes nothing.
+
+    Args:
+        spec, overrides: As for `extract`.
+    Raises:
+        SpecError, SourceError: What the job would raise before any work.
+    """
+    from earmill.pipeline.planning.cost import measure_cost
+
+    return measure_cost(_loaded(spec, overrides))
+
+
+def verify(
+    uri: Uri, *, hashes: bool = True, storage_options: Mapping[str, Any] | None = None
+) -> Report:
+    """Check that a dataset is whole, as `earmill verify` does.
+
+    Args:
+        uri: Output of a job: a folder or any fsspec URI.
+        hashes: Read every byte and compare its sha256; else listings and small files only.
+        storage_options: For the filesystem: credentials, endpoint.
+    Returns:
+        `ok`, and every problem as a line.
+    Raises:
+        OutputError: No dataset there.
+    """
+    from earmill.pipeline.dataset.verify import verify as check
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    layout = Layout.open(os.fspath(uri), storage_options or {})
+    with store_errors(layout.url()):
+        return check(layout, hashes=hashes)
+
+
+def retry(
+    uri: Uri,
+    *,
+    where: str | None = None,
+    job: Spec | None = None,
+    overrides: Iterable[str] = (),
+    progress: Progress = False,
+    ray_address: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    stop: StopRequest | None = None,
+    check: bool = True,
+) -> JobFinished | None:
+    """Try quarantined rows again, as `earmill retry` does.
+
+    Args:
+        uri: The dataset; run it where the job ran, as relative paths are relative to that.
+        where: Which rows, by the columns of the quarantine table: "error = 'unreadable'". All
+            without it.
+        job: The job, where dataset.json does not say all: credentials of the source, `run`.
+        overrides, progress, ray_address, stop, check: As for `extract`.
+        storage_options: Of the place.
+    Returns:
+        The last event; None where no quarantined row matches.
+    Raises:
+        ValueError: A condition that cannot be read. Else as `extract`.
+    """
+    from earmill.pipeline.dataset.recompute import quarantined, was_cut_off
+    from earmill.pipeline.dataset.where import everything, parse_where
+    from earmill.pipeline.driver.stored_job import stored_job
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    choose = quarantined(everything if where is None else parse_where(where))
+    place, options = os.fspath(uri), dict(storage_options or {})
+    layout = Layout.open(place, options)
+    with store_errors(layout.url()):
+        known = None if job is None else _loaded(job, overrides)
+        spec = stored_job(layout, place, options, job=known, overrides=overrides)
+        if not (choose(layout) or was_cut_off(layout)):
+            return None
+    return _run(spec, True, choose, progress, ray_address, stop, check)
+
+
+def _loaded(spec: Spec, overrides: Iterable[str]) -> JobSpec:
+    """The spec with its overrides.
+
+    Raises:
+        SpecError: What is wrong with it, in one line.
+    """
+    overrides = _listed(overrides)
+    if isinstance(spec, JobSpec | Mapping):
+        return JobSpec.load(spec, overrides)
+    if isinstance(spec, str | os.PathLike):
+        return JobSpec.load(os.fspath(spec), overrides)
+    raise SpecError(
+        f"expected a job file, a mapping or a JobSpec, got {type(spec).__name__}; "
+        'earmill.extract("job.yaml")'
+    )
+
+
+def _listed(overrides: Iterable[str]) -> list[str]:
+    if isinstance(overrides, str):
+        raise SpecError(f"overrides: expected a list of strings, got the string {overrides!r}")
+    return list(overrides)
+
+
+def _run(
+    spec: JobSpec,
+    resume: bool,
+    again: Chooser | None,
+    progress: Progress,
+    ray_address: str | None,
+    stop: StopRequest | None,
+    check: bool,
+) -> JobFinished:
+    from earmill.pipeline.driver.run import run_job
+
+    with _sink(progress) as sink:
+        end = run_job(
+            spec, resume=resume, again=again, sink=sink, ray_address=ray_address, stop=stop
+        )
+    if check and end.exit_code:
+        raise JobFailedError(end)
+    return end
+
+
+@contextmanager
+def _sink(progress: Progress) -> Iterator[Callable[[Event], None]]:
+    """Where the events of a run go."""
+    from earmill.jobs.progress import make_reporter
+    from earmill.pipeline.driver import events
+
+    if callable(progress):
+        yield progress
+    elif progress:
+        reporter = make_reporter(as_json=False, stream=sys.stdout)
+        try:
+            yield reporter
+        finally:
+            reporter.close()
+    else:
+        yield events.ignore

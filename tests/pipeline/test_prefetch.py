@@ -1,0 +1,140 @@
+"""Order, bounds and ends of work done ahead, with threads that are held at known points."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earmill.pipeline.worker.prefetch import prefetched
+from earmill.pipeline.worker.turns import Turns
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 30), max_size=40),
+    budget=st.integers(1, 50),
+    in_flight=st.integers(1, 6),
+)
+def test_equals_map_for_any_sizes_and_bounds(sizes: list[int], budget: int, in_flight: int) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        got = list(
+            prefetched(
+                sizes,
+                lambda n: bytes(n),
+                pool=pool,
+                nbytes=len,
+                budget_bytes=budget,
+                in_flight=in_flight,
+            )
+        )
+    assert got == [bytes(n) for n in sizes]
+
+
+def test_no_more_than_the_budget_waits(pool: ThreadPoolExecutor) -> None:
+    made = 0
+    lock = threading.Lock()
+
+    def make(n: int) -> bytes:
+        nonlocal made
+        with lock:
+            made += n
+        return bytes(n)
+
+    pieces = prefetched([10] * 50, make, pool=pool, nbytes=len, budget_bytes=35, in_flight=2)
+    taken = 0
+    for piece in pieces:
+        taken += len(piece)
+        # Waiting pieces stay below the budget when the next one starts; two may be under way.
+        assert made - taken <= 35 + 2 * 10
+    assert taken == 500
+
+
+def test_one_piece_above_the_budget_gets_through(pool: ThreadPoolExecutor) -> None:
+    pieces = prefetched([9, 9], bytes, pool=pool, nbytes=len, budget_bytes=1, in_flight=3)
+    assert [len(piece) for piece in pieces] == [9, 9]
+
+
+def test_an_exception_comes_at_its_place(pool: ThreadPoolExecutor) -> None:
+    def work(n: int) -> int:
+        if n == 2:
+            raise KeyError("two")
+        return n
+
+    pieces = prefetched(range(5), work, pool=pool, nbytes=lambda _: 1, budget_bytes=9, in_flight=4)
+    assert [next(pieces), next(pieces)] == [0, 1]
+    with pytest.raises(KeyError, match="two"):
+        next(pieces)
+
+
+def test_an_exception_of_the_source_is_raised_after_what_came_before(
+    pool: ThreadPoolExecutor,
+) -> None:
+    def items() -> Iterator[int]:
+        yield 7
+        raise OSError("the connection is gone")
+
+    pieces = prefetched(items(), str, pool=pool, nbytes=len, budget_bytes=9, in_flight=1)
+    assert next(pieces) == "7"
+    with pytest.raises(OSError, match="connection is gone"):
+        next(pieces)
+
+
+def test_leaving_early_stops_the_feeder(pool: ThreadPoolExecutor) -> None:
+    pulled: list[int] = []
+    done = threading.Event()
+
+    def items() -> Iterator[int]:
+        try:
+            for n in range(1000):
+                pulled.append(n)
+                yield n
+        finally:
+            done.set()
+
+    pieces = prefetched(items(), bytes, pool=pool, nbytes=lambda _: 5, budget_bytes=9, in_flight=1)
+    next(pieces)
+    pieces.close()
+    assert done.wait(10)
+    assert len(pulled) < 20
+
+
+def test_turns_come_in_the_order_of_arrival() -> None:
+    turns, entered = Turns(), []
+    lined_up = threading.Semaphore(0)
+
+    def visit(name: int) -> None:
+        with turns.line_up() as my_turn:
+            lined_up.release()
+            my_turn()
+            entered.append(name)
+
+    with turns.line_up() as first:
+        first()
+        threads = []
+        for name in range(6):
+            threads.append(threading.Thread(target=visit, args=(name,)))
+            threads[-1].start()
+            lined_up.acquire()
+        assert entered == []
+    for thread in threads:
+        thread.join()
+    assert entered == list(range(6))
+
+
+def test_a_place_given_up_does_not_block_the_line() -> None:
+    turns = Turns()
+    with pytest.raises(ValueError, match="early"), turns.line_up():
+        raise ValueError("left early")
+    with turns.line_up() as my_turn:
+        my_turn()

@@ -1,0 +1,190 @@
+"""The driver loop on real Ray actors whose shards touch files instead of audio.
+
+Each test states what must be committed, what the events say of the way there, and that nothing
+else was done; deaths are real deaths of worker processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.deadlines import Deadlines
+from earmill.pipeline.driver.pool import Pool
+from earmill.pipeline.driver.scheduler import Scheduler
+from earmill.pipeline.driver.shard_tracker import Ledger, Result
+from earmill.pipeline.driver.stop_request import StopRequest
+from earmill.pipeline.planning.plan import Shard
+from earmill.pipeline.worker.actor import spawn_worker
+from tests.pipeline.runners import MakeRunner, committed, read_commit, shard
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+class Run:
+    """One run of the loop and everything it said."""
+
+    def __init__(self, root: Path, shards: list[Shard]) -> None:
+        self.root, self.shards = root, shards
+        self.events: list[events.Event] = []
+        self.stop = StopRequest()
+
+    def __call__(
+        self,
+        *,
+        workers: int = 1,
+        max_attempts: int = 2,
+        deadline_s: float | None = None,
+        broken: bool = False,
+        on_event: Callable[[events.Event], None] = events.ignore,
+    ) -> Result:
+        def sink(event: events.Event) -> None:
+            self.events.append(event)
+            on_event(event)
+
+        make_runner = MakeRunner(str(self.root), broken)
+        ledger = Ledger(
+            self.shards, partial(committed, self.root), max_attempts=max_attempts, sink=sink
+        )
+        pool = Pool(lambda index: spawn_worker(make_runner), workers)
+        deadlines = Deadlines(deadline_s)
+        return Scheduler(ledger, pool, deadlines=deadlines, sink=sink, stop=self.stop).run()
+
+    def said(self, kind: type[events.Event]) -> list[events.Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def rows(self, shard_id: str) -> list[str]:
+        record = read_commit(self.root, shard_id)
+        return [] if record is None else record["ok"]
+
+
+def test_every_shard_is_committed_once_and_two_are_in_flight_per_worker(tmp_path: Path) -> None:
+    # The first two shards wait for each other; a third beside them would leave a mark.
+    names = ["meet-0", "meet-1", "step-2", "step-3", "ok-4"]
+    run = Run(tmp_path, [shard(f"{i:05d}", name, "ok-x") for i, name in enumerate(names)])
+    result = run()
+    assert set(result.done) == {f"{i:05d}" for i in range(5)}
+    assert not result.failed and not result.fatal and not result.stopped
+    # Ten rows as they were decoded, not as they were planned.
+    assert result.seconds == pytest.approx(15.0) and result.worked_s > 0
+    assert sorted(event.shard_id for event in run.said(events.ShardDone)) == sorted(result.done)
+    assert run.said(events.ShardRetry) == []
+    assert not (tmp_path / "seen-3").exists()
+
+
+def test_two_workers_share_the_shards(tmp_path: Path) -> None:
+    run = Run(tmp_path, [shard(f"{i:05d}", f"step-{i}") for i in range(12)])
+    result = run(workers=2)
+    assert len(result.done) == 12 and run.said(events.ShardRetry) == []
+    assert len({read_commit(tmp_path, shard_id)["pid"] for shard_id in result.done}) == 2
+
+
+def test_rows_that_kill_their_worker_are_found_and_the_rest_commits(tmp_path: Path) -> None:
+    run = Run(tmp_path, [shard("00000", "ok-a", "die-b", "ok-c"), shard("00001", "ok-2")])
+    result = run(max_attempts=1)
+    assert set(result.done) == {"00000", "00001"}
+    assert run.rows("00000") == ["ok-a", "ok-c"]
+    assert read_commit(tmp_path, "00000")["bad"] == {"die-b": "the worker process died"}
+    assert [event.row_id for event in run.said(events.CulpritFound)] == ["die-b"]
+    assert len(run.said(events.BisectStarted)) == 1
+    probed = (tmp_path / "probes.txt").read_text().split("\n")
+    assert not any("ok-2" in line for line in probed)
+
+
+def test_a_worker_that_dies_once_costs_one_attempt(tmp_path: Path) -> None:
+    run = Run(tmp_path, [shard("00000", "ok-a", "once-b"), shard("00001", "ok-c")])
+    result = run(max_attempts=3)
+    assert run.rows("00000") == ["ok-a", "once-b"]
+    assert set(result.done) == {"00000", "00001"}
+    assert run.said(events.BisectStarted) == []
+    assert len(run.said(events.WorkerLost)) == 1
+
+
+def test_a_worker_that_dies_after_its_commit_has_done_its_work(tmp_path: Path) -> None:
+    run = Run(tmp_path, [shard("00000", "late-a")])
+    result = run(max_attempts=1)
+    assert result.done["00000"].rows_ok == 1
+    assert run.said(events.ShardRetry) == [] and run.said(events.BisectStarted) == []
+
+
+def test_an_exception_nobody_expected_is_blamed_on_its_row(tmp_path: Path) -> None:
+    run = Run(tmp_path, [shard("00000", "ok-a", "raise-b", "ok-c")])
+    run(max_attempts=1)
+    assert run.rows("00000") == ["ok-a", "ok-c"]
+    (culprits,) = run.said(events.CulpritFound)
+    assert culprits.row_id == "raise-b"
+    assert "ArithmeticError: cannot digest raise-b" in culprits.reason
+    assert run.said(events.WorkerLost) == []
+
+
+def test_a_row_that_hangs_is_killed_and_found(tmp_path: Path) -> None:
+    run = Run(tmp_path, [shard("00000", "ok-a", "hang-b")])
+    run(max_attempts=1, deadline_s=0.5)
+    assert run.rows("00000") == ["ok-a"]
+    (culprits,) = run.said(events.CulpritFound)
+    assert culprits.row_id == "hang-b" and "no result within 1 s" in culprits.reason
+
+
+def test_a_straggler_is_overtaken_by_a_second_copy(tmp_path: Path) -> None:
+    # The first call of slow-a waits for a commit that only another attempt can make.
+    run = Run(tmp_path, [shard("00000", "slow-a")])
+    result = run(workers=2, deadline_s=3.0)
+    assert run.rows("00000") == ["slow-a"]
+    assert set(result.done) == {"00000"}
+    assert run.said(events.WorkerLost) == [] and run.said(events.ShardRetry) == []
+
+
+def test_rows_that_only_fail_together_give_the_shard_up_with_advice(tmp_path: Path) -> None:
+    run = Run(tmp_path, [shard("00000", "pair-a", "pair-b"), shard("00001", "ok-c")])
+    result = run(max_attempts=1)
+    assert set(result.done) == {"00001"}
+    assert "smaller output.shard_seconds" in result.failed["00000"]
+    assert run.said(events.CulpritFound) == []
+    assert [event.shard_id for event in run.said(events.ShardFailed)] == ["00000"]
+
+
+def test_a_full_disk_stops_the_run_and_says_so(tmp_path: Path) -> None:
+    shards = [shard("00000", "full-a"), *(shard(f"{i:05d}", "step-b") for i in range(1, 9))]
+    run = Run(tmp_path, shards)
+    result = run()
+    assert "No space left on device" in result.fatal and "00000" in result.fatal
+    assert "00000" not in result.done and read_commit(tmp_path, "00000") is None
+    assert len(result.done) < 8
+    assert run.said(events.ShardRetry) == []
+
+
+def test_a_request_to_stop_finishes_what_is_in_flight_and_starts_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path, [shard(f"{i:05d}", "step-a", "step-b") for i in range(9)])
+
+    def stop_at_first_commit(event: events.Event) -> None:
+        if isinstance(event, events.ShardDone):
+            run.stop("SIGTERM")
+
+    result = run(on_event=stop_at_first_commit)
+    assert result.stopped and not result.failed
+    assert 1 <= len(result.done) <= 3
+    # Whatever was in flight is committed and whole.
+    assert {path.stem for path in tmp_path.glob("*.json")} == set(result.done)
+    assert list(tmp_path.glob("running-*")) == []
+
+
+def test_a_second_request_abandons_what_is_in_flight(tmp_path: Path) -> None:
+    run = Run(tmp_path, [shard("00000", "hang-a")])
+
+    def stop_twice(event: events.Event) -> None:
+        if isinstance(event, events.InFlight):
+            run.stop("SIGINT")
+
+    result = run(on_event=stop_twice)
+    assert result.stopped and not result.done and not result.failed
+
+
+def test_workers_that_never_get_ready_end_the_run_with_their_reason(tmp_path: Path) -> None:
+    run = Run(tmp_path, [shard("00000", "ok-a")])
+    result = run(broken=True)
+    assert "no worker could be started: RuntimeError: no such device" in result.fatal
+    assert not result.done and run.said(events.WorkersReady) == []
