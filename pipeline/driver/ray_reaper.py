@@ -11,25 +11,43 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Collection
 
 import psutil
 
 MARK = "EARMILL_RAY_FOLDER"
+KERNEL_PID = 2
 ROUNDS = 10
 ROUND_S = 1.0
+# A process has no environment to read until the system has set it up.
+STARTING_S = 5.0
+LOOK_AGAIN_S = 0.05
 
 
 def members(folder: str, spare: Collection[int]) -> list[psutil.Process]:
-    """Processes of the Ray in this folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid not in spare and _belongs(process, folder):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    """Processes of the Ray in this folder; those that are just being started are waited for."""
+    until = time.monotonic() + STARTING_S
+    while True:
+        found, starting = [], False
+        for process in psutil.process_iter():
+            try:
+                # In this order: what has an environment by the second question has it for good.
+                starting = _is_starting(process) or starting
+                if process.pid not in spare and _belongs(process, folder):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        if found or not starting or time.monotonic() > until:
+            return found
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _is_starting(process: psutil.Process) -> bool:
+    """Whether a process is too young to say whose it is; the kernel's own never say."""
+    if time.time() - process.create_time() > STARTING_S or process.ppid() in (0, KERNEL_PID):
+        return False
+    return process.status() != psutil.STATUS_ZOMBIE and not process.environ()
 
 
 def _belongs(process: psutil.Process, folder: str) -> bool:

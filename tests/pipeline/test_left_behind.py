@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from earmill.pipeline.common.errors import ClusterLost, RunStopped
-from earmill.pipeline.driver import private_ray
+from earmill.pipeline.driver import private_ray, ray_reaper
 from earmill.pipeline.driver import ray_session as ray_cluster
 from earmill.pipeline.driver.cluster_watch import SILENT_S, ClusterWatch
 from earmill.pipeline.driver.ray_session import Node, wait_for_nodes
@@ -199,3 +200,33 @@ def test_a_cluster_without_cpus_is_asked_for_some_and_waited_for(
     before = clock()
     assert wait_for_nodes(RunSpec(), said.append, joined=False, **wait) == []
     assert clock() == before
+
+
+def test_a_process_that_is_just_being_started_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between exec and its first instruction a process shows no environment."""
+
+    class Young:
+        pid = 7
+        looks = 0
+
+        def environ(self) -> dict[str, str]:
+            self.looks += 1
+            return {ray_reaper.MARK: "/tmp/folder"} if self.looks > 3 else {}
+
+        def status(self) -> str:
+            return str(psutil.STATUS_RUNNING)
+
+        def cmdline(self) -> list[str]:
+            return []
+
+        def create_time(self) -> float:
+            return time.time()
+
+        def ppid(self) -> int:
+            return os.getpid()
+
+    young = Young()
+    monkeypatch.setattr(psutil, "process_iter", lambda: [young])
+    assert ray_reaper.members("/tmp/folder", ()) == [young]
