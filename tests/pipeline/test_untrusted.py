@@ -112,10 +112,10 @@ def test_the_json_of_an_output_may_be_anybody_s(tmp_path: Path) -> None:
     layout = Layout.open(tmp_path)
     deep = b"[" * 100_000
     layout.write_bytes("commits/00000.json", deep)
-    with pytest.raises(CommitError, match="nested too deeply"):
+    with pytest.raises(CommitError, match="recursion limit"):
         read_commit(layout, "00000")
     layout.write_bytes("driver.json", deep)
-    with pytest.raises(LockedError, match="nested too deeply"):
+    with pytest.raises(LockedError, match="recursion limit"):
         DriverLock(layout).__enter__()
 
 
