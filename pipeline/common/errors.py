@@ -31,6 +31,12 @@ class SpecError(EarmillError, ValueError):
     exit_code = 2
 
 
+class ExtensionError(EarmillError, ImportError):
+    """A source kind or format that no distribution offers, that several do, or that is broken."""
+
+    exit_code = 2
+
+
 class SourceError(EarmillError, FileNotFoundError):
     """The source is missing, empty, or its items cannot be told apart."""
 

@@ -9,7 +9,7 @@ import datasets
 
 from earmill.pipeline.common.arrow_types import Columns, kept_type
 from earmill.pipeline.common.errors import SourceError
-from earmill.pipeline.spec.explain import nearest
+from earmill.pipeline.common.hints import nearest
 from earmill.pipeline.spec.source import HfSpec
 
 

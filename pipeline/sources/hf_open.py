@@ -15,9 +15,9 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 
 from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.common.hints import nearest
 from earmill.pipeline.sources.base import filesystem, is_local, one_line, public_uri
 from earmill.pipeline.sources.confine import Confinement, store_of
-from earmill.pipeline.spec.explain import nearest
 from earmill.pipeline.spec.source import HfSpec
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -24,6 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.arrow_types import Columns, has_text
 from earmill.pipeline.common.errors import OutsideError, SourceError
+from earmill.pipeline.common.hints import nearest
 from earmill.pipeline.common.redact import MASK, has_secrets, redact, redact_uris
 from earmill.pipeline.sources.base import (
     Fetched,
@@ -46,7 +47,6 @@ from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import fetch_all
 from earmill.pipeline.sources.read_tables import READERS, RESERVED, Column
 from earmill.pipeline.sources.scalars import public_value
-from earmill.pipeline.spec.explain import nearest
 from earmill.pipeline.spec.source import ManifestSpec
 
 # What other tools call the uri; named in an error, never guessed.

@@ -7,11 +7,13 @@ Inputs under `storage_options` are never printed: they hold credentials.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+
+from earmill.pipeline.common.hints import alternatives, nearest
+from earmill.pipeline.spec.source_kinds import KIND_ERROR, SourceSection, section_for
 
 MAX_INPUT_CHARS = 60
 SECRET_KEY = "storage_options"
@@ -29,65 +31,46 @@ PHRASES = {
     "float_parsing": "expected a number",
 }
 
-Node = type[BaseModel] | Mapping[str, type[BaseModel]] | None
+Node = type[BaseModel] | None
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The most telling error of `error` as one line, and how many more there are."""
+def explain(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> str:
+    """The most telling error of `error` as one line, and how many more there are.
+
+    Args:
+        data: What was to be validated.
+    """
     details = error.errors(include_url=False, include_context=True)
     # A misspelt required key shows up twice; the misspelling is the cause, so it goes first.
     details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
-    line = _explain_one(details[0], model)
+    line = _explain_one(details[0], model, data)
     more = len(details) - 1
     return line if not more else f"{line} (and {more} more)"
 
 
-def nearest(word: str, valid: Sequence[str]) -> str:
-    """`; did you mean 'x'?` for the nearest valid word, or nothing."""
-    matches = difflib.get_close_matches(word, valid, n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
-
-
-def _explain_one(detail: Any, model: type[BaseModel]) -> str:
-    path, parent = _locate(detail["loc"], model)
+def _explain_one(detail: Any, model: type[BaseModel], data: Any) -> str:
+    path, parent = _locate(detail["loc"], model, data)
     kind = detail["type"]
     if kind == "extra_forbidden":
         valid = list(parent.model_fields) if isinstance(parent, type) else []
         return f"{path}: unknown key{nearest(str(detail['loc'][-1]), valid)} ({_listed(valid)})"
     if kind == "missing":
         return f"{path}: missing, and it has no default"
-    if kind in ("union_tag_not_found", "union_tag_invalid"):
-        return _explain_tag(detail, path)
+    if kind == KIND_ERROR:
+        return f"{path}.kind: {detail['ctx']['said']}"
     if kind == "value_error":
         return f"{path}: {detail['ctx']['error']}"
     message = PHRASES.get(kind, detail["msg"][:1].lower() + detail["msg"][1:])
     hint = ""
     if kind == "literal_error":
         words = [word.strip("'") for word in _expected_words(detail)]
-        message = f"expected {_alternatives(words)}"
+        message = f"expected {alternatives(words)}"
         hint = nearest(str(detail["input"]), words)
     return f"{path}: {message}, got {_shown(detail['input'], path)}{hint}"
 
 
-def _explain_tag(detail: Any, path: str) -> str:
-    words = _tag_words(detail)
-    if detail["type"] == "union_tag_not_found":
-        return f"{path}.kind: missing; expected {_alternatives(words)}"
-    got = str(detail["ctx"]["tag"])
-    return f"{path}.kind: expected {_alternatives(words)}, got {got!r}{nearest(got, words)}"
-
-
-def _tag_words(detail: Any) -> list[str]:
-    tags = detail["ctx"].get("expected_tags", "'files', 'manifest', 'hf'")
-    return [word.strip(" '") for word in str(tags).split(",")]
-
-
 def _expected_words(detail: Any) -> list[str]:
     return str(detail["ctx"]["expected"]).replace(" or ", ", ").split(", ")
-
-
-def _alternatives(words: Sequence[str]) -> str:
-    return ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
 
 
 def _listed(valid: Sequence[str]) -> str:
@@ -103,27 +86,31 @@ def _shown(value: Any, path: str) -> str:
     return text if len(text) <= MAX_INPUT_CHARS else text[: MAX_INPUT_CHARS - 3] + "..."
 
 
-def _locate(loc: Sequence[int | str], model: type[BaseModel]) -> tuple[str, Node]:
+def _locate(loc: Sequence[int | str], model: type[BaseModel], data: Any) -> tuple[str, Node]:
     """Key path of `loc`, and the model that holds its last key (None below a free mapping)."""
-    path: list[str] = []
     node: Node = model
     parent: Node = model
     for part in loc:
-        if isinstance(node, Mapping):  # a tagged union: pydantic puts the tag into the location
-            node = node.get(str(part))
-            continue
-        path.append(str(part))
+        data = _inside(data, part)
         if isinstance(part, str):
-            parent, node = node, _child(node, part)
-    return ".".join(path) or "the job", parent
+            parent, node = node, _child(node, part, data)
+    return ".".join(map(str, loc)) or "the job", parent
 
 
-def _child(node: Node, key: str) -> Node:
-    if not isinstance(node, type) or key not in node.model_fields:
+def _inside(data: Any, part: int | str) -> Any:
+    try:
+        return data[part]
+    except (LookupError, TypeError):
+        return None
+
+
+def _child(node: Node, key: str, value: Any) -> Node:
+    """The model of a key, whose value decides which section of a source it is."""
+    if node is None or key not in node.model_fields:
         return None
     models = _models_in(node.model_fields[key].annotation)
-    if len(models) > 1:
-        return {str(get_args(m.model_fields["kind"].annotation)[0]): m for m in models}
+    if models and models[0] is SourceSection:
+        return section_for(value)
     return models[0] if models else None
 
 

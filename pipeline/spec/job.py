@@ -24,7 +24,8 @@ from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.plain_text import one_line
 from earmill.pipeline.common.untrusted import MAX_YAML_BYTES
 from earmill.pipeline.spec.explain import explain
-from earmill.pipeline.spec.source import Options, SourceSpec, SpecModel, plain_uri
+from earmill.pipeline.spec.section import Options, SpecModel, plain_uri
+from earmill.pipeline.spec.source_kinds import SourceSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
@@ -257,7 +258,7 @@ class JobSpec(SpecModel):
             spec = cls.model_validate(merged)
             spec.canonical()  # values without a canonical form are found now, not at the first hash
         except ValidationError as error:
-            raise SpecError(f"{name}: {explain(error, cls)}") from None
+            raise SpecError(f"{name}: {explain(error, cls, merged)}") from None
         except SpecError as error:
             raise SpecError(f"{name}: {error}") from None
         return spec

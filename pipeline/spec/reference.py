@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from earmill.pipeline.common.errors import ExtensionError
+from earmill.pipeline.common.extension_points import SOURCES
 from earmill.pipeline.spec.docstrings import argument_texts
 from earmill.pipeline.spec.job import (
     AudioSpec,
@@ -22,20 +24,18 @@ from earmill.pipeline.spec.job import (
     OutputSpec,
     RunSpec,
 )
-from earmill.pipeline.spec.source import FilesSpec, HfSpec, ManifestSpec
+from earmill.pipeline.spec.source_kinds import SourceKind, SourceSection, source_kind
 
-SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
-    ("The job", JobSpec),
-    ("source, kind: files", FilesSpec),
-    ("source, kind: manifest", ManifestSpec),
-    ("source, kind: hf", HfSpec),
+JOB = (("The job", JobSpec),)
+AFTER_SOURCE: tuple[tuple[str, type[BaseModel]], ...] = (
     ("audio", AudioSpec),
     ("audio.calibration", CalibrationSpec),
     ("extract, each entry", ExtractSpec),
     ("output", OutputSpec),
     ("run", RunSpec),
 )
-PLACES = {model.__name__: title for title, model in SECTIONS}
+PLACES = {model.__name__: f"section {title}" for title, model in AFTER_SOURCE}
+PLACES[SourceSection.__name__] = "one of the source sections"
 HEADER = """\
 # The job file
 
@@ -54,11 +54,35 @@ Which streams a model has is in the last table.
 def reference() -> str:
     """The whole page as Markdown."""
     parts = [HEADER.rstrip()]
-    for title, model in SECTIONS:
+    for title, model in sections():
         parts += [f"## {title}", _summary(model), _fields_table(model)]
+    parts += _broken_kinds()
     parts += ["## Stream options", STREAMS_NOTE.rstrip(), *_stream_options()]
     parts += ["## Models and their streams", _models_table()]
     return "\n\n".join(parts) + "\n"
+
+
+def sections() -> list[tuple[str, type[BaseModel]]]:
+    """Title and model of every section, those of installed kinds of source included."""
+    kinds = [(f"source, kind: {name}", kind.section) for name, kind in _kinds()[0].items()]
+    return [*JOB, *kinds, *AFTER_SOURCE]
+
+
+def _kinds() -> tuple[dict[str, SourceKind], dict[str, str]]:
+    """The kinds of source, and of those that cannot be loaded the reason."""
+    found: dict[str, SourceKind] = {}
+    broken: dict[str, str] = {}
+    for name in SOURCES.names():
+        try:
+            found[name] = source_kind(name)
+        except ExtensionError as error:
+            broken[name] = str(error)
+    return found, broken
+
+
+def _broken_kinds() -> list[str]:
+    broken = _kinds()[1].items()
+    return [f"## source, kind: {name}\n\nNot usable here: {why}" for name, why in broken]
 
 
 def _summary(model: type[BaseModel]) -> str:
@@ -91,10 +115,8 @@ def type_text(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     """A JSON schema type in words: `number > 0 or null`."""
     if "anyOf" in entry:
         return " or ".join(type_text(part, definitions) for part in entry["anyOf"])
-    if "oneOf" in entry:
-        return "one of the source sections"
     if "$ref" in entry:
-        return f"section {PLACES[entry['$ref'].rpartition('/')[2]]}"
+        return PLACES[entry["$ref"].rpartition("/")[2]]
     if "const" in entry:
         return f"`{entry['const']}`"
     if "enum" in entry:

@@ -1,4 +1,4 @@
-"""The `source` section of a job: one section per kind of source, picked by its `kind` key.
+"""The `source` sections of the kinds of source that are built in.
 
 Sections say where rows are and nothing about how they are processed. What they hold is published
 with the features, except `storage_options`, which is the one place for credentials.
@@ -6,12 +6,12 @@ with the features, except `storage_options`, which is the one place for credenti
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import field_validator
 
-from earmill.pipeline.common.redact import has_secrets
-from earmill.pipeline.spec.docstrings import argument_texts
+from earmill.pipeline.spec.section import Options, plain_uri, plain_uris
+from earmill.pipeline.spec.source_kinds import SourceSection
 
 # What libsndfile and ffmpeg read, by the names that such files have.
 AUDIO_EXTENSIONS = (
@@ -19,40 +19,8 @@ AUDIO_EXTENSIONS = (
     *("ogg", "opus", "rf64", "snd", "sph", "w64", "wav", "wave", "webm", "wma"),
 )
 
-Options = Annotated[dict[str, Any], Field(default_factory=dict, repr=False)]
 
-
-class SpecModel(BaseModel):
-    """Base of every section: frozen, no unknown keys, each field described in its docstring."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        meanings = argument_texts(cls.__doc__)
-        for name, field in cls.model_fields.items():
-            field.description = meanings.get(name)
-        cls.model_rebuild(force=True)
-
-
-def plain_uri(value: str) -> str:
-    if not value.strip():
-        raise ValueError("expected a path or URI, got an empty string")
-    if has_secrets(value):
-        # The uri is written into plan, provenance and card; storage_options never is.
-        raise ValueError("credentials inside a URI would be published; use storage_options")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"expected a name in UTF-8, got {value!a}; rename the folder") from None
-    return value
-
-
-def plain_uris(values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(plain_uri(value) for value in values)
-
-
-class FilesSpec(SpecModel):
+class FilesSpec(SourceSection):
     """A folder, bucket prefix or glob of audio files.
 
     Args:
@@ -82,7 +50,7 @@ class FilesSpec(SpecModel):
 ManifestRole = Literal["uri", "id", "start", "end", "duration"]
 
 
-class ManifestSpec(SpecModel):
+class ManifestSpec(SourceSection):
     """A csv, tsv, jsonl or parquet table with columns uri, and optionally id, start, end (seconds).
 
     Args:
@@ -115,7 +83,7 @@ class ManifestSpec(SpecModel):
         return value
 
 
-class HfSpec(SpecModel):
+class HfSpec(SourceSection):
     """A Hugging Face dataset with an audio column.
 
     Args:
@@ -147,6 +115,3 @@ class HfSpec(SpecModel):
 
     check_uri = field_validator("uri")(plain_uri)
     check_allow = field_validator("allow")(plain_uris)
-
-
-SourceSpec = Annotated[FilesSpec | ManifestSpec | HfSpec, Field(discriminator="kind")]

@@ -1,0 +1,33 @@
+"""The kinds of source that come with earmill, as the entry points in pyproject.toml name them.
+
+Each is imported when it is opened: `datasets` alone takes two seconds.
+"""
+
+from __future__ import annotations
+
+from earmill.pipeline.sources.base import Source
+from earmill.pipeline.spec.source import FilesSpec, HfSpec, ManifestSpec
+from earmill.pipeline.spec.source_kinds import SourceKind
+
+
+def _files(spec: FilesSpec) -> Source:
+    from earmill.pipeline.sources.files import FilesSource
+
+    return FilesSource(spec)
+
+
+def _manifest(spec: ManifestSpec) -> Source:
+    from earmill.pipeline.sources.manifest import ManifestSource
+
+    return ManifestSource(spec)
+
+
+def _hf(spec: HfSpec) -> Source:
+    from earmill.pipeline.sources.hf import HfSource
+
+    return HfSource(spec)
+
+
+FILES = SourceKind(FilesSpec, _files)
+MANIFEST = SourceKind(ManifestSpec, _manifest)
+HF = SourceKind(HfSpec, _hf)
