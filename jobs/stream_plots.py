@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.plain_text import visible
+from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +101,7 @@ def draw_streams(panel: Axes, row: Row, infos: Sequence[StreamInfo]) -> None:
         panel.legend(loc="upper right", frameon=False)
         return
     panel.set_title(f"{info.model} {info.name.replace('_', ' ')}", loc="left")
-    if getattr(info, "layout", "frames") == "events":
+    if isinstance(layout_of(info), EventLayout):
         draw_raster(panel, row.features[info.name], info)
     elif info.mfc_hz:
         _modulation(panel, row, info)

@@ -133,7 +133,7 @@ def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     from earmill.jobs.progress import audio, bytes_text
-    from earmill.pipeline.formats.stream_schema import is_events, rate_text
+    from earmill.pipeline.formats.stream_layout import layout_of
 
     state = "finalised" if result["finalised"] else "not finalised"
     reasons = ", ".join(f"{name} {count}" for name, count in result["bad_by_class"].items())
@@ -143,11 +143,9 @@ def _print(result: dict[str, Any]) -> None:
     table.add_row("models", ", ".join(result["models"]))
     for s in result["streams"]:
         frames = result["frames"].get(s["name"], 0)
-        what = "events of {} neurons" if is_events(s) else "frames of {} columns"
-        table.add_row(
-            f"stream {s['name']}",
-            f"{frames:,} {what.format(s['width'])} {rate_text(s)} ({s['pool']}), {s['unit']}",
-        )
+        layout = layout_of(s)
+        shape = f"{layout.stored_rows} of {s['width']} {layout.columns_are} {layout.rate_text}"
+        table.add_row(f"stream {s['name']}", f"{frames:,} {shape} ({s['pool']}), {s['unit']}")
     table.add_row("stored", f"{', '.join(result['formats'])} in {result['dtype']}")
     table.add_row("shards", f"{result['shards']:,} of {result['shards_planned']:,}, {state}")
     table.add_row("rows", f"{result['rows_ok']:,} ok, {result['rows_bad']:,} quarantined")

@@ -35,7 +35,7 @@ def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     from earmill.jobs.progress import audio, bytes_text
-    from earmill.pipeline.formats.stream_schema import rate_text
+    from earmill.pipeline.formats.stream_layout import layout_of
 
     table = Table(title=f"plan {result['plan_id']} of {result['job']}", show_header=False)
     table.add_column(style="bold")
@@ -58,7 +58,7 @@ def _print(result: dict[str, Any]) -> None:
     for note in result["notes"]:
         table.add_row("note", note)
     for s in result["streams"]:
-        columns = "neurons" if s["layout"] == "events" else "columns"
-        shape = f"{s['width']} {columns} {rate_text(s)}, {s['model']}"
+        layout = layout_of(s)
+        shape = f"{s['width']} {layout.columns_are} {layout.rate_text}, {s['model']}"
         table.add_row(f"stream {s['name']}", shape)
     console().print(table)

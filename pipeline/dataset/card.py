@@ -24,7 +24,7 @@ from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.snapshot import described
 from earmill.pipeline.formats.casting import CastError, total
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.formats.stream_schema import EVENT_COLUMNS, EVENT_DTYPE, is_events, rate_text
+from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.storage.layout import CROISSANT_FILE, README_FILE, Layout
 
 NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
@@ -152,7 +152,7 @@ def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
                 stream["model"],
                 stream["width"],
                 channels,
-                rate_text(stream).removeprefix("at "),
+                layout_of(stream).rate_text.removeprefix("at "),
                 stream["pool"],
                 stream["unit"],
                 ", ".join(stream.get("axes") or ()),
@@ -163,13 +163,12 @@ def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
         "`channel_offsets` in `dataset.json` cuts the columns into one block a channel; `fc_hz` "
         "and `mfc_hz` there are the centre frequencies of channels and modulation filters."
     )
-    sparse = [_code(stream["name"]) for stream in streams if is_events(stream)]
-    if sparse:
-        note += (
-            f"\n\nSparse, {EVENT_DTYPE} rows ({', '.join(EVENT_COLUMNS)}) instead of frames: "
-            f"{', '.join(sparse)}. Their columns are neurons, a frame is a step since the start of "
-            "the clip; `<stream>_n_steps` counts the steps of a clip."
-        )
+    noted: dict[str, list[str]] = {}
+    for layout in map(layout_of, streams):
+        if layout.card_note:
+            noted.setdefault(layout.card_note, []).append(_code(layout.name))
+    for text, names in noted.items():
+        note += "\n\n" + text.format(streams=", ".join(names))
     scaled = {
         str(s["name"]): s["scale_factor"] for s in streams if s.get("scale_factor", 1.0) != 1.0
     }

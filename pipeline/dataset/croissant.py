@@ -15,7 +15,7 @@ from typing import Any
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.publish import CommitRecord
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.formats.stream_schema import EVENT_COLUMNS, is_events, rate_text, stored_width
+from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
 # The name that Croissant readers know; they refuse the registered application/vnd.apache.parquet.
@@ -70,13 +70,15 @@ def croissant(
 
 
 def _description(dataset: DatasetFile) -> str:
-    streams = "; ".join(
-        f"{stream['name']}: {stream['model']}, {stream['width']} "
-        f"{'neurons' if is_events(stream) else 'columns'} {rate_text(stream)}, "
-        f"{stream['unit']}"
-        for stream in dataset.streams
-    )
+    streams = "; ".join(map(_stream_text, map(layout_of, dataset.streams)))
     return f"Auditory-model features of audio, one row a clip. Streams: {streams}."
+
+
+def _stream_text(layout: StreamLayout) -> str:
+    return (
+        f"{layout.name}: {layout.model}, {layout.width} {layout.columns_are} {layout.rate_text}, "
+        f"{layout.unit}"
+    )
 
 
 def _ended(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
@@ -216,16 +218,14 @@ def _feature_set(streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _stream_field(stream: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    layout = layout_of(stream)
     text = (
         f"{stream['model']} in {stream['unit']}, {stream['frame_rate_hz']:g} frames/s, "
         f"pooled by {stream['pool']}"
     )
-    kind = "sc:Float"
-    if is_events(stream):
-        kind = "sc:Integer"
-        text += f"; events ({', '.join(EVENT_COLUMNS)}) of {stream['width']} neurons"
-    field = _field("features", str(stream["name"]), kind, source, text)
-    return {**field, "isArray": True, "arrayShape": f"-1,{stored_width(stream)}"}
+    text += f"; {layout.field_text}" if layout.field_text else ""
+    field = _field("features", layout.name, layout.croissant_type, source, text)
+    return {**field, "isArray": True, "arrayShape": f"-1,{layout.stored_width}"}
 
 
 def _origin_field(column: str, text: str, source: Mapping[str, Any]) -> dict[str, Any]:

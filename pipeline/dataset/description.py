@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.spec.changes import describe_changes
 from earmill.pipeline.storage.layout import (
     CROISSANT_FILE,
@@ -104,7 +105,7 @@ def read_dataset(layout: Layout) -> DatasetFile | None:
 
 def _check_shape(found: DatasetFile) -> None:
     """What every reader takes for granted; whatever is raised here means a damaged file."""
-    names = [stream["name"] for stream in found.streams]
+    names = [layout_of(stream).name for stream in found.streams]
     names += [entry["model"] for entry in found.spec["extract"]]
     output = found.spec["output"]
     if not all(isinstance(value, str) for value in (*names, output["dtype"])):

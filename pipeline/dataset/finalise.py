@@ -41,7 +41,7 @@ from earmill.pipeline.dataset.verify import (
 )
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.formats.stream_schema import place_columns
+from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.storage import layout as paths
 from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.layout import CURRENT_FILE, DATASET_FILE, Layout
@@ -181,7 +181,7 @@ def _good(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.Table:
     columns["row"] = pa.array(np.arange(rows.num_rows))
     columns |= {name: rows.column(name) for name in ("seconds", "uri")}
     for stream in streams:
-        for name in place_columns(stream):
+        for name in layout_of(stream).place_columns:
             columns[name] = rows.column(name)
     columns["status"] = pa.array([STATUS_OK] * rows.num_rows, pa.string())
     nothing = pa.nulls(rows.num_rows, pa.string())

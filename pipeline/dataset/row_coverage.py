@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
-from earmill.pipeline.formats.stream_schema import check_stream, is_events
+from earmill.pipeline.formats.stream_layout import layout_of
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -87,14 +87,15 @@ def _check_streams(row: FeatureRow, streams: Sequence[StreamInfo], dtype: str) -
             f"row {row.row_id!r}: expected the streams {sorted(info.name for info in streams)}, "
             f"got {sorted(row.streams)}"
         )
-    counted = {info.name for info in streams if is_events(info)}
+    layouts = [layout_of(info) for info in streams]
+    counted = {layout.name for layout in layouts if layout.row_counts}
     if set(row.steps) != counted:
         raise CommitError(
             f"row {row.row_id!r}: expected the steps of {sorted(counted)}, got those of "
             f"{sorted(row.steps)}"
         )
-    for info in streams:
-        check_stream(row, info, dtype)
+    for layout in layouts:
+        layout.check(row, dtype)
 
 
 def plan_rows_covered(

@@ -1,9 +1,9 @@
 """One fingerprint of a shard's contents that does not depend on the file format.
 
-Per stream: sha256 over the frame counts of the rows, and the step counts where it holds events,
-followed by the sha256 of all values in row order; integers are int64, all is little endian. Taken
-from the rows in memory and again from each encoded file, it shows that nothing was lost; stored in
-the commit record, it compares two datasets without reading.
+Per stream: sha256 over the frame counts of the rows and the further counts of its layout (the steps
+of events), followed by the sha256 of all values in row order; integers are int64, all is little
+endian. Taken from the rows in memory and again from each encoded file, it shows that nothing was
+lost; stored in the commit record, it compares two datasets without reading.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.spill import pieces
-from earmill.pipeline.formats.stream_schema import steps_of, stored_dtype, stored_width
+from earmill.pipeline.formats.stream_layout import layout_of
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -62,26 +62,23 @@ class StreamHasher:
         self._frames += len(block)
         self._values.update(block.reshape(-1).view(np.uint8).data)
 
-    def digest(self, row_sizes: Counts, row_steps: Counts = ()) -> StreamDigest:
-        """The digest, given the frame count of every row, and its steps if it holds events."""
-        whole = hashlib.sha256(np.asarray(row_sizes, dtype="<i8").tobytes())
-        whole.update(np.asarray(row_steps, dtype="<i8").tobytes())
+    def digest(self, *row_counts: Counts) -> StreamDigest:
+        """The digest, given the frame count of every row, and the further counts of its layout."""
+        whole = hashlib.sha256()
+        for counts in row_counts:
+            whole.update(np.asarray(counts, dtype="<i8").tobytes())
         whole.update(self._values.digest())
         return StreamDigest(self._frames, self._width, self._dtype.name, whole.hexdigest())
 
 
 def digest_blocks(
-    blocks: Iterable[np.ndarray],
-    row_sizes: Counts,
-    width: int,
-    dtype: str,
-    row_steps: Counts = (),
+    blocks: Iterable[np.ndarray], width: int, dtype: str, *row_counts: Counts
 ) -> StreamDigest:
     """Digest of a stream given as blocks of frames that need not follow the rows."""
     hasher = StreamHasher(width, dtype)
     for block in blocks:
         hasher.update(block)
-    return hasher.digest(row_sizes, row_steps)
+    return hasher.digest(*row_counts)
 
 
 def digest_rows(
@@ -91,10 +88,11 @@ def digest_rows(
     digests = {}
     for info in streams:
         values = [row.streams[info.name] for row in rows]
-        kind = stored_width(info), stored_dtype(info, dtype)
+        layout = layout_of(info)
+        kind = layout.stored_width, layout.stored_dtype(dtype)
         blocks = (piece for each in values for piece in pieces(each))
         sizes = [len(v) for v in values]
-        digests[info.name] = digest_blocks(blocks, sizes, *kind, steps_of(rows, info))
+        digests[info.name] = digest_blocks(blocks, *kind, sizes, *layout.counts_of(rows))
     return ShardDigest(tuple(row.row_id for row in rows), digests)
 
 

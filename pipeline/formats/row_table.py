@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from earmill.pipeline.common.arrow_types import arrow_type, column, extra_types
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
-from earmill.pipeline.formats.stream_schema import place_columns, steps_of
+from earmill.pipeline.formats.stream_layout import layout_of
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -82,9 +82,9 @@ def row_table(
     }
     for info in streams:
         sizes = np.array([len(row.streams[info.name]) for row in rows], dtype=np.int64)
-        counts = (np.cumsum(sizes) - sizes, sizes, steps_of(rows, info))
-        # Only a stream of events has the third column.
-        for name, values in zip(place_columns(info), counts, strict=False):
+        layout = layout_of(info)
+        counts = (np.cumsum(sizes) - sizes, sizes, *layout.counts_of(rows))
+        for name, values in zip(layout.place_columns, counts, strict=True):
             columns[name] = pa.array(values)
     for name, cells in {**_facts(rows), **_extras(rows, types)}.items():
         if name in columns:

@@ -29,7 +29,7 @@ class FeatureRow:
         facts: Provenance by name (uri, etag, pcm_sha256, decoder, rate_hz, gain_db, ...).
         extra: The source's own columns, carried through.
         streams: Stream name to (n_frames, width), already in the output dtype; of a stream of
-            events to (n_events, 3) in int32, see `formats.stream_schema`. Those of a long clip lie
+            events to (n_events, 3) in int32, see `formats.event_rows`. Those of a long clip lie
             in files, see `earmill.pipeline.formats.spill`.
         steps: Name of each stream of events to the steps of the clip.
         cast_errors: Name of each stream of frames to what the cast into the output dtype cost.

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from earmill.pipeline.formats.stream_schema import is_events, stored_dtype, stored_width
+from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.zarr.write import CHUNKS_PER_OBJECT, chunk_frames, column_axes
 from earmill.pipeline.planning.plan import Plan, Shard, item_seconds
 
@@ -25,14 +23,10 @@ if TYPE_CHECKING:
 # A shard's row table and its commit record; dataset.json, plan, index, README, croissant once.
 OBJECTS_PER_SHARD = 2
 OBJECTS_PER_DATASET = 5
-# A coordinate array: its metadata and its one chunk.
-ZARR_OBJECTS_OF_AN_AXIS = 2
+# A coordinate, or a further count of each row: metadata and one chunk.
+ZARR_OBJECTS_OF_A_VECTOR = 2
 # Of a stream in a Zarr store: group, four arrays' metadata, and three one-object index arrays.
 ZARR_OBJECTS_PER_STREAM = 1 + 4 + 3
-# Of a stream of events also the steps of each clip.
-ZARR_OBJECTS_OF_STEPS = 2
-# As measured for speech at 75 dB SPL with the default neurons; it depends on the sound.
-EVENTS_PER_CHANNEL_S = 85.0
 SECONDS_PER_HOUR = 3600.0
 
 
@@ -77,7 +71,7 @@ def estimate(
     audio_s = sum(shard.seconds for shard in plan.shards)
     dtype = spec.output.dtype
     size = sum(
-        frames(shard, s) * stored_width(s) * np.dtype(stored_dtype(s, dtype)).itemsize
+        stored_rows(shard, s) * layout_of(s).row_bytes(dtype)
         for shard in plan.shards
         for s in streams
     )
@@ -95,15 +89,10 @@ def estimate(
     )
 
 
-def frames(shard: Shard, stream: StreamInfo) -> int:
-    """Whole frames a stream has over a shard; a stream of clips has one a row.
-
-    For a stream of events: as if every channel fired `EVENTS_PER_CHANNEL_S` times a second.
-    """
-    if stream.frame_rate_hz == 0:
-        return len(shard.items)
-    rate = EVENTS_PER_CHANNEL_S * stream.width if is_events(stream) else stream.frame_rate_hz
-    return sum(math.floor(item_seconds(item) * rate) for item in shard.items)
+def stored_rows(shard: Shard, stream: StreamInfo) -> int:
+    """Frames or events that a stream has over a shard."""
+    layout = layout_of(stream)
+    return sum(layout.stored_rows_in(item_seconds(item)) for item in shard.items)
 
 
 def _objects(shard: Shard, spec: JobSpec, streams: Sequence[StreamInfo]) -> int:
@@ -113,14 +102,16 @@ def _objects(shard: Shard, spec: JobSpec, streams: Sequence[StreamInfo]) -> int:
     if "zarr" in spec.output.formats:
         per_stream = (_value_objects(shard, spec, stream) for stream in streams)
         count += 1 + sum(ZARR_OBJECTS_PER_STREAM + values for values in per_stream)
-        count += ZARR_OBJECTS_OF_STEPS * sum(map(is_events, streams))
-        count += ZARR_OBJECTS_OF_AN_AXIS * sum(len(column_axes(stream)) for stream in streams)
+        count += ZARR_OBJECTS_OF_A_VECTOR * sum(map(_vectors, streams))
     return count
 
 
+def _vectors(stream: StreamInfo) -> int:
+    return len(layout_of(stream).row_counts) + len(column_axes(stream))
+
+
 def _value_objects(shard: Shard, spec: JobSpec, stream: StreamInfo) -> int:
-    chunks = math.ceil(
-        frames(shard, stream)
-        / chunk_frames(stored_width(stream), stored_dtype(stream, spec.output.dtype))
-    )
+    layout = layout_of(stream)
+    per_chunk = chunk_frames(layout.stored_width, layout.stored_dtype(spec.output.dtype))
+    chunks = math.ceil(stored_rows(shard, stream) / per_chunk)
     return math.ceil(chunks / CHUNKS_PER_OBJECT)

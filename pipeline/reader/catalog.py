@@ -38,7 +38,7 @@ from earmill.pipeline.formats.row_table import (
     FACT_TYPES,
     quarantine_table,
 )
-from earmill.pipeline.formats.stream_schema import place_columns, stored_dtype, stored_width
+from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.layout import DATASET_FILE, Layout, commit_path, is_shard_id
@@ -127,8 +127,7 @@ class Catalog:
         """Stored size of each row over all streams, uncompressed."""
         size = np.zeros(len(self.table), np.int64)
         for name, stream in self.streams.items():
-            frame_bytes = stored_width(stream) * np.dtype(stored_dtype(stream, self.dtype)).itemsize
-            size += self.column(f"{name}_n_frames") * frame_bytes
+            size += self.column(f"{name}_n_frames") * layout_of(stream).row_bytes(self.dtype)
         return size
 
     @cached_property
@@ -285,7 +284,7 @@ def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
 
 
 def _place_names(streams: Mapping[str, StreamInfo]) -> list[str]:
-    return [column for info in streams.values() for column in place_columns(info)]
+    return [column for info in streams.values() for column in layout_of(info).place_columns]
 
 
 def is_extra(name: str) -> bool:
@@ -312,13 +311,14 @@ def _streams(dataset: DatasetFile) -> dict[str, StreamInfo]:
 def _paths(
     layout: Layout, record: CommitRecord, streams: Mapping[str, StreamInfo], dtype: str
 ) -> ShardPaths:
+    layouts = {name: layout_of(info) for name, info in streams.items()}
     try:
         data = {fmt: record.path(fmt) for fmt in record.formats}
         rows = record.path("rows")
         promise = Promise(
             rows=record.rows_ok,
             frames={name: record.frames[name] for name in streams},
-            columns={k: (stored_width(v), stored_dtype(v, dtype)) for k, v in streams.items()},
+            columns={k: (v.stored_width, v.stored_dtype(dtype)) for k, v in layouts.items()},
             files={file.path: file for file in record.files},
         )
     except (ValueError, KeyError, TypeError) as err:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import FrameSpan, IoCounts
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
-from earmill.pipeline.formats.stream_schema import is_events, steps_column
+from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import named_damage
 from earmill.pipeline.reader.catalog import (
     Catalog,
@@ -31,10 +31,8 @@ from earmill.pipeline.reader.catalog import (
     read_quarantine,
     read_rows,
 )
-from earmill.pipeline.reader.frames import frame_range, unscaled
 from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.reader.read_row import Row
-from earmill.pipeline.reader.spike_events import read_events
 from earmill.pipeline.reader.torch_views import TorchViews
 from earmill.pipeline.storage.layout import Layout
 
@@ -88,9 +86,9 @@ class Features(TorchViews):
         self._starts = {name: catalog.column(f"{name}_start") for name in streams}
         self._sizes = {name: catalog.column(f"{name}_n_frames") for name in streams}
         # Frames or steps of each clip: what a slice counts in.
+        self._layouts = {name: layout_of(info) for name, info in self.streams.items()}
         self._lengths = {
-            name: catalog.column(steps_column(name)) if is_events(info) else self._sizes[name]
-            for name, info in self.streams.items()
+            name: catalog.column(layout.length_column) for name, layout in self._layouts.items()
         }
         self._rows = catalog.column("row")
         self._extras = [name for name in catalog.table.column_names if is_extra(name)]
@@ -196,8 +194,8 @@ class Features(TorchViews):
                 f"(row {self._scalar('row_id', position)!r}), got {start_s} to {stop_s}"
             )
         frames = {
-            name: frame_range(stream, int(self._lengths[name][position]), start_s, end_s)
-            for name, stream in self.streams.items()
+            name: layout.frame_range(int(self._lengths[name][position]), start_s, end_s)
+            for name, layout in self._layouts.items()
         }
         return self._row(position, frames)
 
@@ -280,7 +278,7 @@ class Features(TorchViews):
 
     def _read(self, process: _Process, position: int, name: str, frames: tuple[int, int]) -> Any:
         """Frames [first, last) of a stream of a row, or the events of these steps."""
-        fmt, info = self.format, self._catalog.streams[name]
+        fmt = self.format
         shard, paths = self._shard_of(process, position)
         row_id = self._scalar("row_id", position)
         place = row_id, int(self._rows[position]), int(self._starts[name][position])
@@ -291,12 +289,10 @@ class Features(TorchViews):
 
         where = f"row {self._scalar('row_id', position)!r}, stream {name}"
         with named_damage(where, f"{process.layout.url()}: the {fmt} file of shard {shard}"):
-            if is_events(info):
-                return read_events(
-                    read,
-                    n_events=int(self._sizes[name][position]),
-                    n_steps=int(self._lengths[name][position]),
-                    n_channels=info.width,
-                    span=frames,
-                )
-            return unscaled(read(*frames), info.scale_factor, self._dtype)
+            return self._layouts[name].read(
+                read,
+                n_stored=int(self._sizes[name][position]),
+                n_frames=int(self._lengths[name][position]),
+                span=frames,
+                dtype=self._dtype,
+            )

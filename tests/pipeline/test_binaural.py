@@ -28,7 +28,7 @@ from earmill.pipeline.common.errors import ChannelIndexError, SpecError
 from earmill.pipeline.spec.job import JobSpec, validate_models
 from tests.compare import Tolerance, assert_close
 from tests.pipeline import audio_factory
-from tests.pipeline.test_process_rows import Job, assert_same_rows, make_spec
+from tests.pipeline.test_row_pipeline import Job, assert_same_rows, make_spec
 
 RATE_HZ = 22050
 #: Chunked resampling and filtering sum in another order; then float16 rounds.

@@ -32,7 +32,7 @@ from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import dataset_file
 from tests.pipeline.reader_data import Writer, make_row, stream
-from tests.pipeline.test_process_rows import FS_HZ, Job, make_spec
+from tests.pipeline.test_row_pipeline import FS_HZ, Job, make_spec
 
 HALF_BIT = 2.0**-11
 SCALE = FLOAT16_SCALES["input unit"]

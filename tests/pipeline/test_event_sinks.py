@@ -20,13 +20,14 @@ from hypothesis.extra.numpy import arrays
 
 from amtcore.features.base import StreamInfo
 from amtcore.features.spike_events import SpikeEvents
-from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.errors import CommitError, OutputError
 from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.registry import Encoding, encode, read_back, row_table
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.stream_schema import place_columns, stored_dtype, stored_width
+from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.event_data import (
     FRAMES,
@@ -159,13 +160,26 @@ def test_parquet_reads_alike_in_pyarrow_polars_duckdb_and_datasets(tmp_path: Pat
             assert np.array_equal(got, counts(row, seconds)), (library, row)
 
 
-def test_the_helpers_take_objects_and_their_stored_form() -> None:
-    for info in (SPIKES, SPIKES.to_dict()):
-        assert (stored_width(info), stored_dtype(info, "float16")) == (3, "int32")
-        assert place_columns(info) == ("spikes_start", "spikes_n_frames", "spikes_n_steps")
-    for info in (FRAMES, FRAMES.to_dict()):
-        assert (stored_width(info), stored_dtype(info, "float16")) == (FRAMES.width, "float16")
-        assert place_columns(info) == ("modulation_start", "modulation_n_frames")
+def test_a_layout_is_that_of_the_stream_and_of_its_stored_form() -> None:
+    events, frames = layout_of(SPIKES), layout_of(FRAMES)
+    assert layout_of(SPIKES.to_dict()) == events and layout_of(FRAMES.to_dict()) == frames
+    assert (events.stored_width, events.stored_dtype("float16")) == (3, "int32")
+    assert events.place_columns == ("spikes_start", "spikes_n_frames", "spikes_n_steps")
+    assert (frames.stored_width, frames.stored_dtype("float16")) == (FRAMES.width, "float16")
+    assert frames.place_columns == ("modulation_start", "modulation_n_frames")
+    assert (events.length_column, frames.length_column) == (
+        "spikes_n_steps",
+        "modulation_n_frames",
+    )
+    assert (events.row_bytes("float16"), frames.row_bytes("float16")) == (12, 2 * FRAMES.width)
+
+
+def test_a_layout_of_another_release_is_refused(tmp_path: Path) -> None:
+    write_spikes(tmp_path)
+    path = tmp_path / "dataset.json"
+    path.write_text(path.read_text().replace('"layout": "events"', '"layout": "runs"'))
+    with pytest.raises(OutputError, match=r"layout out of .* for stream 'spikes', got 'runs'"):
+        open_features(tmp_path)
 
 
 def planted(change: Callable[[np.ndarray], Any]) -> FeatureRow:

@@ -28,7 +28,7 @@ from earmill.pipeline.formats.zarr import write as zarr_sink
 from tests.pipeline.outputs import make_row, stream
 from tests.pipeline.reader_data import Writer, values
 from tests.pipeline.reader_data import make_row as reader_row
-from tests.pipeline.test_process_rows import FS_HZ, Job, make_spec
+from tests.pipeline.test_row_pipeline import FS_HZ, Job, make_spec
 
 FORMATS = ("zarr", "parquet")
 MB = 2**20

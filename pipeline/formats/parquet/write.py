@@ -2,7 +2,7 @@
 
 A stream is `list<fixed_size_list<halffloat or float>[width]>`, which pyarrow, polars, DuckDB and
 Hugging Face datasets read; `arrow.fixed_shape_tensor` would be refused by the last. Events are
-`list<fixed_size_list<int32>[3]>`, see `earmill.pipeline.formats.stream_schema`. The outer list
+`list<fixed_size_list<int32>[3]>`, see `earmill.pipeline.formats.event_rows`. The outer list
 counts frames, not values, so its 32-bit offsets last for 2^31 frames a row group. Row groups decide
 what one row costs to read: small ones for random access, large ones for scans. They are written one
 after another; a row too large for one is divided, see `earmill.pipeline.formats.parquet.long_rows`.
@@ -25,13 +25,7 @@ from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.parquet.long_rows import LongRows, cut, part_count
 from earmill.pipeline.formats.row_table import row_table
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.stream_schema import (
-    is_events,
-    place_columns,
-    steps_column,
-    stored_dtype,
-    stored_width,
-)
+from earmill.pipeline.formats.stream_layout import layout_of
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -120,7 +114,7 @@ def _part_table(
     for info in streams:
         values = row.streams[info.name]
         first, last = cut(len(values), parts)[part]
-        start, count = place_columns(info)[:2]
+        start, count = layout_of(info).place_columns[:2]
         columns[start] = pc.add(columns[start], first)
         columns[count] = pa.array([last - first])
         columns[info.name] = _nested([values[first:last]], info, values.dtype.name)
@@ -138,8 +132,9 @@ def _schema(
     for info in streams:
         if info.name in scalars.names:
             raise CommitError(f"stream {info.name!r} has the name of a scalar column: rename it")
-        values = _ARROW_DTYPES[stored_dtype(info, dtype)]
-        fields.append(pa.field(info.name, pa.list_(pa.list_(values, stored_width(info)))))
+        layout = layout_of(info)
+        values = _ARROW_DTYPES[layout.stored_dtype(dtype)]
+        fields.append(pa.field(info.name, pa.list_(pa.list_(values, layout.stored_width))))
     metadata = {
         STREAMS_KEY: json.dumps([info.to_dict() for info in streams]).encode(),
         ATTRS_KEY: json.dumps(dict(attrs), sort_keys=True).encode(),
@@ -173,7 +168,9 @@ def row_groups(row_bytes: Sequence[int], profile: str) -> Iterator[tuple[int, in
 
 def _stream_column(rows: Sequence[FeatureRow], info: StreamInfo, dtype: str) -> pa.Array:
     """The frames of some rows as one nested Arrow array; one copy, none for a row of its own."""
-    return _nested([row.streams[info.name][:] for row in rows], info, stored_dtype(info, dtype))
+    return _nested(
+        [row.streams[info.name][:] for row in rows], info, layout_of(info).stored_dtype(dtype)
+    )
 
 
 def _nested(frames: Sequence[np.ndarray], info: StreamInfo, dtype: str) -> pa.Array:
@@ -181,7 +178,7 @@ def _nested(frames: Sequence[np.ndarray], info: StreamInfo, dtype: str) -> pa.Ar
     np.cumsum([len(values) for values in frames], out=offsets[1:])
     whole = frames[0] if len(frames) == 1 else np.concatenate(frames, axis=0)
     flat = np.ascontiguousarray(whole, dtype=dtype).reshape(-1)
-    blocks = pa.FixedSizeListArray.from_arrays(pa.array(flat), stored_width(info))
+    blocks = pa.FixedSizeListArray.from_arrays(pa.array(flat), layout_of(info).stored_width)
     return pa.ListArray.from_arrays(pa.array(offsets), blocks)
 
 
@@ -197,15 +194,17 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
                 for chunk in table.column(name).chunks:
                     sizes[name].append(np.diff(chunk.offsets.to_numpy()))
                     hashers[name].update(frames_of(chunk))
-        counted = {info.name: steps_column(info.name) for info in streams if is_events(info)}
-        scalars = file.read(columns=["row_id", *counted.values()], use_threads=False)
+        # Behind start and number of frames.
+        further = {info.name: layout_of(info).place_columns[2:] for info in streams}
+        columns = ["row_id", *(column for each in further.values() for column in each)]
+        scalars = file.read(columns=columns, use_threads=False)
         long_rows = LongRows.from_metadata(file.schema_arrow.metadata)
     starts, row_ids = _undivided(long_rows, scalars.column("row_id").to_pylist())
-    steps = {name: scalars.column(column).to_numpy()[starts] for name, column in counted.items()}
     digests = {}
     for name in names:
-        counts = np.add.reduceat(np.concatenate([*sizes[name], [0]]), starts)
-        digests[name] = hashers[name].digest(counts[: len(row_ids)], steps.get(name, ()))
+        frames = np.add.reduceat(np.concatenate([*sizes[name], [0]]), starts)
+        counts = [scalars.column(column).to_numpy()[starts] for column in further[name]]
+        digests[name] = hashers[name].digest(frames[: len(row_ids)], *counts)
     return ShardDigest(row_ids, digests)
 
 

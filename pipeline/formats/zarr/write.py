@@ -3,7 +3,7 @@
 Group a stream: `values (obs, column)`, `row_start (row)`, `row_size (row)` with `sample_dimension`,
 and `row_id (row)`; the stream's description is in the group's attributes, its centre frequencies
 are coordinates: `fc_hz (column)` and `mfc_hz (column)`. A stream of events has the columns of
-`formats.stream_schema` and also `n_steps (row)`, the steps of each clip. `row_id` is Zarr's own
+`formats.event_rows` and also `n_steps (row)`, the steps of each clip. `row_id` is Zarr's own
 `string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning: fixed-length
 bytes and UTF-32 have no v3 specification yet. Inner chunks are about 1 MB, packed by the sharding
 codec into objects of up to 64 MB that are only ever written whole, as a partial write would make
@@ -24,17 +24,14 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 from earmill.pipeline.formats.digest import ShardDigest, digest_blocks
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.spill import Values
-from earmill.pipeline.formats.stream_schema import (
-    EVENT_COLUMNS,
-    is_events,
-    steps_of,
-    stored_dtype,
-    stored_width,
-)
+from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
+# What a count of `StreamLayout.row_counts` is.
+COUNT_NAMES = {"n_steps": "steps of the clip"}
+COLUMN = "column"
 CHUNK_BYTES = 2**20
 CHUNKS_PER_OBJECT = 64
 # The checksum is the last step of writing, hence the first of reading. Objects have one over their
@@ -57,19 +54,20 @@ def write_zarr(
     path = local_dir / rel_name
     root = zarr.create_group(path, zarr_format=3, attributes=_plain(attrs))
     for info in streams:
+        layout = layout_of(info)
         group = root.create_group(info.name, attributes=_group_attrs(info, attrs))
         frames = [row.streams[info.name] for row in rows]
         sizes = np.array([len(values) for values in frames], dtype=np.int64)
-        _write_values(group, info, frames, stored_dtype(info, dtype))
-        starts = {"long_name": "first frame", **_row_attrs(info)}
+        _write_values(group, info, layout, frames, layout.stored_dtype(dtype))
+        starts = {"long_name": "first frame", **layout.time_attrs()}
         _write_index(group, "row_start", np.cumsum(sizes) - sizes, starts)
         _write_index(
             group, "row_size", sizes, {"long_name": "frames in the row", "sample_dimension": "obs"}
         )
-        if is_events(info):
-            _write_index(group, "n_steps", steps_of(rows, info), {"long_name": "steps of the clip"})
+        for name, counts in zip(layout.row_counts, layout.counts_of(rows), strict=True):
+            _write_index(group, name, counts, {"long_name": COUNT_NAMES[name]})
         _write_ids(group, [row.row_id for row in rows])
-        _write_axes(group, info)
+        _write_axes(group, info, layout)
     for folder in [*(path / info.name for info in streams), path]:
         _consolidate(folder)
     return path
@@ -91,9 +89,13 @@ def chunk_frames(width: int, dtype: str) -> int:
 
 
 def _write_values(
-    group: zarr.Group, info: StreamInfo, frames: Sequence[Values], dtype: str
+    group: zarr.Group,
+    info: StreamInfo,
+    layout: StreamLayout,
+    frames: Sequence[Values],
+    dtype: str,
 ) -> None:
-    total, width = sum(len(values) for values in frames), stored_width(info)
+    total, width = sum(len(values) for values in frames), layout.stored_width
     chunk = chunk_frames(width, dtype)
     # No larger than the data: zarr allots a whole object while it packs one.
     per_object = max(1, min(CHUNKS_PER_OBJECT, -(-total // chunk)))
@@ -106,8 +108,8 @@ def _write_values(
         filters=None,
         compressors=CODECS,
         fill_value=0,
-        dimension_names=("obs", "column"),
-        attributes=_values_attrs(info),
+        dimension_names=("obs", COLUMN),
+        attributes=_values_attrs(info, layout),
         config=_KEEP_ALL,
     )
     start = 0
@@ -116,16 +118,10 @@ def _write_values(
         start += len(block)
 
 
-def _values_attrs(info: StreamInfo) -> dict[str, Any]:
-    name = f"{info.model} {info.name}"
-    if is_events(info):  # columns of different quantities have no unit in common
-        return {"long_name": f"{name} events", "columns": list(EVENT_COLUMNS)}
-    attrs: dict[str, Any] = {"long_name": name, "units": info.unit}
-    if info.scale_factor != 1.0:
-        attrs["scale_factor"] = info.scale_factor
-    if column_axes(info):
-        attrs["coordinates"] = " ".join(column_axes(info))
-    return attrs
+def _values_attrs(info: StreamInfo, layout: StreamLayout) -> dict[str, Any]:
+    # Coordinates of another dimension than the array's own are none of it.
+    axes = column_axes(info) if layout.axis == COLUMN else {}
+    return layout.value_attrs() | ({"coordinates": " ".join(axes)} if axes else {})
 
 
 def column_axes(info: StreamInfo) -> dict[str, np.ndarray]:
@@ -139,23 +135,12 @@ def column_axes(info: StreamInfo) -> dict[str, np.ndarray]:
     return axes
 
 
-def _write_axes(group: zarr.Group, info: StreamInfo) -> None:
+def _write_axes(group: zarr.Group, info: StreamInfo, layout: StreamLayout) -> None:
     """Coordinates of the columns; events have their neurons as an axis of its own."""
     names = {"fc_hz": "centre frequency", "mfc_hz": "modulation centre frequency"}
-    axis = "channel" if is_events(info) else "column"
     for name, values in column_axes(info).items():
         attrs = {"long_name": names[name], "units": "Hz"}
-        _write_index(group, name, values.astype("float64"), attrs, axis=axis)
-
-
-def _row_attrs(info: StreamInfo) -> dict[str, Any]:
-    """Where the time of a frame comes from: xarray has no axis that starts anew in each row."""
-    if not info.frame_rate_hz or is_events(info):
-        return {}
-    return {
-        "frame_rate_hz": info.frame_rate_hz,
-        "time": "the k-th frame of a row begins k / frame_rate_hz seconds after the clip does",
-    }
+        _write_index(group, name, values.astype("float64"), attrs, axis=layout.axis)
 
 
 def blocks_of(frames: Sequence[Values], size: int) -> Iterator[np.ndarray]:
@@ -243,7 +228,7 @@ def digest_zarr(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
         step = values.shards[0]
         blocks = (values[start : start + step] for start in range(0, values.shape[0], step))
         sizes = root[f"{name}/row_size"][:]
-        steps = root[f"{name}/n_steps"][:] if is_events(info) else ()
-        digests[name] = digest_blocks(blocks, sizes, values.shape[1], values.dtype.name, steps)
+        counts = [root[f"{name}/{count}"][:] for count in layout_of(info).row_counts]
+        digests[name] = digest_blocks(blocks, values.shape[1], values.dtype.name, sizes, *counts)
         row_ids = tuple(str(row_id) for row_id in root[f"{name}/row_id"][:])
     return ShardDigest(row_ids, digests)

@@ -12,16 +12,16 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from amtcore.extract import StreamInfo
-from pipeline.commit import publish_shard
-from pipeline.dataset_file import DatasetFile, open_dataset
-from pipeline.finalise import finalise
-from pipeline.layout import Layout
-from pipeline.plan import make_plan
-from pipeline.rows import FeatureRow, QuarantineRow
 
-from pipeline.sources.base import Item
-from pipeline.spec import JobSpec
+from amtcore.features.base import StreamInfo
+from earmill.pipeline.dataset.description import DatasetFile, open_dataset
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.publish import publish_shard
+from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
+from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.sources.base import Item
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
 
 STREAM = StreamInfo(
     name="modulation",

@@ -1,0 +1,277 @@
+"""How a stream lies on disk: frames in the job's dtype, events as (frame, channel, count) in int32.
+
+A stream of events has a row of three integers for each step in which a neuron fired, ascending; the
+step is counted from the start of the clip. As silence leaves no event, the number of steps of each
+clip is stored beside them. Every writer, reader, card and estimate asks the stream's layout, so
+that they cannot disagree and a third layout is one class here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.event_rows import (
+    EVENT_COLUMNS,
+    EVENT_DTYPE,
+    Read,
+    events_problem,
+    read_events,
+)
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+    from earmill.pipeline.formats.rows import FeatureRow
+
+# As measured for speech at 75 dB SPL with the default neurons; it depends on the sound.
+EVENTS_PER_CHANNEL_S = 85.0
+# Seconds times frames per second lands this close to a whole frame by rounding alone.
+FRAME_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class StreamLayout(ABC):
+    """What is stored of one stream, and how it is read; get one from `layout_of`.
+
+    A stored row is a frame or an event; (n, `stored_width`) of them make up a clip.
+
+    Args:
+        name, model, unit, width, frame_rate_hz, scale_factor: As `StreamInfo` has them.
+    """
+
+    name: str
+    model: str = ""
+    unit: str = ""
+    width: int = 0
+    frame_rate_hz: float = 0.0
+    scale_factor: float = 1.0
+
+    #: What stored rows are called, and what the columns of the stream are.
+    stored_rows: ClassVar[str]
+    columns_are: ClassVar[str]
+    #: The dimension along which the centre frequencies of a store lie.
+    axis: ClassVar[str]
+    #: Numbers of each clip that are stored beside the start and number of its stored rows.
+    row_counts: ClassVar[tuple[str, ...]] = ()
+    #: Type of its values in croissant.json.
+    croissant_type: ClassVar[str] = "sc:Float"
+    #: What a reader of the dataset's card must know; empty where a table of numbers says all.
+    card_note: ClassVar[str] = ""
+
+    @property
+    @abstractmethod
+    def stored_width(self) -> int:
+        """Columns on disk."""
+
+    @abstractmethod
+    def stored_dtype(self, dtype: str) -> str:
+        """Type on disk, given that of the job."""
+
+    @abstractmethod
+    def stored_rows_in(self, seconds: float) -> int:
+        """About how many stored rows a clip will have."""
+
+    @abstractmethod
+    def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
+        """The `row_counts` of these rows, int64 each."""
+
+    @abstractmethod
+    def problem(self, row: FeatureRow) -> str | None:
+        """What is wrong with the stored rows of a clip beyond their shape; None where nothing."""
+
+    @abstractmethod
+    def read(
+        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
+    ) -> Any:
+        """What a reader returns of frames [first, last) of a clip.
+
+        Args:
+            read: Gives stored rows [first, last) of the clip.
+            n_stored: Stored rows of the clip.
+            n_frames: Frames of the clip, see `length_column`.
+            span: First frame, and the one behind the last.
+            dtype: Of frames that are returned.
+        """
+
+    @abstractmethod
+    def value_attrs(self) -> dict[str, Any]:
+        """What a store says of the stored numbers."""
+
+    @abstractmethod
+    def time_attrs(self) -> dict[str, Any]:
+        """Where the time of a stored row comes from, if its place says it."""
+
+    def row_bytes(self, dtype: str) -> int:
+        """Bytes of one stored row, given the dtype of the job."""
+        return self.stored_width * np.dtype(self.stored_dtype(dtype)).itemsize
+
+    @property
+    def place_columns(self) -> tuple[str, ...]:
+        """Columns of a table of rows that say where stored rows lie and how long clips are."""
+        return tuple(f"{self.name}_{count}" for count in ("start", "n_frames", *self.row_counts))
+
+    @property
+    def length_column(self) -> str:
+        """Column of a table of rows with the frames of each clip: what a slice counts in."""
+        return self.place_columns[-1]
+
+    @property
+    def field_text(self) -> str:
+        """What a stored row is, where unit and rate do not say it."""
+        return ""
+
+    @property
+    def rate_text(self) -> str:
+        """`at 100 Hz`, or `once a clip` for a stream of whole clips, whose rate is 0."""
+        return f"at {self.frame_rate_hz:g} Hz" if self.frame_rate_hz else "once a clip"
+
+    def check(self, row: FeatureRow, dtype: str) -> None:
+        """Refuse values that do not fit their stream.
+
+        Raises:
+            CommitError: It names the row, the stream and what is wrong.
+        """
+        values, dtype = row.streams[self.name], self.stored_dtype(dtype)
+        fits = values.ndim == 2 and values.shape[1] == self.stored_width
+        if not fits or values.dtype.name != dtype:
+            raise CommitError(
+                f"row {row.row_id!r}, stream {self.name}: expected ({self.stored_rows}, "
+                f"{self.stored_width}) {dtype}, got {values.shape} {values.dtype}"
+            )
+        wrong = self.problem(row)
+        if wrong:
+            raise CommitError(f"row {row.row_id!r}, stream {self.name}: {wrong}")
+
+    def frame_range(self, n_frames: int, start_s: float, stop_s: float) -> tuple[int, int]:
+        """Frames [first, last) of a clip that overlap [start_s, stop_s); numbers of a clip do."""
+        rate_hz = self.frame_rate_hz
+        if rate_hz == 0:
+            return 0, n_frames
+        first = math.floor(start_s * rate_hz + FRAME_EPSILON)
+        last = min(n_frames, math.ceil(min(stop_s * rate_hz, n_frames) - FRAME_EPSILON))
+        return min(first, n_frames), max(min(first, n_frames), last)
+
+
+class FrameLayout(StreamLayout):
+    """Frames: one stored row for each, wherever nothing happens too."""
+
+    stored_rows, columns_are, axis = "frames", "columns", "column"
+
+    @property
+    def stored_width(self) -> int:
+        return int(self.width)
+
+    def stored_dtype(self, dtype: str) -> str:
+        return dtype
+
+    def stored_rows_in(self, seconds: float) -> int:
+        return math.floor(seconds * self.frame_rate_hz) if self.frame_rate_hz else 1
+
+    def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
+        return ()
+
+    def problem(self, row: FeatureRow) -> str | None:
+        return None
+
+    def read(
+        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
+    ) -> np.ndarray:
+        """Values in their unit; exact in float32, as scales are powers of two."""
+        stored = read(*span)
+        if self.scale_factor == 1.0:
+            return stored.astype(dtype, copy=False)
+        exact = np.result_type(stored.dtype, np.float32, dtype)
+        return (stored.astype(exact) * exact.type(self.scale_factor)).astype(dtype, copy=False)
+
+    def value_attrs(self) -> dict[str, Any]:
+        attrs: dict[str, Any] = {"long_name": f"{self.model} {self.name}", "units": self.unit}
+        if self.scale_factor != 1.0:
+            attrs["scale_factor"] = self.scale_factor
+        return attrs
+
+    def time_attrs(self) -> dict[str, Any]:
+        """xarray has no axis that starts anew in each row."""
+        if not self.frame_rate_hz:
+            return {}
+        return {
+            "frame_rate_hz": self.frame_rate_hz,
+            "time": "the k-th frame of a row begins k / frame_rate_hz seconds after the clip does",
+        }
+
+
+class EventLayout(StreamLayout):
+    """Events: a stored row for each step in which a neuron fired, and the steps of each clip."""
+
+    stored_rows, columns_are, axis = "events", "neurons", "channel"
+    row_counts = ("n_steps",)
+    croissant_type = "sc:Integer"
+    card_note = (
+        f"Sparse, {EVENT_DTYPE} rows ({', '.join(EVENT_COLUMNS)}) instead of frames: {{streams}}. "
+        "Their columns are neurons, a frame is a step since the start of the clip; "
+        "`<stream>_n_steps` counts the steps of a clip."
+    )
+
+    @property
+    def stored_width(self) -> int:
+        return len(EVENT_COLUMNS)
+
+    def stored_dtype(self, dtype: str) -> str:
+        return EVENT_DTYPE
+
+    @property
+    def field_text(self) -> str:
+        return f"events ({', '.join(EVENT_COLUMNS)}) of {self.width} neurons"
+
+    def stored_rows_in(self, seconds: float) -> int:
+        """As if every channel fired `EVENTS_PER_CHANNEL_S` times a second."""
+        return math.floor(seconds * (EVENTS_PER_CHANNEL_S * self.width))
+
+    def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
+        return (np.array([row.steps[self.name] for row in rows], dtype=np.int64),)
+
+    def problem(self, row: FeatureRow) -> str | None:
+        return events_problem(row.streams[self.name], row.steps[self.name], self.width)
+
+    def read(
+        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
+    ) -> Any:
+        """`SpikeEvents` of these steps."""
+        return read_events(
+            read, n_events=n_stored, n_steps=n_frames, n_channels=self.width, span=span
+        )
+
+    def value_attrs(self) -> dict[str, Any]:
+        """Columns of different quantities have no unit in common."""
+        return {
+            "long_name": f"{self.model} {self.name} events",
+            "columns": list(EVENT_COLUMNS),
+        }
+
+    def time_attrs(self) -> dict[str, Any]:
+        return {}
+
+
+LAYOUTS: dict[str, type[StreamLayout]] = {"frames": FrameLayout, "events": EventLayout}
+
+
+def layout_of(info: StreamInfo | Mapping[str, Any]) -> StreamLayout:
+    """The layout of a stream, given its description or what dataset.json holds of it.
+
+    Raises:
+        ValueError: A layout that this release does not know.
+    """
+    facts = info if isinstance(info, Mapping) else vars(info)
+    wanted = facts.get("layout", "frames")
+    if wanted not in LAYOUTS:
+        raise ValueError(
+            f"expected a layout out of {list(LAYOUTS)} for stream {facts['name']!r}, got "
+            f"{wanted!r}; use the release that wrote it"
+        )
+    known = {field.name: facts[field.name] for field in fields(StreamLayout) if field.name in facts}
+    return LAYOUTS[wanted](**known)
