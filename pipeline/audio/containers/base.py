@@ -26,7 +26,7 @@ class Probe:
             from the first bytes, never from the name.
         damage: How the stream is known to be cut or broken, in words.
         shifts_time: The damage moves samples, so that no span of the file can be trusted.
-        declared_frames: Frames the header promises, when libsndfile reports fewer.
+        declared_frames: Frames the header promises, where libsndfile reports another number.
         rate_hz: Sample rate of the header, where libsndfile refuses to open some.
         slack_frames: Frames the decoder may deliver fewer without the file being cut.
         prefix: Bytes to decode in front of the stream.

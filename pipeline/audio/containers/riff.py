@@ -22,6 +22,7 @@ from earmill.pipeline.audio.containers.base import (
 # Data sizes that mean "not known when the header was written": ffmpeg and sox writing to a pipe.
 UNKNOWN_SIZES = frozenset({0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF})
 UNKNOWN_FROM = 0xFFFFFF00
+LONG_SIZE = 0xFFFFFFFF
 
 # Of these codecs a block is one sample of every channel: PCM, float, A-law, mu-law, extensible.
 PLAIN_CODECS = frozenset({1, 3, 6, 7, 0xFFFE})
@@ -50,7 +51,8 @@ def probe_riff(stream: BinaryIO, nbytes: int) -> Probe:
         elif name == b"ds64":
             long_size = uint(stream.read(16)[8:16], order)
         elif name == b"data":
-            declared = long_size if long_size is not None else size
+            # EBU Tech 3306: the long size counts only where the short one is -1.
+            declared = long_size if long_size is not None and size == LONG_SIZE else size
             found = _riff_data(declared, nbytes - position - 8, frame_bytes)
             return replace(found, rate_hz=rate_hz)
         position += 8 + size + size % 2
@@ -69,7 +71,11 @@ def _riff_data(declared: int, present: int, frame_bytes: int | None) -> Probe:
 
 
 def probe_w64(stream: BinaryIO, nbytes: int) -> Probe:
-    """W64: sizes of 64 bits that count their own header, payloads padded to 8 bytes."""
+    """W64: sizes of 64 bits that count their own header, payloads padded to 8 bytes.
+
+    libsndfile takes all that is behind the samples for samples, padding and further chunks: only
+    the header says how many there are.
+    """
     frame_bytes, position = None, 40
     for _ in range(MAX_PARTS):
         head = read_at(stream, position, W64_HEADER_BYTES)
@@ -83,6 +89,8 @@ def probe_w64(stream: BinaryIO, nbytes: int) -> Probe:
             # From a pipe the size is zero or all ones.
             if size < W64_HEADER_BYTES or size >= 1 << 62:
                 return Probe("w64")
-            return samples_found("w64", size - W64_HEADER_BYTES, present, frame_bytes)
+            declared = size - W64_HEADER_BYTES
+            found = samples_found("w64", declared, present, frame_bytes)
+            return replace(found, declared_frames=declared // frame_bytes if frame_bytes else None)
         position += (max(size, W64_HEADER_BYTES) + 7) // 8 * 8
     return no_samples("w64", "data chunk", nbytes)
