@@ -1,8 +1,8 @@
 """Containers put together byte by byte from their specifications: the tests' second route.
 
 Nothing here comes from an encoder or from the code under test. Layouts: RIFF/WAVE as in Microsoft's
-multimedia programming reference with WAVE_FORMAT_EXTENSIBLE; RF64 as in EBU Tech 3306; Sony's Wave64;
-Apple's AIFF 1.3, AIFF-C and CAF 1.0; Sun's audio header; NIST SPHERE; RFC 3533 (Ogg).
+multimedia programming reference with WAVE_FORMAT_EXTENSIBLE; RF64 as in EBU Tech 3306; Sony's
+Wave64; Apple's AIFF 1.3, AIFF-C and CAF 1.0; Sun's audio header; NIST SPHERE; RFC 3533 (Ogg).
 """
 
 from __future__ import annotations

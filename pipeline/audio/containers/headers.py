@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import replace
 from typing import BinaryIO
 
 from earmill.pipeline.audio.containers.base import (
@@ -97,7 +98,11 @@ def probe_au(stream: BinaryIO, nbytes: int) -> Probe:
 
 
 def probe_nist(stream: BinaryIO, nbytes: int) -> Probe:
-    """NIST SPHERE: text fields in a header whose size is its second line."""
+    """NIST SPHERE: text fields in a header whose size is its second line.
+
+    libsndfile takes all that is behind the header for samples: only the header says how many there
+    are.
+    """
     second = read_at(stream, 8, 8).strip()
     size = int(second) if second.isdigit() else 0
     header = read_at(stream, 0, min(size, NIST_MAX_HEADER))
@@ -109,5 +114,6 @@ def probe_nist(stream: BinaryIO, nbytes: int) -> Probe:
     if b"sample_count" not in fields or not NIST_PLAIN.match(fields.get(b"sample_coding", b"")):
         return Probe("nist")
     frame_bytes = max(1, number(b"channel_count", 1) * number(b"sample_n_bytes", 2))
-    declared = number(b"sample_count", 0) * frame_bytes
-    return samples_found("nist", declared, nbytes - size, frame_bytes)
+    frames = number(b"sample_count", 0)
+    found = samples_found("nist", frames * frame_bytes, nbytes - size, frame_bytes)
+    return replace(found, declared_frames=frames or None)
