@@ -6,7 +6,6 @@ import io
 
 import numpy as np
 import pytest
-import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,11 +166,7 @@ class TestAiff:
     def test_rates_are_extended_floats(self) -> None:
         for rate_hz in (8000, 11025, 22050, 44100, 96000, 192000):
             data = aiff(comm(FRAMES, rate_hz=rate_hz), ssnd(BIG))
-            assert (
-                decoded(data).facts.rate_hz
-                == rate_hz
-                == soundfile.info(io.BytesIO(data)).samplerate
-            )
+            assert decoded(data).facts.rate_hz == rate_hz
 
 
 class TestCaf:

@@ -30,6 +30,8 @@ SLACK_FRAMES = 2 * 1152
 SEARCH_BYTES = 1 << 16
 TAG_BITRATE_INDEX = 9  # 128 or 80 kbit/s: room for a tag at every rate
 TAG_BYTES_TOLERANCE = 0.01
+# Behind the header and 32 bytes, however many of them are side information.
+VBRI_OFFSET = 36
 
 
 def probe_mpeg(stream: BinaryIO, nbytes: int) -> Probe | None:
@@ -45,8 +47,9 @@ def probe_mpeg(stream: BinaryIO, nbytes: int) -> Probe | None:
         damage = f"expected {tag.nbytes} bytes of MPEG frames, got {present}" if cut else None
         slack = 0 if cut else SLACK_FRAMES
         return Probe("mpeg", damage=damage, slack_frames=slack)
-    if tag is not None:
-        # Of a concatenated file, whose tag counts the first part only: leave the tag frame out.
+    if tag is not None or is_vbri(stream, first):
+        # Of a concatenated file, whose tag counts the first part only, or Fraunhofer's tag, which
+        # libsndfile does not know: leave the tag frame out, it is no sound.
         first = first_frame(stream, first.position + first.nbytes) or first
     count, damage = count_frames(stream, first, nbytes)
     return Probe(
@@ -166,6 +169,12 @@ def read_count_tag(stream: BinaryIO, first: FrameHeader) -> CountTag | None:
         return None
     nbytes = int.from_bytes(raw[12:16], "big") if flags & 2 else None
     return CountTag(frames=int.from_bytes(raw[8:12], "big"), nbytes=nbytes or None)
+
+
+def is_vbri(stream: BinaryIO, first: FrameHeader) -> bool:
+    """Whether the first frame holds Fraunhofer's tag instead of sound."""
+    stream.seek(first.position + VBRI_OFFSET)
+    return stream.read(4) == b"VBRI"
 
 
 def count_frames(stream: BinaryIO, first: FrameHeader, nbytes: int) -> tuple[int, str | None]:

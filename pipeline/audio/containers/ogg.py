@@ -83,7 +83,7 @@ def _ogg_page_damage(page: bytes, streams: dict[int, _OggStream]) -> str | None:
     flags, serial = page[5], int.from_bytes(page[14:18], "little")
     number = int.from_bytes(page[18:22], "little")
     if flags & OGG_FLAG_BOS:
-        if any(logical.ended for logical in streams.values()):
+        if serial in streams or any(logical.ended for logical in streams.values()):
             return "a second chained stream starts, which the decoder would not read"
         streams[serial] = _OggStream(next_page=number, ended=False)
     logical = streams.get(serial)
