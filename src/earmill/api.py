@@ -185,7 +185,11 @@ def _loaded(spec: Spec, overrides: Iterable[str]) -> JobSpec:
 def _listed(overrides: Iterable[str]) -> list[str]:
     if isinstance(overrides, str):
         raise SpecError(f"overrides: expected a list of strings, got the string {overrides!r}")
-    return list(overrides)
+    listed = list(overrides)
+    for override in listed:
+        if not isinstance(override, str):
+            raise SpecError(f"overrides: expected strings such as 'a.b=c', got {override!r}")
+    return listed
 
 
 def _run(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -206,22 +203,3 @@ def test_s3_after_a_fork(s3: dict[str, Any]) -> None:
     check_row(row, 6)
     np.testing.assert_array_equal(part.features["modulation"], values(3, 132, 7)[50:75])
     check_row(ds[6], 6)
-
-
-def test_importing_the_package_is_cheap_and_lazy() -> None:
-    code = (
-        "import sys, earmill\n"
-        "assert not {'torch', 'pyarrow', 'zarr', 'numpy'} & set(sys.modules), sys.modules\n"
-        "assert 'open_features' in dir(earmill)\n"
-        "from earmill import open_features\n"
-        "assert open_features.__module__ == 'earmill.pipeline.reader.open'\n"
-        "assert 'earmill.pipeline.reader.torch_datasets' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ.copy())
-
-
-def test_the_package_has_no_other_lazy_name() -> None:
-    import earmill
-
-    with pytest.raises(AttributeError, match="no attribute 'close_features'"):
-        earmill.close_features  # noqa: B018
