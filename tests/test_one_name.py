@@ -12,6 +12,13 @@ import pytest
 
 import earmill
 
+STRICT = (
+    "--strict",
+    "--follow-imports=silent",
+    "--config-file=",
+    "--no-incremental",
+    "--cache-dir=/dev/null",
+)
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -63,8 +70,7 @@ def test_our_folders_are_no_modules_of_their_own() -> None:
 
 def test_a_typed_script_passes_the_strict_checker() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent"]
-        + ["--config-file=", "--no-incremental", "--cache-dir=/dev/null", "tests/typed_use.py"],
+        [sys.executable, "-m", "mypy", *STRICT, "tests/typed_use.py"],
         cwd=ROOT,
         env={"MYPYPATH": str(ROOT / "src"), "PATH": ""},
         capture_output=True,
