@@ -1,8 +1,9 @@
 """Which row comes when: the epoch order, and its split over ranks and workers. Pure arithmetic.
 
 The order is a function of (seed, epoch), the block sizes and the settings; never of rank, world
-size or worker count. Keys come from splitmix64 (Steele, Lea, Flood 2014), so the same seed gives
-the same order under every numpy. Nothing here reads data: resuming means slicing an array.
+size or worker count. Keys come from Philox4x64-10 (Salmon, Moraes, Dror, Shaw 2011,
+doi:10.1145/2063384.2063405), whose raw numbers are the same in every numpy and on every machine.
+Nothing here reads data: resuming means slicing an array.
 
 How a block shuffle keeps reads cheap, for B = batch rows, S = lanes:
 
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.random import Philox
 from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
@@ -34,10 +36,6 @@ Even = Literal["pad", "drop"] | bool
 
 MAX_LANES = 8
 MAX_SEED = 2**63 - 1
-# splitmix64: increment and multipliers of the published generator.
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-MIX_2 = np.uint64(0x94D049BB133111EB)
 BLOCK_SALT, ROW_SALT = 1, 2
 
 
@@ -75,20 +73,13 @@ def check_whole(name: str, value: Any) -> int:
     return operator.index(value)
 
 
-def splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of splitmix64 at the given counter states; uint64 wraps on purpose."""
-    z = state + GOLDEN
-    z = (z ^ (z >> np.uint64(30))) * MIX_1
-    z = (z ^ (z >> np.uint64(27))) * MIX_2
-    return z ^ (z >> np.uint64(31))
-
-
 def _keys(n: int, *, seed: int, epoch: int, salt: int) -> NDArray[np.uint64]:
-    """n sort keys for one purpose (salt) of one epoch."""
-    base = np.zeros(1, np.uint64)
-    for part in (seed, epoch, salt):
-        base = splitmix64(base ^ np.uint64(part))
-    return splitmix64(base + GOLDEN * np.arange(n, dtype=np.uint64))
+    """n sort keys for one purpose (salt) of one epoch.
+
+    The counter starts 2^192 blocks apart for each purpose, so no two share a number.
+    """
+    words = {"key": (seed, epoch), "counter": (0, 0, 0, salt)}
+    return Philox(**{name: np.array(word, np.uint64) for name, word in words.items()}).random_raw(n)
 
 
 def check_counter(name: str, value: int) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.base import FeatureRows
     from earmill.pipeline.reader.read_row import Row
 
-STATE_VERSION = 1
+# 2: another order, drawn by Philox.
+STATE_VERSION = 2
 WINDOW_BYTES = 128 * 2**20
 _PLACE = ("epoch", "start", "position", "world_size")
 # Slots of the shared state.
@@ -187,7 +188,8 @@ class FeatureStream(IterableDataset["Row"]):
         if state.get("version") != STATE_VERSION:
             raise ValueError(
                 f"expected a reader state of version {STATE_VERSION}, got "
-                f"{state.get('version')!r}; use the release that wrote it"
+                f"{state.get('version')!r}, whose rows come in another order; go on with the "
+                f"release that wrote it, or begin its epoch anew: set_epoch({state.get('epoch')!r})"
             )
         missing = sorted({*self._identity(), *_PLACE} - set(state))
         if missing:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from .test_process_rows import Job, assert_same_rows, make_spec
+from tests.pipeline.test_row_pipeline import Job, assert_same_rows, make_spec
 
 STREAMS = {
     "frames": "{envelope: {}}",
