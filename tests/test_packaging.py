@@ -8,10 +8,13 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
@@ -73,18 +76,33 @@ def test_every_pin_has_its_hashes() -> None:
     assert {name: locked.get(name) for name in constrained} == constrained, "run: make lock"
 
 
-def test_every_dependency_is_locked_at_its_lower_bound_or_above() -> None:
+def requirements() -> list[Requirement]:
+    """What an installation with the tests wants, with the bounds of each."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    return [Requirement(line) for line in wanted]
+
+
+def test_every_dependency_is_locked_within_its_bounds() -> None:
     locked = pins((ROOT / "requirements.lock").read_text())
-    for requirement in wanted:
-        name, _, bound = requirement.partition(">=")
-        version = locked[re.sub("[-_.]+", "-", name.partition("[")[0]).lower()]
-        assert _numbers(version) >= _numbers(bound), "run: make lock"
+    for wanted in requirements():
+        assert any(bound.operator == ">=" for bound in wanted.specifier), wanted
+        pin = locked[canonicalize_name(wanted.name)]
+        assert wanted.specifier.contains(pin), f"{wanted}: {pin} is locked; run: make lock"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
+def test_a_lock_outside_of_the_bounds_is_seen() -> None:
+    (numba,) = (wanted for wanted in requirements() if wanted.name == "numba")
+    assert numba.specifier.contains("0.61.2")
+    assert not any(numba.specifier.contains(version) for version in ("0.60.0", "0.69.0", "1.0"))
+
+
+def test_the_compilers_whose_internals_we_use_have_upper_bounds_and_this_is_within() -> None:
+    """`amtcore.kernels.vector.simd` builds on names that numba and llvmlite may change freely."""
+    bounds = {wanted.name: wanted.specifier for wanted in requirements()}
+    for name in ("numba", "llvmlite"):
+        assert {bound.operator for bound in bounds[name]} == {">=", "<"}
+        assert bounds[name].contains(version(name)), f"{name} {version(name)}: run: make setup"
 
 
 def test_what_a_machine_without_gpu_leaves_out_is_what_we_pin() -> None:
