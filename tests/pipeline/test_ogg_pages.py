@@ -1,0 +1,240 @@
+"""Ogg pages by RFC 3533: checksums by the definition, lacing, numbers, ends, chains, every cut."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earmill.pipeline.audio.containers import Probe, probe
+from earmill.pipeline.audio.containers.ogg import MAX_EMPTY_PAGES, ogg_crc
+from earmill.pipeline.audio.decode import decode
+from earmill.pipeline.common.errors import NotAudioError, RowError, TruncatedError
+from tests.pipeline.audio_factory import clip
+from tests.pipeline.container_bytes import crc_bit_by_bit, ogg_page
+
+BOS, EOS, CONTINUED = 2, 4, 1
+
+
+def probed(data: bytes) -> Probe:
+    return probe(io.BytesIO(data), len(data))
+
+
+def damage_of(data: bytes) -> str | None:
+    return probed(data).damage
+
+
+def logical(payloads: list[bytes], *, serial: int = 7, ended: bool = True) -> list[bytes]:
+    """The pages of one logical stream."""
+    last = len(payloads) - 1
+    return [
+        ogg_page(
+            payload,
+            number=number,
+            serial=serial,
+            flags=(BOS if number == 0 else 0) | (EOS if ended and number == last else 0),
+        )
+        for number, payload in enumerate(payloads)
+    ]
+
+
+def pages_of(data: bytes) -> list[bytes]:
+    """A file cut into its pages, by the page header alone."""
+    pages, position = [], 0
+    while position < len(data):
+        lacing = data[position + 27 : position + 27 + data[position + 26]]
+        size = 27 + len(lacing) + sum(lacing)
+        pages.append(data[position : position + size])
+        position += size
+    return pages
+
+
+def renumbered(page: bytes, *, serial: int | None = None, number: int | None = None) -> bytes:
+    """The page in another stream or at another place, with the checksum that belongs there."""
+    changed = bytearray(page)
+    if serial is not None:
+        changed[14:18] = serial.to_bytes(4, "little")
+    if number is not None:
+        changed[18:22] = number.to_bytes(4, "little")
+    changed[22:26] = bytes(4)
+    changed[22:26] = crc_bit_by_bit(bytes(changed)).to_bytes(4, "little")
+    return bytes(changed)
+
+
+class TestChecksum:
+    @given(st.binary(min_size=27, max_size=300))
+    @settings(max_examples=100, deadline=None)
+    def test_bit_by_bit(self, page: bytes) -> None:
+        zeroed = page[:22] + bytes(4) + page[26:]
+        assert ogg_crc(page) == crc_bit_by_bit(zeroed)
+
+    @pytest.mark.parametrize("kind", ["ogg", "opus"])
+    def test_pages_of_an_encoder(self, kind: str) -> None:
+        """libogg's own checksums, page by page."""
+        pages = pages_of(clip(kind, 2.0))
+        assert len(pages) > 3
+        for page in pages:
+            assert ogg_crc(page) == int.from_bytes(page[22:26], "little")
+            assert renumbered(page) == page
+
+    def test_every_single_bit_counts(self) -> None:
+        """Of a page in the middle: header, lacing and payload; also each bit of the checksum."""
+        pages = logical([b"first", b"payload", b"last"])
+        start = len(pages[0])
+        whole = b"".join(pages)
+        assert damage_of(whole) is None
+        for bit in range(8 * len(pages[1])):
+            changed = bytearray(whole)
+            changed[start + bit // 8] ^= 1 << bit % 8
+            found = probed(bytes(changed))
+            assert found.damage is not None, f"bit {bit}"
+            assert found.shifts_time
+
+
+class TestPages:
+    @given(
+        sizes=st.lists(
+            st.sampled_from([0, 1, 254, 255, 256, 509, 510, 3000]), min_size=1, max_size=8
+        )
+    )
+    @settings(max_examples=40, deadline=None)
+    def test_any_lacing(self, sizes: list[int]) -> None:
+        """Packets of every length round the multiples of 255, a page each."""
+        pages = logical([bytes([number]) * size for number, size in enumerate(sizes)])
+        assert probed(b"".join(pages)) == Probe("ogg")
+
+    def test_a_packet_over_many_pages(self) -> None:
+        """65025 bytes fill a page's 255 lacing values; the packet goes on in the next."""
+        full = ogg_page(b"x" * 65025, number=1, lacing=b"\xff" * 255)
+        rest = ogg_page(b"x" * 10, number=2, flags=CONTINUED | EOS)
+        data = ogg_page(b"head", number=0, flags=BOS) + full + rest
+        assert len(full) == 27 + 255 + 65025
+        assert damage_of(data) is None
+        assert damage_of(data[: len(data) - 1]) is not None
+
+    def test_a_missing_repeated_or_swapped_page(self) -> None:
+        pages = logical([bytes([n]) * 50 for n in range(6)])
+        size = len(pages[0])
+        cases = {
+            "missing": (pages[:2] + pages[3:], 2 * size, "expected page 2, got page 3"),
+            "repeated": (pages[:3] + pages[2:], 3 * size, "expected page 3, got page 2"),
+            "swapped": (
+                [*pages[:2], pages[3], pages[2], *pages[4:]],
+                2 * size,
+                "expected page 2, got page 3",
+            ),
+        }
+        for name, (order, at, text) in cases.items():
+            found = probed(b"".join(order))
+            assert found.damage == f"Ogg page at byte {at}: {text}", name
+
+    def test_numbers_may_start_anywhere(self) -> None:
+        """A recorder that joins a live stream keeps its numbers."""
+        pages = [renumbered(p, number=1000 + n) for n, p in enumerate(logical([b"a", b"b", b"c"]))]
+        assert damage_of(b"".join(pages)) is None
+
+    def test_a_stream_without_a_first_page(self) -> None:
+        data = b"".join(logical([b"a", b"b", b"c"])[1:])
+        assert damage_of(data) == "Ogg page at byte 0: stream 7 has no first page"
+
+    def test_empty_pages_are_bounded(self) -> None:
+        first, last = logical([b"a", b"z"])[0], b"z"
+        for count, fine in ((MAX_EMPTY_PAGES, True), (MAX_EMPTY_PAGES + 1, False)):
+            empty = [ogg_page(b"", number=n + 1, lacing=b"") for n in range(count)]
+            end = ogg_page(last, number=count + 1, flags=EOS)
+            damage = damage_of(first + b"".join(empty) + end)
+            assert (damage is None) == fine
+            assert fine or damage == f"more than {MAX_EMPTY_PAGES} Ogg pages without a payload"
+
+
+class TestStreams:
+    def test_two_at_once_are_one_file(self) -> None:
+        """Multiplexed, as a film or a skeleton has them: numbers are counted per stream."""
+        one, two = logical([b"a"] * 4, serial=1), logical([b"b"] * 3, serial=2)
+        mixed = [one[0], two[0], one[1], one[2], two[1], one[3], two[2]]
+        assert damage_of(b"".join(mixed)) is None
+        assert damage_of(b"".join(mixed[:-1])) == "the last Ogg page has no end-of-stream mark"
+
+    @pytest.mark.parametrize("serial", [7, 8])
+    @pytest.mark.parametrize("ended", [True, False])
+    def test_a_chain_is_refused_whatever_its_serials(self, serial: int, ended: bool) -> None:
+        """libsndfile reads the first link only. A recorder that was cut off and started again
+        leaves no end mark and may use the same serial number."""
+        links = logical([b"a", b"b"], ended=ended) + logical([b"c", b"d"], serial=serial)
+        damage = damage_of(b"".join(links))
+        assert damage is not None
+        if ended or serial == 7:
+            assert damage.endswith(
+                "a second chained stream starts, which the decoder would not read"
+            )
+        else:
+            assert damage == "the last Ogg page has no end-of-stream mark"
+
+    @pytest.mark.parametrize("kind", ["ogg", "opus"])
+    def test_a_real_recording_cut_off_and_begun_again(self, kind: str) -> None:
+        first = pages_of(clip(kind, 2.0))
+        serial = int.from_bytes(first[0][14:18], "little")
+        second = [renumbered(page, serial=serial) for page in pages_of(clip(kind, 1.0, seed=1))]
+        with pytest.raises(TruncatedError, match="second chained stream"):
+            decode(io.BytesIO(b"".join(first[:-1] + second)), uri="clip")
+
+    def test_a_page_behind_the_end_reopens_its_stream(self) -> None:
+        pages = logical([b"a", b"b"])
+        late = ogg_page(b"c", number=2)
+        assert damage_of(b"".join([*pages, late])) == "the last Ogg page has no end-of-stream mark"
+
+    @pytest.mark.parametrize("tag", [b"TAG" + bytes(125), b"APETAGEX", b"\0", b"Ogg"])
+    def test_a_tag_behind_the_end_is_no_damage(self, tag: bytes) -> None:
+        pages = logical([b"a", b"b"])
+        assert damage_of(b"".join(pages) + tag) is None
+        at = len(pages[0])
+        assert damage_of(pages[0] + tag) == f"no Ogg page at byte {at} of {at + len(tag)}"
+
+
+def test_cut_at_every_byte() -> None:
+    """Only the whole file is whole; the words say where and how much."""
+    pages = logical([b"abc", b"x" * 300, b"", b"end"])
+    data = b"".join(pages)
+    borders = {0, *(len(b"".join(pages[: n + 1])) for n in range(len(pages)))}
+    for cut in range(4, len(data)):
+        damage = damage_of(data[:cut])
+        assert damage is not None
+        if cut in borders:
+            assert damage == "the last Ogg page has no end-of-stream mark"
+        else:
+            start = max(border for border in borders if border < cut)
+            assert f"byte {start}" in damage
+
+
+@pytest.mark.parametrize("kind", ["ogg", "opus"])
+def test_a_real_file_cut_at_page_borders_and_beside_them(kind: str) -> None:
+    """A transfer that stops between two pages leaves nothing but good pages."""
+    data = clip(kind, 3.0)
+    border = 0
+    for page in pages_of(data)[:-1]:
+        border += len(page)
+        for cut in (border - 1, border, border + 1):
+            with pytest.raises((TruncatedError, NotAudioError)):
+                decode(io.BytesIO(data[:cut]), uri="clip")
+
+
+@given(data=st.data())
+@settings(max_examples=120, deadline=None)
+def test_no_pages_hang_or_escape(data: st.DataObject) -> None:
+    """Any pages in any order, with junk between them."""
+    page = st.builds(
+        ogg_page,
+        st.binary(max_size=40),
+        number=st.integers(0, 3),
+        serial=st.integers(0, 2),
+        flags=st.integers(0, 7),
+    )
+    parts = data.draw(st.lists(page | st.binary(max_size=30), max_size=10))
+    raw = b"OggS" + b"".join(parts) if data.draw(st.booleans()) else b"".join(parts)
+    found = probed(raw)
+    assert found.damage is None or "\n" not in found.damage
+    with pytest.raises(RowError) as caught:  # there is no codec header in it
+        decode(io.BytesIO(raw), uri="clip")
+    assert "\n" not in str(caught.value)
