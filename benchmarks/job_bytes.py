@@ -15,9 +15,11 @@ what the reader returns, so a change of container or checksum alone shows in the
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SPEECH = ROOT / "tests" / "data" / "speech"
 MANIFEST = "manifest.csv"
 HF_TABLE = "hf/validation.parquet"
+SAMPLES = "samples.tar"
 DEMO_STREAMS = {
     "modulation": {"frame_rate_hz": 100},
     "envelope": {"frame_rate_hz": 100},
@@ -62,12 +65,24 @@ def write_sources(folder: Path) -> None:
     write_corpus(folder / "demo")
 
 
+def write_samples(path: Path) -> None:
+    """A tar of the recordings in FLAC, with the same bytes whenever it is written."""
+    with tarfile.open(path, "w") as tar:
+        for file in sorted(SPEECH.rglob("*.flac")):
+            member = tarfile.TarInfo(file.relative_to(SPEECH).as_posix())
+            member.size = file.stat().st_size
+            with file.open("rb") as stream:
+                tar.addfile(member, stream)
+    os.utime(path, (0, 0))  # the time of a source file is part of its rows
+
+
 def sources(folder: Path) -> dict[str, dict[str, Any]]:
     """What points each example job at its corpus."""
     return {
         "bucket_manifest": {"uri": str(folder / MANIFEST)},
         "hf_streaming": {"uri": str(folder / HF_TABLE), "config": None, "split": "train"},
         "loudness": {"uri": str(folder / "stereo")},
+        "webdataset": {"uri": str(folder / SAMPLES)},
         "demo": {"uri": str(folder / "demo")},
     }
 
@@ -124,6 +139,7 @@ def main() -> None:
     folder = Path(sys.argv[1]).resolve()
     if not folder.exists():
         write_sources(folder)
+    write_samples(folder / SAMPLES)
     shutil.rmtree(folder / "out", ignore_errors=True)
     with ray_session():
         for name in names:

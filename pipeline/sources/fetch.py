@@ -158,6 +158,9 @@ def check_arrived(stream: BinaryIO, uri: str) -> None:
 
 
 Options = Callable[[str], Mapping[str, Any]]
+# The bytes of an item, out of a filesystem of these options; called again while the store is away.
+# The function is to be called whenever bytes arrive.
+Load = Callable[["Item", Mapping[str, Any], Callable[[], None]], Blob]
 
 
 _waits: dict[int, float] = {}
@@ -212,12 +215,21 @@ class _Task:
                 raise SourceOutage(f"{self.group[0].uri}: no byte within {patience_s:.0f} s")
 
 
-def fetch_all(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
+def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
+    """The whole object that an item's uri names."""
+    fs, path = filesystem(item.uri, options)
+    return _load(fs, path, item.size, touch)
+
+
+def fetch_all(
+    items: Sequence[Item], options: Options, load: Load = load_object
+) -> Iterator[Fetched]:
     """Every item in order with its stream or RowError; reads a few objects ahead.
 
     Args:
         items: What to fetch; neighbours of one uri share one copy.
         options: fsspec storage options of a uri.
+        load: How the bytes of an item are had; from several threads.
     Raises:
         SourceOutage: At the first item that could not be asked for.
     """
@@ -227,7 +239,7 @@ def fetch_all(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
     try:
         while waiting or running:
             while waiting and _may_start(waiting[0], [task.group for task in running]):
-                running.append(_started(pool, waiting.popleft(), options))
+                running.append(_started(pool, waiting.popleft(), options, load))
             # Left in the line while it is waited for: what ends this loop abandons it too.
             blob = running[0].result()
             # With the task goes its reference to the bytes: the last one is the consumer's.
@@ -241,9 +253,9 @@ def fetch_all(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _started(pool: ThreadPoolExecutor, group: list[Item], options: Options) -> _Task:
+def _started(pool: ThreadPoolExecutor, group: list[Item], options: Options, load: Load) -> _Task:
     task = _Task(group)
-    task.future = pool.submit(load_blob, group[0], options, task)
+    task.future = pool.submit(load_blob, group[0], options, task, load)
     return task
 
 
@@ -273,7 +285,9 @@ def _opened(item: Item, blob: Blob | RowError) -> BinaryIO | RowError:
         return failed(item.uri, error)
 
 
-def load_blob(item: Item, options: Options, task: _Task | None = None) -> Blob | RowError:
+def load_blob(
+    item: Item, options: Options, task: _Task | None = None, load: Load = load_object
+) -> Blob | RowError:
     """The object behind an item, or the store's no to it.
 
     Raises:
@@ -283,8 +297,7 @@ def load_blob(item: Item, options: Options, task: _Task | None = None) -> Blob |
 
     def attempt() -> Blob:
         task.touch()
-        fs, path = filesystem(item.uri, options(item.uri))
-        return _load(fs, path, item.size, task.touch)
+        return load(item, options(item.uri), task.touch)
 
     try:
         return patiently(attempt, lambda error: not (task.abandoned or is_final(error)))
@@ -317,7 +330,7 @@ def _load(fs: Any, path: str, size: int | None, touch: Callable[[], None]) -> Bl
         return _load_local(path)
     if size is None:
         size = fs.info(path).get("size")
-    if size is not None and size <= MEMORY_BYTES and not _may_go_on(fs):
+    if size is not None and size <= MEMORY_BYTES and not may_go_on(fs):
         blob = Blob(data=fs.cat_file(path))
     else:
         name = temporary_file()
@@ -329,7 +342,7 @@ def _load(fs: Any, path: str, size: int | None, touch: Callable[[], None]) -> Bl
     return blob
 
 
-def _may_go_on(fs: Any) -> bool:
+def may_go_on(fs: Any) -> bool:
     """Whether an answer can be longer than was said, or endless: a web server's, not a store's."""
     return isinstance(fs, AbstractFileSystem) and not {"http", "https"}.isdisjoint(fs.protocol)
 

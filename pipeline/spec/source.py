@@ -20,6 +20,13 @@ AUDIO_EXTENSIONS = (
 )
 
 
+def normal_extensions(value: tuple[str, ...]) -> tuple[str, ...]:
+    """File name endings in one spelling and order."""
+    if not value:
+        raise ValueError("expected at least one extension, e.g. [wav, flac]")
+    return tuple(sorted({word.lower().lstrip(".") for word in value}))
+
+
 class FilesSpec(SourceSection):
     """A folder, bucket prefix or glob of audio files.
 
@@ -39,12 +46,7 @@ class FilesSpec(SourceSection):
 
     check_uri = field_validator("uri")(plain_uri)
 
-    @field_validator("extensions")
-    @classmethod
-    def _normal_extensions(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value:
-            raise ValueError("expected at least one extension, e.g. [wav, flac]")
-        return tuple(sorted({word.lower().lstrip(".") for word in value}))
+    check_extensions = field_validator("extensions")(normal_extensions)
 
 
 ManifestRole = Literal["uri", "id", "start", "end", "duration"]

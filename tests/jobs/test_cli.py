@@ -192,4 +192,5 @@ def test_example_specs_are_valid(path: Path) -> None:
 
 
 def test_there_are_examples_for_each_kind_of_source() -> None:
-    assert {JobSpec.load(path).source.kind for path in EXAMPLES} == {"files", "manifest", "hf"}
+    wanted = {"files", "hf", "manifest", "webdataset"}
+    assert {JobSpec.load(path).source.kind for path in EXAMPLES} == wanted

@@ -212,8 +212,11 @@ class TestMessages:
             ("sorce=1", "sorce: unknown key; did you mean 'source'?"),
             ("source.ur=x", "source.ur: unknown key; did you mean 'uri'?"),
             ("source.zzz=x", "source.zzz: unknown key (valid keys: kind, uri, glob, "),
-            ("source.kind=file", "source.kind: expected files, hf or manifest, got 'file'; did"),
-            ("source={uri: x}", "source.kind: missing; expected files, hf or manifest"),
+            (
+                "source.kind=file",
+                "source.kind: expected files, hf, manifest or webdataset, got",
+            ),
+            ("source={uri: x}", "source.kind: missing; expected files, hf, manifest or webdataset"),
             ("source={kind: files}", "source.uri: missing, and it has no default"),
             ("source=5", "source: expected a mapping, got 5"),
             ("audio.channels=lft", "audio.channels: expected mean, left, right, each, binaural or"),

@@ -1,0 +1,212 @@
+"""Samples in a tar: members that follow each other and share a name up to the first dot.
+
+That is WebDataset's rule (`webdataset.tariterators`): `spk1/utt7.flac`, `spk1/utt7.json` are sample
+`spk1/utt7`. Nothing is ever unpacked to a path, so a member's name is a name and no more; links and
+devices are no samples. `tarfile` ends at the first block it cannot read as if the archive ended
+there, and takes a header of any claimed size into memory: both are refused here.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO
+
+from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.sources.base import Scalar, as_text
+from earmill.pipeline.sources.scalars import INTEGER, public_value, scalar
+
+MB = 2**20
+# Of one header, or of one member that becomes columns.
+MAX_HELD_BYTES = MB
+MEMBER = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
+METADATA = re.compile(r"__[^/]*__($|/)")
+COLUMN_MEMBERS = ("json", "cls", "txt")
+NO_SAMPLE = "no sample"
+
+Seconds = Callable[[str, BinaryIO, int], float | None]
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample as the headers describe it.
+
+    Args:
+        key: The name its members share.
+        columns: What its `json`, `cls` and `txt` members say.
+        audio: Suffix of each audio member to its header.
+        seconds: Estimated duration of the first of these.
+        problem: Why it cannot be processed; None where it can.
+    """
+
+    key: str
+    columns: dict[str, Any] = field(default_factory=dict)
+    audio: dict[str, tarfile.TarInfo] = field(default_factory=dict)
+    seconds: float | None = None
+    problem: str | None = None
+    suffixes: set[str] = field(default_factory=set)
+
+    def chosen(self, suffix: str | None) -> tarfile.TarInfo | None:
+        """The audio member of this suffix, or the only one; None, with a problem, without it."""
+        found = (
+            self.audio if suffix is None else {k: v for k, v in self.audio.items() if k == suffix}
+        )
+        if self.problem is None and len(found) != 1:
+            wanted = "one audio member" if suffix is None else f"an audio member .{suffix}"
+            hint = "; choose one by source.audio" if found else ""
+            got = ", ".join(sorted(self.audio if found else self.suffixes)) or "none"
+            self.problem = f"expected {wanted}, got {got}{hint}"
+        return None if self.problem is not None else next(iter(found.values()))
+
+
+class Samples:
+    """The samples of one tar; iterate once.
+
+    Args:
+        stream: The tar, seekable.
+        name: How messages call it.
+        extensions: Which suffixes are audio.
+        seconds: Of an audio member by suffix, stream and bytes.
+    Attributes:
+        skipped: Members that belong to no sample's audio or columns, by suffix.
+    Raises:
+        SourceError: The tar is damaged, or a key comes twice; while iterating.
+    """
+
+    def __init__(
+        self, stream: BinaryIO, name: str, extensions: Collection[str], seconds: Seconds
+    ) -> None:
+        self._stream, self._name, self._extensions = stream, name, extensions
+        self._seconds = seconds
+        self.skipped: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Sample]:
+        seen: set[str] = set()
+        current: Sample | None = None
+        for tar, member in self._members():
+            found = MEMBER.fullmatch(member.name.removeprefix("./"))
+            if found is None or METADATA.match(member.name) or not _is_plain(member):
+                self.skipped[NO_SAMPLE] += not member.isdir()
+                continue
+            key, suffix = as_text(found[1]), as_text(found[2].lower())
+            if current is None or key != current.key:
+                if current is not None:
+                    yield current
+                if key in seen:
+                    raise self._refused(
+                        f"the members of {key!r} do not follow each other, or two samples are "
+                        "called so; sort the tar by name or rename one"
+                    )
+                seen.add(key)
+                current = Sample(key)
+            self._add(current, suffix, tar, member)
+        if current is not None:
+            yield current
+
+    def _members(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+        try:
+            bounded: Any = BoundedReads(self._stream)
+            with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
+                remembered: list[tarfile.TarInfo] = vars(tar)["members"]
+                while (member := tar.next()) is not None:
+                    remembered.clear()
+                    yield tar, member
+                self._check_end(tar.offset)
+        except tarfile.TarError as error:
+            raise self._refused(f"expected an uncompressed tar: {error}") from error
+
+    def _check_end(self, offset: int) -> None:
+        self._stream.seek(offset)
+        block = self._stream.read(tarfile.BLOCKSIZE)
+        if block != bytes(tarfile.BLOCKSIZE):
+            what = "is cut off" if len(block) < tarfile.BLOCKSIZE else "has a damaged header"
+            raise self._refused(f"it {what} at byte {offset:,}")
+
+    def _add(
+        self, sample: Sample, suffix: str, tar: tarfile.TarFile, member: tarfile.TarInfo
+    ) -> None:
+        if suffix in sample.suffixes:
+            raise self._refused(f"{sample.key!r} has two members .{suffix}; rename one of them")
+        sample.suffixes.add(suffix)
+        if suffix.rpartition(".")[2] in self._extensions:
+            if not sample.audio:
+                with _content(tar, member) as stream, suppress(tarfile.ReadError):
+                    sample.seconds = self._seconds(suffix, stream, member.size)
+            sample.audio[suffix] = member
+        elif suffix in COLUMN_MEMBERS:
+            self._add_columns(sample, suffix, tar, member)
+        else:
+            self.skipped[PurePosixPath(f".{suffix}").suffix or f".{suffix}"] += 1
+
+    def _add_columns(
+        self, sample: Sample, suffix: str, tar: tarfile.TarFile, member: tarfile.TarInfo
+    ) -> None:
+        if member.size > MAX_HELD_BYTES:
+            sample.problem = f"expected .{suffix} of at most 1 MB, got {member.size:,} bytes"
+            return
+        with _content(tar, member) as stream:
+            content = stream.read()
+        try:
+            columns = _columns(suffix, content.decode("utf-8"))
+        except ValueError as error:
+            sample.problem = f"its .{suffix} cannot be read: {' '.join(str(error).split())}"
+            return
+        twice = sorted(columns.keys() & sample.columns.keys())
+        if twice:
+            sample.problem = f"two of its members have a column {twice[0]!r}; rename one of them"
+        sample.columns |= columns
+
+    def _refused(self, why: str) -> SourceError:
+        return SourceError(f"source {self._name}: {why}")
+
+
+def _columns(suffix: str, text: str) -> dict[str, Scalar]:
+    """The columns of one member: a JSON mapping's own, else one of the member's suffix."""
+    if suffix == "json":
+        found = loads_json(text)
+        cells = found if isinstance(found, dict) else {suffix: found}
+    elif suffix == "cls" and INTEGER.fullmatch(text.strip()):
+        cells = {suffix: int(text)}
+    else:
+        cells = {suffix: text.strip() if suffix == "cls" else text}
+    return {public_value(name): public_value(scalar(cell)) for name, cell in cells.items()}
+
+
+def key_of(member: tarfile.TarInfo) -> str | None:
+    """The key of the sample that a member belongs to."""
+    found = MEMBER.fullmatch(member.name.removeprefix("./"))
+    return None if found is None else as_text(found[1])
+
+
+def _is_plain(member: tarfile.TarInfo) -> bool:
+    """Whether a member's bytes lie in the tar as they are."""
+    return member.isreg() and not member.issparse()
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
+    stream: Any = tar.extractfile(member)
+    return stream
+
+
+class BoundedReads:
+    """A tar's file for `tarfile`, which reads as many bytes at once as a header claims.
+
+    Args:
+        stream: The file; its position is where the tar begins.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, never more than `MAX_HELD_BYTES` at once."""
+        if size > MAX_HELD_BYTES:
+            raise tarfile.ReadError(f"a header claims to have {size:,} bytes")
+        return self._stream.read(size)

@@ -1,0 +1,305 @@
+"""WebDataset: tar files of samples, on local disks or behind any fsspec URI.
+
+The headers of each tar are read once to plan; on a remote store that costs about the bytes of the
+tar, unless its members are large. A row's uri names the tar and the range of its audio member, so
+that a worker reads that range and no more. The range begins at the member's header, which tells
+whether the tar is still the one that was planned.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, Literal
+from urllib.parse import parse_qs, urlencode
+
+from braceexpand import braceexpand
+from fsspec.implementations.local import LocalFileSystem
+from pydantic import field_validator
+
+from earmill.pipeline.common.arrow_types import Columns
+from earmill.pipeline.common.errors import SourceError, UnreadableError
+from earmill.pipeline.sources.base import (
+    Fetched,
+    Item,
+    answered,
+    as_text,
+    filesystem,
+    public_uri,
+    source_errors,
+    stat_fields,
+)
+from earmill.pipeline.sources.durations import guess_seconds, header_seconds
+from earmill.pipeline.sources.fetch import (
+    MEMORY_BYTES,
+    Blob,
+    fetch_all,
+    may_go_on,
+    temporary_file,
+)
+from earmill.pipeline.sources.files import MAGIC_CHARACTERS
+from earmill.pipeline.sources.regular import open_regular
+from earmill.pipeline.sources.tar_samples import Sample, Samples, Seconds
+from earmill.pipeline.sources.walk import is_hidden
+from earmill.pipeline.spec.section import Options, plain_uri
+from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, normal_extensions
+from earmill.pipeline.spec.source_kinds import SourceKind, SourceSection
+
+MAX_TARS = 1_000_000
+LISTING_THREADS = 8
+MB = 2**20
+# Of a remote tar at a time, while its headers are looked for.
+BLOCK_BYTES = 2 * MB
+COPY_BYTES = MB
+PATTERN = "{*?["
+
+
+class WebDatasetSection(SourceSection):
+    """WebDataset tar files: members that share a name up to the first dot are one row.
+
+    Args:
+        kind: webdataset.
+        uri: A tar, a folder of them, a glob, or a brace pattern (`train-{000..146}.tar`); a local
+            path or any fsspec URI.
+        audio: Suffix of the audio member, as `wav` or `mic1.flac`; the only audio member when null.
+        extensions: Suffixes that count as audio. Members `json`, `cls` and `txt` become columns.
+        storage_options: Passed to fsspec; never stored.
+    """
+
+    kind: Literal["webdataset"]
+    uri: str
+    audio: str | None = None
+    extensions: tuple[str, ...] = AUDIO_EXTENSIONS
+    storage_options: Options
+
+    check_uri = field_validator("uri")(plain_uri)
+    check_extensions = field_validator("extensions")(normal_extensions)
+
+    @field_validator("audio")
+    @classmethod
+    def _normal_suffix(cls, value: str | None) -> str | None:
+        return None if value is None else value.lower().lstrip(".")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row is: in which tar, and the bytes of its audio member, header included.
+
+    Args:
+        end: 0 where the row has no audio member that could be read.
+    """
+
+    tar: str
+    key: str
+    start: int = 0
+    end: int = 0
+
+    def uri(self) -> str:
+        """As `of` reads it."""
+        parts: dict[str, object] = {"sample": self.key}
+        if self.end:
+            parts |= {"start": self.start, "end": self.end}
+        return f"{self.tar}#{urlencode(parts, safe='/')}"
+
+    @classmethod
+    def of(cls, uri: str) -> Place:
+        tar, _, query = uri.rpartition("#")
+        parts = {name: values[0] for name, values in parse_qs(query).items()}
+        try:
+            return cls(tar, parts["sample"], int(parts.get("start", 0)), int(parts.get("end", 0)))
+        except (KeyError, ValueError):
+            raise UnreadableError(f"{uri}: expected a uri ending in #sample=...") from None
+
+
+class WebDatasetSource:
+    """The samples of some tars.
+
+    Args:
+        section: The `source` section of a job.
+    """
+
+    def __init__(self, section: WebDatasetSection) -> None:
+        self._section = section
+        with source_errors(section.uri):
+            self._fs, self._path = filesystem(section.uri, section.storage_options)
+            self._tars, self._root = answered(self._find)
+        if not self._tars:
+            raise SourceError(f"source {section.uri}: no tar files")
+        self._skipped: Counter[str] = Counter()
+
+    def _find(self) -> tuple[list[str], str]:
+        """The tars in the order of the pattern, and the folder that row ids start from."""
+        path = self._path.rstrip("/") or "/"
+        self._fs.invalidate_cache()
+        if self._fs.isfile(path):
+            return [path], posixpath.dirname(path)
+        if self._fs.isdir(path):
+            below = len(path.rstrip("/")) + 1
+            found = (str(name) for name in self._fs.find(path))
+            return sorted(t for t in found if t.endswith(".tar") and not is_hidden(t[below:])), path
+        literal = path[: min((i for c in PATTERN if (i := path.find(c)) >= 0), default=0)]
+        if not literal:
+            raise FileNotFoundError(path)
+        found_tars: dict[str, None] = {}
+        for pattern in islice(braceexpand(path), MAX_TARS):
+            matched = (
+                sorted(self._fs.glob(pattern)) if MAGIC_CHARACTERS.search(pattern) else [pattern]
+            )
+            found_tars |= dict.fromkeys(map(str, matched))
+        return list(found_tars), literal.rpartition("/")[0]
+
+    def items(self) -> Iterator[Item]:
+        return self._listed(self._header_seconds)
+
+    def listing(self) -> Iterator[Item]:
+        """The same rows with durations guessed from sizes."""
+        return self._listed(_guessed)
+
+    def _listed(self, seconds: Seconds) -> Iterator[Item]:
+        self._skipped.clear()
+        position = 0
+        pool = ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="tar")
+        try:
+            for rows, skipped in pool.map(lambda tar: self._rows(tar, seconds), self._tars):
+                self._skipped += skipped
+                for item in rows:
+                    yield Item(**item, position=position)
+                    position += 1
+        finally:  # of many tars the first damaged one ends it
+            pool.shutdown(cancel_futures=True)
+        if not position:
+            raise SourceError(f"source {self._section.uri}: no samples in {len(self._tars)} tars")
+
+    def _rows(self, tar: str, seconds: Seconds) -> tuple[list[dict[str, Any]], Counter[str]]:
+        """The fields of every row of a tar."""
+        public = public_uri(self._fs, tar)
+        name = as_text(tar[len(self._root) :].lstrip("/"))
+
+        def read() -> tuple[list[dict[str, Any]], Counter[str]]:
+            with _opened(self._fs, tar) as stream:
+                samples = Samples(stream, public, self._section.extensions, seconds)
+                rows = [self._row(sample, public, name) for sample in samples]
+            stat = stat_fields(self._fs.info(tar))
+            kept = {"etag": stat["etag"], "mtime": stat["mtime"]}
+            return [{**row, **kept} for row in rows], samples.skipped
+
+        with source_errors(public):
+            return answered(read)
+
+    def _row(self, sample: Sample, tar: str, name: str) -> dict[str, Any]:
+        member = sample.chosen(self._section.audio)
+        place = Place(tar, sample.key)
+        if member is not None:
+            place = Place(tar, sample.key, member.offset, member.offset_data + member.size)
+        return {
+            "row_id": f"{name}/{sample.key}",
+            "uri": place.uri(),
+            "size": None if member is None else member.size,
+            "seconds": sample.seconds,
+            "extra": sample.columns,
+        }
+
+    def _header_seconds(self, suffix: str, stream: BinaryIO, nbytes: int) -> float | None:
+        exact = None
+        if isinstance(self._fs, LocalFileSystem):
+            exact = header_seconds(stream, nbytes)
+        return _guessed(suffix, stream, nbytes) if exact is None else exact
+
+    def columns(self) -> Columns:
+        return Columns()
+
+    def skipped(self) -> dict[str, int]:
+        """Members of the last listing that are neither audio nor columns, by extension."""
+        return dict(sorted(self._skipped.items(), key=lambda entry: (-entry[1], entry[0])))
+
+    def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
+        return fetch_all(items, lambda uri: self._section.storage_options, self._load)
+
+    def _load(self, item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
+        place = Place.of(item.uri)
+        fs, path = filesystem(place.tar, options)
+        if not place.end:
+            raise UnreadableError(f"{item.uri}: {self._problem(fs, path, place)}")
+        with _range(fs, path, place) as stream:
+            return _audio(stream, item, place, touch)
+
+    def _problem(self, fs: Any, path: str, place: Place) -> str:
+        """What was wrong with a row that has no audio member; its tar is looked through again."""
+        with _opened(fs, path) as stream:
+            samples = Samples(stream, place.tar, self._section.extensions, _guessed)
+            found = next((sample for sample in samples if sample.key == place.key), None)
+        if found is not None and found.chosen(self._section.audio) is None:
+            return str(found.problem)
+        return "changed since it was planned"
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "webdataset",
+            "uri": self._section.uri,
+            "root": public_uri(self._fs, self._root or "/"),
+            "tars": len(self._tars),
+            "audio": self._section.audio,
+            "extensions": list(self._section.extensions),
+        }
+
+
+def _guessed(suffix: str, stream: BinaryIO, nbytes: int) -> float | None:
+    return guess_seconds(f"x.{PurePosixPath(suffix).name}", nbytes)
+
+
+def _opened(fs: Any, path: str) -> AbstractContextManager[BinaryIO]:
+    if isinstance(fs, LocalFileSystem):
+        return open_regular(path)
+    found: AbstractContextManager[BinaryIO] = fs.open(
+        path, "rb", cache_type="readahead", block_size=BLOCK_BYTES
+    )
+    return found
+
+
+def _range(fs: Any, path: str, place: Place) -> AbstractContextManager[BinaryIO]:
+    """A stream whose position is the member's header."""
+    small = place.end - place.start <= MEMORY_BYTES
+    if small and not isinstance(fs, LocalFileSystem) and not may_go_on(fs):
+        return BytesIO(fs.cat_file(path, start=place.start, end=place.end))
+    stream: Any = _opened(fs, path)
+    stream.seek(place.start)
+    return stream
+
+
+def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]) -> Blob:
+    """The bytes of the member that begins here, in memory or, where they are many, in a file."""
+    try:
+        with tarfile.open(fileobj=stream, mode="r:", errors="surrogateescape") as tar:
+            member = tar.next()
+            name = "" if member is None else as_text(member.name.removeprefix("./"))
+            if member is None or member.size != item.size or not name.startswith(f"{place.key}."):
+                raise UnreadableError(
+                    f"{item.uri}: changed since it was planned: {name!r} is there"
+                )
+            content: Any = tar.extractfile(member)
+            if member.size <= MEMORY_BYTES:
+                return Blob(data=content.read())
+            return _copied(content, touch)
+    except tarfile.TarError as error:
+        raise UnreadableError(f"{item.uri}: changed since it was planned: {error}") from error
+
+
+def _copied(content: BinaryIO, touch: Callable[[], None]) -> Blob:
+    name = temporary_file()
+    blob = Blob(path=name, temporary=True)
+    with open(name, "wb") as file:
+        while piece := content.read(COPY_BYTES):
+            file.write(piece)
+            touch()
+    return blob
+
+
+WEBDATASET = SourceKind(WebDatasetSection, WebDatasetSource)
