@@ -18,6 +18,10 @@ class UnknownModelError(AmtError, ValueError):
     """No model is registered under this name."""
 
 
+class ModelLoadError(AmtError, ValueError):
+    """A registered model cannot be loaded: its module, its name, or two that claim one name."""
+
+
 class ShapeError(AmtError, ValueError):
     """A tensor has the wrong number of axes or the wrong size."""
 

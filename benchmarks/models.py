@@ -16,7 +16,9 @@ import torch
 
 from amtcore import set_num_threads
 from amtcore.features.build import build_extractor
-from amtcore.models.registry import get_model
+from amtcore.features.filterbank_model import FilterbankModel
+from amtcore.features.registry import get_model
+from amtcore.models.base import TimeDomainModel
 from benchmarks.kernel import BATCH, CLIP_S, FS_HZ, LOOP_S, clips_of, rate_of
 from benchmarks.report import table, write_section
 from benchmarks.scipy_models import PIPELINES
@@ -81,8 +83,14 @@ def _check(case: Case, wave: np.ndarray, pooled: np.ndarray) -> None:
         raise SystemExit(f"{case.label}: the scipy pipeline differs by {error:.1e}")
 
 
+def _module(case: Case) -> TimeDomainModel:
+    found = get_model(case.model)
+    assert isinstance(found, FilterbankModel)
+    return found.module(FS_HZ, case.params)
+
+
 def _row(case: Case) -> tuple[str, ...]:
-    model = get_model(case.model).build(FS_HZ, case.params, torch.float32)
+    model = _module(case)
     extractor = build_extractor(case.model, fs_hz=FS_HZ, params=case.params, threads=THREADS)
     rates = []
     for kind in ("speech", "noise"):

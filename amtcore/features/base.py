@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from amtcore.errors import ShapeError
-from amtcore.features.filterbank import FrontEnd, FusedFeatures, WholeFeatures
-from amtcore.features.spike_stream import SpikeFeatures, join
+from amtcore.features.spike_events import SpikeEvents
 from amtcore.kernels.vector.threads import get_num_threads
-from amtcore.models.entry import ModelEntry
 
 Frames = NDArray[np.floating[Any]]
-
-
-Features = FusedFeatures | WholeFeatures | SpikeFeatures
-
-
-#: What a stretch of signal gives, by stream: frames (frame, column), or `spikes.SpikeEvents`.
+#: What a stretch of signal gives in one stream: (frame, column), or the spikes in it.
+StreamValues = Frames | SpikeEvents
+#: The same by stream name.
 Made = dict[str, Any]
-
+Params = Mapping[str, object]
+StreamOptions = Mapping[str, object]
 
 DEFAULT_FRAME_RATE_HZ = 100.0
 
 
 DEFAULT_POOL = "mean"
+
+
+@dataclass(frozen=True)
+class StreamKind:
+    """A feature stream that a model offers: its unit, axes and one line of what it is.
+
+    `layout` is "frames", or "events" for sparse streams that another stream of the model drives.
+    """
+
+    unit: str
+    axes: tuple[str, ...]
+    summary: str
+    layout: str = "frames"
 
 
 @dataclass(frozen=True)
@@ -96,123 +107,130 @@ class StreamInfo:
         return cls(**plain)
 
 
-class ExtractStream:
+class ExtractStream(ABC):
     """Features of one long signal, chunk by chunk, in memory that does not grow.
 
     Invariants:
         The frames of all pushes and of `finish`, put together, are those of the whole signal.
     """
 
-    def __init__(self, features: Mapping[str, Features], front_end: FrontEnd, dtype: Any) -> None:
-        self._front_end, self._dtype = front_end, dtype
-        self._streams = {name: each.open() for name, each in features.items()}
+    @abstractmethod
+    def push(self, chunk: Frames) -> Made:
+        """Feed the next samples (in the model's input unit); returns the frames they complete."""
 
-    def push(self, chunk: NDArray[np.floating[Any]]) -> Made:
-        """Feed the next samples (1-D, input unit); returns the frames they complete."""
-        samples = self._front_end.push(_as_clip(chunk, self._dtype))
-        return {name: stream.push(samples) for name, stream in self._streams.items()}
-
+    @abstractmethod
     def finish(self) -> Made:
         """End the signal; returns the frames that were waiting for what follows its last sample.
 
         A model that looks ahead holds some back; others have none left.
         """
-        tail = self._front_end.push(np.zeros(0, self._dtype), last=True)
-        return {
-            name: join((stream.push(tail), stream.finish()))
-            for name, stream in self._streams.items()
-        }
 
 
-class Extractor:
+class Extractor(ABC):
     """One warm model and its streams; not for several callers at once.
 
     Build it with `build_extractor`.
-    """
 
-    #: How many signals, such as ears, a clip may have; one is a clip of (time,).
-    input_channels: tuple[int, ...] = (1,)
+    Args:
+        model: Registered name of the model.
+        fs_hz: Sampling rate of the clips.
+        input_unit: Unit of their samples, see `units.Calibration`.
+        streams: What it makes.
+        params: What the model was asked for, as provenance records it.
+        dtype: Working type.
+        can_stream: Whether `open_stream` works: no stream needs whole clips.
+        input_channels: How many signals, such as ears, a clip may have; one is a clip of (time,).
+    """
 
     def __init__(
         self,
-        entry: ModelEntry,
-        model: Any,
-        streams: tuple[StreamInfo, ...],
-        features: Mapping[str, Features],
-        params: Mapping[str, Any],
+        model: str,
+        *,
+        fs_hz: float,
+        input_unit: str,
+        streams: Sequence[StreamInfo],
+        params: Params,
+        dtype: np.dtype[Any],
+        can_stream: bool,
+        input_channels: tuple[int, ...] = (1,),
     ) -> None:
-        self.fs_hz: float = model.fs
-        self.input_unit: str = model.input_unit
-        self.streams = streams
-        self._entry, self._model, self._features = entry, model, features
-        self._params, self._front_end = dict(params), model.front_end()
-        self._dtype = model.fc.detach().numpy().dtype
-        #: Whether `open_stream` works: no stream needs whole clips.
-        self.can_stream = not any(isinstance(f, WholeFeatures) for f in features.values())
+        self.model, self.params = model, dict(params)
+        self.fs_hz: float = fs_hz
+        self.input_unit: str = input_unit
+        self.streams = tuple(streams)
+        self.dtype = dtype
+        self.can_stream = can_stream
+        self.input_channels = input_channels
+        #: Name and version of the distribution the model comes from; None for those of amtcore.
+        self.distribution: str | None = None
 
+    @abstractmethod
     def n_frames(self, n_samples: int) -> dict[str, int]:
         """Whole frames of each stream in so many samples."""
-        return {name: each.n_frames(n_samples) for name, each in self._features.items()}
 
-    def extract(self, clips: Sequence[NDArray[np.floating[Any]]]) -> list[Made]:
+    @abstractmethod
+    def extract(self, clips: Sequence[Frames]) -> list[Made]:
         """Features of several clips.
 
         Args:
-            clips: 1-D signals in the model's input unit at `fs_hz`, of any lengths.
+            clips: 1-D signals in the model's input unit at `fs_hz`, of any lengths; or
+                (channel, time) where `input_channels` has more than one.
         Returns:
             Per clip, stream name -> (frames, width), or events of the whole clip. A clip's values
             do not depend on its neighbours.
         """
-        ear = FrontEnd(self._front_end)
-        signals = [ear.whole(_as_clip(clip, self._dtype)) for clip in clips]
-        frames: dict[str, Sequence[Any]] = {
-            name: each.extract(signals) for name, each in self._features.items()
-        }
-        return [{name: of_clips[i] for name, of_clips in frames.items()} for i in range(len(clips))]
 
+    @abstractmethod
     def open_stream(self) -> ExtractStream:
         """Start on a long signal; end it with `finish`. Raises where a stream needs whole clips."""
-        return ExtractStream(self._features, FrontEnd(self._front_end), self._dtype)
+
+    @abstractmethod
+    def constants(self) -> Iterable[tuple[str, Tensor]]:
+        """Every constant of the model and its streams by name, in the order they are hashed."""
+
+    def settings(self) -> str:
+        """What decides the values beside the constants; "" where the constants follow from it."""
+        return ""
 
     def buffers_sha256(self) -> str:
         """Hash of every constant of the model: two equal hashes compute the same features."""
-        digest = hashlib.sha256()
-        # Taps follow from constants and settings, but also from the transforms of a library.
-        made = dict(self._model.named_buffers())
-        taps = {key: made[key] for key in made if key.rpartition(".")[2] in ("taps", "phases")}
-        constants = sorted({**self._model.state_dict(), **taps}.items())
-        for stream, features in self._spikes().items():
-            constants += sorted((f"{stream}.{k}", v) for k, v in features.constants().items())
-        for name, tensor in constants:
+        digest = hashlib.sha256(self.settings().encode())
+        for name, tensor in self.constants():
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def _spikes(self) -> dict[str, SpikeFeatures]:
-        """The streams of events; a model of another family has none."""
-        features = getattr(self, "_features", {})
-        return {k: each for k, each in features.items() if isinstance(each, SpikeFeatures)}
+    def describe_stream(self, info: StreamInfo) -> dict[str, Any]:
+        """What provenance records of one of the streams."""
+        return info.to_dict()
 
     def describe(self) -> dict[str, Any]:
         """What provenance records of the model; streams of events with all their options."""
-        neurons = {
-            name: {"options": each.encoder.options.to_dict()}
-            for name, each in self._spikes().items()
-        }
+        origin = {} if self.distribution is None else {"distribution": self.distribution}
         return {
-            "model": self._entry.name,
+            "model": self.model,
+            **origin,
             "fs_hz": self.fs_hz,
-            "params": self._params,
+            "params": self.params,
             "input_unit": self.input_unit,
-            "dtype": str(self._dtype),
+            "dtype": str(self.dtype),
             "backend": "cpu",
             "threads": get_num_threads(),
             "buffers_sha256": self.buffers_sha256(),
-            "streams": [info.to_dict() | neurons.get(info.name, {}) for info in self.streams],
+            "streams": [self.describe_stream(info) for info in self.streams],
         }
 
 
-def _as_clip(clip: NDArray[np.floating[Any]], dtype: np.dtype[Any]) -> Frames:
+def module_constants(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The state of a module and its filters' taps, sorted by name."""
+    # Taps follow from constants and settings, but also from the transforms of a library.
+    made = dict(module.named_buffers())
+    taps = {key: made[key] for key in made if key.rpartition(".")[2] in ("taps", "phases")}
+    return sorted({**module.state_dict(), **taps}.items())
+
+
+def as_clip(clip: NDArray[np.floating[Any]], dtype: np.dtype[Any]) -> Frames:
+    """A 1-D signal in the working type; raises for anything else."""
     array = np.asarray(clip)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
         raise ShapeError(

@@ -13,24 +13,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from amtcore.errors import ParameterError, ShapeError, nearest_hint
+from amtcore.errors import ParameterError, ShapeError
 from amtcore.features.base import (
     DEFAULT_FRAME_RATE_HZ,
     DEFAULT_POOL,
     Extractor,
     ExtractStream,
+    Frames,
+    Made,
+    Params,
     StreamInfo,
+    StreamOptions,
+    module_constants,
 )
+from amtcore.features.feature_model import check_options
+from amtcore.features.module_model import ModuleModel
 from amtcore.kernels.fused.cpu import POOLS
 from amtcore.kernels.fused.program import frame_ratio
 from amtcore.kernels.vector.threads import get_num_threads
-from amtcore.models.entry import ModelEntry
 from amtcore.models.loudness import Loudness, LoudnessModel, LoudnessState
 from amtcore.scales.phon import PhonTable
-
-Frames = NDArray[np.floating[Any]]
 
 SHORT, LONG = "short_term_loudness", "long_term_loudness"
 SPECIFIC, SUMMARY = "specific_loudness", "loudness_summary"
@@ -156,17 +159,17 @@ class LoudnessStream(ExtractStream):
         ]
         self._state: LoudnessState | None = None
 
-    def push(self, chunk: NDArray[np.floating[Any]]) -> dict[str, Frames]:
+    def push(self, chunk: Frames) -> Made:
         """Feed the next samples in Pa, (time,) or (ear, time); returns the frames they complete."""
         pieces = as_ears(chunk, self._model).split(round(_PIECE_S * self._model.fs), -1)
         return joined([self._take(piece, last=False) for piece in pieces])
 
-    def finish(self) -> dict[str, Frames]:
+    def finish(self) -> Made:
         """The frames that were waiting for what follows the last sample."""
         ears = 1 if self._state is None else self._state.blocks.tail.shape[1]
         return self._take(torch.zeros(ears, 0, dtype=self._model.dtype), last=True)
 
-    def _take(self, signal: torch.Tensor, last: bool) -> dict[str, Frames]:
+    def _take(self, signal: torch.Tensor, last: bool) -> Made:
         batch = signal if self._model.input_channels == (1,) else signal.unsqueeze(0)
         with torch.no_grad():
             loudness, self._state = self._model.stream_loudness(batch, self._state, last)
@@ -180,29 +183,34 @@ class LoudnessStream(ExtractStream):
 class LoudnessExtractor(Extractor):
     """One warm loudness model and its streams; not for several callers at once.
 
-    Build it with `extract.build_extractor`.
+    Build it with `build.build_extractor`.
     """
 
     def __init__(
-        self,
-        entry: ModelEntry,
-        model: LoudnessModel,
-        plans: Sequence[_Plan],
-        params: Mapping[str, Any],
+        self, name: str, model: LoudnessModel, plans: Sequence[_Plan], params: Params
     ) -> None:
-        self.fs_hz, self.input_unit = model.fs, model.input_unit
-        self.input_channels = model.input_channels
-        self.streams = tuple(plan.info for plan in plans)
-        self._entry, self._model, self._plans, self._params = entry, model, plans, dict(params)
-        self._dtype = model.fc.numpy().dtype
-        self.can_stream = True
+        super().__init__(
+            name,
+            fs_hz=model.fs,
+            input_unit=model.input_unit,
+            streams=[plan.info for plan in plans],
+            params=params,
+            dtype=model.fc.numpy().dtype,
+            can_stream=True,
+            input_channels=model.input_channels,
+        )
+        self._module, self._plans = model, plans
+
+    def constants(self) -> list[tuple[str, torch.Tensor]]:
+        """Those of the model."""
+        return module_constants(self._module)
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
         """Whole frames of each stream in so many samples."""
-        outputs = n_samples // self._model.hop_length
+        outputs = n_samples // self._module.hop_length
         return {plan.info.name: plan.n_frames(outputs) for plan in self._plans}
 
-    def extract(self, clips: Sequence[NDArray[np.floating[Any]]]) -> list[dict[str, Frames]]:
+    def extract(self, clips: Sequence[Frames]) -> list[Made]:
         """Features of several clips.
 
         Args:
@@ -213,21 +221,21 @@ class LoudnessExtractor(Extractor):
         """
         return [self._extract_one(clip) for clip in clips]
 
-    def _extract_one(self, clip: NDArray[np.floating[Any]]) -> dict[str, Frames]:
+    def _extract_one(self, clip: Frames) -> Made:
         stream = self.open_stream()
         return joined([stream.push(clip), stream.finish()])
 
     def open_stream(self) -> LoudnessStream:
         """Start on a long signal; end it with `finish`."""
-        return LoudnessStream(self._model, self._plans)
+        return LoudnessStream(self._module, self._plans)
 
 
-def joined(parts: Sequence[dict[str, Frames]]) -> dict[str, Frames]:
+def joined(parts: Sequence[Made]) -> Made:
     """Frames of stretches that follow one another, by stream."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def as_ears(clip: NDArray[np.floating[Any]], model: LoudnessModel) -> torch.Tensor:
+def as_ears(clip: Frames, model: LoudnessModel) -> torch.Tensor:
     """(ear, time) in the model's type; raises for a shape the model does not take."""
     array = np.asarray(clip)
     ears = array[None] if array.ndim == 1 else array
@@ -241,47 +249,41 @@ def as_ears(clip: NDArray[np.floating[Any]], model: LoudnessModel) -> torch.Tens
     return torch.from_numpy(np.ascontiguousarray(ears)).to(model.dtype)
 
 
-def build_loudness_extractor(
-    entry: ModelEntry,
-    model: LoudnessModel,
-    streams: Mapping[str, Mapping[str, Any] | None] | None,
-    params: Mapping[str, Any],
-) -> LoudnessExtractor:
-    """As `extract.build_extractor`, for a loudness model that is already built.
+class LoudnessFeatureModel(ModuleModel[LoudnessModel]):
+    """A loudness model as a job runs it."""
 
-    Stream options: `frame_rate_hz` (traces: default every model frame; specific loudness: 100),
-    `pool` (default mean) and, but for specific loudness, `unit` (sone or phon).
-    """
-    # Matrix products run on torch's own threads, the kernels on the pool: one number for both.
-    torch.set_num_threads(get_num_threads())
-    asked = streams or {SHORT: {}, LONG: {}}
-    table = None
-    if any((options or {}).get("unit") == "phon" for options in asked.values()):
-        table = model.phon_table()
-    plans = [
-        _plan(entry, model, name, dict(options or {}), table) for name, options in asked.items()
-    ]
-    return LoudnessExtractor(entry, model, plans, params)
+    default_streams = (SHORT, LONG)
+
+    def build(
+        self,
+        fs_hz: float,
+        params: Params,
+        streams: Mapping[str, StreamOptions],
+        dtype: str = "float32",
+    ) -> LoudnessExtractor:
+        """As the base class says; stream options are `frame_rate_hz` (traces: default every model
+        frame; specific loudness: 100), `pool` (default mean) and, but for specific loudness, `unit`
+        (sone or phon)."""
+        model = self.module(fs_hz, params, dtype)
+        # Matrix products run on torch's own threads, the kernels on the pool: one number for both.
+        torch.set_num_threads(get_num_threads())
+        phon = any(options.get("unit") == "phon" for options in streams.values())
+        table = model.phon_table() if phon else None
+        plans = [_plan(self, model, name, options, table) for name, options in streams.items()]
+        return LoudnessExtractor(self.name, model, plans, params)
 
 
 def _plan(
-    entry: ModelEntry,
+    described: LoudnessFeatureModel,
     model: LoudnessModel,
     name: str,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     table: PhonTable | None,
 ) -> _Plan:
-    if name not in entry.streams:
-        raise ParameterError(
-            f"model {entry.name!r} has no stream {name!r}{nearest_hint(name, entry.streams)}"
-        )
-    for option in options:
-        if option not in _OPTIONS[name]:
-            raise ParameterError(
-                f"stream {name!r} has no option {option!r}{nearest_hint(option, _OPTIONS[name])}"
-            )
-    unit = options.get("unit", entry.streams[name].unit)
-    if unit not in (*UNITS, entry.streams[name].unit):
+    kind = described.kind(name)
+    check_options(name, options, _OPTIONS[name])
+    unit = options.get("unit", kind.unit)
+    if unit not in (*UNITS, kind.unit):
         raise ParameterError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
     rate, ratio = _rate(model, name, options.get("frame_rate_hz"))
     pool = PER_CLIP if ratio is None else options.get("pool", DEFAULT_POOL)
@@ -290,12 +292,12 @@ def _plan(
     width = {SPECIFIC: len(model.fc), SUMMARY: len(SUMMARY_COLUMNS)}.get(name, 1)
     info = StreamInfo(
         name=name,
-        model=entry.name,
+        model=described.name,
         unit=unit,
         width=width,
         frame_rate_hz=rate,
         pool=pool,
-        axes=entry.streams[name].axes,
+        axes=kind.axes,
         channel_offsets=tuple(range(width + 1)),
         fc_hz=tuple(model.fc.double().tolist()) if name == SPECIFIC else (),
         mfc_hz=(),

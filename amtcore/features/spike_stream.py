@@ -15,10 +15,11 @@ import numpy as np
 from torch import Tensor
 
 from amtcore.errors import ParameterError, nearest_hint
+from amtcore.features.base import StreamKind, StreamOptions
 from amtcore.features.filterbank import FusedFeatures, PooledStream, Samples
 from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
 from amtcore.features.spike_events import SpikeEvents
-from amtcore.models.entry import ModelEntry
+from amtcore.models.base import TimeDomainModel
 
 #: Frames of all clips of a batch that are held at a time.
 STRETCH_BYTES = 32 * 2**20
@@ -101,23 +102,23 @@ class EventStream:
 
 
 def build_spikes(
-    entry: ModelEntry,
-    model: Any,
+    streams: Mapping[str, StreamKind],
+    model: TimeDomainModel,
     name: str,
-    given: Mapping[str, Any],
-    features: Callable[[Any, str, str, float], tuple[Any, Any]],
+    given: StreamOptions,
+    features: Callable[[TimeDomainModel, str, str, float], tuple[Any, tuple[int, ...]]],
 ) -> SpikeFeatures:
     """The neurons of a stream and what they hear; an error names the stream and the option.
 
     Args:
-        entry: The model's entry.
+        streams: All streams of the model.
         model: The model.
         name: Name of the stream.
         given: Its options, those of `SpikeOptions`.
         features: Makes frames of another stream from model, name, pooling and rate.
     """
-    kind = entry.streams[name]
-    heard = [k for k, each in entry.streams.items() if each != kind and each.axes == kind.axes]
+    kind = streams[name]
+    heard = [k for k, each in streams.items() if each != kind and each.axes == kind.axes]
     try:
         options = SpikeOptions.from_dict(given)
         if options.source not in heard:
@@ -126,7 +127,7 @@ def build_spikes(
                 f"{nearest_hint(str(options.source), heard)}"
             )
         source, _ = features(model, options.source, options.pool, options.step_rate_hz)
-        unit = entry.streams[options.source].unit
+        unit = streams[options.source].unit
         encoder = SpikeEncoder(options, source.width, unit, model.dtype)
     except ParameterError as error:
         raise ParameterError(f"stream {name!r}: {error}") from error

@@ -1,4 +1,4 @@
-"""Complete models, and the registry that the command line and the pipeline look in.
+"""Complete models as PyTorch modules; `features` makes them what a job can run.
 
 They may import `stages` and what is below them, never `features`.
 """

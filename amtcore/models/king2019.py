@@ -54,7 +54,7 @@ class King2019(TimeDomainModel):
         fhigh: Highest centre frequency limit in Hz.
         basef: Only the five channels within 2 ERB of this frequency in Hz; None takes the range.
         compression_type: "brokenstick" or "power".
-        compression_n: Exponent of the compression.
+        compression_n: Exponent of the compression, one or one per channel.
         compression_knee_db: Knee in dB SPL.
         dboffset: Level in dB SPL of an input of RMS 1.
         adt_hp_fc: Cutoff of the adaptation's high-pass in Hz.
@@ -101,7 +101,7 @@ class King2019(TimeDomainModel):
         fhigh: float = 8000.0,
         basef: float | None = None,
         compression_type: str = "brokenstick",
-        compression_n: float = 0.3,
+        compression_n: float | list[float] = 0.3,
         compression_knee_db: float = 30.0,
         dboffset: float = 100.0,
         adt_hp_fc: float = 3.0,

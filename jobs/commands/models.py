@@ -1,46 +1,75 @@
-"""`earmill models`: names, parameters with their defaults, streams."""
+"""`earmill models`: names, parameters with their types and defaults, streams."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from earmill.jobs.commands.options import AsJson
 from earmill.jobs.terminal import console
 from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.common.plain_text import one_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from amtcore.features.build import ModelInfo
+    from amtcore.features.parameters import Parameter
 
 
 def models(
     name: Annotated[str | None, typer.Argument(help="Show only this model.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the models with their parameters and streams."""
+    """List the models with their parameters and streams.
+
+    Those of other installed packages are among them; one that cannot be loaded is listed with its
+    error.
+    """
     from amtcore.features.build import list_models
 
-    found = [model for model in list_models() if name in (None, model.name)]
+    listed = list_models()
+    found = [model for model in listed if name in (None, model.name)]
     if not found:
-        known = ", ".join(model.name for model in list_models())
+        known = ", ".join(model.name for model in listed)
         raise SpecError(f"no model {name!r}; known: {known}")
     if as_json:
-        print(json.dumps([asdict(model) for model in found], default=str))
+        print(json.dumps([model.to_dict() for model in found], default=str))
         return
-    from rich.table import Table
-
     out = console()
     for model in found:
-        table = Table(title=model.name, caption=model.summary, show_header=True)
-        table.add_column("", style="bold")
-        table.add_column("name")
-        table.add_column("default, or what it is")
-        table.add_row("input", "unit", model.input_unit)
-        table.add_row("", "rate", f"{model.default_fs_hz:g} Hz")
-        for index, (parameter, default) in enumerate(model.params.items()):
-            table.add_row(
-                "params" if index == 0 else "", parameter, json.dumps(default, default=str)
-            )
-        for index, (stream, summary) in enumerate(model.streams.items()):
-            table.add_row("streams" if index == 0 else "", stream, str(summary))
-        out.print(table)
+        out.print(_table(model))
+
+
+def _table(model: ModelInfo) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(model.name), caption=Text(model.summary), show_header=True)
+    table.add_column("", style="bold")
+    table.add_column("name")
+    table.add_column("default, or what it is")
+
+    def add(section: str, left: str, right: str) -> None:
+        table.add_row(section, Text(one_line(left)), Text(one_line(right)))
+
+    if model.distribution is not None:
+        add("from", "distribution", model.distribution)
+    if model.error is not None:
+        add("error", "", model.error)
+        return table
+    add("input", "unit", model.input_unit)
+    add("", "rate", f"{model.default_fs_hz:g} Hz")
+    for index, (parameter, described) in enumerate(model.params.items()):
+        add("params" if index == 0 else "", parameter, _meaning(described))
+    for index, (stream, summary) in enumerate(model.streams.items()):
+        add("streams" if index == 0 else "", stream, summary)
+    return table
+
+
+def _meaning(parameter: Parameter) -> str:
+    """Default, type and meaning of a parameter."""
+    default = "required" if parameter.required else json.dumps(parameter.default, default=str)
+    return f"{default} ({parameter.type_text}): {parameter.doc}".removesuffix(": ")

@@ -126,7 +126,7 @@ class ExtractSpec(SpecModel):
     Args:
         model: Registered model name; `earmill models` lists them.
         fs_hz: Rate the audio is resampled to; the model's own default when null.
-        params: Constructor arguments of the model; `earmill models NAME` lists them with defaults.
+        params: Parameters of the model; `earmill models NAME` lists them with types and defaults.
         streams: Feature streams and their options, each a mapping; the model's first stream with
             its defaults when null. Names must be unique over all entries.
     """

@@ -160,5 +160,5 @@ def test_bad_clips() -> None:
 
 def test_models_are_listed() -> None:
     (info,) = [info for info in list_models() if info.name == "dau1997"]
-    assert set(info.streams) == {*ALL_STREAMS, "spikes"} and info.params["flow"] == 80.0
+    assert set(info.streams) == {*ALL_STREAMS, "spikes"} and info.params["flow"].default == 80.0
     assert Calibration(rms1_db_spl=100).gain(_clip(3), info.input_unit) == pytest.approx(1.0)

@@ -168,7 +168,7 @@ def test_the_reference_of_the_job_file_is_printed(capsys: pytest.CaptureFixture[
 def test_models_lists_parameters_and_streams(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["models", "--json"]) == 0
     by_name = {model["name"]: model for model in json.loads(capsys.readouterr().out)}
-    assert by_name["dau1997"]["params"]["fhigh"] == 8000.0
+    assert by_name["dau1997"]["params"]["fhigh"]["default"] == 8000.0
     assert "modulation" in by_name["dau1997"]["streams"]
     assert run(["models", "dau1997"]) == 0
     assert "fhigh" in capsys.readouterr().out

@@ -1,0 +1,109 @@
+"""The models of this package as jobs run them: rates and feature streams of each."""
+
+from __future__ import annotations
+
+from amtcore.features.base import StreamKind
+from amtcore.features.filterbank_model import FilterbankModel
+from amtcore.features.loudness import LONG, SHORT, SPECIFIC, SUMMARY, LoudnessFeatureModel
+from amtcore.models import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Paulick2024
+
+_MODULATION = StreamKind(
+    "model units", ("time", "channel_modulation"), "modulation filter outputs, ragged by channel"
+)
+_ADAPTATION = StreamKind("model units", ("time", "channel"), "after the adaptation loops")
+_ENVELOPE = StreamKind(
+    "input unit", ("time", "channel"), "hair-cell envelope: an auditory spectrogram"
+)
+
+_SPIKES = StreamKind(
+    "spikes",
+    ("time", "channel"),
+    "sparse spikes of integrate-and-fire neurons that hear another stream: SpikeEncoder",
+    "events",
+)
+
+_KING_MODULATION = StreamKind(
+    "input unit", ("time", "channel_modulation"), "modulation filter outputs, equal in all channels"
+)
+_HIGH_PASSED = StreamKind("input unit", ("time", "channel"), "after the adaptation's high-pass")
+_POTENTIAL = StreamKind("V", ("time", "channel"), "hair-cell receptor potential above rest")
+_VELOCITY = StreamKind("m/s", ("time", "channel"), "basilar-membrane velocity: pool its rms or max")
+
+_SHORT = StreamKind(
+    "sone", ("time", "loudness"), "short-term loudness: of a sound event, such as a syllable"
+)
+_LONG = StreamKind("sone", ("time", "loudness"), "long-term loudness: of a stretch of sound")
+_SPECIFIC = StreamKind("sone/Cam", ("time", "channel"), "specific loudness, both ears together")
+_SUMMARY = StreamKind(
+    "sone", ("clip", "statistic"), "one row a clip: maxima and percentiles of the traces"
+)
+_LOUDNESS = {
+    SHORT: _SHORT,
+    LONG: _LONG,
+    SPECIFIC: _SPECIFIC,
+    SUMMARY: _SUMMARY,
+}
+
+DAU1997 = FilterbankModel(
+    "dau1997",
+    Dau1997,
+    "Dau, Kollmeier and Kohlrausch (1997): gammatone, hair cell, adaptation, modulation",
+    44100.0,
+    {
+        "modulation": _MODULATION,
+        "adaptation": _ADAPTATION,
+        "envelope": _ENVELOPE,
+        "spikes": _SPIKES,
+    },
+)
+OSSES2021 = FilterbankModel(
+    "osses2021",
+    Osses2021,
+    "Osses Vecchi and Kohlrausch (2021): Dau (1997) behind headphones and middle ear",
+    44100.0,
+    {
+        "modulation": _MODULATION,
+        "adaptation": _ADAPTATION,
+        "envelope": _ENVELOPE,
+        "spikes": _SPIKES,
+    },
+)
+KING2019 = FilterbankModel(
+    "king2019",
+    King2019,
+    "King, Varnet and Lorenzi (2019): gammatone, compression, high-pass, modulation",
+    44100.0,
+    {
+        "modulation": _KING_MODULATION,
+        "adaptation": _HIGH_PASSED,
+        "envelope": _ENVELOPE,
+        "spikes": _SPIKES,
+    },
+)
+PAULICK2024 = FilterbankModel(
+    "paulick2024",
+    Paulick2024,
+    "Paulick et al. (2024), CASP: nonlinear filters, hair cell, adaptation, modulation",
+    44100.0,
+    {
+        "modulation": _MODULATION,
+        "adaptation": _ADAPTATION,
+        "envelope": _POTENTIAL,
+        "velocity": _VELOCITY,
+        "spikes": _SPIKES,
+    },
+)
+GLASBERG2002 = LoudnessFeatureModel(
+    "glasberg2002",
+    Glasberg2002,
+    "Glasberg and Moore (2002): loudness over time, one signal for both ears",
+    32000.0,
+    _LOUDNESS,
+)
+MOORE2016 = LoudnessFeatureModel(
+    "moore2016",
+    Moore2016,
+    "Moore, Glasberg and Schlittenlacher (2016): loudness over time at two ears",
+    32000.0,
+    _LOUDNESS,
+)

@@ -1,0 +1,183 @@
+"""The time-domain models as feature streams: filters, hair cells, adaptation, modulation, spikes.
+
+Frames come out of the fused kernel, already pooled; full-rate modulation output is never held (but
+for streams that need whole clips: there one band is). Stream descriptions are read off the compiled
+chain itself. For full-rate outputs or gradients call the model instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from amtcore.features.base import (
+    DEFAULT_FRAME_RATE_HZ,
+    DEFAULT_POOL,
+    Extractor,
+    ExtractStream,
+    Frames,
+    Made,
+    Params,
+    StreamInfo,
+    StreamOptions,
+    as_clip,
+    module_constants,
+)
+from amtcore.features.feature_model import check_options
+from amtcore.features.filterbank import FrontEnd, FusedFeatures, WholeFeatures
+from amtcore.features.module_model import ModuleModel
+from amtcore.features.spike_stream import SpikeFeatures, build_spikes, join
+from amtcore.kernels.fused.program import compile_chain, identity_bank
+from amtcore.models.base import TimeDomainModel
+
+Features = FusedFeatures | WholeFeatures | SpikeFeatures
+
+
+class FilterbankModel(ModuleModel[TimeDomainModel]):
+    """A time-domain model as a job runs it."""
+
+    def build(
+        self,
+        fs_hz: float,
+        params: Params,
+        streams: Mapping[str, StreamOptions],
+        dtype: str = "float32",
+    ) -> FilterbankExtractor:
+        """As the base class says; stream options are `frame_rate_hz` (default 100) and `pool`
+        (default mean), or for "spikes" those of `spikes.SpikeOptions`."""
+        model = self.module(fs_hz, params, dtype)
+        infos, features = [], {}
+        for name, options in streams.items():
+            info, features[name] = self._stream(model, name, options)
+            infos.append(info)
+        return FilterbankExtractor(self.name, model, infos, features, params)
+
+    def _stream(
+        self, model: TimeDomainModel, name: str, options: StreamOptions
+    ) -> tuple[StreamInfo, Features]:
+        kind = self.kind(name)
+        features: Features
+        if kind.layout == "events":
+            features = build_spikes(self.streams, model, name, options, _features)
+            spikes, offsets = features.encoder.options, features.encoder.channel_offsets
+            rate, pool = spikes.step_rate_hz, spikes.pool
+        else:
+            rate, pool = _frame_options(name, options)
+            features, offsets = _features(model, name, pool, rate)
+        modulated = "modulation" in kind.axes[-1]
+        info = StreamInfo(
+            name=name,
+            model=self.name,
+            unit=kind.unit,
+            width=features.width,
+            frame_rate_hz=float(rate),
+            pool=pool,
+            axes=kind.axes,
+            channel_offsets=offsets,
+            fc_hz=tuple(model.fc.double().tolist()),
+            mfc_hz=tuple(model.mfc_by_column().double().tolist()) if modulated else (),
+            layout=kind.layout,
+        )
+        return info, features
+
+
+class FilterbankExtractor(Extractor):
+    """One warm time-domain model and its streams; not for several callers at once."""
+
+    def __init__(
+        self,
+        name: str,
+        model: TimeDomainModel,
+        streams: Sequence[StreamInfo],
+        features: Mapping[str, Features],
+        params: Params,
+    ) -> None:
+        super().__init__(
+            name,
+            fs_hz=model.fs,
+            input_unit=model.input_unit,
+            streams=streams,
+            params=params,
+            dtype=model.fc.detach().numpy().dtype,
+            can_stream=not any(isinstance(f, WholeFeatures) for f in features.values()),
+        )
+        self._module, self._features, self._front_end = model, features, model.front_end()
+
+    def n_frames(self, n_samples: int) -> dict[str, int]:
+        """Whole frames of each stream in so many samples."""
+        return {name: each.n_frames(n_samples) for name, each in self._features.items()}
+
+    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+        """Features of several clips, as the base class says; a batch runs through the kernel."""
+        ear = FrontEnd(self._front_end)
+        signals = [ear.whole(as_clip(clip, self.dtype)) for clip in clips]
+        frames: dict[str, Sequence[Any]] = {
+            name: each.extract(signals) for name, each in self._features.items()
+        }
+        return [{name: of_clips[i] for name, of_clips in frames.items()} for i in range(len(clips))]
+
+    def open_stream(self) -> FilterbankStream:
+        """Start on a long signal; end it with `finish`. Raises where a stream needs whole clips."""
+        return FilterbankStream(self._features, FrontEnd(self._front_end), self.dtype)
+
+    def constants(self) -> list[tuple[str, Tensor]]:
+        """Those of the model, then those of each stream of events."""
+        found = module_constants(self._module)
+        for stream, features in self._spikes().items():
+            found += sorted((f"{stream}.{k}", v) for k, v in features.constants().items())
+        return found
+
+    def describe_stream(self, info: StreamInfo) -> dict[str, Any]:
+        """With the options of the neurons where it is one of events."""
+        spikes = self._spikes().get(info.name)
+        neurons = {} if spikes is None else {"options": spikes.encoder.options.to_dict()}
+        return info.to_dict() | neurons
+
+    def _spikes(self) -> dict[str, SpikeFeatures]:
+        return {k: each for k, each in self._features.items() if isinstance(each, SpikeFeatures)}
+
+
+class FilterbankStream(ExtractStream):
+    """Features of one long signal, chunk by chunk, in memory that does not grow."""
+
+    def __init__(
+        self, features: Mapping[str, Features], front_end: FrontEnd, dtype: np.dtype[Any]
+    ) -> None:
+        self._front_end, self._dtype = front_end, dtype
+        self._streams = {name: each.open() for name, each in features.items()}
+
+    def push(self, chunk: Frames) -> Made:
+        """Feed the next samples (1-D, input unit); returns the frames they complete."""
+        samples = self._front_end.push(as_clip(chunk, self._dtype))
+        return {name: stream.push(samples) for name, stream in self._streams.items()}
+
+    def finish(self) -> Made:
+        """End the signal; returns the frames that were waiting for what follows its last sample."""
+        tail = self._front_end.push(np.zeros(0, self._dtype), last=True)
+        return {
+            name: join((stream.push(tail), stream.finish()))
+            for name, stream in self._streams.items()
+        }
+
+
+def _frame_options(name: str, options: StreamOptions) -> tuple[Any, Any]:
+    """Frame rate and pooling of a stream of frames; the kernel's compiler judges the values."""
+    check_options(name, options, ("frame_rate_hz", "pool"))
+    return options.get("frame_rate_hz", DEFAULT_FRAME_RATE_HZ), options.get("pool", DEFAULT_POOL)
+
+
+def _features(
+    model: TimeDomainModel, name: str, pool: str, rate: float
+) -> tuple[FusedFeatures | WholeFeatures, tuple[int, ...]]:
+    """What makes a stream, and where its columns are cut into channels."""
+    ops, bank = model.chain(name)
+    whole = model.whole_bands(name)
+    if whole is None:
+        return FusedFeatures(compile_chain(ops, bank, pool, model.fs, rate)), bank.offsets
+    channels, count = model.num_channels, whole.count
+    pooling = compile_chain([], identity_bank(channels, model.fc), pool, whole.fs_hz, rate)
+    features = WholeFeatures(ops, whole.bands, count, pooling, whole.rates)
+    return features, tuple(range(0, channels * count + 1, count))

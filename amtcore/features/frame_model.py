@@ -1,0 +1,255 @@
+"""The short way to a model of one's own: whole clips in, frames of fixed width out.
+
+    @dataclass(frozen=True)
+    class LevelParams:
+        '''Args:
+            hop_s: Seconds between frames.
+        '''
+        hop_s: float = 0.01
+
+    class Level(FrameModel[LevelParams]):
+        name, summary, default_fs_hz = "level", "Level of each stretch", 16000.0
+        streams = {"level": StreamKind("dB", ("time", "channel"), "level of a stretch")}
+        params_class = LevelParams
+
+        def design(self, fs_hz, params):
+            hop = round(params.hop_s * fs_hz)
+            return FrameDesign({"level": FrameGrid(1, hop)}, lambda signal: ...)
+
+Register it by an entry point of the group `earmill.models` and test it with
+`earmill.testing.ModelConformance`.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Generic, NoReturn, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from amtcore.errors import ParameterError, ShapeError
+from amtcore.features.base import (
+    Extractor,
+    Frames,
+    Made,
+    Params,
+    StreamInfo,
+    StreamKind,
+    StreamOptions,
+    as_clip,
+)
+from amtcore.features.feature_model import FeatureModel, check_options
+from amtcore.features.parameters import Parameter, built, checked_params, parameters_of
+
+#: What `StreamInfo.pool` says of frames that a model makes itself.
+OWN_FRAMES = "model"
+
+Signal = NDArray[np.float32]
+Compute = Callable[[Signal], Mapping[str, Frames]]
+
+
+@dataclass(frozen=True)
+class NoParams:
+    """Parameters of a model that has none."""
+
+
+@dataclass(frozen=True)
+class FrameGrid:
+    """Where the frames of a stream lie, and what their columns are.
+
+    Args:
+        width: Columns of a frame.
+        hop_length: Samples from one frame to the next; a fraction where it is not whole.
+        window_length: Samples that the first frame needs, and each later one a hop further on; the
+            hop where None, so that n samples give floor(n / hop) frames.
+        min_samples: Samples below which a clip gives no frame at all.
+        fc_hz: Centre frequency of each channel, where there are any.
+        columns: Name of each column, where they are different quantities.
+
+    >>> FrameGrid(40, 160, window_length=400).n_frames(720)
+    3
+    """
+
+    width: int
+    hop_length: int | Fraction
+    window_length: int | None = None
+    min_samples: int = 0
+    fc_hz: tuple[float, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.hop_length <= 0:
+            raise ParameterError(
+                f"expected frames of 1 column or more, a hop above 0 samples apart, got width "
+                f"{self.width} and hop {self.hop_length}"
+            )
+
+    def n_frames(self, n_samples: int) -> int:
+        """Frames in so many samples."""
+        window = self.hop_length if self.window_length is None else self.window_length
+        if n_samples < max(window, self.min_samples):
+            return 0
+        return int((n_samples - window) // self.hop_length) + 1
+
+    def info(self, name: str, model: str, kind: StreamKind, fs_hz: float) -> StreamInfo:
+        """The stream as it is described to a job."""
+        return StreamInfo(
+            name=name,
+            model=model,
+            unit=kind.unit,
+            width=self.width,
+            frame_rate_hz=float(Fraction(fs_hz) / self.hop_length),
+            pool=OWN_FRAMES,
+            axes=kind.axes,
+            channel_offsets=tuple(range(self.width + 1)),
+            fc_hz=self.fc_hz,
+            mfc_hz=(),
+            columns=self.columns,
+        )
+
+
+@dataclass(frozen=True)
+class FrameDesign:
+    """A model at one rate with its parameters.
+
+    Args:
+        grids: Of every stream, by name.
+        compute: A signal, float32 in the model's input unit, to frames (frame, column) of every
+            stream; it must not depend on any signal before.
+        constants: Arrays that decide the values, such as filters or weights: provenance hashes
+            them beside the parameters.
+    """
+
+    grids: Mapping[str, FrameGrid]
+    compute: Compute
+    constants: Mapping[str, NDArray[Any] | Tensor] = field(default_factory=dict)
+
+
+P = TypeVar("P")
+
+
+class FrameModel(FeatureModel, Generic[P]):
+    """A model of whole clips that gives frames of fixed width.
+
+    Attributes:
+        params_class: A frozen dataclass: its fields are the model's parameters, its docstring
+            (`Args`) says what they mean; it may refuse values with a `ParameterError`.
+    """
+
+    params_class: type[P]
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The fields of `params_class`."""
+        return parameters_of(getattr(self, "params_class", NoParams))
+
+    @abstractmethod
+    def design(self, fs_hz: float, params: P) -> FrameDesign:
+        """The model at a rate.
+
+        Args:
+            fs_hz: Sampling rate of the clips.
+            params: An object of `params_class`.
+        """
+
+    def build(
+        self,
+        fs_hz: float,
+        params: Params,
+        streams: Mapping[str, StreamOptions],
+        dtype: str = "float32",
+    ) -> FrameExtractor:
+        """As the base class says; streams have no options, and the working type is float32."""
+        check_float32(self.name, dtype)
+        given = checked_params(self.name, self.parameters, params)
+        asked = built(getattr(self, "params_class", NoParams), self.name, given)
+        design = self.design(fs_hz, asked)
+        infos = []
+        for stream, options in streams.items():
+            kind = self.kind(stream)
+            check_options(stream, options, ())
+            infos.append(design.grids[stream].info(stream, self.name, kind, fs_hz))
+        all_params = {name: getattr(asked, name) for name in self.parameters}
+        return FrameExtractor(self.name, fs_hz, self.input_unit, infos, design, params, all_params)
+
+
+class FrameExtractor(Extractor):
+    """A model of whole clips, one clip at a time; not for several callers at once."""
+
+    def __init__(
+        self,
+        name: str,
+        fs_hz: float,
+        input_unit: str,
+        streams: Sequence[StreamInfo],
+        design: FrameDesign,
+        params: Params,
+        all_params: Params,
+    ) -> None:
+        super().__init__(
+            name,
+            fs_hz=fs_hz,
+            input_unit=input_unit,
+            streams=streams,
+            params=params,
+            dtype=np.dtype(np.float32),
+            can_stream=False,
+        )
+        self._design, self._all_params = design, all_params
+
+    def n_frames(self, n_samples: int) -> dict[str, int]:
+        """Whole frames of each stream in so many samples."""
+        grids = self._design.grids
+        return {info.name: grids[info.name].n_frames(n_samples) for info in self.streams}
+
+    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+        """Features of several clips, one after another: none depends on its neighbours."""
+        return [self._extract_one(as_clip(clip, self.dtype)) for clip in clips]
+
+    def _extract_one(self, signal: Frames) -> Made:
+        wanted = self.n_frames(len(signal))
+        # Without a frame there is nothing to compute, and a model need not take such signals.
+        found = self._design.compute(signal.astype(np.float32)) if any(wanted.values()) else {}
+        made: Made = {}
+        for info in self.streams:
+            shape = (wanted[info.name], info.width)
+            frames = np.asarray(found[info.name]) if shape[0] else np.empty(shape)
+            if frames.shape != shape:
+                raise ShapeError(
+                    f"model {self.model!r}, stream {info.name!r}: expected (frame, column) "
+                    f"{shape} for {len(signal)} samples, got {frames.shape}"
+                )
+            made[info.name] = np.ascontiguousarray(frames, np.float32)
+        return made
+
+    def open_stream(self) -> NoReturn:
+        """Not possible: raises."""
+        raise ParameterError(
+            f"model {self.model!r} needs whole clips and cannot run chunk by chunk"
+        )
+
+    def constants(self) -> list[tuple[str, Tensor]]:
+        """Those of the design."""
+        return [
+            (name, torch.as_tensor(value).detach().cpu())
+            for name, value in sorted(self._design.constants.items())
+        ]
+
+    def settings(self) -> str:
+        """Rate, parameters and streams: with a model of this kind they decide the values too."""
+        streams = [info.to_dict() for info in self.streams]
+        facts = [self.model, self.fs_hz, dict(self._all_params), streams]
+        return json.dumps(facts, sort_keys=True, default=str)
+
+
+def check_float32(model: str, dtype: str) -> None:
+    """Raises for another working type."""
+    if dtype != "float32":
+        raise ParameterError(f"model {model!r} works in float32 only, got dtype {dtype!r}")

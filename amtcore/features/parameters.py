@@ -1,0 +1,226 @@
+"""What a model may be asked for: every parameter with its type, its default and what it means.
+
+A model's parameters are the arguments of its constructor, or the fields of a dataclass: types come
+from the annotations, meanings from `Args` in the docstring. Nothing is said twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import numpy as np
+
+from amtcore.arguments import plain_number
+from amtcore.errors import ParameterError, nearest_hint
+
+#: What a parameter without a default has as its default.
+REQUIRED: Any = inspect.Parameter.empty
+
+_Built = TypeVar("_Built")
+_ENTRY = re.compile(r"^    (\w+): (.+(?:\n {5,}.+)*)", re.MULTILINE)
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    Mapping: "mapping",
+    types.NoneType: "null",
+    Any: "any value",
+    object: "any value",
+}
+
+
+class _Misfit(Exception):
+    """A value is not of a type."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a model.
+
+    Args:
+        name: Its name.
+        type: float, int, bool, str, a mapping, a list or tuple of these, `Literal`, or a union.
+        default: Its default; `REQUIRED` where it has none.
+        doc: What it means, on one line.
+
+    >>> rate = Parameter("hop_s", float, 0.01, "Seconds between frames.")
+    >>> rate.type_text, rate.checked(1)
+    ('number', 1.0)
+    """
+
+    name: str
+    type: Any
+    default: Any
+    doc: str = ""
+
+    @property
+    def type_text(self) -> str:
+        """The type in words, as a job's author would say it."""
+        return _words(self.type)
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is REQUIRED
+
+    def checked(self, value: object) -> Any:
+        """The value in the parameter's type: a whole number as a float, a list as a tuple."""
+        try:
+            return _fitted(self.type, value)
+        except _Misfit:
+            raise ParameterError(
+                f"parameter {self.name!r}: expected {self.type_text}, got {value!r}"
+            ) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Type, meaning and, where there is one, default; ready for JSON."""
+        plain = {"type": self.type_text, "doc": self.doc}
+        return plain if self.required else plain | {"default": self.default}
+
+
+def parameters_of(constructor: type, *, leave_out: Collection[str] = ()) -> dict[str, Parameter]:
+    """The parameters of a class, by name: the arguments of its constructor, or its fields.
+
+    >>> from amtcore.models import Dau1997
+    >>> flow = parameters_of(Dau1997)["flow"]
+    >>> flow.type_text, flow.default, flow.doc
+    ('number', 80.0, 'Lowest centre frequency limit in Hz.')
+    """
+    meanings = _meanings(constructor.__doc__)
+    # Of a class, `signature` leaves the texts of annotations; self is the first argument.
+    initial = constructor.__init__  # type: ignore[misc]
+    arguments = [*inspect.signature(initial, eval_str=True).parameters.values()][1:]
+    return {
+        each.name: Parameter(
+            each.name,
+            Any if each.annotation is each.empty else each.annotation,
+            REQUIRED if each.default is each.empty else each.default,
+            meanings.get(each.name, ""),
+        )
+        for each in arguments
+        if each.name not in leave_out
+    }
+
+
+def checked_params(
+    model: str, known: Mapping[str, Parameter], params: Mapping[str, object]
+) -> dict[str, Any]:
+    """The parameters that are given, each in its type.
+
+    Raises:
+        ParameterError: An unknown name, with the nearest one; a wrong type; a required one missing.
+    """
+    for name in params:
+        if name not in known:
+            hint = nearest_hint(str(name), known) if known else ": it has none"
+            raise ParameterError(f"model {model!r} has no parameter {name!r}{hint}")
+    for name, parameter in known.items():
+        if parameter.required and name not in params:
+            raise ParameterError(
+                f"model {model!r}: expected a value for parameter {name!r} "
+                f"({parameter.type_text}), got none"
+            )
+    try:
+        return {name: known[name].checked(value) for name, value in params.items()}
+    except ParameterError as error:
+        raise ParameterError(f"model {model!r}: {error}") from None
+
+
+def built(constructor: Callable[..., _Built], model: str, params: Mapping[str, object]) -> _Built:
+    """What the constructor makes of the parameters; any refusal is a `ParameterError`."""
+    try:
+        return constructor(**params)
+    except TypeError as error:
+        raise ParameterError(f"model {model!r}: {error}") from error
+
+
+def _meanings(docstring: str | None) -> dict[str, str]:
+    """The entries of `Args`, each on one line."""
+    text = inspect.cleandoc(docstring or "")
+    _, _, section = text.partition("\nArgs:\n")
+    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]
+    return {name: " ".join(meaning.split()) for name, meaning in _ENTRY.findall(section)}
+
+
+def _words(wanted: Any) -> str:
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_words(part) for part in parts)
+    if origin is Literal:
+        return " or ".join(repr(part) for part in parts)
+    if origin in (list, tuple):
+        inner = [_words(part) for part in parts if part is not ...]
+        return f"list of {inner[0]}" if len(set(inner)) == 1 else f"list of {', '.join(inner)}"
+    plain = _plain(wanted)
+    return _WORDS.get(plain, getattr(plain, "__name__", str(plain)))
+
+
+def _plain(wanted: Any) -> Any:
+    """The class of a type without what it holds; every mapping is one."""
+    origin = get_origin(wanted) or wanted
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return Mapping
+    return types.NoneType if origin is None else origin
+
+
+def _fitted(wanted: Any, value: Any) -> Any:
+    """A value in a type; `_Misfit` where it is of another."""
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin in (Union, types.UnionType):
+        return _first_fitting(parts, value)
+    if origin is Literal:
+        if any(value == part and type(value) is type(part) for part in parts):
+            return value
+        raise _Misfit
+    if origin in (list, tuple):
+        return _fitted_list(origin, parts, value)
+    plain = _plain(wanted)
+    if plain is Mapping:
+        return _required(value, isinstance(value, Mapping) and all(map(_is_text, value)))
+    if plain in (int, float):
+        return _number(plain, value)
+    if plain is bool:
+        return bool(_required(value, isinstance(value, bool | np.bool_)))
+    if plain in (object, Any):
+        return value
+    return _required(value, isinstance(value, plain))
+
+
+def _first_fitting(parts: tuple[Any, ...], value: Any) -> Any:
+    for part in parts:
+        try:
+            return _fitted(part, value)
+        except _Misfit:
+            continue
+    raise _Misfit
+
+
+def _fitted_list(origin: Any, parts: tuple[Any, ...], value: Any) -> Any:
+    _required(value, isinstance(value, list | tuple))
+    many = origin is list or parts[1:] == (...,)
+    each = parts[:1] * len(value) if many else parts
+    _required(value, len(each) == len(value))
+    return origin(_fitted(part, item) for part, item in zip(each, value, strict=True))
+
+
+def _number(wanted: type, value: Any) -> int | float:
+    number = plain_number(value)
+    if number is None or (wanted is int and number % 1):
+        raise _Misfit
+    return int(number) if wanted is int else float(number)
+
+
+def _required(value: Any, fits: bool) -> Any:
+    if not fits:
+        raise _Misfit
+    return value
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
