@@ -39,8 +39,8 @@ class Glasberg2002(LoudnessModel):
         excitation_kwargs: Passed to `ExcitationPattern`.
         specific_loudness_kwargs: Passed to `SpecificLoudness`.
         loudness_integration_kwargs: Passed to `LoudnessIntegration`.
-        dtype: torch.float32 or torch.float64 (the page has none).
-        outer_middle_ear_kwargs: Passed to `LoudnessEar` (the page has no ear at all):
+        dtype: torch.float32 or torch.float64 (torch_amt has none).
+        outer_middle_ear_kwargs: Passed to `LoudnessEar` (torch_amt has no ear at all):
             compensation_type "tfOuterMiddle1997" by default, field_type, order.
 
     Shape:
@@ -191,7 +191,7 @@ class Glasberg2002(LoudnessModel):
         """Values of the constants by component; empty unless `learnable`.
 
         Numbers as floats, one value a channel as tensors; `multi_fft` has its fixed hop and window
-        lengths, as on the page.
+        lengths, as in torch_amt.
         """
         if not self.learnable:
             return {}

@@ -207,7 +207,7 @@ def _cast_errors(records: Sequence[CommitRecord]) -> str:
 
 def _reading(records: Sequence[CommitRecord]) -> str:
     formats = {fmt for record in records for fmt in record.formats}
-    lines = ["from pipeline import open_features", 'ds = open_features("path/to/this/folder")']
+    lines = ["import earmill", 'ds = earmill.open_features("path/to/this/folder")']
     if "parquet" in formats:
         lines += ["# or", "from datasets import load_dataset"]
         lines += ['ds = load_dataset("path/to/this/folder")  # the files listed above, no others']

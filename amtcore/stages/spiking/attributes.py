@@ -1,6 +1,6 @@
 """What an integrate-and-fire layer has, by name and by family: constants, states, settings.
 
-Families are those of the page: of constants "weights" (there are none), "taus", "decays",
+Families are those of Rockpool: of constants "weights" (there are none), "taus", "decays",
 "bitshifts", "bias" and "thresholds"; states and settings are each their own.
 """
 

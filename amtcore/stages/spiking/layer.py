@@ -51,7 +51,7 @@ class LIFExodus(HasFiles, Stage):
             None takes what follows from the time constants.
         dash_mem, dash_syn: Leak as a right shift in bits, above 0, for "bitshifts"; None likewise.
         max_spikes_per_dt: Most spikes of a neuron in one step; inf for no limit.
-        learnable: Whether constants are parameters, as on the page, else buffers.
+        learnable: Whether constants are parameters, as in Rockpool 3.1, else buffers.
         dtype: torch.float32 or torch.float64.
         backend: Kernel choice; None picks.
 
@@ -64,8 +64,8 @@ class LIFExodus(HasFiles, Stage):
         `stream` does the same with explicit state and changes nothing.
         With another number of batch items than before, each starts from the state of the first.
 
-    Differences from the page: any device, since the CPU kernel needs no CUDA; thresholds have
-    gradients, since the adjoint is ours; dt and what follows it are keyword-only, since the page
+    Differences from Rockpool 3.1: any device, since the CPU kernel needs no CUDA; thresholds have
+    gradients, since the adjoint is ours; dt and what follows it are keyword-only, since Rockpool
     hides them in **kwargs; states before the first call have no batch axis, as listed there, but
     `isyn` is (neurons, synapses) and `spikes` (neurons,), which is what they are.
 
