@@ -1,5 +1,7 @@
 """Auditory models: exact numerics, no file access, importable alone.
 
+It may import nothing of `earmill`; see the contracts in pyproject.toml for the order of its rooms.
+
 >>> import torch
 >>> model = Dau1997(fs=16000)
 >>> len(model(torch.zeros(1600)))

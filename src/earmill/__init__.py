@@ -8,7 +8,8 @@
     earmill.models.Dau1997(fs=16000)                  # a model as a PyTorch module
 
 Every name is loaded when it is first used: importing the package costs a few milliseconds and needs
-neither torch nor Ray.
+neither torch nor Ray. It may import `api`, `pipeline`, `jobs` and `amtcore`; none of them imports
+it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ libsndfile shortens most cut files without a word, reads only the first link of 
 guesses the length of an MP3 that has no frame count (off by any factor for variable bit rate,
 losing the tail). `probe` reads the container's own bookkeeping, one module a family, and never
 decodes a sample. FLAC needs none of this: its decoder checks every frame, and its header holds the
-length.
+length. It may import nothing of the package.
 """
 
 from __future__ import annotations

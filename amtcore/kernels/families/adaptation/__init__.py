@@ -1,1 +1,4 @@
-"""The five nonlinear feedback loops of auditory-nerve adaptation."""
+"""The five nonlinear feedback loops of auditory-nerve adaptation.
+
+It may import `vector` and `over_time`, no other family.
+"""

@@ -1,1 +1,4 @@
-"""Leaky integrate-and-fire neurons with exponential synapses."""
+"""Leaky integrate-and-fire neurons with exponential synapses.
+
+It may import `vector` and `over_time`, no other family.
+"""
