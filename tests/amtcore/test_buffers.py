@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from amtcore import GammatoneFilterbank, set_buffer_limit
+from amtcore import Dau1997, GammatoneFilterbank, LIFExodus, set_buffer_limit
 from amtcore.errors import ParameterError
 from amtcore.kernels.vector import result_pool as buffers
 from amtcore.kernels.vector.result_pool import LARGE_BYTES, empty
@@ -21,16 +23,79 @@ SHAPE = (2, LARGE_BYTES // 8 + 3)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_waits() -> Iterator[None]:
+def _nothing_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test begins with nothing kept and a limit that a caller has set."""
     gc.collect()
-    set_buffer_limit(0)
-    set_buffer_limit(2**30)
-    yield
-    set_buffer_limit(2**30)
+    with monkeypatch.context() as change:
+        change.setattr(buffers, "_limit", None)
+        set_buffer_limit(0)
+        set_buffer_limit(2**30)
+        yield
+        gc.collect()
+        set_buffer_limit(0)
+
+
+@pytest.fixture
+def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process whose caller has set none."""
+    monkeypatch.setattr(buffers, "_limit", None)
 
 
 def _waiting_bytes() -> int:
+    gc.collect()
+    with buffers._lock:
+        buffers._settle()
     return sum(memory.nbytes for memory in buffers._waiting)
+
+
+def _large_input() -> Tensor:
+    return 0.05 * torch.randn(1, 60_000, generator=torch.Generator().manual_seed(0))
+
+
+def _bank(**options: Any) -> GammatoneFilterbank:
+    return GammatoneFilterbank(torch.linspace(100, 7000, 31), 16000, **options)
+
+
+@pytest.mark.parametrize("grad_mode", [True, False])
+def test_inference_keeps_nothing(grad_mode: bool, no_limit: None) -> None:
+    """No gradient is recorded: none is asked for, or what could be learned is under `no_grad`."""
+    neurons = LIFExodus(200, dt=1e-3).requires_grad_(not grad_mode)
+    with torch.set_grad_enabled(grad_mode):
+        results = [
+            _bank()(_large_input()),
+            Dau1997(16000.0)(_large_input()),
+            neurons(torch.zeros(1, 6000, 200)),
+        ]
+    bank, features, (spikes, *_) = results
+    assert min(bank.nbytes, sum(each.nbytes for each in features), spikes.nbytes) > LARGE_BYTES
+    assert not bank.requires_grad and not spikes.requires_grad
+    del results, bank, features, spikes
+    assert _waiting_bytes() == 0
+
+
+def test_what_a_training_step_made_is_used_again(no_limit: None) -> None:
+    x, bank = _large_input().requires_grad_(), _bank()
+    y = bank(x)
+    address, size = y.data_ptr(), y.nbytes
+    y.sum().backward()
+    del y
+    kept = _waiting_bytes()
+    assert kept > 2 * size, "the result and the gradient of the bank"
+    assert bank(x.detach()).data_ptr() != address, "inference leaves it to the next step"
+    assert _waiting_bytes() == kept
+    again = bank(x)
+    assert again.nbytes == size and _waiting_bytes() == kept // 2, "the next step takes one of two"
+
+
+def test_training_on_threads_of_its_own_keeps_nothing_of_others(no_limit: None) -> None:
+    with buffers.training(), ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: empty(SHAPE, LIKE).nbytes).result()
+    assert _waiting_bytes() == 0
+
+
+def test_with_a_limit_of_the_caller_inference_is_kept_too() -> None:
+    _bank()(_large_input())
+    assert _waiting_bytes() > LARGE_BYTES
 
 
 def test_memory_is_used_again_after_the_last_reference() -> None:

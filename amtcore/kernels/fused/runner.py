@@ -32,7 +32,7 @@ from amtcore.kernels.fused.cpu import (
     run_chain,
 )
 from amtcore.kernels.vector.lanes import groups_of, pack, unpack
-from amtcore.kernels.vector.result_pool import empty
+from amtcore.kernels.vector.result_pool import empty, training
 from amtcore.kernels.vector.simd import LANES
 from amtcore.kernels.vector.threads import parallel_for
 
@@ -231,7 +231,9 @@ def _run_adjoint(
     from the gradient of the last state to that of the first."""
     coef, state, gstate = packed
     inputs, upstream = x.detach().contiguous().numpy(), gy.detach().contiguous().numpy()
-    (gx, gx_np), shared = empty_rows(x.shape[0], channels, x.shape[2], x), x.shape[1] != channels
+    with training():
+        gx, gx_np = empty_rows(x.shape[0], channels, x.shape[2], x)
+    shared = x.shape[1] != channels
     gcoef = np.zeros((x.shape[0], *coef.shape), coef.dtype)
 
     def one(b: int, g: int) -> None:

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 
 from amtcore.errors import DerivativeError, ShapeError
 from amtcore.kernels.fused.runner import check_has_adjoint, run_bank_adjoint, run_op_adjoint
+from amtcore.kernels.vector.result_pool import training
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 Operator = Callable[..., Any]
@@ -119,10 +120,15 @@ def _function(
     class Differentiated(torch.autograd.Function):
         @staticmethod
         def forward(*args: Any) -> Any:
-            return operator(*args)
+            with training():
+                return operator(*args)
+
+        @staticmethod
+        def backward(ctx: Any, *upstream: Any) -> Any:
+            with training():
+                return gradient(ctx, *upstream)
 
         setup_context = staticmethod(keep)
-        backward = staticmethod(gradient)
         jvp = staticmethod(_refuse_forward_mode)
 
         @staticmethod

@@ -1,13 +1,16 @@
-"""Memory of large results, used again once nothing refers to it.
+"""Memory of large results of training, used again once nothing refers to it.
 
 A fresh array of hundreds of megabytes costs more in page faults than most kernels take to fill it,
-and a training step makes the same ones over and over. So a large result gives its memory back to
-this module when its tensor dies, and the next result that fits gets it:
+and a training step makes the same ones over and over. So a large result that is made while
+gradients are recorded, or is one, gives its memory back to this module when its tensor dies, and
+the next such result that fits gets it:
 
     empty() -> tensor -> .. -> last reference gone -> waiting, up to the limit -> empty()
 
-What waits is dropped, oldest first, beyond the limit. Memory comes from numpy, which asks the
-system for huge pages.
+What waits is dropped, oldest first, beyond the limit. Other results go back to the system at once,
+unless the caller sets a limit: then it is for all. Compiled functions do not show that they record,
+so of their results only gradients are kept. Memory comes from numpy, which asks the system for huge
+pages.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -28,7 +33,10 @@ from amtcore.kernels.vector.memory import CACHE_LINE
 
 #: From this size on, memory is kept.
 LARGE_BYTES = 4 * 2**20
-_limit = 2**30
+#: What may wait of a training step, unless the caller sets a limit.
+TRAINING_BYTES = 2**30
+_limit: int | None = None
+_here = threading.local()
 _lock = threading.Lock()
 #: Oldest first; changed under the lock only. Dying tensors put theirs into `_returned`, as they may
 #: die at any moment, even where this thread holds the lock.
@@ -40,7 +48,8 @@ def set_buffer_limit(nbytes: int) -> None:
     """Set how much memory of results that are gone stays with the process, for its next results.
 
     Args:
-        nbytes: Bytes, 0 for none; 1 GiB unless set.
+        nbytes: Bytes, 0 for none. Unless set: 1 GiB of what is made while gradients are recorded,
+            nothing of other results.
     """
     global _limit
     if isinstance(nbytes, bool) or not isinstance(nbytes, (int, np.integer)) or nbytes < 0:
@@ -51,14 +60,28 @@ def set_buffer_limit(nbytes: int) -> None:
         _settle()
 
 
+@contextmanager
+def training() -> Iterator[None]:
+    """Results that this thread makes inside belong to a training step."""
+    outer, _here.training = _is_training(), True
+    try:
+        yield
+    finally:
+        _here.training = outer
+
+
+def _is_training() -> bool:
+    return getattr(_here, "training", False)
+
+
 def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """A tensor of any content on the CPU, with the dtype of `like`, aligned to cache lines."""
     dtype = like.new_empty(0).numpy().dtype
     size = math.prod(shape) * dtype.itemsize
-    if size < LARGE_BYTES:
-        memory = np.empty(size + CACHE_LINE, np.uint8)
-    else:
+    if size >= LARGE_BYTES and (_is_training() or _limit is not None):
         memory = np.asarray(_Lease(_take(size + CACHE_LINE)))
+    else:
+        memory = np.empty(size + CACHE_LINE, np.uint8)
     skip = -memory.ctypes.data % CACHE_LINE
     return torch.from_numpy(memory[skip : skip + size].view(dtype).reshape(shape))
 
@@ -97,7 +120,8 @@ def _settle() -> None:
     """Let what came back wait, within the limit. Under the lock."""
     while _returned:
         _waiting.append(_returned.popleft())
-    while _waiting and sum(memory.nbytes for memory in _waiting) > _limit:
+    limit = TRAINING_BYTES if _limit is None else _limit
+    while _waiting and sum(memory.nbytes for memory in _waiting) > limit:
         del _waiting[0]
 
 

@@ -14,7 +14,7 @@ from amtcore.kernels.families.lif.adjoint import RUN_LIF_ADJOINT
 from amtcore.kernels.families.lif.cpu import BETA, BLOCK, RUN_LIF
 from amtcore.kernels.vector.lanes import groups_of, pack, unpack
 from amtcore.kernels.vector.memory import CACHE_LINE
-from amtcore.kernels.vector.result_pool import empty
+from amtcore.kernels.vector.result_pool import empty, training
 from amtcore.kernels.vector.simd import LANES
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 
@@ -86,7 +86,8 @@ def adjoint(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of `forward` with respect to x, coef and state."""
     (batch, steps, _), neurons, synapses = x.shape, coef.shape[0], coef.shape[1] - BETA
-    gx = empty(tuple(x.shape), x)
+    with training():
+        gx = empty(tuple(x.shape), x)
     streamed = _is_streamed(gx)
     kernel = RUN_LIF_ADJOINT[synapses == 1, record]
     inputs, g_inputs, upstream = flat(x), flat(gx), tuple(map(flat, (gspikes, gvmem, gisyn)))
