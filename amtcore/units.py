@@ -25,7 +25,7 @@ PA_PER_UNIT = {"pa": 1.0, "rms1=100dB": 2.0}
 
 def db_to_pa(level_db_spl: float) -> float:
     """RMS sound pressure in Pa of a level in dB SPL."""
-    return REFERENCE_PA * 10.0 ** (level_db_spl / 20.0)
+    return float(REFERENCE_PA * 10.0 ** (level_db_spl / 20.0))
 
 
 def pa_to_db(rms_pa: float) -> float:

@@ -93,7 +93,7 @@ class Patience:
 
     def is_due(self, since: float, times: int) -> bool:
         """Whether a shard that met its `times`-th outage at `since` may be tried again."""
-        return self._clock() >= since + FIRST_PAUSE_S * 2 ** min(times - 1, 4)
+        return self._clock() >= since + FIRST_PAUSE_S * 2.0 ** min(times - 1, 4)
 
     def now(self) -> float:
         """Seconds on this clock."""
@@ -101,5 +101,5 @@ class Patience:
 
     def pause_s(self, times: int) -> float:
         """The pause after the n-th time; a fifth of it is drawn."""
-        pause_s = min(FIRST_PAUSE_S * 2 ** (times - 1), LONGEST_PAUSE_S)
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** (times - 1), LONGEST_PAUSE_S)
         return pause_s * (0.8 + 0.2 * self._jitter())

@@ -114,7 +114,7 @@ class Catalog:
 
     def column(self, name: str) -> np.ndarray:
         """A numeric column as an array."""
-        return self.table.column(name).to_numpy()
+        return np.asarray(self.table.column(name).to_numpy())
 
     @cached_property
     def shards(self) -> tuple[tuple[str, ...], np.ndarray]:
@@ -156,7 +156,7 @@ class Catalog:
     @cached_property
     def id_order(self) -> np.ndarray:
         """Row positions sorted by row id; UTF-8 order is Python's string order."""
-        return pc.sort_indices(self.table.column("row_id")).to_numpy()
+        return np.asarray(pc.sort_indices(self.table.column("row_id")))
 
     def choose_format(self, wanted: str | None) -> str:
         """The wanted format, checked; None takes Zarr where it exists.
