@@ -56,8 +56,9 @@ class BlockCache:
         size = _nbytes(block)
         self.counts.blocks_read += 1
         self.counts.bytes_read += size
+        # Read twice, as by two openings of one shard, it is kept and weighed once.
+        self.nbytes += size - _nbytes(self._blocks.pop(key, ()))
         self._blocks[key] = block
-        self.nbytes += size
         while self.nbytes > self.max_bytes and len(self._blocks) > 1:
             self.nbytes -= _nbytes(self._blocks.popitem(last=False)[1])
         return block

@@ -39,7 +39,7 @@ from earmill.pipeline.formats.row_table import (
     quarantine_table,
 )
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.formats.trust import Promise
+from earmill.pipeline.formats.trust import Promise, named_damage
 from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.layout import DATASET_FILE, Layout, commit_path, is_shard_id
 
@@ -203,7 +203,7 @@ def load_catalog(layout: Layout) -> Catalog:
     Raises:
         SourceError: No dataset here, or nothing committed yet.
         OutputError: dataset.json is damaged or of another layout version.
-        CommitError: Shards of different specs.
+        CommitError: Shards of different specs, or an index or table of rows that is damaged.
     """
     dataset = _dataset(layout)
     streams = _streams(dataset)
@@ -216,7 +216,7 @@ def load_catalog(layout: Layout) -> Catalog:
         dtype = dataset.spec["output"]["dtype"]
         paths = {k: _paths(layout, record, streams, dtype) for k, record in records.items()}
         table = _rows_of(layout, paths, streams)
-    _check_places(layout, table, streams)
+    _check_rows(layout, table, streams)
     output = dataset.spec["output"]
     return Catalog(
         dataset=dataset,
@@ -239,12 +239,23 @@ def check_spec(layout: Layout, record: CommitRecord, spec_sha256: str) -> None:
         )
 
 
-def _check_places(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
-    """Refuse a table whose rows lie in no shard or at no place; how far they reach is checked where
-    they are read."""
-    strange = [name for name in table.column("shard").unique().to_pylist() if not is_shard_id(name)]
-    numbers = ("row", *_place_names(streams))
-    negative = [name for name in numbers if (pc.min(table.column(name)).as_py() or 0) < 0]
+def _check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
+    """Refuse a table whose rows have no name, lie in no shard or at no place; how far they reach is
+    checked where they are read."""
+    places = ("row", *_place_names(streams))
+    kinds = {name: pa.types.is_integer for name in places}
+    kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
+    kinds |= {"seconds": pa.types.is_floating}
+    columns = {name: table.column(name) for name in kinds}
+    strange = [name for name, is_kind in kinds.items() if not is_kind(columns[name].type)]
+    empty = [name for name, column in columns.items() if column.null_count]
+    if strange or empty:
+        raise CommitError(
+            f"{layout.url()}: expected a name, a shard and places of every row, the index has none "
+            f"in its column {(strange or empty)[0]!r}; run `earmill verify`"
+        )
+    strange = [name for name in columns["shard"].unique().to_pylist() if not is_shard_id(name)]
+    negative = [name for name in places if (pc.min(columns[name]).as_py() or 0) < 0]
     if strange or negative:
         raise CommitError(
             f"{layout.url()}: expected shard ids and places from 0, the index holds "
@@ -335,10 +346,11 @@ def _rows_of(
     """The good rows of all committed shards, their tables read side by side."""
 
     def of_shard(shard: str) -> pa.Table:
-        table = read_rows(layout, paths[shard].rows)
-        names = pa.array([shard] * table.num_rows, pa.string())
-        rows = pa.array(np.arange(table.num_rows))
-        return _shown(table.append_column("shard", names).append_column("row", rows), streams)
+        with named_damage(layout.url(), f"the table of rows of shard {shard}"):
+            table = read_rows(layout, paths[shard].rows)
+            names = pa.array([shard] * table.num_rows, pa.string())
+            rows = pa.array(np.arange(table.num_rows))
+            return _shown(table.append_column("shard", names).append_column("row", rows), streams)
 
     if not paths:
         raise SourceError(
@@ -371,9 +383,10 @@ def _read_index(
                 f"{layout.url(found[0])} does not hash to its own name: it is damaged; "
                 f"{CLOSE_AGAIN}"
             )
-    table = table_of(content)
-    good = table.filter(pc.equal(table.column("status"), "ok"))
-    return _shown(good, streams).sort_by([("shard", "ascending"), ("row", "ascending")]), refs
+    with named_damage(layout.url(), "the index"):
+        table = table_of(content)
+        good = table.filter(pc.equal(table.column("status"), "ok"))
+        return _shown(good, streams).sort_by([("shard", "ascending"), ("row", "ascending")]), refs
 
 
 def _shown(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:

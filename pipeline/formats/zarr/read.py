@@ -39,8 +39,9 @@ class ZarrShard:
         first, last = span.start + span.first, span.start + span.last
         self._check_row(stream, span)
         values = self._array(stream)
-        if last > values.shape[0]:
-            raise _outside(self._rel, stream, last, values.shape[0])
+        end = self._end_of(stream, span.row, values.shape[0])
+        if last > end:
+            raise _outside(self._rel, stream, span.last, end - span.start)
         step = values.chunks[0]
         frames = np.empty((last - first, values.shape[1]), values.dtype)
         for chunk, block in self._blocks(stream, values, range(first // step, -(-last // step))):
@@ -61,6 +62,12 @@ class ZarrShard:
             raise _other_row(self._rel, span, ids[span.row] if span.row < len(ids) else None)
         if starts[span.row] != span.start:
             raise _outside(self._rel, f"{stream}: a start at", span.start, int(starts[span.row]))
+
+    def _end_of(self, stream: str, row: int, n_frames: int) -> int:
+        """Where the frames of a row end: where the next ones start. What the index says of its
+        length could reach into another row."""
+        _, starts = self._rows[stream]
+        return min(int(starts[row + 1]) if row + 1 < len(starts) else n_frames, n_frames)
 
     def _array(self, stream: str) -> Any:
         if stream not in self._values:

@@ -1,0 +1,183 @@
+"""The cache of decoded blocks against a plain model of it: bound, order, counts, read-only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, _other_row, _outside
+from earmill.pipeline.formats.trust import Promise
+from earmill.pipeline.reader import open_shards
+from earmill.pipeline.reader.open_shards import OpenShards
+from earmill.pipeline.storage.layout import Layout
+
+BOUND = 1000
+
+
+def block(*sizes: int, value: int = 0) -> tuple[np.ndarray, ...]:
+    """Arrays of so many bytes each."""
+    return tuple(np.full(size, value, np.uint8) for size in sizes)
+
+
+class CacheAsAList(RuleBasedStateMachine):
+    """Any puts, gets and clears: the cache is what a list in order of use would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = IoCounts()
+        self.cache = BlockCache(BOUND, self.counts)
+        self.used: list[tuple[int, int]] = []  # key and bytes, the least recently used first
+        self.put_count = self.put_bytes = 0
+
+    @rule(key=st.integers(0, 6), size=st.integers(0, 700))
+    def put(self, key: int, size: int) -> None:
+        value = block(size // 2, size - size // 2, value=key)
+        assert self.cache.put(key, value) is value
+        self.used = [entry for entry in self.used if entry[0] != key] + [(key, size)]
+        while sum(nbytes for _, nbytes in self.used) > BOUND and len(self.used) > 1:
+            self.used.pop(0)
+        self.put_count, self.put_bytes = self.put_count + 1, self.put_bytes + size
+
+    @rule(key=st.integers(0, 6))
+    def get(self, key: int) -> None:
+        found = self.cache.get(key)
+        kept = dict(self.used)
+        assert (found is not None) == (key in kept)
+        if found is not None:
+            assert sum(array.nbytes for array in found) == kept[key]
+            assert all((array == key).all() for array in found)
+            self.used = [entry for entry in self.used if entry[0] != key] + [(key, kept[key])]
+
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+        self.used = []
+
+    @invariant()
+    def bytes_are_those_of_what_is_kept(self) -> None:
+        assert self.cache.nbytes == sum(nbytes for _, nbytes in self.used)
+        assert self.cache.nbytes <= BOUND or len(self.used) == 1
+
+    @invariant()
+    def reads_are_counted_once(self) -> None:
+        assert (self.counts.blocks_read, self.counts.bytes_read) == (self.put_count, self.put_bytes)
+
+
+TestCacheAsAList = CacheAsAList.TestCase
+TestCacheAsAList.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+
+
+class TestBound:
+    @given(st.lists(st.integers(0, 300), max_size=30), st.integers(0, 500))
+    @settings(max_examples=60, deadline=None)
+    def test_never_above_it(self, sizes: list[int], bound: int) -> None:
+        cache = BlockCache(bound, IoCounts())
+        for key, size in enumerate(sizes):
+            cache.put(key, block(size))
+            assert cache.get(key) is not None, "the newest block is always kept"
+            assert cache.nbytes <= max(bound, size)
+
+    def test_exactly_the_bound_fits(self) -> None:
+        cache = BlockCache(100, IoCounts())
+        cache.put("a", block(60))
+        cache.put("b", block(40))
+        assert cache.get("a") is not None
+        cache.put("c", block(1))
+        assert cache.get("b") is None
+        assert cache.get("a") is not None, "it was used after b"
+
+    def test_one_larger_than_the_bound_drives_out_the_rest_and_goes_next(self) -> None:
+        cache = BlockCache(100, IoCounts())
+        cache.put("a", block(10))
+        cache.put("large", block(500))
+        assert (cache.get("a"), cache.nbytes) == (None, 500)
+        cache.put("b", block(10))
+        assert (cache.get("large"), cache.nbytes) == (None, 10)
+
+    def test_the_same_block_read_again_counts_once(self) -> None:
+        """Two readers of one shard, or a shard opened again, put the same key."""
+        cache = BlockCache(100, IoCounts())
+        for _ in range(5):
+            cache.put("a", block(40))
+        cache.put("b", block(60))
+        assert (cache.nbytes, cache.counts.blocks_read) == (100, 6)
+        assert cache.get("a") is not None
+
+    def test_nobody_can_edit_what_is_kept(self) -> None:
+        cache = BlockCache(100, IoCounts())
+        kept = cache.put("a", block(4, 4))
+        for array in kept:
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1
+
+
+def test_errors_name_both_sides() -> None:
+    span = FrameSpan("a.wav", 3, 0, 0, 1)
+    for found, there in ((None, "nothing"), ("b.wav", "'b.wav'"), (np.str_("c"), "'c'")):
+        error = _other_row("data/0.zarr", span, found)
+        assert f"has row 'a.wav' at 3, the file holds {there} there" in str(error)
+    assert "expects 9 of loudness, the file holds 7" in str(_outside("f", "loudness", 9, 7))
+
+
+class Opened:
+    """A shard that only knows whether it is open."""
+
+    def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
+        if rel == "broken":
+            raise CommitError("broken")
+        self.rel, self.cache, self.open = rel, cache, True
+
+    def read(self, stream: str, span: FrameSpan) -> np.ndarray:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        assert self.open, "closed twice"
+        self.open = False
+
+
+class TestOpenShards:
+    @pytest.fixture(autouse=True)
+    def _fake(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(open_shards.READERS, "zarr", Opened)
+        self.shards = OpenShards(max_open=2, max_bytes=100)
+
+    def get(self, rel: str) -> Any:
+        layout = Layout.open("memory://nowhere")
+        return self.shards.get(layout, rel, "zarr", Promise(0, {}, {}, {}))
+
+    def test_the_least_recently_used_is_closed(self) -> None:
+        a, b = self.get("a"), self.get("b")
+        assert self.get("a") is a
+        c = self.get("c")
+        assert (a.open, b.open, c.open) == (True, False, True)
+        again = self.get("b")
+        assert again is not b
+        assert (a.open, c.open, again.open) == (False, True, True)
+        assert self.shards.counts.shards_opened == 4
+
+    def test_all_share_one_cache(self) -> None:
+        assert self.get("a").cache is self.get("b").cache is self.shards.cache
+        assert self.shards.cache.max_bytes == 100
+
+    def test_one_that_does_not_open_takes_no_place(self) -> None:
+        a, b = self.get("a"), self.get("b")
+        with pytest.raises(CommitError):
+            self.get("broken")
+        assert a.open
+        assert b.open
+        assert self.shards.counts.shards_opened == 2
+
+    def test_closing_closes_each_once_and_forgets_the_blocks(self) -> None:
+        opened = [self.get("a"), self.get("b")]
+        self.shards.cache.put("key", block(50))
+        self.shards.close()
+        self.shards.close()
+        assert [shard.open for shard in opened] == [False, False]
+        assert self.shards.cache.nbytes == 0
+        assert self.get("a") is not opened[0]
