@@ -28,6 +28,7 @@ from amtcore.features.base import (
     module_constants,
 )
 from amtcore.features.feature_model import check_options
+from amtcore.features.filterbank import as_tensor
 from amtcore.features.module_model import ModuleModel
 from amtcore.kernels.fused.cpu import POOLS
 from amtcore.kernels.fused.program import frame_ratio
@@ -246,7 +247,7 @@ def as_ears(clip: Frames, model: LoudnessModel) -> torch.Tensor:
             f"expected a floating-point signal (time,) or (ear, time) with {allowed} ears, got "
             f"{array.dtype} of shape {array.shape}"
         )
-    return torch.from_numpy(np.ascontiguousarray(ears)).to(model.dtype)
+    return as_tensor(ears).to(model.dtype)
 
 
 class LoudnessFeatureModel(ModuleModel[LoudnessModel]):

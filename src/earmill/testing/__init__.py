@@ -1,0 +1,38 @@
+"""Conformance tests for extensions: what a model, a source or a format of others must hold to.
+
+    from earmill.testing import ModelConformance
+
+    class TestMine(ModelConformance):
+        model = "mymodel"
+
+Each is a class of pytest tests. Nothing is imported, pytest least of all, before one is named.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from earmill.testing.models import ModelConformance
+
+# Name -> the module it is in.
+_HOMES = {"ModelConformance": "earmill.testing.models"}
+
+__all__ = ["ModelConformance"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import pytest
+
+    pytest.register_assert_rewrite(home)  # so that a failure shows the values
+    found = getattr(import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,321 @@
+"""What a feature model must hold to before a job can rely on it, as a class of pytest tests.
+
+    class TestLevel(ModelConformance):
+        model = "level"                       # registered name, FeatureModel, or class of one
+        other_params = {"hop_s": 0.02}
+
+Clips are short. Values are compared bit by bit: a job that is run again must write the same bytes,
+whichever rows were computed together and however a long one was cut.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from amtcore.features.base import Extractor, Frames, Made, StreamInfo, StreamValues
+from amtcore.features.feature_model import FeatureModel
+from amtcore.features.registry import get_model
+from amtcore.features.spike_events import SpikeEvents
+from amtcore.units import Calibration
+
+#: RMS of the noise that models hear, in their input unit: 60 dB SPL in either.
+RMS = {"pa": 0.02}
+RMS_OTHER = 0.01
+#: Seconds over which the frame rate is read off the number of frames.
+RATE_S = 3600
+
+
+class ModelConformance:
+    """The tests; a subclass names the model, and for the rest keeps or changes these.
+
+    Attributes:
+        model: Registered name, a `FeatureModel`, or a class of one.
+        params: Parameters to test it with.
+        other_params: Parameters that must change the hash of constants; needed where the model has
+            any parameters.
+        streams: Streams with their options; None takes every stream without options.
+        fs_hz: Sampling rate; None takes the model's default.
+        seconds: Length of the longest clip; it should give some frames.
+    """
+
+    model: ClassVar[str | FeatureModel | type[FeatureModel]]
+    params: ClassVar[Mapping[str, Any]] = {}
+    other_params: ClassVar[Mapping[str, Any] | None] = None
+    streams: ClassVar[Mapping[str, Mapping[str, Any]] | None] = None
+    fs_hz: ClassVar[float | None] = None
+    seconds: ClassVar[float] = 0.12
+
+    @pytest.fixture
+    def extractor(self) -> Extractor:
+        """The model with its streams, built once for all tests of the class."""
+        return _built(type(self).build)
+
+    @classmethod
+    def described(cls) -> FeatureModel:
+        """The model under test."""
+        if isinstance(cls.model, str):
+            return get_model(cls.model)
+        return cls.model() if isinstance(cls.model, type) else cls.model
+
+    @classmethod
+    def build(
+        cls,
+        params: Mapping[str, Any] | None = None,
+        streams: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Extractor:
+        """A fresh extractor; what is None is the class's."""
+        model = cls.described()
+        asked = cls.streams if streams is None else streams
+        fs_hz = model.default_fs_hz if cls.fs_hz is None else cls.fs_hz
+        every: Mapping[str, Mapping[str, Any]] = {name: {} for name in model.streams}
+        return model.build(
+            fs_hz, cls.params if params is None else params, every if asked is None else asked
+        )
+
+    # What it says of itself
+
+    def test_it_says_what_it_is(self) -> None:
+        """Name, summary, rate, unit and streams are there, each stream with unit and axes."""
+        model = self.described()
+        assert model.name and model.name == model.name.strip()
+        assert model.summary and "\n" not in model.summary
+        assert math.isfinite(model.default_fs_hz) and model.default_fs_hz > 0
+        assert Calibration(rms1_db_spl=100.0).gain_for_rms(1.0, model.input_unit) > 0
+        assert model.streams and set(model.default_streams) <= set(model.streams)
+        for name, kind in model.streams.items():
+            assert name.isidentifier(), f"stream {name!r} names a column: expected an identifier"
+            assert kind.unit and kind.summary and len(kind.axes) == 2
+            assert kind.layout in ("frames", "events")
+
+    def test_every_parameter_has_a_type_a_default_and_a_meaning(self) -> None:
+        """As `earmill models` prints them."""
+        for name, parameter in self.described().parameters.items():
+            assert parameter.name == name and parameter.type_text
+            assert parameter.doc, f"parameter {name!r} has no meaning in the docstring's Args"
+            assert "\n" not in parameter.doc
+            assert json.loads(json.dumps(parameter.to_dict(), allow_nan=False))
+
+    def test_streams_agree_with_themselves(self, extractor: Extractor) -> None:
+        """Widths, offsets and the numbers of each channel and column fit together."""
+        model = self.described()
+        assert len({info.name for info in extractor.streams}) == len(extractor.streams)
+        for info in extractor.streams:
+            assert info.model == model.name == extractor.model
+            assert info.width >= 1 and info.frame_rate_hz >= 0
+            assert info.channel_offsets[0] == 0 and info.channel_offsets[-1] == info.width
+            assert all(a < b for a, b in pairwise(info.channel_offsets))
+            assert len(info.fc_hz) in (0, len(info.channel_offsets) - 1)
+            assert len(info.mfc_hz) in (0, info.width) and len(info.columns) in (0, info.width)
+            assert all(math.isfinite(value) for value in (*info.fc_hz, *info.mfc_hz))
+            assert StreamInfo.from_dict(json.loads(json.dumps(info.to_dict()))) == info
+
+    def test_what_is_stored_of_it_is_json(self, extractor: Extractor) -> None:
+        """Provenance and pickles bring back what they were given."""
+        described = extractor.describe()
+        assert json.loads(json.dumps(described, allow_nan=False)) == described
+        assert described["model"] == extractor.model
+        assert described["params"] == dict(self.params)
+        assert described["buffers_sha256"] == extractor.buffers_sha256()
+        model = self.described()
+        again = pickle.loads(pickle.dumps(model))
+        assert (again.name, again.streams) == (model.name, model.streams)
+        assert pickle.loads(pickle.dumps(extractor.streams)) == extractor.streams
+
+    # Frames
+
+    def test_frames_are_as_many_as_promised(self, extractor: Extractor) -> None:
+        """`n_frames` and `extract` agree for clips of all lengths, an empty one among them."""
+        for clip in self.clips(extractor):
+            (made,) = extractor.extract([clip])
+            wanted = extractor.n_frames(len(clip))
+            assert list(made) == [info.name for info in extractor.streams] == list(wanted)
+            for info in extractor.streams:
+                frames = _dense(made[info.name])
+                assert frames.shape == (wanted[info.name], info.width), f"{len(clip)} samples"
+                if isinstance(made[info.name], np.ndarray):
+                    assert made[info.name].dtype == extractor.dtype
+
+    def test_frames_come_at_their_rate(self, extractor: Extractor) -> None:
+        """An hour more of signal has an hour more of frames; more samples never have fewer."""
+        start, hour = round(extractor.fs_hz), round(extractor.fs_hz * RATE_S)
+        before, after = extractor.n_frames(start), extractor.n_frames(start + hour)
+        for info in extractor.streams:
+            more = after[info.name] - before[info.name]
+            if info.frame_rate_hz == 0:
+                assert (more, after[info.name]) == (0, 1), "one row a clip"
+            else:
+                assert abs(more - info.frame_rate_hz * hour / extractor.fs_hz) <= 1
+        counts = [extractor.n_frames(n) for n in range(0, start, max(1, start // 97))]
+        for a, b in pairwise(counts):
+            assert all(a[name] <= b[name] for name in a)
+
+    def test_silence_is_finite(self, extractor: Extractor) -> None:
+        """Digital silence has features."""
+        (made,) = extractor.extract([np.zeros(self._samples(extractor), np.float32)])
+        assert all(np.isfinite(_dense(values)).all() for values in made.values())
+
+    def test_no_clips_give_nothing(self, extractor: Extractor) -> None:
+        """An empty batch is one."""
+        assert extractor.extract([]) == []
+
+    def test_a_second_time_gives_the_same(self, extractor: Extractor) -> None:
+        """Neither a call before nor another extractor changes a bit."""
+        clip = self.clips(extractor)[-1]
+        first = extractor.extract([clip])
+        _assert_same(extractor.extract([clip]), first)
+        _assert_same(self.build().extract([clip]), first)
+
+    def test_a_clip_does_not_depend_on_its_neighbours(self, extractor: Extractor) -> None:
+        """Nor on its place in the batch."""
+        clips = self.clips(extractor)
+        alone = [extractor.extract([clip])[0] for clip in clips]
+        _assert_same(extractor.extract(clips), alone)
+        _assert_same(extractor.extract(clips[::-1]), alone[::-1])
+
+    def test_clips_are_left_as_they_are(self, extractor: Extractor) -> None:
+        """A clip that cannot be written to is as good, and so is a view of another."""
+        clip = self.clips(extractor)[-1]
+        (wanted,) = extractor.extract([clip])
+        fixed, spread = clip.copy(), np.repeat(clip, 2)[::2]
+        fixed.flags.writeable = False
+        _assert_same(extractor.extract([fixed, spread]), [wanted, wanted])
+        np.testing.assert_array_equal(spread, clip)
+
+    def test_two_channels(self, extractor: Extractor) -> None:
+        """A model of two ears takes both and gives as many frames."""
+        clip = self.clips(extractor)[-1]
+        for channels in extractor.input_channels:
+            signal = clip if channels == 1 else np.stack([clip] * channels)
+            (made,) = extractor.extract([signal])
+            for name, frames in extractor.n_frames(len(clip)).items():
+                assert len(_dense(made[name])) == frames
+
+    def test_what_is_no_clip_is_refused(self, extractor: Extractor) -> None:
+        """Whole numbers, and more channels than the model has."""
+        with pytest.raises(ValueError):
+            extractor.extract([np.zeros(self._samples(extractor), np.int16)])
+        with pytest.raises(ValueError):
+            extractor.extract([np.zeros((max(extractor.input_channels) + 1, 64), np.float32)])
+
+    def test_not_a_number_is_never_hidden(self, extractor: Extractor) -> None:
+        """Every value that a NaN in the signal changes is NaN, or the model refuses the clip; the
+        clip beside it is as ever."""
+        clean, other = self._noise(extractor, 2)
+        bad = clean.copy()
+        bad[len(bad) // 2] = math.nan
+        (wanted, neighbour) = extractor.extract([clean, other])
+        try:
+            found, beside = extractor.extract([bad, other])
+        except ValueError:
+            return
+        _assert_same([beside], [neighbour])
+        for name, values in found.items():
+            got, before = _dense(values), _dense(wanted[name])
+            hidden = (got != before) & np.isfinite(got)
+            assert not hidden.any(), f"{name}: {hidden.sum()} values changed and look sound"
+
+    # Chunks
+
+    def test_chunks_are_the_whole(self, extractor: Extractor) -> None:
+        """A signal pushed in pieces has the frames of the whole, where a model can do that."""
+        if not extractor.can_stream:
+            with pytest.raises(ValueError):
+                extractor.open_stream()
+            return
+        clip = self._noise(extractor, 1)[0]
+        (whole,) = extractor.extract([clip])
+        n = len(clip)
+        for cuts in ([0, n], [0, 1, 1, n // 3, n // 3 + 7, n], [*range(0, n, n // 5), n]):
+            stream = extractor.open_stream()
+            parts = [stream.push(clip[a:b]) for a, b in pairwise(cuts)] + [stream.finish()]
+            _assert_same([_joined(parts)], [whole])
+        nothing = extractor.open_stream()
+        _assert_same(
+            [_joined([nothing.push(clip[:0]), nothing.finish()])], extractor.extract([clip[:0]])
+        )
+
+    # Constants and parameters
+
+    def test_the_hash_follows_the_constants(self, extractor: Extractor) -> None:
+        """Equal requests have equal hashes; other parameters have another."""
+        sha256 = extractor.buffers_sha256()
+        assert len(sha256) == 64 and set(sha256) <= set("0123456789abcdef")
+        assert extractor.buffers_sha256() == self.build().buffers_sha256() == sha256
+        if self.other_params is None:
+            known = list(self.described().parameters)
+            assert not known, f"set other_params: values of {known} that change the features"
+            return
+        assert self.build(params=self.other_params).buffers_sha256() != sha256
+
+    def test_wrong_parameters_are_refused(self) -> None:
+        """A name that there is not, and a value of no type."""
+        with pytest.raises(ValueError, match="no parameter 'no_such_parameter'"):
+            self.build(params={**self.params, "no_such_parameter": 1})
+        for name, parameter in self.described().parameters.items():
+            if parameter.type_text != "any value":
+                with pytest.raises(ValueError, match=name):
+                    self.build(params={**self.params, name: object()})
+
+    def test_wrong_streams_are_refused(self, extractor: Extractor) -> None:
+        """A stream that there is not, and an option that a stream does not have."""
+        for info in extractor.streams:
+            options = dict((self.streams or {}).get(info.name, {}))
+            with pytest.raises(ValueError, match="no_such_option"):
+                self.build(streams={info.name: {**options, "no_such_option": 1}})
+        with pytest.raises(ValueError, match="no_such_stream"):
+            self.build(streams={"no_such_stream": {}})
+
+    # Signals
+
+    @classmethod
+    def _samples(cls, extractor: Extractor) -> int:
+        return round(cls.seconds * extractor.fs_hz)
+
+    @classmethod
+    def _noise(cls, extractor: Extractor, clips: int) -> Sequence[Frames]:
+        rms = RMS.get(extractor.input_unit, RMS_OTHER)
+        samples = np.random.default_rng(1).standard_normal((clips, cls._samples(extractor)))
+        return [*(rms * samples).astype(np.float32)]
+
+    @classmethod
+    def clips(cls, extractor: Extractor) -> Sequence[Frames]:
+        """Noise of several lengths: none, one sample, about a frame, more; the last is longest."""
+        whole = cls._noise(extractor, 4)
+        rates = [info.frame_rate_hz for info in extractor.streams if info.frame_rate_hz]
+        frame = round(extractor.fs_hz / min(rates, default=extractor.fs_hz))
+        n = len(whole[0])
+        about = (min(n, max(0, frame + i)) for i in (-1, 0, 1))
+        lengths = [*sorted({0, 1, 2, *about, n // 2 + 1}), n]
+        return [whole[i % 4][:length] for i, length in enumerate(lengths)]
+
+
+@lru_cache(maxsize=1)
+def _built(build: Callable[[], Extractor]) -> Extractor:
+    return build()
+
+
+def _dense(values: StreamValues) -> NDArray[Any]:
+    """Frames as they are; events as counts."""
+    return values.dense() if isinstance(values, SpikeEvents) else values
+
+
+def _joined(parts: Sequence[Made]) -> Made:
+    return {name: np.concatenate([_dense(part[name]) for part in parts]) for name in parts[0]}
+
+
+def _assert_same(found: Sequence[Made], wanted: Sequence[Made]) -> None:
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert list(one) == list(other)
+        for name in one:
+            np.testing.assert_array_equal(_dense(one[name]), _dense(other[name]), err_msg=name)
