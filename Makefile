@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-models test-pipeline lint lock bench clean
+.PHONY: setup demo test test-models test-pipeline test-jobs lint lock bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -36,15 +36,18 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Models and pipeline side by side: two processes on two cores.
+# Three processes side by side: the models compute, the other two mostly wait for what they started.
 test: lint
-	$(MAKE) --jobs=2 --output-sync=target test-models test-pipeline
+	$(MAKE) --jobs=3 --output-sync=target test-models test-pipeline test-jobs
 
 test-models: setup
 	$(BIN)/python -m pytest src/amtcore tests/amtcore
 
 test-pipeline: setup
-	$(BIN)/python -m pytest src/earmill tests --ignore=tests/amtcore
+	$(BIN)/python -m pytest src/earmill tests/pipeline
+
+test-jobs: setup
+	$(BIN)/python -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline
 
 bench: setup
 	$(BIN)/python -m benchmarks.run
