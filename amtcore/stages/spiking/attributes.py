@@ -47,6 +47,8 @@ class HasAttributes(HasLeak, HasConstants):
     """The access by name and family of `LIFExodus`."""
 
     vmem: Tensor
+    bias: Tensor
+    threshold: Tensor
     learning_window: float
     max_spikes_per_dt: float
     #: Name of the layer in a network, free to set.

@@ -83,5 +83,5 @@ class HasFiles(HasAttributes):
         return self
 
     def to_nir(self) -> Any:
-        """The layer as a graph of the `nir` package; see `spiking_nir.to_nir`."""
-        return to_nir(self)  # type: ignore[arg-type]
+        """The layer as a graph of the `nir` package; see `nir.to_nir`."""
+        return to_nir(self)

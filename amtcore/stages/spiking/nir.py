@@ -9,19 +9,17 @@ v_leak = bias R, w_in = beta / (1 - beta). NIR resets to a potential, ours subtr
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import BackendError, ParameterError
-
-if TYPE_CHECKING:
-    from amtcore.stages.spiking.layer import LIFExodus
+from amtcore.stages.spiking.attributes import HasAttributes
 
 
-def cuba_lif_arguments(layer: LIFExodus) -> dict[str, NDArray[np.float64]]:
+def cuba_lif_arguments(layer: HasAttributes) -> dict[str, NDArray[np.float64]]:
     """Arguments of NIR's `CubaLIF` for a layer with one synapse a neuron."""
     if layer.n_synapses != 1:
         raise ParameterError(
@@ -48,7 +46,7 @@ def cuba_lif_arguments(layer: LIFExodus) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def to_nir(layer: LIFExodus) -> Any:
+def to_nir(layer: HasAttributes) -> Any:
     """A NIR graph input -> CubaLIF -> output; its metadata hold what NIR has no place for."""
     arguments = cuba_lif_arguments(layer)
     try:
