@@ -33,7 +33,7 @@ from amtcore import (
     set_num_threads,
 )
 from amtcore.kernels.families.envelope.reference import Quadrature
-from amtcore.kernels.fused.cpu import BANK_MODULUS, BANK_STATE_VARIABLE
+from amtcore.kernels.fused.filters import BANK_MODULUS, BANK_STATE_VARIABLE
 from amtcore.kernels.vector.simd import LANES, fma, vexp, vload, vlog, vsqrt, vstore
 from benchmarks.kernel import FS_HZ
 from benchmarks.report import table, write_section

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.cpu import ADAPTATION
+from amtcore.kernels.fused.operations import ADAPTATION
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.adaptation import adaptation
 from amtcore.stages.base import ChannelStage

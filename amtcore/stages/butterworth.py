@@ -12,7 +12,7 @@ from torch import Tensor
 from amtcore.arguments import RATE, checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
-from amtcore.kernels.fused.cpu import FIRST_ORDER, STATE_VARIABLE
+from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.biquad import first_order, state_variable
 from amtcore.stages.base import ChannelStage, check_below_nyquist

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.cpu import BROKEN_STICK, SQUARE
+from amtcore.kernels.fused.operations import BROKEN_STICK, SQUARE
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.compression import broken_stick
 from amtcore.stages.base import ChannelStage

@@ -18,7 +18,7 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
-from amtcore.kernels.fused.cpu import (
+from amtcore.kernels.fused.operations import (
     ADD,
     BROKEN_STICK,
     POLE_ZERO_CASCADE,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.cpu import ONE_POLE_CASCADE
+from amtcore.kernels.fused.operations import ONE_POLE_CASCADE
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.one_pole import one_pole_cascade
 from amtcore.scales.erb import ERB_FLOOR_HZ, ERB_Q

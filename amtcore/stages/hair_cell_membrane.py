@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.cpu import HAIR_CELL
+from amtcore.kernels.fused.operations import HAIR_CELL
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.hair_cell import hair_cell
 from amtcore.stages.base import ChannelStage

@@ -17,7 +17,7 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
-from amtcore.kernels.fused.cpu import BANK_TWO_SECTIONS
+from amtcore.kernels.fused.filters import BANK_TWO_SECTIONS
 from amtcore.kernels.fused.program import Bank
 from amtcore.kernels.ops.envelope import hilbert_envelope
 from amtcore.kernels.ops.one_pole import modulation_bank

@@ -20,7 +20,8 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, StateError
 from amtcore.filter_design import iir as design
-from amtcore.kernels.fused.cpu import BANK_MODULUS, BANK_REAL, BANK_STATE_VARIABLE, FIRST_ORDER
+from amtcore.kernels.fused.filters import BANK_MODULUS, BANK_REAL, BANK_STATE_VARIABLE
+from amtcore.kernels.fused.operations import FIRST_ORDER
 from amtcore.kernels.fused.program import Bank, BlockOp
 from amtcore.kernels.ops.biquad import first_order
 from amtcore.kernels.ops.one_pole import modulation_bank

@@ -15,7 +15,7 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.filter_design.fir import resample_taps
-from amtcore.kernels.fused.cpu import DECIMATE
+from amtcore.kernels.fused.operations import DECIMATE
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.fir import fir
 from amtcore.stages.base import Stage, check_fs

@@ -8,13 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from amtcore.errors import BackendError, ParameterError, ShapeError
-from amtcore.kernels.fused.adjoint import WITH_ADJOINT
-from amtcore.kernels.fused.cpu import BANK_KINDS, DECIMATE, LONG_BLOCK, OPERATIONS
-from amtcore.kernels.fused.program import Bank, BlockOp, compile_chain, identity_bank, lay_out
-from amtcore.kernels.fused.runner import run_bank, run_op, run_op_adjoint
+from amtcore.errors import BackendError, ShapeError
+from amtcore.kernels.fused.cpu import LONG_BLOCK
 from amtcore.kernels.ops.adaptation import adaptation
-from amtcore.kernels.ops.autograd import differentiate
 from amtcore.kernels.ops.biquad import first_order, state_variable
 from amtcore.kernels.ops.compression import broken_stick
 from amtcore.kernels.ops.hair_cell import hair_cell
@@ -213,43 +209,3 @@ def test_wrong_shapes_are_named(change: Callable[..., tuple[Tensor, ...]], messa
     x, coef, state, run = _cascade(torch.float32)
     with pytest.raises(ShapeError, match=message):
         run(*change(x, coef, state))
-
-
-# --- what the kernel does not know ---
-
-
-def _op(code: int) -> BlockOp:
-    return BlockOp(code, 0, torch.zeros(2, 3), torch.zeros(2, 1))
-
-
-@pytest.mark.parametrize("code", [-1, len(OPERATIONS)])
-def test_unknown_operations_are_refused_when_they_are_built(code: int) -> None:
-    with pytest.raises(ParameterError, match=f"no operation {code}"):
-        lay_out([_op(code)])
-    with pytest.raises(ParameterError, match=f"no operation {code}"):
-        compile_chain([_op(code)], identity_bank(2, torch.zeros(1)), "mean", 16000.0, 100.0)
-    with pytest.raises(ParameterError, match=f"no operation {code}"):
-        run_op(code, 0, torch.zeros(1, 2, 4), torch.zeros(2, 3), torch.zeros(1, 2, 1))
-
-
-def test_a_decimation_does_not_run_at_full_rate() -> None:
-    with pytest.raises(ParameterError, match="keep it"):
-        run_op(DECIMATE, 1, torch.zeros(1, 2, 4), torch.zeros(2, 3), torch.zeros(1, 2, 1))
-
-
-@pytest.mark.parametrize("kind", [-1, len(BANK_KINDS)])
-def test_unknown_filters_are_refused(kind: int) -> None:
-    x, coef, state = torch.zeros(1, 1, 4), torch.zeros(1, 6), torch.zeros(1, 1, 2)
-    with pytest.raises(ParameterError, match=f"no filter of kind {kind}"):
-        run_bank(x, coef, state, [kind], [0, 1])
-    with pytest.raises(ParameterError, match=f"no filter of kind {kind}"):
-        compile_chain([], Bank((kind,), coef, (0, 1)), "mean", 16000.0, 100.0)
-
-
-@pytest.mark.parametrize("code", [code for code in (*OPERATIONS, 99) if code not in WITH_ADJOINT])
-def test_operations_without_an_adjoint_get_no_other_gradient(code: int) -> None:
-    x, coef, state = torch.zeros(1, 2, 4), torch.zeros(2, 3), torch.zeros(1, 2, 1)
-    with pytest.raises(ParameterError, match=f"operation {code} has no adjoint"):
-        run_op_adjoint(code, 0, x, coef, state, x, state)
-    with pytest.raises(ParameterError, match=f"operation {code} has no adjoint"):
-        differentiate(None, code)

@@ -5,10 +5,8 @@
 
 A block (at most BLOCK samples of LANES channels) stays in the first-level cache from the waveform
 to the frame sums, so full-rate intermediates are never in memory; output at full rate goes there in
-longer blocks. An operation is one row of `ops`: code, first coefficient row, first state row, and
-one integer argument. The families' own block functions do the work; a single-family operator is a
-program of one row. Operations act on one buffer; SAVE, SWAP and ADD with a second one make two
-parallel paths of a signal.
+longer blocks. What a row of `ops` or `filters` means is in `operations` and `filters`; a
+single-family operator is a program of one row.
 """
 
 from __future__ import annotations
@@ -17,16 +15,8 @@ from typing import Any
 
 from numba import njit
 
-from amtcore.kernels.families.adaptation.cpu import adaptation_block
-from amtcore.kernels.families.biquad.cpu import first_order_block, state_variable_block
-from amtcore.kernels.families.compression.cpu import broken_stick_block, square_block
-from amtcore.kernels.families.fir.cpu import decimate_block
-from amtcore.kernels.families.hair_cell.cpu import hair_cell_block
-from amtcore.kernels.families.one_pole.cpu import (
-    modulation_block,
-    one_pole_cascade_block,
-    pole_zero_cascade_block,
-)
+from amtcore.kernels.fused.filters import run_filter_block
+from amtcore.kernels.fused.operations import run_op_block
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
 from amtcore.kernels.vector.source_digest import sources_digest
@@ -38,29 +28,6 @@ BLOCK = 128
 #: rows at once, not those of input and output or of all filters: each gets many samples in turn.
 LONG_BLOCK = 16 * BLOCK
 
-# Operation codes (first column of `ops`); the argument is the fourth column.
-ONE_POLE_CASCADE = 0  # argument: order
-FIRST_ORDER = 1  # argument: 1 to half-wave rectify the input
-STATE_VARIABLE = 2  # argument: as above
-ADAPTATION = 3  # argument: 2 * loops + limiter on
-POLE_ZERO_CASCADE = 4  # argument: order
-BROKEN_STICK = 5
-SQUARE = 6
-HAIR_CELL = 7
-SAVE = 8  # copy the signal aside
-SWAP = 9  # exchange the signal with the one aside
-ADD = 10  # add the one aside to the signal
-DECIMATE = 11  # argument: taps * 2**16 + samples per output
-#: Codes that `run_op_block` knows.
-OPERATIONS = range(DECIMATE + 1)
-# Filters of a bank (first column of `bank`).
-BANK_STATE_VARIABLE = 0
-BANK_REAL = 1
-BANK_MODULUS = 2
-BANK_IDENTITY = 3
-BANK_TWO_SECTIONS = 4
-#: Kinds that `run_filter_block` knows, and `_filter_adjoint` too.
-BANK_KINDS = range(BANK_TWO_SECTIONS + 1)
 # What happens to the result.
 STORE = 0
 STORE_BANK = 1
@@ -83,46 +50,6 @@ def load_rows(x: Any, shared: bool, channels: int, t0: int, n: int, buffer: Any)
 
 
 @njit
-def _side_path(code: int, a: Any, side: Any, n: int) -> None:
-    for t in range(n):
-        value = vload(a, t * LANES)
-        if code == SAVE:
-            vstore(side, t * LANES, value)
-        elif code == SWAP:
-            vstore(a, t * LANES, vload(side, t * LANES))
-            vstore(side, t * LANES, value)
-        elif code == ADD:
-            vstore(a, t * LANES, value + vload(side, t * LANES))
-
-
-@njit
-def run_op_block(op: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
-    """One operation on the `n` samples in `a`; returns how many samples there are after it."""
-    code, c, s, argument = op[0], op[1], op[2], op[3]
-    if code == ONE_POLE_CASCADE:
-        one_pole_cascade_block(a, b, n, argument, coef, c, state, s)
-    elif code == FIRST_ORDER:
-        first_order_block(a, a, n, argument == 1, coef, c, state, s)
-    elif code == STATE_VARIABLE:
-        state_variable_block(a, a, n, argument == 1, coef, c, state, s)
-    elif code == ADAPTATION:
-        adaptation_block(a, n, argument // 2, argument % 2 == 1, coef, c, state, s)
-    elif code == POLE_ZERO_CASCADE:
-        pole_zero_cascade_block(a, n, argument, coef, c, state, s)
-    elif code == BROKEN_STICK:
-        broken_stick_block(a, n, coef, c)
-    elif code == SQUARE:
-        square_block(a, n, coef, c)
-    elif code == HAIR_CELL:
-        hair_cell_block(a, n, coef, c, state, s)
-    elif code == DECIMATE:
-        n = decimate_block(a, b, n, argument // 65536, argument % 65536, coef, c, state, s)
-    else:
-        _side_path(code, a, side, n)
-    return n
-
-
-@njit
 def _run_ops(ops: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     """All operations, BLOCK samples at a time; returns how many there are after them, which may
     differ from `n` where that is one block."""
@@ -132,21 +59,6 @@ def _run_ops(ops: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any)
         for k in range(ops.shape[0]):
             count = run_op_block(ops[k], part, b, side, count, coef, state)
     return count if n <= BLOCK else n
-
-
-@njit
-def run_filter_block(filter_: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
-    code, c, s = filter_[0], filter_[1], filter_[2]
-    if code == BANK_STATE_VARIABLE:
-        state_variable_block(x, y, n, False, coef, c, state, s)
-    elif code == BANK_TWO_SECTIONS:
-        state_variable_block(x, y, n, False, coef, c, state, s)
-        state_variable_block(y, y, n, False, coef, c + 6, state, s + 2)
-    elif code == BANK_IDENTITY:
-        for t in range(n):
-            vstore(y, t * LANES, vload(x, t * LANES))
-    else:
-        modulation_block(x, y, n, code == BANK_MODULUS, coef, c, state, s)
 
 
 @njit

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.errors import ParameterError
-from amtcore.kernels.fused.cpu import BANK_IDENTITY, DECIMATE, POOLS
+from amtcore.errors import ParameterError, ShapeError
+from amtcore.kernels.fused.cpu import POOLS
+from amtcore.kernels.fused.filters import BANK_IDENTITY, FILTER_COEFS
+from amtcore.kernels.fused.operations import DECIMATE, get_operation
 from amtcore.kernels.fused.runner import (
-    FILTER_COEFS,
     PooledTables,
     bank_layout,
-    check_operations,
     filter_states,
     run_pooled,
     spread,
@@ -113,11 +113,23 @@ def frame_ratio(fs_hz: float, frame_rate_hz: float, stride: int = 1) -> tuple[in
     return ratio.numerator, ratio.denominator
 
 
+def _check_sizes(op: BlockOp) -> None:
+    """Raises where an operation would read another's coefficients or state, or is none."""
+    operation = get_operation(op.code)
+    expected = operation.coefs(op.argument), operation.values(op.argument)
+    got = op.coef.shape[1], op.state.shape[1]
+    if got != expected:
+        raise ShapeError(
+            f"{operation.name}: expected {expected[0]} coefficients and {expected[1]} state values "
+            f"a channel for the argument {op.argument}, got {got[0]} and {got[1]}"
+        )
+
+
 def lay_out(ops: Sequence[BlockOp]) -> tuple[NDArray[np.int64], list[Tensor], list[Tensor]]:
     """Kernel table of a program, and its coefficients and states side by side."""
-    check_operations([op.code for op in ops])
     table, coef_row, state_row = [], 0, 0
     for op in ops:
+        _check_sizes(op)
         table.append([op.code, coef_row, state_row, op.argument])
         coef_row += op.coef.shape[1]
         state_row += op.state.shape[1]

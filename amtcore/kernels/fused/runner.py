@@ -16,21 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.adjoint import WITH_ADJOINT, run_adjoint
-from amtcore.kernels.fused.cpu import (
-    ADAPTATION,
-    BANK_KINDS,
-    BANK_TWO_SECTIONS,
-    BLOCK,
-    DECIMATE,
-    ONE_POLE_CASCADE,
-    OPERATIONS,
-    POLE_ZERO_CASCADE,
-    POOL_BANK,
-    STORE,
-    STORE_BANK,
-    run_chain,
-)
+from amtcore.kernels.fused.adjoint import run_adjoint
+from amtcore.kernels.fused.cpu import BLOCK, POOL_BANK, STORE, STORE_BANK, run_chain
+from amtcore.kernels.fused.filters import FILTER_COEFS, FILTER_STATES, get_filter
+from amtcore.kernels.fused.operations import DECIMATE, get_adjoint, get_operation
 from amtcore.kernels.vector.lanes import groups_of, pack, unpack
 from amtcore.kernels.vector.result_pool import empty, training
 from amtcore.kernels.vector.simd import LANES
@@ -38,8 +27,6 @@ from amtcore.kernels.vector.threads import parallel_for
 
 _NO_OPS = _NO_FILTERS = np.zeros((0, 4), np.int64)
 _NO_FRAME = np.zeros(5, np.int64)
-#: Coefficient rows and state rows of one section of a bank's filters.
-FILTER_COEFS, FILTER_STATES = 6, 2
 
 
 def filter_states(coefs: int) -> int:
@@ -53,23 +40,6 @@ def empty_rows(batch: int, rows: int, samples: int, like: Tensor) -> tuple[Tenso
     return out, out.numpy()
 
 
-def check_operations(codes: Sequence[int] | NDArray[np.int64]) -> None:
-    """Raises where the kernel would not know an operation, and pass the signal on unchanged."""
-    for code in codes:
-        if code not in OPERATIONS:
-            raise ParameterError(
-                f"the fused kernel has no operation {code}: expected one of 0..{max(OPERATIONS)}"
-            )
-
-
-def check_has_adjoint(code: int) -> None:
-    """Raises where the gradient of an operation would be left out."""
-    if code not in WITH_ADJOINT:
-        raise ParameterError(
-            f"operation {code} has no adjoint: expected one of {', '.join(map(str, WITH_ADJOINT))}"
-        )
-
-
 def run_op(
     code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -81,7 +51,8 @@ def run_program(
     ops: NDArray[np.int64], x: Tensor, coef: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """As `run_op`, for several operations one after another; they must keep the rate."""
-    check_operations(ops[:, 0])
+    for code in ops[:, 0]:
+        get_operation(code)
     if DECIMATE in ops[:, 0]:
         raise ParameterError("operations at full rate must keep it: a decimation does not")
     batch, channels, samples = x.shape[0], coef.shape[0], x.shape[-1]
@@ -106,10 +77,7 @@ def bank_layout(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Kernel tables of a bank: filters (m, 4) and, per group, the output column of each lane."""
     for kind in kinds:
-        if kind not in BANK_KINDS:
-            raise ParameterError(
-                f"a bank has no filter of kind {kind}: expected one of 0..{max(BANK_KINDS)}"
-            )
+        get_filter(kind)
     channels, most, states = len(offsets) - 1, len(kinds), filter_states(coefs)
     filters = np.array(
         [
@@ -168,29 +136,21 @@ def run_bank(
     return out, gather(unpack(packed_state, channels), offsets, most)
 
 
-def _op_scratch_rows(code: int, argument: int) -> int:
-    """Rows that the adjoint of an operation writes down per block."""
-    if code in (ONE_POLE_CASCADE, POLE_ZERO_CASCADE):
-        return 2 * argument * (BLOCK + 1)
-    return 2 * (argument // 2 if code == ADAPTATION else 1) * (BLOCK + 1)
-
-
-def _bank_scratch_rows(kinds: Sequence[int]) -> int:
-    """As above for a bank; two sections need their middle signal and its gradient besides."""
-    return (4 if BANK_TWO_SECTIONS in kinds else 2) * (BLOCK + 1)
+def _scratch_rows(taped: int) -> int:
+    """Rows of scratch for so many a sample; what is before the first sample is written down too."""
+    return taped * (BLOCK + 1)
 
 
 def run_op_adjoint(
     code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `run_op` with respect to x, coef and state."""
-    check_has_adjoint(code)
-    channels = coef.shape[0]
+    operation, channels = get_adjoint(code), coef.shape[0]
     ops, rows = np.array([[code, 0, 0, argument]], np.int64), np.arange(channels)[None]
     packed = (pack(coef), pack(state), pack(gstate))
     gx, gcoef = _run_adjoint(
         x, gy, ops, _NO_FILTERS, lambda part: rows[:, part], packed, channels,
-        _op_scratch_rows(code, argument),
+        _scratch_rows(operation.taped(argument)),
     )  # fmt: skip
     if x.shape[1] != channels:
         gx = gx.sum(1, keepdim=True)
@@ -212,7 +172,7 @@ def run_bank_adjoint(
     packed = tuple(pack(spread(values, offsets, most)) for values in (coef, state, gstate))
     gx, gcoef = _run_adjoint(
         x, gy, _NO_OPS, filters, lambda part: columns[part.start // LANES], packed, channels,
-        _bank_scratch_rows(kinds),
+        _scratch_rows(max((get_filter(kind).taped for kind in kinds), default=0)),
     )  # fmt: skip
     return gx, gather(gcoef, offsets, most), gather(unpack(packed[2], channels), offsets, most)
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from amtcore.errors import DerivativeError, ShapeError
-from amtcore.kernels.fused.runner import check_has_adjoint, run_bank_adjoint, run_op_adjoint
+from amtcore.kernels.fused.operations import get_adjoint
+from amtcore.kernels.fused.runner import run_bank_adjoint, run_op_adjoint
 from amtcore.kernels.vector.result_pool import training
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -275,6 +276,6 @@ def differentiate(
         return (*gradients, *(None for _ in constants))
 
     if code is not None:
-        check_has_adjoint(code)
+        get_adjoint(code)
         operator.register_fake(fake_rows)
     return with_adjoint(operator, _keep, backward, (0, 2))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.families.compression import reference
-from amtcore.kernels.fused.cpu import BROKEN_STICK
+from amtcore.kernels.fused.operations import BROKEN_STICK
 from amtcore.kernels.fused.runner import run_op
 from amtcore.kernels.ops.autograd import recurrence_adjoint, with_adjoint
 from amtcore.kernels.ops.dispatch import check_recurrence, use_reference

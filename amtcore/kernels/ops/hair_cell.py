@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.families.hair_cell import reference
-from amtcore.kernels.fused.cpu import HAIR_CELL
+from amtcore.kernels.fused.operations import HAIR_CELL
 from amtcore.kernels.fused.runner import run_op
 from amtcore.kernels.ops.autograd import differentiate
 from amtcore.kernels.ops.dispatch import check_recurrence, use_reference

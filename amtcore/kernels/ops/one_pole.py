@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.families.one_pole import reference
-from amtcore.kernels.fused.cpu import ONE_POLE_CASCADE, POLE_ZERO_CASCADE
-from amtcore.kernels.fused.runner import FILTER_COEFS, filter_states, run_bank, run_op
+from amtcore.kernels.fused.filters import FILTER_COEFS
+from amtcore.kernels.fused.operations import ONE_POLE_CASCADE, POLE_ZERO_CASCADE
+from amtcore.kernels.fused.runner import filter_states, run_bank, run_op
 from amtcore.kernels.ops.autograd import differentiate
 from amtcore.kernels.ops.dispatch import check_recurrence, use_reference
 

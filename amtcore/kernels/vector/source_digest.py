@@ -13,8 +13,8 @@ from pathlib import Path
 
 from amtcore.kernels.vector.kernel_cache import check_kernel_cache
 
-# Names of the files that hold compiled functions.
-COMPILED = frozenset({"simd.py", "transpose.py", "cpu.py", "adjoint.py"})
+#: What is in every file that holds compiled functions.
+_COMPILED = b"from numba"
 
 
 @functools.cache
@@ -26,5 +26,5 @@ def sources_digest() -> str:
     """
     check_kernel_cache()
     kernels = Path(__file__).parents[1]
-    sources = sorted(path for path in kernels.rglob("*.py") if path.name in COMPILED)
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    sources = [path.read_bytes() for path in sorted(kernels.rglob("*.py"))]
+    return hashlib.sha256(b"".join(text for text in sources if _COMPILED in text)).hexdigest()
