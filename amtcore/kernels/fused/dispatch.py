@@ -1,17 +1,21 @@
 """From a table of compiled functions to one compiled function that picks by code.
 
 Compiled code calls what was known when it was compiled: it cannot look a function up in a dict. So
-`dispatcher` composes, once at import, from every entry of a table
+`dispatcher` writes, once at import, the chain that would else be written by hand beside the table:
 
-    if the row's code is this entry's:  this entry's function      else:  the entries after it
+    if code == 0: return kernel_0(row, ..)
+    if code == 1: return kernel_1(row, ..)
+    ..
+    raise ParameterError(missing)
 
-and lets the last one raise. The calls are static and may be inlined, as in a chain of `elif` that
-is written by hand; but what is not in the table has no function to fall into. A block holds
-hundreds of samples, so the comparisons in front of it cost nothing.
+The calls are static and may be inlined, and what is not in the table has no function to fall into.
+It is text because closures that pass a tuple of arguments on count references to every array in it
+for each entry of the table, which took up to a quarter of an operation's time.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,34 +25,21 @@ from amtcore.errors import ParameterError
 
 
 def dispatcher(kernels: Mapping[int, Any], missing: str) -> Any:
-    """The compiled function (row, *arguments) that calls `kernels[row[0]]` with the same.
+    """The compiled function (row, ..) that calls `kernels[row[0]]` with the same arguments.
 
     Args:
-        kernels: Code -> compiled function; all take the same arguments and return the same type.
+        kernels: Code -> compiled function; all have the same parameters, the row first, and the
+            same type of result.
         missing: What to raise, as a `ParameterError`, where the row has another code.
     """
-    entries = list(kernels.items())
-    pick = _last(*entries.pop(), missing)
-    while entries:
-        pick = _either(*entries.pop(), pick)
-    return pick
-
-
-def _last(code: int, kernel: Any, missing: str) -> Any:
-    @njit
-    def pick(row: Any, *arguments: Any) -> Any:
-        if row[0] != code:
-            raise ParameterError(missing)
-        return kernel(row, *arguments)
-
-    return pick
-
-
-def _either(code: int, kernel: Any, otherwise: Any) -> Any:
-    @njit
-    def pick(row: Any, *arguments: Any) -> Any:
-        if row[0] == code:
-            return kernel(row, *arguments)
-        return otherwise(row, *arguments)
-
-    return pick
+    names = [", ".join(inspect.signature(each.py_func).parameters) for each in kernels.values()]
+    if len(set(names)) != 1:
+        raise ParameterError(f"expected kernels with the same parameters, got {sorted(set(names))}")
+    lines = [f"def pick({names[0]}):", "    code = row[0]"]
+    for code in kernels:
+        lines += [f"    if code == {int(code)}:", f"        return kernel_{code}({names[0]})"]
+    lines += ["    raise ParameterError(missing)"]
+    scope = {f"kernel_{code}": kernel for code, kernel in kernels.items()}
+    scope |= {"missing": missing, "ParameterError": ParameterError}
+    exec("\n".join(lines), scope)
+    return njit(scope["pick"])

@@ -48,12 +48,12 @@ class Filter:
     taped: int
 
 
-@njit
+@njit(forceinline=True)
 def _state_variable(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
     state_variable_block(x, y, n, False, coef, row[1], state, row[2])
 
 
-@njit
+@njit(forceinline=True)
 def _state_variable_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -63,12 +63,12 @@ def _state_variable_adjoint(
     )
 
 
-@njit
+@njit(forceinline=True)
 def _real(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
     modulation_block(x, y, n, False, coef, row[1], state, row[2])
 
 
-@njit
+@njit(forceinline=True)
 def _real_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -76,12 +76,12 @@ def _real_adjoint(
     modulation_adjoint(x, gy, gx, n, False, coef, gcoef, row[1], state, gstate, row[2], scratch)
 
 
-@njit
+@njit(forceinline=True)
 def _modulus(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
     modulation_block(x, y, n, True, coef, row[1], state, row[2])
 
 
-@njit
+@njit(forceinline=True)
 def _modulus_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -89,13 +89,13 @@ def _modulus_adjoint(
     modulation_adjoint(x, gy, gx, n, True, coef, gcoef, row[1], state, gstate, row[2], scratch)
 
 
-@njit
+@njit(forceinline=True)
 def _identity(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
     for t in range(n):
         vstore(y, t * LANES, vload(x, t * LANES))
 
 
-@njit
+@njit(forceinline=True)
 def _identity_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -103,14 +103,14 @@ def _identity_adjoint(
     gx[: n * LANES] += gy[: n * LANES]
 
 
-@njit
+@njit(forceinline=True)
 def _two_sections(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
     c, s = row[1], row[2]
     state_variable_block(x, y, n, False, coef, c, state, s)
     state_variable_block(y, y, n, False, coef, c + FILTER_COEFS, state, s + FILTER_STATES)
 
 
-@njit
+@njit(forceinline=True)
 def _two_sections_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
