@@ -1,0 +1,316 @@
+"""One shard's files read directly: any frames, what is fetched, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import default_buffer_prototype
+
+import earmill.pipeline.formats.parquet.write as parquet_sink
+import earmill.pipeline.formats.zarr.write as zarr_sink
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, ShardReader
+from earmill.pipeline.formats.parquet.read import ParquetShard
+from earmill.pipeline.formats.trust import Promise
+from earmill.pipeline.formats.zarr.read import MAX_RUN, ZarrShard, _runs
+from earmill.pipeline.formats.zarr.store import LayoutStore
+from earmill.pipeline.reader.catalog import load_catalog
+from earmill.pipeline.storage.layout import Layout
+from tests.pipeline.reader_data import STREAMS, chunked_seconds, make_row, stream, values, write_set
+
+ROWS = 5
+WIDTHS = {info.name: info.width for info in STREAMS}
+RATES = {info.name: info.frame_rate_hz for info in STREAMS}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One shard of 5 rows of 1 to 7.8 s over many small chunks, objects and row groups."""
+    path = tmp_path_factory.mktemp("shard")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zarr_sink, "CHUNK_BYTES", 512)
+        patch.setattr(zarr_sink, "CHUNKS_PER_OBJECT", 3)
+        patch.setitem(parquet_sink.ROW_GROUP_BYTES, "random", (4096, 8192))
+        write_set(path, n_rows=ROWS, rows_per_shard=ROWS, seconds=chunked_seconds)
+    return path
+
+
+class Opened:
+    """The shard in one format, with a cache of its own."""
+
+    def __init__(self, root: Path, fmt: str, max_bytes: int = 1 << 20) -> None:
+        self.layout = Layout.open(str(root))
+        paths = load_catalog(self.layout).paths["00000"]
+        self.rel, self.promise = paths.data[fmt], paths.promise
+        self.counts = IoCounts()
+        self.cache = BlockCache(max_bytes, self.counts)
+        kind = {"zarr": ZarrShard, "parquet": ParquetShard}[fmt]
+        self.shard: ShardReader = kind(self.layout, self.rel, self.promise, self.cache)
+
+    def read(self, name: str, row: int, first: int, last: int, **changes: Any) -> np.ndarray:
+        span = FrameSpan(row_id(row), row, start_of(name, row), first, last)
+        return self.shard.read(name, replace(span, **changes))
+
+
+def frames_of(name: str, row: int) -> int:
+    return int(chunked_seconds(row) * RATES[name] + 1e-6)
+
+
+def start_of(name: str, row: int) -> int:
+    return sum(frames_of(name, before) for before in range(row))
+
+
+def row_id(row: int) -> str:
+    return make_row(row, 1.0).row_id
+
+
+def expected(name: str, row: int) -> np.ndarray:
+    return values(row, frames_of(name, row), WIDTHS[name])
+
+
+@pytest.fixture(scope="module", params=["zarr", "parquet"])
+def opened(request: pytest.FixtureRequest, root: Path) -> Opened:
+    return Opened(root, request.param)
+
+
+class TestRead:
+    @given(data=st.data())
+    @settings(max_examples=60, deadline=None)
+    def test_any_frames_of_any_row(self, opened: Opened, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(WIDTHS)))
+        row = data.draw(st.integers(0, ROWS - 1))
+        first = data.draw(st.integers(0, frames_of(name, row)))
+        last = data.draw(st.integers(first, frames_of(name, row)))
+        found = opened.read(name, row, first, last)
+        np.testing.assert_array_equal(found, expected(name, row)[first:last])
+        assert found.shape == (last - first, WIDTHS[name])
+        assert found.dtype == np.float16
+
+    def test_what_leaves_is_a_copy(self, opened: Opened) -> None:
+        """Writing into a result changes neither the cache nor a later result."""
+        one = opened.read("loudness", 1, 0, 40)
+        one[:] = -1
+        np.testing.assert_array_equal(
+            opened.read("loudness", 1, 0, 40), expected("loudness", 1)[:40]
+        )
+
+    @pytest.mark.parametrize("row", [0, 2, ROWS - 1])
+    def test_a_length_that_reaches_into_the_next_row_is_refused(
+        self, opened: Opened, row: int
+    ) -> None:
+        """Never the frames of another clip, and not only behind the last one."""
+        n_frames = frames_of("loudness", row)
+        text = f"index expects {n_frames + 1} of loudness, the file holds {n_frames}"
+        with pytest.raises(CommitError, match=text):
+            opened.read("loudness", row, n_frames - 1, n_frames + 1)
+
+    @pytest.mark.parametrize(("place", "there"), [(1, "clip_0001"), (ROWS, None), (9999, None)])
+    def test_a_row_that_is_elsewhere_or_nowhere(
+        self, opened: Opened, place: int, there: str | None
+    ) -> None:
+        with pytest.raises(CommitError) as caught:
+            span = FrameSpan(row_id(0), place, 0, 0, 1)
+            opened.shard.read("loudness", span)
+        message = str(caught.value)
+        assert message.startswith(opened.rel)
+        if there:
+            assert there in message
+            assert "does not belong to this file" in message
+
+    def test_the_name_of_a_row_decides(self, opened: Opened) -> None:
+        with pytest.raises(CommitError, match=r"has row 'other\.wav' at 0, the file holds"):
+            opened.read("loudness", 0, 0, 1, row_id="other.wav")
+
+
+class TestFetched:
+    def test_zarr_reads_the_chunks_of_a_span_and_each_once(self, root: Path) -> None:
+        zarr = Opened(root, "zarr")
+        step = 512 // (7 * 2)  # frames of a chunk of modulation
+        zarr.read("modulation", 1, 0, 1)
+        assert zarr.counts.blocks_read == 1
+        first = start_of("modulation", 1)
+        zarr.read("modulation", 1, 0, 5 * step - first % step)
+        assert zarr.counts.blocks_read == 5, "four more, the first is kept"
+        zarr.read("modulation", 1, 3, 5 * step - first % step)
+        assert zarr.counts.blocks_read == 5
+        assert zarr.counts.bytes_read == zarr.cache.nbytes == 5 * step * 14
+        zarr.read("modulation", 1, 4, 4)
+        assert zarr.counts.blocks_read == 5, "no frame, no chunk"
+
+    def test_parquet_reads_the_column_of_a_row_group_once(self, root: Path) -> None:
+        parquet = Opened(root, "parquet")
+        for first in (0, 7, 30):
+            parquet.read("loudness", 0, first, first + 5)
+        assert parquet.counts.blocks_read == 1
+        parquet.read("modulation", 0, 0, 5)
+        assert parquet.counts.blocks_read == 2
+        for row in range(ROWS):
+            parquet.read("loudness", row, 0, 5)
+        assert parquet.counts.blocks_read == 1 + len(parquet.shard._first_row) - 1  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("fmt", ["zarr", "parquet"])
+    def test_a_cache_of_nothing_gives_the_same(self, root: Path, fmt: str) -> None:
+        """Every block is read again; a copy of a piece keeps no run of chunks alive."""
+        small = Opened(root, fmt, max_bytes=0)
+        for _ in range(2):
+            for row in range(ROWS):
+                whole = small.read("modulation", row, 0, frames_of("modulation", row))
+                np.testing.assert_array_equal(whole, expected("modulation", row))
+        assert small.counts.bytes_read > 2 * ROWS * 100
+        largest = 512 if fmt == "zarr" else 8192 * 2
+        assert small.cache.nbytes <= largest
+
+    def test_the_cache_may_outlive_an_opening(self, root: Path) -> None:
+        """A shard closed and opened again finds its blocks, and still looks up the row's id."""
+        parquet = Opened(root, "parquet")
+        parquet.read("loudness", 3, 0, 5)
+        parquet.shard.close()
+        again = ParquetShard(parquet.layout, parquet.rel, parquet.promise, parquet.cache)
+        span = FrameSpan(row_id(3), 3, start_of("loudness", 3), 0, 5)
+        np.testing.assert_array_equal(again.read("loudness", span), expected("loudness", 3)[:5])
+        assert parquet.counts.blocks_read == 1
+        with pytest.raises(CommitError, match="does not belong to this file"):
+            again.read("loudness", FrameSpan("other", 3, 0, 0, 5))
+        again.close()
+
+    @given(st.sets(st.integers(0, 400)))
+    @settings(max_examples=60, deadline=None)
+    def test_runs_are_the_numbers_without_gaps(self, numbers: set[int]) -> None:
+        runs = list(_runs(sorted(numbers)))
+        assert [number for run in runs for number in run] == sorted(numbers)
+        for run in runs:
+            assert run == list(range(run[0], run[0] + len(run)))
+            assert 1 <= len(run) <= MAX_RUN
+        for one, two in pairwise(runs):
+            assert len(one) == MAX_RUN or two[0] > one[-1] + 1
+
+
+def divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """A shard whose second row takes several rows of its Parquet file."""
+    from earmill.pipeline.formats.parquet import long_rows
+
+    monkeypatch.setattr(long_rows, "LIMIT_BYTES", 4000)
+    monkeypatch.setattr(long_rows, "PART_BYTES", 1000)
+    monkeypatch.setitem(parquet_sink.ROW_GROUP_BYTES, "random", (2000, 4000))
+    write_set(
+        tmp_path,
+        n_rows=3,
+        rows_per_shard=3,
+        seconds=lambda row: 5.0 if row == 1 else 1.0,
+        formats=("parquet",),
+        streams=(stream("modulation", (1, 3, 3), 100.0),),
+    )
+    return Opened(tmp_path, "parquet")
+
+
+def test_a_divided_row_reads_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = divided(tmp_path, monkeypatch)
+    whole = values(1, 500, 7)
+    place = {"start": 100}
+    rng = np.random.default_rng(2)
+    for first, last in [(0, 500), (0, 0), *np.sort(rng.integers(0, 501, (20, 2))).tolist()]:
+        found = parquet.read("modulation", 1, first, last, **place)
+        np.testing.assert_array_equal(found, whole[first:last])
+    np.testing.assert_array_equal(parquet.read("modulation", 2, 0, 100), values(2, 100, 7))
+    with pytest.raises(CommitError, match="expects 501 of modulation"):
+        parquet.read("modulation", 1, 0, 501, **place)
+
+
+class TestStore:
+    """The store as Zarr sees it: one metadata file, chunks, nothing else, no writing."""
+
+    @pytest.fixture
+    def store(self, root: Path) -> LayoutStore:
+        opened = Opened(root, "zarr")
+        return LayoutStore(opened.layout, opened.rel, opened.promise)
+
+    @staticmethod
+    def get(store: LayoutStore, key: str, byte_range: Any = None) -> bytes | None:
+        found = asyncio.run(store.get(key, default_buffer_prototype(), byte_range))
+        return None if found is None else found.to_bytes()
+
+    def test_ranges_are_those_of_the_object(self, store: LayoutStore, root: Path) -> None:
+        key = "loudness/values/c/0/0"
+        content = (root / store.rel / key).read_bytes()
+        assert self.get(store, key) == content
+        ranges = [
+            (RangeByteRequest(3, 20), content[3:20]),
+            (OffsetByteRequest(17), content[17:]),
+            (SuffixByteRequest(9), content[-9:]),
+        ]
+        for byte_range, part in ranges:
+            assert self.get(store, key, byte_range) == part
+        keys = [(key, byte_range) for byte_range, _ in ranges]
+        found = asyncio.run(store.get_partial_values(default_buffer_prototype(), keys))
+        assert [each.to_bytes() for each in found if each] == [part for _, part in ranges]
+
+    def test_the_index_of_an_object_is_asked_for_once(
+        self, store: LayoutStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+        real = LayoutStore._cat
+
+        def counting(self: LayoutStore, key: str, start: int | None, end: int | None) -> bytes:
+            asked.append((key, start, end))
+            return real(self, key, start, end)
+
+        monkeypatch.setattr(LayoutStore, "_cat", counting)
+        key = "modulation/values/c/0/0"
+        tails = [self.get(store, key, SuffixByteRequest(16)) for _ in range(3)]
+        assert len(set(tails)) == 1
+        assert asked == [(key, -16, None)]
+        self.get(store, key, SuffixByteRequest(8))
+        self.get(store, "modulation/values/c/1/0", SuffixByteRequest(16))
+        self.get(store, key, RangeByteRequest(0, 4))
+        self.get(store, key, RangeByteRequest(0, 4))
+        assert len(asked) == 5, "other tails, other objects and the data itself are fetched"
+
+    def test_a_missing_chunk_is_an_error_a_missing_key_is_none(self, store: LayoutStore) -> None:
+        with pytest.raises(CommitError, match=r"c/99/0 is missing although the shard is committed"):
+            self.get(store, "loudness/values/c/99/0")
+        for key in ("loudness/zarr.json", ".zgroup", "loudness/values/zarr.json", "nowhere"):
+            assert self.get(store, key) is None
+
+    def test_metadata_other_than_what_was_committed_is_refused(self, root: Path) -> None:
+        opened = Opened(root, "zarr")
+        nothing = Promise(opened.promise.rows, opened.promise.frames, opened.promise.columns, {})
+        store = LayoutStore(opened.layout, opened.rel, nothing)
+        with pytest.raises(CommitError, match=r"zarr\.json is not the one that was committed"):
+            self.get(store, "zarr.json")
+
+    def test_nothing_is_written_listed_or_removed(self, store: LayoutStore, root: Path) -> None:
+        buffer = default_buffer_prototype().buffer.from_bytes(b"x")
+        before = sorted(path for path in root.rglob("*"))
+        for call in (store.set("zarr.json", buffer), store.delete("zarr.json")):
+            with pytest.raises(ValueError, match="published shards are read-only"):
+                asyncio.run(call)
+        for listing in (
+            lambda: store.list(),
+            lambda: store.list_prefix(""),
+            lambda: store.list_dir(""),
+        ):
+            with pytest.raises(NotImplementedError):
+                listing()
+        assert sorted(path for path in root.rglob("*")) == before
+        assert not (store.supports_writes or store.supports_deletes or store.supports_listing)
+
+    def test_keys_that_exist(self, store: LayoutStore) -> None:
+        assert asyncio.run(store.exists("zarr.json"))
+        assert not asyncio.run(store.exists("loudness/values/c/99/0"))
+
+    def test_stores_are_equal_by_place(self, store: LayoutStore, root: Path) -> None:
+        opened = Opened(root, "zarr")
+        same = LayoutStore(Layout.open(str(root)), store.rel, opened.promise)
+        other = LayoutStore(opened.layout, "data/other.zarr", opened.promise)
+        elsewhere = LayoutStore(Layout.open("memory://x"), store.rel, opened.promise)
+        assert store == same
+        assert store not in (other, elsewhere, "text")
