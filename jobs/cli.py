@@ -19,7 +19,7 @@ import typer
 from earmill.jobs.commands import demo, extract, inspect, models, plan, plot, retry, spec, verify
 from earmill.jobs.terminal import error_event, say_error
 from earmill.pipeline.common.errors import EarmillError
-from earmill.pipeline.common.plain_text import one_line
+from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
 DEBUG = "--debug"

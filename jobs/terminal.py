@@ -10,7 +10,8 @@ import json
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-from earmill.pipeline.common.plain_text import one_line, visible
+from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.plain_text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

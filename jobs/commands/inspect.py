@@ -9,7 +9,7 @@ import typer
 
 from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
 from earmill.jobs.terminal import console, say, say_json
-from earmill.pipeline.common.plain_text import one_line
+from earmill.pipeline.common.one_line import one_line
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.description import DatasetFile

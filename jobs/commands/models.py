@@ -10,7 +10,7 @@ import typer
 from earmill.jobs.commands.options import AsJson
 from earmill.jobs.terminal import console
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.common.plain_text import one_line
+from earmill.pipeline.common.one_line import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table

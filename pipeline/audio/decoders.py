@@ -17,6 +17,7 @@ import soundfile
 
 from earmill.pipeline.audio.channels import AudioBlock
 from earmill.pipeline.audio.decoder_input import DecoderInput
+from earmill.pipeline.common.one_line import one_line
 
 if TYPE_CHECKING:
     import av
@@ -246,4 +247,4 @@ def as_float(frame: av.AudioFrame) -> AudioBlock:
 
 def _words(error: Exception) -> str:
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(text).split())
+    return one_line(text)

@@ -16,7 +16,7 @@ from typing import Any
 
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.hints import alternatives, nearest
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.one_line import named_line
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ExtensionPoint:
         except Exception as error:
             raise ExtensionError(
                 f"{self.what} {name!r} of {_owner(found)} ({found.value}) cannot be loaded: "
-                f"{one_line(error)}; mend or remove that distribution"
+                f"{named_line(error)}; mend or remove that distribution"
             ) from error
 
     def owner(self, name: str) -> str:

@@ -1,26 +1,30 @@
-"""An exception as one line."""
+"""What an exception or a text says, on one line: every message of ours that quotes another's.
+
+Secrets of uris go, line breaks become spaces, and what a terminal would obey is shown as an escape.
+Doing it twice changes nothing.
+"""
 
 from __future__ import annotations
 
 import os
 import traceback
-from typing import TYPE_CHECKING
 
+from earmill.pipeline.common.plain_text import visible
 from earmill.pipeline.common.redact import redact_text
-
-if TYPE_CHECKING:
-    pass
-
 
 MESSAGE_LIMIT = 600
 
 
-def one_line(error: BaseException, *, where: bool = False) -> str:
-    """An exception as one line: class, text and, on request, the innermost place."""
-    text = redact_text(" ".join(str(error).split())) or "no message"
+def one_line(said: BaseException | str) -> str:
+    """The text alone, whole."""
+    return visible(redact_text(" ".join(str(said).split())))
+
+
+def named_line(error: BaseException, *, where: bool = False) -> str:
+    """Class and text, cut to `MESSAGE_LIMIT` characters; on request also the innermost place."""
     place = ""
     frames = traceback.extract_tb(error.__traceback__)
     if where and frames:
         last = frames[-1]
         place = f" ({os.path.basename(last.filename)}:{last.lineno} {last.name})"
-    return f"{type(error).__name__}: {text}"[:MESSAGE_LIMIT] + place
+    return f"{type(error).__name__}: {one_line(error) or 'no message'}"[:MESSAGE_LIMIT] + place

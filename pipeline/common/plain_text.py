@@ -35,8 +35,3 @@ def visible(text: str, *, keep: str = "") -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c in keep else _shown(c) for c in text)
-
-
-def one_line(error: BaseException | str) -> str:
-    """A message as one visible line: line breaks become spaces."""
-    return visible(" ".join(str(error).split()))

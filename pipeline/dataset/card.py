@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from earmill.pipeline.common.plain_text import one_line
+from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.croissant import croissant
 from earmill.pipeline.dataset.description import DatasetFile

@@ -20,7 +20,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome, WorkerInfo
 
 WARMING, READY, DEAD = "warming", "ready", "dead"
@@ -216,10 +216,10 @@ def _result(ref: Any) -> Outcome | Lost:
         return Lost(f"the worker process died: {_cause(error)}")
     except RayTaskError as error:
         # The process lives, but the call never reached our own guard: unpickling, for one.
-        return Outcome(ok=False, stage="rows", message=one_line(error.cause or error))
+        return Outcome(ok=False, stage="rows", message=named_line(error.cause or error))
     except RayError as error:
         # Killed for memory, node gone, and whatever else Ray calls a lost task.
-        return Lost(one_line(error))
+        return Lost(named_line(error))
 
 
 def _cause(error: ActorDiedError) -> str:

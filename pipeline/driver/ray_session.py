@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from earmill.pipeline.common.errors import EarmillError, RunStopped, SpecError
+from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.driver.private_ray import private_ray, shut_down
 
 if TYPE_CHECKING:
@@ -122,10 +123,9 @@ def _wanted(address: str | None) -> str | None:
 
 
 def _unreachable(address: str, error: Exception) -> ClusterError:
-    reason = " ".join(str(error).split())
     return ClusterError(
-        f"expected a running Ray cluster at {address}, got: {reason[:300]}; start it, or leave "
-        "out --ray-address and RAY_ADDRESS to run on this machine"
+        f"expected a running Ray cluster at {address}, got: {one_line(error)[:300]}; start it, or "
+        "leave out --ray-address and RAY_ADDRESS to run on this machine"
     )
 
 

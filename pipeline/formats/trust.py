@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.formats.parquet.long_rows import LongRows
 from earmill.pipeline.formats.rows import OutFile
 
@@ -194,10 +195,9 @@ def named_damage(where: str, file: str) -> Iterator[None]:
 
 
 def _damaged(where: str, file: str, err: BaseException) -> CommitError:
-    text = " ".join(str(err).split())
     return CommitError(
         f"{where}: {file} is missing or damaged although it is committed "
-        f"({type(err).__name__}: {text}); run `earmill verify`"
+        f"({named_line(err)}); run `earmill verify`"
     )
 
 

@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import EarmillError, RowError, SourceError, SourceOutage
 from earmill.pipeline.common.faults import Fault, fault_of, http_status
-from earmill.pipeline.common.redact import redact_text
+from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.common.retries import Retries, T
 
 FILE = "file://"
@@ -149,7 +149,7 @@ def source_errors(uri: str) -> Iterator[None]:
         raise SourceError(f"source {uri}: not found; check source.uri") from error
     except Exception as error:
         kind = SourceOutage if fault_of(error) is Fault.OUTAGE else SourceError
-        raise kind(f"source {uri}: cannot be read: {one_line(error)}") from error
+        raise kind(f"source {uri}: cannot be read: {named_line(error)}") from error
 
 
 def answered(work: Callable[[], T]) -> T:
@@ -162,12 +162,6 @@ def answered(work: Callable[[], T]) -> T:
         return fault_of(error) is Fault.OUTAGE and silent < SILENT_TRIES
 
     return OPEN_RETRIES.run(work, worth_it)
-
-
-def one_line(error: BaseException) -> str:
-    """Class and text of an exception on one line, without secrets, at most 300 characters."""
-    text = redact_text(" ".join(str(error).split()))
-    return f"{type(error).__name__}: {text}"[:300]
 
 
 def stat_fields(info: Mapping[str, Any]) -> dict[str, Any]:

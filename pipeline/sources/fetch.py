@@ -31,8 +31,9 @@ from fsspec.implementations.local import LocalFileSystem
 from earmill.pipeline.common.checksum import sha256_of
 from earmill.pipeline.common.errors import AbsentError, RowError, SourceOutage, UnreadableError
 from earmill.pipeline.common.faults import Fault, fault_of
+from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.common.retries import Retries, T
-from earmill.pipeline.sources.base import Fetched, Item, filesystem, one_line
+from earmill.pipeline.sources.base import Fetched, Item, filesystem
 from earmill.pipeline.sources.regular import open_regular
 from earmill.pipeline.storage.owned_folders import own_folder
 
@@ -154,7 +155,7 @@ def check_arrived(stream: BinaryIO, uri: str) -> None:
     """Raise SourceOutage where a read failed below a decoder, whatever that made of it."""
     failure = getattr(stream, "failure", None)
     if failure is not None:
-        raise SourceOutage(f"{uri}: cannot be read: {one_line(failure)}") from failure
+        raise SourceOutage(f"{uri}: cannot be read: {named_line(failure)}") from failure
 
 
 Options = Callable[[str], Mapping[str, Any]]
@@ -321,8 +322,8 @@ def failed(uri: str, error: Exception) -> RowError:
     if isinstance(error, RowError):
         return error
     if fault_of(error) is Fault.REFUSED:
-        return AbsentError(f"{uri}: cannot be fetched: {one_line(error)}")
-    raise SourceOutage(f"{uri}: cannot be fetched: {one_line(error)}") from error
+        return AbsentError(f"{uri}: cannot be fetched: {named_line(error)}")
+    raise SourceOutage(f"{uri}: cannot be fetched: {named_line(error)}") from error
 
 
 def _load(fs: Any, path: str, size: int | None, touch: Callable[[], None]) -> Blob:

@@ -29,13 +29,13 @@ from earmill.pipeline.common.errors import (
     UnreadableError,
 )
 from earmill.pipeline.common.faults import Fault, fault_of, http_status
+from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.common.redact import redact_uris
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,
     filesystem,
     is_local,
-    one_line,
     source_errors,
 )
 from earmill.pipeline.sources.confine import is_relative, resolved, suggestions
@@ -229,8 +229,8 @@ class HfSource:
         # costs one row. Bytes that do not arrive, a table that is gone too, are no row's fault.
         except Exception as error:
             if _is_away(error):
-                raise SourceOutage(f"{item.uri}: cannot be read: {one_line(error)}") from error
-            raise UnreadableError(f"{item.uri}: cannot be read: {one_line(error)}") from error
+                raise SourceOutage(f"{item.uri}: cannot be read: {named_line(error)}") from error
+            raise UnreadableError(f"{item.uri}: cannot be read: {named_line(error)}") from error
 
     def _row_at(self, place: Place) -> HfRow:
         if place.shard is None:

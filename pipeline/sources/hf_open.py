@@ -16,7 +16,8 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.hints import nearest
-from earmill.pipeline.sources.base import filesystem, is_local, one_line, public_uri
+from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.sources.base import filesystem, is_local, public_uri
 from earmill.pipeline.sources.confine import Confinement, store_of
 from earmill.pipeline.spec.source import HfSpec
 
@@ -67,8 +68,8 @@ def check_hub_id(spec: HfSpec) -> None:
 def _neither(spec: HfSpec, error: Exception) -> SourceError:
     return SourceError(
         f"source {spec.uri}: no such file or folder in {os.getcwd()}, and no dataset of that name "
-        f"on the hub ({one_line(error)}); check source.uri, or set HF_HUB_OFFLINE=1 for a copy in "
-        "the local cache"
+        f"on the hub ({named_line(error)}); check source.uri, or set HF_HUB_OFFLINE=1 for a copy "
+        "in the local cache"
     )
 
 

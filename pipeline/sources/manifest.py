@@ -25,6 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 from earmill.pipeline.common.arrow_types import Columns, has_text
 from earmill.pipeline.common.errors import OutsideError, SourceError
 from earmill.pipeline.common.hints import nearest
+from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.redact import MASK, has_secrets, redact, redact_uris
 from earmill.pipeline.sources.base import (
     Fetched,
@@ -114,7 +115,7 @@ class ManifestSource:
             raw = answered(lambda: self._fs.cat_file(self._path))
             columns, self._carried = READERS[suffix](raw, self._untyped)
         except (ValueError, csv.Error) as error:
-            raise SourceError(f"source {self._spec.uri}: {' '.join(str(error).split())}") from error
+            raise SourceError(f"source {self._spec.uri}: {one_line(error)}") from error
         columns = self._renamed(columns)
         if "uri" not in columns:
             hint = _columns_hint(columns)

@@ -18,6 +18,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.sources.base import Scalar, as_text
 from earmill.pipeline.sources.scalars import INTEGER, public_value, scalar
@@ -155,7 +156,7 @@ class Samples:
         try:
             columns = _columns(suffix, content.decode("utf-8"))
         except ValueError as error:
-            sample.problem = f"its .{suffix} cannot be read: {' '.join(str(error).split())}"
+            sample.problem = f"its .{suffix} cannot be read: {one_line(error)}"
             return
         twice = sorted(columns.keys() & sample.columns.keys())
         if twice:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from earmill.pipeline.audio.channels import BINAURAL, EARS
 from earmill.pipeline.audio.resample import DEFAULT_QUALITY, QUALITIES
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.common.plain_text import one_line
+from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import MAX_YAML_BYTES
 from earmill.pipeline.spec.explain import explain
 from earmill.pipeline.spec.section import Options, SpecModel, plain_uri

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import MAX_YAML_BYTES, BoundedComposer, TooMuchError
 
 # YAML 1.2 core schema float: a number with a dot, an exponent, or both.
@@ -64,17 +65,17 @@ def load_yaml(text: str, *, name: str) -> Any:
     try:
         return yaml.load(text, Loader=StrictLoader)
     except yaml.YAMLError as error:
-        raise SpecError(f"{name}: not valid YAML: {_one_line(error)}") from error
+        raise SpecError(f"{name}: not valid YAML: {_problem(error)}") from error
     except SpecError as error:
         raise SpecError(f"{name}: {error}") from error
     except TooMuchError as error:
         raise SpecError(f"{name}: refused: {error}; write the values out") from None
     # An unhashable key such as `{a: 1}: 2`, a date such as 2024-13-01, a number of 5000 digits.
     except (TypeError, ValueError, OverflowError) as error:
-        raise SpecError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise SpecError(f"{name}: not valid YAML: {one_line(error)}") from error
 
 
-def _one_line(error: yaml.YAMLError) -> str:
+def _problem(error: yaml.YAMLError) -> str:
     """Problem and place, without the snippet of the text that PyYAML adds: it may be a secret."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
@@ -82,7 +83,7 @@ def _one_line(error: yaml.YAMLError) -> str:
         alias = error.context == ALIAS_PROBLEM or "undefined alias" in str(error.problem)
         hint = "; put quotes around a value that begins with *" if alias else ""
         return f"{error.problem} {place}{hint}"
-    return " ".join(str(error).split())
+    return one_line(error)
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -12,13 +12,12 @@ from contextlib import contextmanager
 
 from earmill.pipeline.common.errors import EarmillError, OutputError, StorageError
 from earmill.pipeline.common.faults import http_status
-from earmill.pipeline.common.plain_text import one_line
+from earmill.pipeline.common.one_line import named_line
 
 STORE_PACKAGES = frozenset(
     "adlfs aiobotocore aiohttp azure boto3 botocore fsspec gcsfs google httpcore httpx "
     "huggingface_hub ossfs paramiko pyarrow requests s3fs urllib3".split()
 )
-MESSAGE_CHARS = 300
 CREDENTIALS = (
     "set them in the environment of this process (AWS_*, GOOGLE_APPLICATION_CREDENTIALS) "
     "or in storage_options"
@@ -35,9 +34,8 @@ def is_store_error(error: BaseException) -> bool:
 
 def store_line(error: BaseException) -> str:
     """One line: what is wrong with the place, the error itself, what to do."""
-    said = f"{type(error).__name__}: {one_line(error)}"[:MESSAGE_CHARS]
     problem, advice = _diagnosis(error)
-    return f"{problem} ({said}); {advice}"
+    return f"{problem} ({named_line(error)}); {advice}"
 
 
 @contextmanager

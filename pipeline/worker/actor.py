@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from earmill.pipeline.common.errors import EarmillError, SourceOutage, StorageError
 from earmill.pipeline.common.faults import Fault, chain, fault_of, is_machine_fault
-from earmill.pipeline.common.one_line import MESSAGE_LIMIT, one_line
+from earmill.pipeline.common.one_line import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.worker.messages import (
     CONCURRENT_SHARDS,
     Outcome,
@@ -98,12 +98,12 @@ class ShardWorker:
 def _failed(stage: str, error: BaseException) -> Outcome:
     """What an exception says: of the shard, of the world around it, or that it is hopeless."""
     if stage == "publish" and is_permanent(error):
-        return Outcome(ok=False, stage=stage, message=one_line(error), permanent=True)
+        return Outcome(ok=False, stage=stage, message=named_line(error), permanent=True)
     outage = outage_of(stage, error)
     if outage:
-        text = " ".join(str(error).split()) if isinstance(error, EarmillError) else one_line(error)
+        text = one_line(error) if isinstance(error, EarmillError) else named_line(error)
         return Outcome(ok=False, stage=stage, message=text[:MESSAGE_LIMIT], outage=outage)
-    return Outcome(ok=False, stage=stage, message=one_line(error, where=stage == "rows"))
+    return Outcome(ok=False, stage=stage, message=named_line(error, where=stage == "rows"))
 
 
 def outage_of(stage: str, error: BaseException) -> str:

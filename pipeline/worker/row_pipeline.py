@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
+from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.formats.casting import Caster, as_stored
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
 from earmill.pipeline.sources.base import Item, Source
@@ -347,8 +348,8 @@ def check_streamable(extractors: Sequence[Extractor], long_s: float, item: Item)
 
 def quarantined(row_id: str, item: Item, error: RowError, attempts: int) -> QuarantineRow:
     """The quarantine row of an error."""
-    message = " ".join(str(error).split())
-    return QuarantineRow(row_id, item.uri, error.stage, error.error_class, message, attempts)
+    said = one_line(error)
+    return QuarantineRow(row_id, item.uri, error.stage, error.error_class, said, attempts)
 
 
 def _nbytes(entry: Prepared) -> int:

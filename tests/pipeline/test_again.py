@@ -21,7 +21,7 @@ import pytest
 from earmill import open_features
 from earmill.jobs.cli import run as command
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.recompute import Chooser, damaged, quarantined
 from earmill.pipeline.dataset.snapshot import current_index
@@ -83,7 +83,7 @@ class OneByOne:
                 outcome = Outcome(ok=True)
             except Exception as error:
                 cause = error.__cause__ or error
-                outcome = Outcome(ok=False, stage="publish", message=one_line(cause))
+                outcome = Outcome(ok=False, stage="publish", message=named_line(cause))
             ledger.shard_ended(assignment.work, outcome)
             done += 1
         return ledger.result

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from earmill.pipeline.common.errors import CommitError, SpecError
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.deadlines import (
     BASE_S,
@@ -228,12 +228,12 @@ def test_permanent_errors_are_found_behind_others() -> None:
     assert not is_permanent(CommitError("the file did not read back"))
 
 
-def test_one_line_names_the_place() -> None:
+def test_named_line_names_the_place() -> None:
     try:
         raise ValueError("first\nsecond")
     except ValueError as error:
-        assert one_line(error) == "ValueError: first second"
-        assert "test_one_line_names_the_place" in one_line(error, where=True)
+        assert named_line(error) == "ValueError: first second"
+        assert "test_named_line_names_the_place" in named_line(error, where=True)
 
 
 def test_rays_printer_threads_are_kept_off_the_output(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,11 +11,10 @@ import pyarrow.parquet
 import pytest
 
 from earmill.pipeline.common.errors import EarmillError, SourceError, SpecError, UnreadableError
-from earmill.pipeline.common.one_line import one_line as outcome_line
+from earmill.pipeline.common.one_line import named_line, one_line
 from earmill.pipeline.common.redact import has_secrets, redact, redact_text
 from earmill.pipeline.planning.plan import Plan, make_plan
 from earmill.pipeline.sources import Item
-from earmill.pipeline.sources.base import one_line
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.row_pipeline import quarantined
@@ -109,7 +108,7 @@ def job(kind: str, uri: str, **source: object) -> dict[str, object]:
 def test_messages_hold_none(uri: str, public: str) -> None:
     """Errors of other programs quote the uri they were given."""
     foreign = ValueError(f"403, message='Forbidden', url='{uri}'")
-    for line in (one_line(foreign), outcome_line(foreign), str(SourceError(f"source {uri}: x"))):
+    for line in (one_line(foreign), named_line(foreign), str(SourceError(f"source {uri}: x"))):
         assert "hush" not in line
         assert public in line
     for kind in EarmillError.__subclasses__():
