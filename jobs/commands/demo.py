@@ -155,7 +155,7 @@ def _summary(uri: str, end: JobFinished, shapes: dict[str, dict[str, tuple[int, 
     """What happened to each file, and to the whole."""
     from earmill.jobs.demo_report import markdown_table
     from earmill.pipeline.dataset.snapshot import current_index
-    from earmill.pipeline.dataset.verify import read_table
+    from earmill.pipeline.storage.arrow_tables import read_table
     from earmill.pipeline.storage.layout import Layout
 
     layout = Layout.open(uri)

@@ -47,7 +47,7 @@ def contents(layout: Layout) -> dict[str, Any]:
     """All that `inspect` shows, as plain values."""
     from earmill.pipeline.dataset.publish import commits
     from earmill.pipeline.dataset.snapshot import current_index
-    from earmill.pipeline.dataset.verify import read_plan
+    from earmill.pipeline.planning.plan import read_row_ids
 
     dataset = _dataset(layout)
     records = list(commits(layout).values())
@@ -69,7 +69,7 @@ def contents(layout: Layout) -> dict[str, Any]:
         "formats": list(dataset.spec["output"]["formats"]),
         "dtype": dataset.spec["output"]["dtype"],
         "shards": len(records),
-        "shards_planned": len(read_plan(layout, dataset.plan_id)),
+        "shards_planned": len(read_row_ids(layout, dataset.plan_id)),
         "rows_ok": sum(record.rows_ok for record in records),
         "rows_bad": sum(record.rows_bad for record in records),
         "bad_by_class": bad_by_class(layout, records),
@@ -83,15 +83,12 @@ def contents(layout: Layout) -> dict[str, Any]:
 
 def quarantined(layout: Layout) -> list[dict[str, Any]]:
     """Every quarantined row that a commit names, in the order of the shards."""
-    from earmill.pipeline.dataset.publish import commits
-    from earmill.pipeline.dataset.verify import read_table
+    from earmill.pipeline.dataset.commit_record import bad_rows, commits
 
     _dataset(layout)
     found = []
     for record in commits(layout).values():
-        path = record.path("quarantine")
-        rows = read_table(layout, path).to_pylist() if path else []
-        found += [{"shard": record.shard, **row} for row in rows]
+        found += [{"shard": record.shard, **row} for row in bad_rows(layout, record).to_pylist()]
     return [{name: row.get(name) for name in QUARANTINE_COLUMNS} for row in found]
 
 
@@ -110,14 +107,10 @@ def _dataset(layout: Layout) -> DatasetFile:
 
 def bad_by_class(layout: Layout, records: list[CommitRecord]) -> dict[str, int]:
     """Quarantined rows by reason, most frequent first."""
-    from earmill.pipeline.dataset.verify import read_table
+    from earmill.pipeline.dataset.commit_record import bad_rows
 
-    paths = [path for record in records if (path := record.path("quarantine"))]
-    reasons = [
-        reason
-        for path in paths
-        for reason in read_table(layout, path, ["error_class"])["error_class"].to_pylist()
-    ]
+    tables = (bad_rows(layout, record) for record in records)
+    reasons = (reason for table in tables for reason in table["error_class"].to_pylist())
     return dict(Counter(reasons).most_common())
 
 

@@ -14,11 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
+import pyarrow as pa
 from pydantic import AfterValidator
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.storage import layout as paths
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import LAYOUT_VERSION, Layout
 from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
 
@@ -165,3 +168,9 @@ def stored_commits(layout: Layout, without: Container[str] = ()) -> dict[str, St
 def commits(layout: Layout, without: Container[str] = ()) -> dict[str, CommitRecord]:
     """The records of `stored_commits` alone."""
     return {shard: stored.record for shard, stored in stored_commits(layout, without).items()}
+
+
+def bad_rows(layout: Layout, record: CommitRecord) -> pa.Table:
+    """The table of quarantined rows that a commit names; an empty one where it names none."""
+    path = record.path("quarantine")
+    return quarantine_table([]) if path is None else read_table(layout, path)

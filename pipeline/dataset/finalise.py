@@ -35,13 +35,13 @@ from earmill.pipeline.dataset.snapshot import (
 from earmill.pipeline.dataset.verify import (
     ShardTables,
     commit_problems,
-    read_plan,
     read_tables,
     table_problems,
 )
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import layout as paths
 from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.layout import CURRENT_FILE, DATASET_FILE, Layout
@@ -78,7 +78,7 @@ def finalise(layout: Layout) -> Finalised:
     dataset = read_dataset(layout)
     if dataset is None:
         raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
-    plan = read_plan(layout, dataset.plan_id)
+    plan = read_row_ids(layout, dataset.plan_id)
     stored = stored_commits(layout)
     _refuse_changed(layout, dataset, stored)
     records = {shard: one.record for shard, one in stored.items()}

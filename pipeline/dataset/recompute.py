@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from earmill.pipeline.dataset.commit_record import commits, generations
+from earmill.pipeline.dataset.commit_record import bad_rows, commits, generations
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.snapshot import is_closed
-from earmill.pipeline.dataset.verify import read_table, verify
+from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.dataset.where import Predicate
 from earmill.pipeline.formats.row_table import QUARANTINE_SCHEMA
 from earmill.pipeline.formats.rows import QuarantineRow
@@ -50,8 +50,7 @@ def quarantined(where: Predicate) -> Chooser:
     def choose(layout: Layout) -> Choice:
         found: dict[str, tuple[QuarantineRow, ...]] = {}
         for shard, record in commits(layout).items():
-            path = record.path("quarantine")
-            rows = read_table(layout, path).to_pylist() if path else []
+            rows = bad_rows(layout, record).to_pylist()
             others = [row for row in rows if not where(row)]
             if len(others) < len(rows):
                 found[shard] = tuple(

@@ -16,7 +16,7 @@ from earmill.pipeline.dataset.commit_record import CommitRecord, generations, re
 from earmill.pipeline.dataset.row_coverage import some
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.storage import layout as paths
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 
 AUDIO = "pcm_sha256"
@@ -69,7 +69,7 @@ def check_replacement(
 def _good_audio(layout: Layout, record: CommitRecord) -> dict[str, str | None] | None:
     """Row id to the hash of its audio, or None where the table of rows is damaged as well."""
     try:
-        table = table_of(layout.read_bytes(str(record.path("rows"))), ["row_id", AUDIO])
+        table = read_table(layout, str(record.path("rows")), ["row_id", AUDIO])
         pairs = zip(table["row_id"].to_pylist(), table[AUDIO].to_pylist(), strict=True)
     except (OSError, KeyError, pa.ArrowException):
         return None

@@ -23,8 +23,9 @@ from earmill.pipeline.dataset.orphans import named_files, published
 from earmill.pipeline.dataset.row_coverage import row_problems, some
 from earmill.pipeline.dataset.verify_closing import check_closing
 from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import layout as paths
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 
 HASH_THREADS = 8
@@ -71,22 +72,6 @@ class ShardTables:
     record: CommitRecord
     rows: pa.Table
     bad: pa.Table | None
-
-
-def read_table(layout: Layout, rel: str, columns: list[str] | None = None) -> pa.Table:
-    """A small Parquet table of the dataset."""
-    return table_of(layout.read_bytes(rel), columns)
-
-
-def read_plan(layout: Layout, plan_id: str) -> dict[str, list[str]]:
-    """Row ids of the stored plan by shard, both in order."""
-    table = read_table(layout, paths.plan_path(plan_id), ["shard", "row_id"])
-    shards: dict[str, list[str]] = {}
-    for shard, row_id in zip(
-        table.column("shard").to_pylist(), table.column("row_id").to_pylist(), strict=True
-    ):
-        shards.setdefault(shard, []).append(row_id)
-    return dict(sorted(shards.items()))
 
 
 def read_tables(layout: Layout, record: CommitRecord) -> ShardTables:
@@ -231,8 +216,8 @@ class _Check:
     def _plan(self) -> dict[str, list[str]] | None:
         plan_id = self._dataset.plan_id
         try:
-            return read_plan(self._layout, plan_id)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as err:
+            return read_row_ids(self._layout, plan_id)
+        except (CommitError, OSError, ValueError, KeyError, pa.ArrowException) as err:
             self.problems.append(f"plan {plan_id} cannot be read: {type(err).__name__}: {err}")
             return None
 

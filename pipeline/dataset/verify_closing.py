@@ -25,7 +25,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import CURRENT_FILE, Layout, commit_path
 
 
@@ -138,6 +138,6 @@ def _not_closed(
 
 def _rows_of(layout: Layout, name: str) -> int | None:
     try:
-        return int(table_of(layout.read_bytes(name), ["row_id"]).num_rows)
+        return int(read_table(layout, name, ["row_id"]).num_rows)
     except (OSError, ValueError, pa.ArrowException):
         return None  # reported by its name

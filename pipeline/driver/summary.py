@@ -13,7 +13,7 @@ from earmill.pipeline.dataset.finalise import STATUS_BAD
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.driver.events import JobFinished
 from earmill.pipeline.driver.shard_tracker import Committed, Result
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 
 EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3
@@ -100,6 +100,6 @@ def _bad_by_class(layout: Layout) -> dict[str, int]:
     name = current_index(layout)
     if name is None:
         return {}
-    table = table_of(layout.read_bytes(name), ["status", "error_class"])
+    table = read_table(layout, name, ["status", "error_class"])
     rows = zip(table["status"].to_pylist(), table["error_class"].to_pylist(), strict=True)
     return dict(Counter(reason for status, reason in rows if status == STATUS_BAD).most_common())

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -29,13 +29,16 @@ from earmill.pipeline.common.arrow_types import (
     type_json,
 )
 from earmill.pipeline.common.errors import CommitError, SourceError
+from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.sources.base import Item, Source
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.arrow_tables import read_table, table_of
 from earmill.pipeline.storage.layout import plan_path
 
 if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec
+
+Row = TypeVar("Row")
 
 # For rows of which nothing is known before they are read.
 UNKNOWN_SECONDS = 10.0
@@ -150,17 +153,29 @@ class Plan:
         path = plan_path(plan_id) if plan_id is not None else _only_plan(store)
         try:
             plan = _decode(store.read_bytes(path))
+        except CommitError as error:
+            raise CommitError(f"{path}: {error}") from error
         except (OSError, KeyError, ValueError) as error:
-            text = " ".join(str(error).split())
             raise CommitError(
-                f"{path}: the plan cannot be read: {text}; restore it from a copy, or take another "
-                "output.uri"
+                f"{path}: the plan cannot be read: {one_line(error)}; restore it from a copy, or "
+                "take another output.uri"
             ) from error
         named = path.removeprefix("plan/").removesuffix(".parquet")
         found = _plan_id(plan.shards, plan.spec_sha256)
         if not plan.plan_id == named == found:
             raise CommitError(f"{path}: expected plan {named}, got rows of plan {found}")
         return plan
+
+
+def read_row_ids(store: Store, plan_id: str) -> dict[str, list[str]]:
+    """Row ids of a stored plan by shard, both in order: two columns, for who needs no more.
+
+    Raises:
+        CommitError: A plan of another version.
+    """
+    table = read_table(store, plan_path(plan_id), ["shard", "row_id"])
+    _check_version(table)
+    return dict(sorted(_by_shard(table, table.column("row_id").to_pylist()).items()))
 
 
 def make_plan(source: Source, spec: JobSpec) -> Plan:
@@ -323,13 +338,8 @@ def _without(extra: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]
 
 def _decode(raw: bytes) -> Plan:
     table = table_of(raw)
-    metadata = table.schema.metadata or {}
-    version = metadata.get(b"version", b"").decode()
-    if version not in (PLAN_VERSION, TYPED_VERSION):
-        raise ValueError(f"expected plan version 1 or 2, got {version!r}")
-    groups: dict[str, list[Item]] = {}
-    for row in table.to_pylist():
-        groups.setdefault(row["shard"], []).append(_item(row))
+    metadata = _check_version(table)
+    groups = _by_shard(table, [_item(row) for row in table.to_pylist()])
     shards = tuple(Shard(shard_id, tuple(items)) for shard_id, items in groups.items())
     about = loads_json(metadata.get(b"about", b"{}"), max_chars=None)
     if "extra_types" not in about:  # written before plans had it
@@ -338,6 +348,25 @@ def _decode(raw: bytes) -> Plan:
         )
     kept = {name: about[name] for name in ABOUT if name in about}
     return Plan(metadata[b"plan_id"].decode(), metadata[b"spec_sha256"].decode(), shards, **kept)
+
+
+def _check_version(table: pa.Table) -> dict[bytes, bytes]:
+    """What the table says of itself, if this release can read it."""
+    metadata: dict[bytes, bytes] = table.schema.metadata or {}
+    version = metadata.get(b"version", b"").decode()
+    if version not in (PLAN_VERSION, TYPED_VERSION):
+        raise CommitError(
+            f"expected a plan of version 1 or 2, got {version!r}; use the release that wrote it"
+        )
+    return metadata
+
+
+def _by_shard(table: pa.Table, rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """What belongs to each row of the table, grouped; shards and rows in their order."""
+    groups: dict[str, list[Row]] = {}
+    for shard_id, row in zip(table.column("shard").to_pylist(), rows, strict=True):
+        groups.setdefault(shard_id, []).append(row)
+    return groups
 
 
 def _item(row: Mapping[str, Any]) -> Item:

@@ -22,7 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, SourceError
-from earmill.pipeline.dataset.commit_record import READ_THREADS, CommitRecord, commits, read_commit
+from earmill.pipeline.dataset.commit_record import (
+    READ_THREADS,
+    CommitRecord,
+    bad_rows,
+    commits,
+    read_commit,
+)
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
@@ -40,7 +46,7 @@ from earmill.pipeline.formats.row_table import (
 )
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import Promise, named_damage
-from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.arrow_tables import read_table, table_of
 from earmill.pipeline.storage.layout import DATASET_FILE, Layout, commit_path, is_shard_id
 
 if TYPE_CHECKING:
@@ -263,11 +269,6 @@ def _check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInf
         )
 
 
-def read_rows(layout: Layout, rel: str) -> pa.Table:
-    """A small Parquet table in one read."""
-    return table_of(layout.read_bytes(rel))
-
-
 def read_quarantine(layout: Layout, catalog: Catalog) -> pa.Table:
     """The quarantined rows of a dataset, in the order of its shards."""
     if catalog.refs:
@@ -277,10 +278,8 @@ def read_quarantine(layout: Layout, catalog: Catalog) -> pa.Table:
         records = commits(layout)
     tables, shards = [quarantine_table([])], []
     for shard, record in sorted(records.items()):
-        rel = record.path("quarantine")
-        if rel is not None:
-            tables.append(read_rows(layout, rel).select(tables[0].column_names))
-            shards += [shard] * len(tables[-1])
+        tables.append(bad_rows(layout, record).select(tables[0].column_names))
+        shards += [shard] * len(tables[-1])
     return pa.concat_tables(tables).append_column("shard", pa.array(shards, pa.string()))
 
 
@@ -347,7 +346,7 @@ def _rows_of(
 
     def of_shard(shard: str) -> pa.Table:
         with named_damage(layout.url(), f"the table of rows of shard {shard}"):
-            table = read_rows(layout, paths[shard].rows)
+            table = read_table(layout, paths[shard].rows)
             names = pa.array([shard] * table.num_rows, pa.string())
             rows = pa.array(np.arange(table.num_rows))
             return _shown(table.append_column("shard", names).append_column("row", rows), streams)

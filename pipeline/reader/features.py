@@ -29,11 +29,11 @@ from earmill.pipeline.reader.catalog import (
     fact_names,
     is_extra,
     read_quarantine,
-    read_rows,
 )
 from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.reader.read_row import Row
 from earmill.pipeline.reader.torch_views import TorchViews
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Features(TorchViews):
         with process.lock:
             shard, paths = self._shard_of(process, position)
             if process.rows[0] != paths.rows:
-                process.rows = (paths.rows, read_rows(process.layout, paths.rows))
+                process.rows = (paths.rows, read_table(process.layout, paths.rows))
             table = process.rows[1]
         names = fact_names(table, self._catalog.streams)
         found = table.select(["row_id", *names]).slice(int(self._rows[position]), 1).to_pylist()

@@ -9,9 +9,21 @@ linter rule keeps the former out of the code.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+
+class Readable(Protocol):
+    """Where tables lie; `earmill.pipeline.storage.layout.Layout` is one."""
+
+    def read_bytes(self, rel: str) -> bytes: ...
+
+
+def read_table(layout: Readable, rel: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """A small table of a dataset (rows, quarantine, index, plan), or some of its columns."""
+    return table_of(layout.read_bytes(rel), columns)
 
 
 def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:

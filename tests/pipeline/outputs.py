@@ -116,6 +116,7 @@ def write_plan(layout: Layout, shards: Mapping[str, Sequence[str]]) -> None:
     """A stored plan, with the columns the output side looks at."""
     pairs = [(shard, row_id) for shard, row_ids in shards.items() for row_id in row_ids]
     table = pa.table({"shard": [p[0] for p in pairs], "row_id": [p[1] for p in pairs]})
+    table = table.replace_schema_metadata({"version": "1"})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     layout.write_bytes(plan_path(PLAN_ID), sink.getvalue().to_pybytes())

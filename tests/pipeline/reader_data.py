@@ -170,7 +170,8 @@ class Writer:
 
         shards, row_ids = zip(*self.planned, strict=True)
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({"shard": shards, "row_id": row_ids}), sink)
+        table = pa.table({"shard": shards, "row_id": row_ids})
+        pq.write_table(table.replace_schema_metadata({"version": "1"}), sink)
         self.layout.put_if_absent(plan_path(PLAN_ID), sink.getvalue().to_pybytes())
         finalise(self.layout)
 

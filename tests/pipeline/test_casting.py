@@ -19,7 +19,6 @@ from earmill.pipeline.common.errors import DtypeRangeError, OutputError
 from earmill.pipeline.dataset.card import readme
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.description import check_dataset
-from earmill.pipeline.dataset.verify import read_table
 from earmill.pipeline.formats.casting import (
     FLOAT16_SCALES,
     Caster,
@@ -29,6 +28,7 @@ from earmill.pipeline.formats.casting import (
     total,
 )
 from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import dataset_file
 from tests.pipeline.reader_data import Writer, make_row, stream

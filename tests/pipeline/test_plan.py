@@ -21,7 +21,14 @@ from earmill.pipeline.common.errors import CommitError, SourceError
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.zarr.write import write_zarr
 from earmill.pipeline.planning.estimate import estimate
-from earmill.pipeline.planning.plan import UNKNOWN_SECONDS, Plan, cut, item_seconds, make_plan
+from earmill.pipeline.planning.plan import (
+    UNKNOWN_SECONDS,
+    Plan,
+    cut,
+    item_seconds,
+    make_plan,
+    read_row_ids,
+)
 from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout, plan_path
@@ -222,6 +229,25 @@ class TestStorage:
         file.write_bytes(file.read_bytes()[:-20])
         with pytest.raises(CommitError, match="the plan cannot be read"):
             Plan.read(layout, plan.plan_id)
+
+    def test_row_ids_alone_are_those_of_the_plan(self, tmp_path: Path) -> None:
+        layout = Layout.open(str(tmp_path))
+        plan = make_plan(ListSource(RICH), spec(shard_rows=2))
+        plan.write(layout)
+        assert list(read_row_ids(layout, plan.plan_id).items()) == [
+            (shard.shard_id, [item.row_id for item in shard.items]) for shard in plan.shards
+        ]
+
+    def test_a_plan_of_another_version_is_refused_by_both_readings(self, tmp_path: Path) -> None:
+        layout = Layout.open(str(tmp_path))
+        plan = make_plan(ListSource(RICH), spec())
+        file = tmp_path / plan.write(layout)
+        table = pa.parquet.read_table(file)
+        metadata = {**table.schema.metadata, b"version": b"3"}
+        pa.parquet.write_table(table.replace_schema_metadata(metadata), file)
+        for read in (Plan.read, read_row_ids):
+            with pytest.raises(CommitError, match=r"version 1 or 2, got '3'; use the release"):
+                read(layout, plan.plan_id)
 
     def test_without_an_id_there_must_be_one(self, tmp_path: Path) -> None:
         layout = Layout.open(str(tmp_path))
