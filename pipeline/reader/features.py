@@ -158,12 +158,14 @@ class Features(TorchViews):
         """Row by its id.
 
         Raises:
-            KeyError: No good row has it.
+            KeyError: No good row has it. TypeError: Not text.
         """
         return self[self.index_of(row_id)]
 
     def index_of(self, row_id: str) -> int:
-        """Position of a row id."""
+        """Position of a row id; raises as `by_id`."""
+        if not isinstance(row_id, str):
+            raise TypeError(f"row ids are text, got {row_id!r}; rows by number are ds[{row_id!r}]")
         order, ids = self._catalog.id_order, self.table.column("row_id")
         low, high = 0, len(order)
         while low < high:

@@ -68,6 +68,7 @@ def open_features(
         SourceError: No feature set there, or nothing committed yet.
         CommitError: A mix of specs, or an index without its commits.
         ValueError: A format, stream or dtype that this set does not have.
+        TypeError: No path, and no list of paths.
     Example:
         ds = open_features("s3://bucket/features", dtype="float32")
         row = ds[0]
@@ -82,6 +83,11 @@ def open_features(
 
     if isinstance(uri, str | os.PathLike):
         return open_one(uri, dtype)
+    if not isinstance(uri, list | tuple):
+        raise TypeError(
+            f"expected the place of a feature set, or a list of places, got {uri!r}; "
+            'open_features("features")'
+        )
     sets = [open_one(place, dtype) for place in uri]
     if len({each.dtype for each in sets}) > 1:
         widest = np.result_type(*(each.dtype for each in sets)).name
@@ -99,6 +105,8 @@ def _open(
 ) -> Features:
     if not (isinstance(cache_bytes, numbers.Real) and cache_bytes >= 0):
         raise ValueError(f"cache_bytes must be a number of bytes from 0, got {cache_bytes!r}")
+    if not isinstance(uri, str | os.PathLike) or not os.fspath(uri):
+        raise TypeError(f"expected a path or a URI of a feature set, got {uri!r}")
     layout = Layout.open(os.fspath(uri), storage_options)
     catalog = load_catalog(layout)
     chosen = catalog.choose_streams(streams)

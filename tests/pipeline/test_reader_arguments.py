@@ -10,7 +10,12 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.reader.features import Features
-from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureLoader, FeatureStream
+from earmill.pipeline.reader.torch_datasets import (
+    STATE_VERSION,
+    FeatureDataset,
+    FeatureLoader,
+    FeatureStream,
+)
 
 from .reader_data import write_set
 
@@ -21,6 +26,21 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> Features:
     place: Path = tmp_path_factory.mktemp("arguments")
     write_set(place, n_rows=12, formats=("parquet",))
     return open_features(place)
+
+
+@pytest.mark.parametrize("uri", [None, 5, b"x", "", {"a": 1}, [None], [""], iter("ab")])
+def test_what_is_no_place_is_no_feature_set(uri: Any) -> None:
+    with pytest.raises(TypeError, match=r"expected (the place|a path or a URI) of a feature set"):
+        open_features(uri)
+
+
+@pytest.mark.parametrize("row_id", [5, None, b"x", 1.5])
+def test_a_row_id_is_text(ds: Features, row_id: Any) -> None:
+    both = open_features([ds._uri])
+    for rows in (ds, both):
+        for call in (rows.by_id, rows.index_of):
+            with pytest.raises(TypeError, match=f"row ids are text, got {row_id!r}"):
+                call(row_id)
 
 
 @pytest.mark.parametrize("cache_bytes", ["1", -1, None, float("nan")])
@@ -66,7 +86,7 @@ def test_a_state_out_of_its_epoch_leaves_no_rows_out(
     with pytest.raises(error, match=message):
         stream.load_state_dict(stream.state_dict() | changed)
     with pytest.raises(ValueError, match=r"got one without \['batch_size', "):
-        stream.load_state_dict({"version": 1})
+        stream.load_state_dict({"version": STATE_VERSION})
     assert len(list(stream)) == 12
 
 
