@@ -28,8 +28,8 @@ from earmill.pipeline.reader.catalog import (
     is_extra,
     load_catalog,
     read_quarantine,
-    read_rows,
 )
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (
     LOUDNESS_HZ,
@@ -173,7 +173,7 @@ class TestRows:
 
     def test_facts_are_what_is_left_of_a_table_of_rows(self, closed: Path) -> None:
         catalog, layout = catalog_of(closed), Layout.open(str(closed))
-        table = read_rows(layout, catalog.shard_paths(layout, "00000").rows)
+        table = read_table(layout, catalog.shard_paths(layout, "00000").rows)
         names = fact_names(table, catalog.streams)
         assert {"uri", "rate_hz", "pcm_sha256", "gain_db", "calibration"} <= set(names)
         assert not {"row_id", "seconds", "modulation_start", "extra_label"} & set(names)
