@@ -19,10 +19,11 @@ import pyarrow as pa
 
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
-from earmill.pipeline.dataset.croissant import croissant
+from earmill.pipeline.dataset.croissant import croissant, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.snapshot import described
 from earmill.pipeline.formats.casting import CastError, total
+from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.storage.layout import CROISSANT_FILE, README_FILE, Layout
@@ -70,7 +71,7 @@ def readme(
 
 def _front_matter(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
     lines = [f"pretty_name: {json.dumps(dataset.name)}", "tags:", "- audio", "- auditory-model"]
-    files = [path for record in records if (path := record.path("parquet"))]
+    files = parts_of(records, tabular(records))
     if files:
         # One by one, however many: a pattern would match what no commit names as well.
         lines += ["configs:", "- config_name: default", "  data_files:"]
@@ -208,13 +209,9 @@ def _cast_errors(records: Sequence[CommitRecord]) -> str:
 def _reading(records: Sequence[CommitRecord]) -> str:
     formats = {fmt for record in records for fmt in record.formats}
     lines = ["import earmill", 'ds = earmill.open_features("path/to/this/folder")']
-    if "parquet" in formats:
-        lines += ["# or", "from datasets import load_dataset"]
-        lines += ['ds = load_dataset("path/to/this/folder")  # the files listed above, no others']
-    if "zarr" in formats:
-        example = next(path for record in records if (path := record.path("zarr")))
-        lines += ["# or", "import xarray"]
-        lines += [f'ds = xarray.open_zarr("{example}", group="<stream>")']
+    for name in sorted(formats):
+        code = format_of(name).reading(parts_of(records, name))
+        lines += ["# or", *code] if code else []
     return "## Reading\n\n```python\n" + "\n".join(lines) + "\n```"
 
 

@@ -18,6 +18,8 @@ import pyarrow as pa
 from pydantic import AfterValidator
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.format import format_name
+from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.storage import layout as paths
@@ -54,7 +56,7 @@ class CommitRecord(Strict):
     attempt: str
     plan_id: str
     spec_sha256: str
-    formats: tuple[Annotated[str, AfterValidator(paths.known_format)], ...]
+    formats: tuple[Annotated[str, AfterValidator(format_name)], ...]
     dtype: str
     rows_ok: int
     rows_bad: int
@@ -69,14 +71,18 @@ class CommitRecord(Strict):
     replaces: str | None = None
 
     def path(self, kind: str) -> str | None:
-        """Path of the `zarr`, `parquet`, `rows` or `quarantine` part; None where there is none."""
-        if kind in paths.DATA_SUFFIXES:
-            return paths.data_path(self.shard, self.attempt, kind) if kind in self.formats else None
+        """Path of the `rows`, the `quarantine`, or a format's part; None where there is none.
+
+        Raises:
+            ExtensionError: The shard has a part of this format, which is not installed here.
+        """
         if kind == "rows":
             return paths.rows_path(self.shard, self.attempt)
         if kind == "quarantine":
             return paths.quarantine_path(self.shard, self.attempt) if self.rows_bad else None
-        raise ValueError(f"kind is zarr, parquet, rows or quarantine, got {kind!r}")
+        if kind not in self.formats:
+            return None
+        return paths.data_path(self.shard, self.attempt, format_of(kind).suffix)
 
     def to_json(self) -> str:
         """The record as JSON text; `from_json` gives an equal record."""

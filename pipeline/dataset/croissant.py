@@ -14,6 +14,7 @@ from typing import Any
 
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.publish import CommitRecord
+from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
 
@@ -113,10 +114,9 @@ def _lineage(dataset: DatasetFile, records: Sequence[CommitRecord]) -> dict[str,
 
 def _distribution(records: Sequence[CommitRecord], index: OutFile) -> list[dict[str, Any]]:
     found = [
-        _file_set("rows", PARQUET, _named(records, "rows")),
-        _file_set("features-parquet", PARQUET, _named(records, "parquet")),
-        _file_set("features-zarr", "application/vnd+zarr", _named(records, "zarr")),
-        _file_set("quarantine", PARQUET, _named(records, "quarantine")),
+        _file_set("rows", PARQUET, parts_of(records, "rows")),
+        *(_feature_files(records, name) for name in _formats(records)),
+        _file_set("quarantine", PARQUET, parts_of(records, "quarantine")),
     ]
     return [
         {
@@ -133,10 +133,24 @@ def _distribution(records: Sequence[CommitRecord], index: OutFile) -> list[dict[
     ]
 
 
-def _named(records: Sequence[CommitRecord], kind: str) -> list[str]:
-    """The committed files of a kind, one by one: a pattern would match garbage as well."""
-    parts = [part for record in records if (part := record.path(kind))]
-    return [f"{part}/**" for part in parts] if kind == "zarr" else parts
+def _formats(records: Sequence[CommitRecord]) -> list[str]:
+    return sorted({name for record in records for name in record.formats})
+
+
+def tabular(records: Sequence[CommitRecord]) -> str:
+    """The format whose files are tables that others read; empty where none is."""
+    return next((name for name in _formats(records) if format_of(name).is_table), "")
+
+
+def parts_of(records: Sequence[CommitRecord], kind: str) -> list[str]:
+    """The committed parts of a kind, one by one: a pattern would match garbage as well."""
+    return [part for record in records if (part := record.path(kind))]
+
+
+def _feature_files(records: Sequence[CommitRecord], name: str) -> dict[str, Any]:
+    found, parts = format_of(name), parts_of(records, name)
+    includes = [f"{part}/**" for part in parts] if found.is_folder else parts
+    return _file_set(f"features-{name}", found.media_type, includes)
 
 
 def _file_set(name: str, encoding: str, includes: list[str]) -> dict[str, Any]:
@@ -151,8 +165,9 @@ def _file_set(name: str, encoding: str, includes: list[str]) -> dict[str, Any]:
 
 def _record_sets(dataset: DatasetFile, records: Sequence[CommitRecord]) -> list[dict[str, Any]]:
     sets = [_index_set()]
-    if any(record.path("parquet") for record in records):
-        sets.append(_feature_set(dataset.streams))
+    table = tabular(records)
+    if table:
+        sets.append(_feature_set(dataset.streams, f"features-{table}"))
     return sets
 
 
@@ -194,8 +209,8 @@ def _index_set() -> dict[str, Any]:
     }
 
 
-def _feature_set(streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    source = {"fileSet": {"@id": "features-parquet"}}
+def _feature_set(streams: Sequence[Mapping[str, Any]], files: str) -> dict[str, Any]:
+    source = {"fileSet": {"@id": files}}
     row_id = _field("features", "row_id", "sc:Text", source, "Unique name of the row")
     # Spelled as a source: the bare reference of the specification breaks mlcroissant 1.1.
     row_id["references"] = {"field": {"@id": "index-rows/row_id"}}

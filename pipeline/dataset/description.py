@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.formats.format import format_name
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.spec.changes import describe_changes
 from earmill.pipeline.storage.layout import (
@@ -21,7 +22,6 @@ from earmill.pipeline.storage.layout import (
     LAYOUT_VERSION,
     README_FILE,
     Layout,
-    known_format,
 )
 from earmill.pipeline.storage.store_errors import store_errors
 from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
@@ -111,7 +111,7 @@ def _check_shape(found: DatasetFile) -> None:
     if not all(isinstance(value, str) for value in (*names, output["dtype"])):
         raise TypeError("expected text in streams, spec.extract and spec.output.dtype")
     for fmt in output["formats"]:
-        known_format(fmt)
+        format_name(fmt)
 
 
 def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:

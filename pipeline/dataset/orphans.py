@@ -18,7 +18,8 @@ from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.storage.layout import Layout
 
 PUBLISHED = ("data", "rows", "quarantine")
-_PART = re.compile(r"(?:data|rows|quarantine)/([0-9]{5,})-([0-9a-f]{8})\.(?:zarr|parquet)")
+# Of any format, installed here or not.
+_PART = re.compile(r"(?:data|rows|quarantine)/([0-9]{5,})-([0-9a-f]{8})\.[^/]+")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,14 @@ from earmill.pipeline.dataset.commit_record import (
 from earmill.pipeline.dataset.replace import check_replacement
 from earmill.pipeline.dataset.row_coverage import check_rows, in_plan_order, plan_rows_covered
 from earmill.pipeline.formats.digest import ShardDigest, differences, digest_rows
-from earmill.pipeline.formats.registry import Encoding, encode, read_back, row_table, write_table
+from earmill.pipeline.formats.registry import (
+    Encoding,
+    encode,
+    format_of,
+    read_back,
+    row_table,
+    write_table,
+)
 from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
 from earmill.pipeline.storage import layout as paths
@@ -165,7 +172,7 @@ class _Shard:
     ) -> None:
         """Write every part under `folder` at its later relative path, and check the features."""
         for fmt in formats:
-            name = paths.data_path(self.shard_id, self.attempt, fmt)
+            name = paths.data_path(self.shard_id, self.attempt, format_of(fmt).suffix)
             with self._timed(f"encode_{fmt}"):
                 path = encode(fmt, rows, streams, folder=folder, name=name, encoding=self.encoding)
             with self._timed(f"check_{fmt}"):

@@ -22,6 +22,7 @@ from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.orphans import named_files, published
 from earmill.pipeline.dataset.row_coverage import row_problems, some
 from earmill.pipeline.dataset.verify_closing import check_closing
+from earmill.pipeline.formats.registry import installed
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import layout as paths
@@ -290,7 +291,9 @@ def _belongs(dataset: DatasetFile, shard: str, record: CommitRecord) -> bool:
 def _unnamed_parts(record: CommitRecord) -> list[str]:
     """Parts that the record must have but does not list."""
     listed = {file.path for file in record.files}
-    wanted = [record.path(kind) for kind in (*record.formats, "rows", "quarantine")]
+    # Of a format that is not installed here, the name of its part is unknown, its files are not.
+    kinds = (*installed(record.formats), "rows", "quarantine")
+    wanted = [record.path(kind) for kind in kinds]
     return [
         f"shard {record.shard}: the commit names no file of {part}"
         for part in wanted

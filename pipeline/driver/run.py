@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
+from earmill.pipeline.common.extension_points import FORMATS, SOURCES
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import DriverLock
@@ -38,6 +39,7 @@ from earmill.pipeline.driver.source_changes import source_changed
 from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.driver.summary import RESUME, summarise
 from earmill.pipeline.formats.casting import as_stored
+from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.planning.plan import Plan, Shard, make_plan, skipped_text
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.changes import describe_changes
@@ -109,6 +111,7 @@ def _run_job(
     sink(events.Step("checking source, output and models"))
     check_address(ray_address)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
+    check_formats(spec.output.formats)
     source = open_source(spec.source)
     stored = _stored_dataset(spec, layout)
     extractors = validate_models(spec)
@@ -234,11 +237,20 @@ def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> Dat
         buffers_sha256={
             _unique(index, spec): model.buffers_sha256() for index, model in enumerate(extractors)
         },
-        provenance=run_provenance(described, device="cpu", dtype=spec.output.dtype),
+        provenance=run_provenance(described, device="cpu", dtype=spec.output.dtype)
+        | {"extensions": _extensions(spec)},
         extra_types=plan.extra_types,
         extra_labels=plan.extra_labels,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _extensions(spec: JobSpec) -> dict[str, object]:
+    """The distributions that bring the job's source and formats: what a reader may have to get."""
+    return {
+        "source": SOURCES.owner(spec.source.kind),
+        "formats": {name: FORMATS.owner(name) for name in spec.output.formats},
+    }
 
 
 def _unique(index: int, spec: JobSpec) -> str:

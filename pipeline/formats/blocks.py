@@ -102,7 +102,8 @@ class ShardReader(Protocol):
         """Let go of file handles."""
 
 
-def _other_row(rel: str, span: FrameSpan, found: object) -> CommitError:
+def other_row(rel: str, span: FrameSpan, found: object) -> CommitError:
+    """The file at `rel` has another row where the index has this one."""
     there = "nothing" if found is None else repr(str(found))
     return CommitError(
         f"{rel}: the index has row {span.row_id!r} at {span.row}, the file holds {there} there; "
@@ -110,7 +111,8 @@ def _other_row(rel: str, span: FrameSpan, found: object) -> CommitError:
     )
 
 
-def _outside(rel: str, what: str, wanted: int, there: int) -> CommitError:
+def outside(rel: str, what: str, wanted: int, there: int) -> CommitError:
+    """The index reaches beyond what the file at `rel` holds."""
     return CommitError(
         f"{rel}: the index expects {wanted} of {what}, the file holds {there}; "
         "the file is damaged or does not belong to this index: run `earmill verify`"

@@ -1,48 +1,113 @@
-"""The writers of one shard, by format name.
-
-Each writes privately into a local folder, without the time, the host or a random value, so that
-equal rows give equal bytes; each can read its own file back as a `ShardDigest`, which must equal
-the one taken from the rows before anything is published. Zarr suits long files and time slices,
-Parquet suits row access and SQL.
-"""
+"""The formats that are installed, by name: the entry points of `earmill.formats`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from earmill.pipeline.common.errors import ExtensionError, SpecError
+from earmill.pipeline.common.extension_points import FORMATS
+from earmill.pipeline.common.hints import alternatives
 from earmill.pipeline.formats.digest import ShardDigest
-from earmill.pipeline.formats.parquet.write import digest_parquet, write_parquet
+from earmill.pipeline.formats.format import Encoding, Format
 from earmill.pipeline.formats.row_table import row_table, write_table
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.zarr.write import digest_zarr, write_zarr
+from earmill.pipeline.storage.layout import is_suffix
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
-__all__ = ["FORMATS", "Encoding", "encode", "read_back", "row_table", "write_table"]
+__all__ = [
+    "Encoding",
+    "Format",
+    "check_formats",
+    "chosen",
+    "encode",
+    "format_of",
+    "installed",
+    "read_back",
+    "row_table",
+    "write_table",
+]
 
-FORMATS = ("zarr", "parquet")
+
+def format_of(name: str) -> Format:
+    """The format of a name.
+
+    Raises:
+        ExtensionError: None is installed under it, or it is not what the group's entry points
+            lead to.
+    """
+    found = FORMATS.load(name)
+    if not isinstance(found, Format):
+        raise ExtensionError(
+            f"format {name!r} of {FORMATS.owner(name)}: expected its entry point to lead to a "
+            f"Format, got {type(found).__name__}"
+        )
+    if not is_suffix(found.suffix):
+        raise ExtensionError(
+            f"format {name!r} of {FORMATS.owner(name)}: expected a suffix like '.tar', got "
+            f"{found.suffix!r}"
+        )
+    return found
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """How the rows of one dataset become files.
+def installed(names: Iterable[str]) -> dict[str, Format]:
+    """Of these formats those that work here."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = format_of(name)
+        except ExtensionError:
+            continue
+    return found
+
+
+def chosen(names: Sequence[str], wanted: str | None, writers: Mapping[str, str]) -> str:
+    """The format in which a dataset is read: the wanted one, else the best that works here.
 
     Args:
-        dtype: Of frames, float16 or float32; rows must already have it. Events are int32.
-        row_group_profile: Parquet only; random (small row groups) or scan (large ones).
-        extra_types: Carried-through column to its type, see `common.arrow_types`. Give it for the
-            whole plan, or a column that is empty in one shard changes its type in the next.
-        attrs: Stored in every file; must be the same for every attempt of a shard.
+        names: In which the dataset is stored.
+        writers: Format to the distribution that wrote it, as far as that is known.
+    Raises:
+        ValueError: The dataset is not stored so. ExtensionError: It is, but nothing here reads it.
     """
+    if wanted is not None and wanted not in names:
+        raise ValueError(
+            f"this feature set is stored as {list(names)}, got format={wanted!r}; "
+            "leave it out to choose"
+        )
+    usable = installed(names)
+    if wanted is None and usable:
+        return max(usable, key=lambda name: usable[name].reads_parts)
+    name = names[0] if wanted is None else wanted
+    try:
+        format_of(name)
+    except ExtensionError as error:
+        wrote = writers.get(name, f"the distribution that registers it in {FORMATS.group!r}")
+        others = f", or read it as {alternatives([*usable])}" if usable else ""
+        raise ExtensionError(
+            f"this feature set is stored as {name!r}, which cannot be read here: install "
+            f"{wrote}{others} ({error})"
+        ) from error
+    return name
 
-    dtype: str = "float16"
-    row_group_profile: str = "random"
-    extra_types: Mapping[str, Any] | None = None
-    attrs: Mapping[str, Any] | None = None
+
+def check_formats(names: Sequence[str]) -> None:
+    """Refuse formats that one dataset cannot have, before any work.
+
+    Raises:
+        ExtensionError: One of them is not usable. SpecError: Two would write the same file.
+    """
+    owners: dict[str, str] = {}
+    for name in names:
+        suffix = format_of(name).suffix
+        if suffix in owners:
+            raise SpecError(
+                f"output.formats: {owners[suffix]} and {name} both write {suffix} files; choose one"
+            )
+        owners[suffix] = name
 
 
 def encode(
@@ -55,27 +120,12 @@ def encode(
     encoding: Encoding,
 ) -> Path:
     """Write the shard in one format under `folder` and return the path of the file or store."""
-    attrs = encoding.attrs or {}
-    if fmt == "zarr":
-        return write_zarr(rows, streams, folder, name, attrs, dtype=encoding.dtype)
-    if fmt == "parquet":
-        return write_parquet(
-            rows,
-            streams,
-            folder,
-            name,
-            attrs,
-            dtype=encoding.dtype,
-            row_group_profile=encoding.row_group_profile,
-            extra_types=encoding.extra_types,
-        )
-    raise ValueError(f"format is one of {list(FORMATS)}, got {fmt!r}")
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    format_of(fmt).write(path, rows, streams, encoding)
+    return path
 
 
 def read_back(fmt: str, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     """What an encoded shard really holds."""
-    readers: dict[str, Callable[[Path, Sequence[StreamInfo]], ShardDigest]] = {
-        "zarr": digest_zarr,
-        "parquet": digest_parquet,
-    }
-    return readers[fmt](path, streams)
+    return format_of(fmt).digest(path, streams)

@@ -1,19 +1,18 @@
 """What a plan will cost before it runs: rows, hours, shards, bytes, objects, time.
 
-Frames, chunk sizes and objects per shard follow from the stream descriptions and from the sinks'
-own constants. Bytes are those of the raw feature values: compression makes them fewer, row scalars
-add some hundred bytes a row. Policy `each` counts as one channel: no header is opened for it.
+Frames follow from the stream descriptions; how many objects hold them, each format says. Bytes are
+those of the raw feature values: compression makes them fewer, row scalars add some hundred bytes a
+row. Policy `each` counts as one channel: no header is opened for it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.formats.zarr.write import CHUNKS_PER_OBJECT, chunk_frames, column_axes
 from earmill.pipeline.planning.plan import Plan, Shard, item_seconds
 
 if TYPE_CHECKING:
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 # A shard's row table and its commit record; dataset.json, plan, index, README, croissant once.
 OBJECTS_PER_SHARD = 2
 OBJECTS_PER_DATASET = 5
-# A coordinate, or a further count of each row: metadata and one chunk.
-ZARR_OBJECTS_OF_A_VECTOR = 2
-# Of a stream in a Zarr store: group, four arrays' metadata, and three one-object index arrays.
-ZARR_OBJECTS_PER_STREAM = 1 + 4 + 3
 SECONDS_PER_HOUR = 3600.0
 
 
@@ -96,22 +91,6 @@ def stored_rows(shard: Shard, stream: StreamInfo) -> int:
 
 
 def _objects(shard: Shard, spec: JobSpec, streams: Sequence[StreamInfo]) -> int:
-    count = OBJECTS_PER_SHARD
-    if "parquet" in spec.output.formats:
-        count += 1
-    if "zarr" in spec.output.formats:
-        per_stream = (_value_objects(shard, spec, stream) for stream in streams)
-        count += 1 + sum(ZARR_OBJECTS_PER_STREAM + values for values in per_stream)
-        count += ZARR_OBJECTS_OF_A_VECTOR * sum(map(_vectors, streams))
-    return count
-
-
-def _vectors(stream: StreamInfo) -> int:
-    return len(layout_of(stream).row_counts) + len(column_axes(stream))
-
-
-def _value_objects(shard: Shard, spec: JobSpec, stream: StreamInfo) -> int:
-    layout = layout_of(stream)
-    per_chunk = chunk_frames(layout.stored_width, layout.stored_dtype(spec.output.dtype))
-    chunks = math.ceil(stored_rows(shard, stream) / per_chunk)
-    return math.ceil(chunks / CHUNKS_PER_OBJECT)
+    held = {stream.name: stored_rows(shard, stream) for stream in streams}
+    formats = map(format_of, spec.output.formats)
+    return OBJECTS_PER_SHARD + sum(fmt.objects(held, streams, spec.output.dtype) for fmt in formats)

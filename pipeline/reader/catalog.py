@@ -38,6 +38,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.formats.parquet.write import row_groups
+from earmill.pipeline.formats.registry import chosen, installed
 from earmill.pipeline.formats.row_table import (
     BASE_TYPES,
     EXTRA_PREFIX,
@@ -165,19 +166,16 @@ class Catalog:
         return np.asarray(pc.sort_indices(self.table.column("row_id")))
 
     def choose_format(self, wanted: str | None) -> str:
-        """The wanted format, checked; None takes Zarr where it exists.
+        """The wanted format, checked; None takes one that reads parts of rows where there is one.
 
         Zarr fetches chunks of 1 MB where Parquet fetches row groups of 2 to 128 MB, and decodes
         float16 twice as fast; Parquet needs fewer requests when whole row groups are wanted.
+
+        Raises:
+            ExtensionError: The format is not installed here, or none of the set's is.
         """
-        if wanted is None:
-            return "zarr" if "zarr" in self.formats else self.formats[0]
-        if wanted not in self.formats:
-            raise ValueError(
-                f"this feature set is stored as {list(self.formats)}, got format={wanted!r}; "
-                "leave it out to choose"
-            )
-        return wanted
+        writers = self.dataset.provenance.get("extensions", {}).get("formats", {})
+        return chosen(self.formats, wanted, writers)
 
     def choose_streams(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
         """The wanted streams, checked; None takes all."""
@@ -323,7 +321,7 @@ def _paths(
 ) -> ShardPaths:
     layouts = {name: layout_of(info) for name, info in streams.items()}
     try:
-        data = {fmt: record.path(fmt) for fmt in record.formats}
+        data = {fmt: record.path(fmt) for fmt in installed(record.formats)}
         rows = record.path("rows")
         promise = Promise(
             rows=record.rows_ok,

@@ -62,7 +62,7 @@ class Features(TorchViews):
     The pickle holds `storage_options`, credentials included; the text form does not.
 
     Attributes:
-        format: "zarr" or "parquet", whichever is read.
+        format: The one that is read.
     """
 
     def __init__(

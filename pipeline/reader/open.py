@@ -58,7 +58,8 @@ def open_features(
     Args:
         uri: One place, or a list of places whose sets have the same streams; their rows follow each
             other. Of different stored dtypes the widest is taken.
-        format: "zarr" or "parquet"; the values are the same. None takes Zarr where both exist.
+        format: One that the set is stored in; the values are the same. None takes Zarr where it is
+            there: it reads parts of rows.
         streams: Which streams to read; None reads all. Others are never fetched.
         dtype: Convert to float16, float32 or float64; None leaves the stored dtype, but takes
             float32 where a stream is stored with a scale. Events stay integers.

@@ -1,6 +1,6 @@
-"""Random access into one published shard, Zarr or Parquet, through a cache bounded in bytes.
+"""Random access into published shards of any format, through a cache bounded in bytes.
 
-Both readers answer one question: frames [first, last) of one stream of one row. Zarr fetches the
+Every reader answers one question: frames [first, last) of one stream of one row. Zarr fetches the
 inner chunks that hold them, Parquet the row group of the row and only that stream's column. Blocks
 are kept decoded and read-only; what leaves is always a fresh array, so nobody can edit the cache.
 Starts and lengths come from the caller's index; every row is looked up by its id as well, so that
@@ -10,22 +10,15 @@ an index of other files gives an error and never the features of another row.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 from earmill.pipeline.formats.blocks import (
     BlockCache,
     IoCounts,
     ShardReader,
 )
-from earmill.pipeline.formats.parquet.read import ParquetShard
+from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.trust import Promise
-from earmill.pipeline.formats.zarr.read import ZarrShard
 from earmill.pipeline.storage.layout import Layout
-
-READERS: dict[str, Callable[[Layout, str, Promise, BlockCache], ShardReader]] = {
-    "zarr": ZarrShard,
-    "parquet": ParquetShard,
-}
 
 
 class OpenShards:
@@ -45,7 +38,7 @@ class OpenShards:
     def get(self, layout: Layout, rel: str, fmt: str, promise: Promise) -> ShardReader:
         """The reader of one data file, opened if it is not."""
         if rel not in self._open:
-            self._open[rel] = READERS[fmt](layout, rel, promise, self.cache)
+            self._open[rel] = format_of(fmt).open(layout, rel, promise, self.cache)
             self.counts.shards_opened += 1
         self._open.move_to_end(rel)
         while len(self._open) > self._max_open:

@@ -2,8 +2,7 @@
 
 That is WebDataset's rule (`webdataset.tariterators`): `spk1/utt7.flac`, `spk1/utt7.json` are sample
 `spk1/utt7`. Nothing is ever unpacked to a path, so a member's name is a name and no more; links and
-devices are no samples. `tarfile` ends at the first block it cannot read as if the archive ended
-there, and takes a header of any claimed size into memory: both are refused here.
+devices are no samples.
 """
 
 from __future__ import annotations
@@ -19,14 +18,11 @@ from typing import Any, BinaryIO
 
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.tar_members import MAX_HELD_BYTES, MEMBER, tar_members
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.sources.base import Scalar, as_text
 from earmill.pipeline.sources.scalars import INTEGER, public_value, scalar
 
-MB = 2**20
-# Of one header, or of one member that becomes columns.
-MAX_HELD_BYTES = MB
-MEMBER = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 METADATA = re.compile(r"__[^/]*__($|/)")
 COLUMN_MEMBERS = ("json", "cls", "txt")
 NO_SAMPLE = "no sample"
@@ -112,22 +108,9 @@ class Samples:
 
     def _members(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
         try:
-            bounded: Any = BoundedReads(self._stream)
-            with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
-                remembered: list[tarfile.TarInfo] = vars(tar)["members"]
-                while (member := tar.next()) is not None:
-                    remembered.clear()
-                    yield tar, member
-                self._check_end(tar.offset)
+            yield from tar_members(self._stream)
         except tarfile.TarError as error:
-            raise self._refused(f"expected an uncompressed tar: {error}") from error
-
-    def _check_end(self, offset: int) -> None:
-        self._stream.seek(offset)
-        block = self._stream.read(tarfile.BLOCKSIZE)
-        if block != bytes(tarfile.BLOCKSIZE):
-            what = "is cut off" if len(block) < tarfile.BLOCKSIZE else "has a damaged header"
-            raise self._refused(f"it {what} at byte {offset:,}")
+            raise self._refused(f"expected a whole, uncompressed tar: {error}") from error
 
     def _add(
         self, sample: Sample, suffix: str, tar: tarfile.TarFile, member: tarfile.TarInfo
@@ -193,21 +176,3 @@ def _is_plain(member: tarfile.TarInfo) -> bool:
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
     stream: Any = tar.extractfile(member)
     return stream
-
-
-class BoundedReads:
-    """A tar's file for `tarfile`, which reads as many bytes at once as a header claims.
-
-    Args:
-        stream: The file; its position is where the tar begins.
-    """
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
-
-    def read(self, size: int) -> bytes:
-        """So many bytes, never more than `MAX_HELD_BYTES` at once."""
-        if size > MAX_HELD_BYTES:
-            raise tarfile.ReadError(f"a header claims to have {size:,} bytes")
-        return self._stream.read(size)

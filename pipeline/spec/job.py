@@ -24,6 +24,7 @@ from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import MAX_YAML_BYTES
 from earmill.pipeline.spec.explain import explain
+from earmill.pipeline.spec.format_names import FormatName
 from earmill.pipeline.spec.section import Options, SpecModel, plain_uri
 from earmill.pipeline.spec.source_kinds import SourceSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
@@ -149,7 +150,7 @@ class OutputSpec(SpecModel):
 
     Args:
         uri: Root folder of the features; a local path or any fsspec URI.
-        formats: zarr, parquet, or both.
+        formats: One or several of the installed formats.
         dtype: Stored feature type; events are int32 whatever it is. In float16 streams of small
             values have a scale, which readers apply.
         shard_seconds: Target amount of audio in a shard, in seconds.
@@ -159,7 +160,7 @@ class OutputSpec(SpecModel):
     """
 
     uri: str
-    formats: tuple[Literal["zarr", "parquet"], ...] = ("parquet", "zarr")
+    formats: tuple[FormatName, ...] = ("parquet", "zarr")
     dtype: Literal["float16", "float32"] = "float16"
     shard_seconds: PositiveFloat = 600.0
     shard_rows: int = Field(default=2000, ge=1)
@@ -172,7 +173,7 @@ class OutputSpec(SpecModel):
     @classmethod
     def _sorted_formats(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value or len(set(value)) != len(value):
-            raise ValueError(f"expected zarr, parquet or both, each once, got {list(value)}")
+            raise ValueError(f"expected one format or several, each once, got {list(value)}")
         return tuple(sorted(value))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from earmill.pipeline.common.errors import ExtensionError
-from earmill.pipeline.common.extension_points import SOURCES
+from earmill.pipeline.common.extension_points import FORMATS, SOURCES
 from earmill.pipeline.spec.docstrings import argument_texts
 from earmill.pipeline.spec.job import (
     AudioSpec,
@@ -57,6 +57,7 @@ def reference() -> str:
     for title, model in sections():
         parts += [f"## {title}", _summary(model), _fields_table(model)]
     parts += _broken_kinds()
+    parts += ["## Output formats", _formats_table()]
     parts += ["## Stream options", STREAMS_NOTE.rstrip(), *_stream_options()]
     parts += ["## Models and their streams", _models_table()]
     return "\n\n".join(parts) + "\n"
@@ -83,6 +84,19 @@ def _kinds() -> tuple[dict[str, SourceKind], dict[str, str]]:
 def _broken_kinds() -> list[str]:
     broken = _kinds()[1].items()
     return [f"## source, kind: {name}\n\nNot usable here: {why}" for name, why in broken]
+
+
+def _formats_table() -> str:
+    header = ("format", "files", "what", "a changed byte shows by")
+    return table(header, map(_format, FORMATS.names()))
+
+
+def _format(name: str) -> tuple[str, ...]:
+    try:
+        found = FORMATS.load(name)
+    except ExtensionError as error:
+        return f"`{name}`", "", f"Not usable here: {error}", ""
+    return f"`{name}`", f"`{found.suffix}`", found.summary, found.integrity
 
 
 def _summary(model: type[BaseModel]) -> str:

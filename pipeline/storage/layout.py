@@ -8,6 +8,7 @@ never turned back into a string and parsed again. Paths handed to it are relativ
     plan       = plan/<plan-id>.parquet                  immutable
     data       = data/<shard>-<attempt>.zarr/...         Zarr v3 store, one group a stream
                | data/<shard>-<attempt>.parquet          one row a clip, of a long one several
+               | data/<shard>-<attempt><suffix>          of any other format, file or folder
     rows       = rows/<shard>-<attempt>.parquet          scalars and provenance of every good row
     quarantine = quarantine/<shard>-<attempt>.parquet    only where a shard has bad rows
     commits    = commits/<shard>.json                    put-if-absent, names all of the above
@@ -62,13 +63,12 @@ CROISSANT_FILE = "croissant.json"
 CURRENT_FILE = "current.json"
 SCRATCH_FOLDER = ".scratch"
 
-DATA_SUFFIXES = {"zarr": ".zarr", "parquet": ".parquet"}
-
 Names = list[str]
 
 _SHARD = re.compile(r"[0-9]{5,}")
 _COMMIT = re.compile(r"commits/([0-9]{5,})(?:\.r([1-9][0-9]*))?\.json")
 _ATTEMPT = re.compile(r"[0-9a-f]{8}")
+_SUFFIX = re.compile(r"(?:\.[0-9A-Za-z_-]+)+")
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]*")
 
 
@@ -96,22 +96,21 @@ def readable_versions() -> str:
     return " or ".join(str(version) for version in READABLE_VERSIONS)
 
 
-def known_format(fmt: str) -> str:
-    """The name of a format as it is; ValueError where there is no such format."""
-    if fmt not in DATA_SUFFIXES:
-        raise ValueError(f"format is one of {sorted(DATA_SUFFIXES)}, got {fmt!r}")
-    return fmt
-
-
 def is_shard_id(name: str) -> bool:
     """Whether a name has the form of a shard id."""
     return _SHARD.fullmatch(name) is not None
 
 
-def data_path(shard_id: str, attempt: str, fmt: str) -> str:
-    """Path of one shard's feature file (Parquet) or store (Zarr)."""
-    known_format(fmt)
-    return f"data/{_stem(shard_id, attempt)}{DATA_SUFFIXES[fmt]}"
+def is_suffix(text: str) -> bool:
+    """Whether names of data files may end so."""
+    return _SUFFIX.fullmatch(text) is not None
+
+
+def data_path(shard_id: str, attempt: str, suffix: str) -> str:
+    """Path of one shard's feature file or folder, of the format with this suffix."""
+    if not is_suffix(suffix):
+        raise ValueError(f"a suffix is like .parquet, got {suffix!r}")
+    return f"data/{_stem(shard_id, attempt)}{suffix}"
 
 
 def rows_path(shard_id: str, attempt: str) -> str:

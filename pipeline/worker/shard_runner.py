@@ -28,7 +28,14 @@ from earmill.pipeline.dataset.provenance import VALUE_PACKAGES, device_info
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.formats.casting import Caster, as_stored, total
-from earmill.pipeline.formats.registry import Encoding, encode, read_back, row_table, write_table
+from earmill.pipeline.formats.registry import (
+    Encoding,
+    encode,
+    format_of,
+    read_back,
+    row_table,
+    write_table,
+)
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.fetch import longest_wait_s
@@ -245,7 +252,8 @@ class ShardRunner:
         output, streams = self._spec.output, self._streams
         encoding = Encoding(output.dtype, output.row_group_profile, extra_types, self._attrs())
         for fmt in output.formats:
-            path = encode(fmt, rows, streams, folder=folder, name=f"w.{fmt}", encoding=encoding)
+            name = f"w{format_of(fmt).suffix}"
+            path = encode(fmt, rows, streams, folder=folder, name=name, encoding=encoding)
             read_back(fmt, path, streams)
         write_table(row_table(rows, streams, extra_types), folder / "rows.parquet")
 

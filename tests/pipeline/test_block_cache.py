@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, _other_row, _outside
+from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, other_row, outside
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.reader import open_shards
 from earmill.pipeline.reader.open_shards import OpenShards
@@ -120,9 +121,9 @@ class TestBound:
 def test_errors_name_both_sides() -> None:
     span = FrameSpan("a.wav", 3, 0, 0, 1)
     for found, there in ((None, "nothing"), ("b.wav", "'b.wav'"), (np.str_("c"), "'c'")):
-        error = _other_row("data/0.zarr", span, found)
+        error = other_row("data/0.zarr", span, found)
         assert f"has row 'a.wav' at 3, the file holds {there} there" in str(error)
-    assert "expects 9 of loudness, the file holds 7" in str(_outside("f", "loudness", 9, 7))
+    assert "expects 9 of loudness, the file holds 7" in str(outside("f", "loudness", 9, 7))
 
 
 class Opened:
@@ -144,7 +145,8 @@ class Opened:
 class TestOpenShards:
     @pytest.fixture(autouse=True)
     def _fake(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(open_shards.READERS, "zarr", Opened)
+        opener = SimpleNamespace(open=Opened)
+        monkeypatch.setattr(open_shards, "format_of", lambda name: opener)
         self.shards = OpenShards(max_open=2, max_bytes=100)
 
     def get(self, rel: str) -> Any:

@@ -73,8 +73,8 @@ def test_the_tree_of_a_dataset_is_exactly_this(tmp_path: Path) -> None:
 
 
 def test_names_follow_the_grammar() -> None:
-    assert paths.data_path("00012", "0a1b2c3d", "zarr") == "data/00012-0a1b2c3d.zarr"
-    assert paths.data_path("100000", "0a1b2c3d", "parquet") == "data/100000-0a1b2c3d.parquet"
+    assert paths.data_path("00012", "0a1b2c3d", ".zarr") == "data/00012-0a1b2c3d.zarr"
+    assert paths.data_path("100000", "0a1b2c3d", ".parquet") == "data/100000-0a1b2c3d.parquet"
     assert paths.rows_path("00012", "0a1b2c3d") == "rows/00012-0a1b2c3d.parquet"
     assert paths.quarantine_path("00012", "0a1b2c3d") == "quarantine/00012-0a1b2c3d.parquet"
     assert paths.commit_path("00012") == "commits/00012.json"
@@ -89,7 +89,7 @@ def test_names_follow_the_grammar() -> None:
     assert [paths.parse_commit_path(f"commits/{name}") for name in strange] == [None] * 5
     attempts = {paths.new_attempt() for _ in range(100)}
     assert len(attempts) == 100
-    assert all(paths.data_path("00000", attempt, "zarr") for attempt in attempts)
+    assert all(paths.data_path("00000", attempt, ".zarr") for attempt in attempts)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_names_follow_the_grammar() -> None:
         lambda: paths.commit_path("12"),
         lambda: paths.commit_path("00012", -1),
         lambda: paths.commit_path("../12345"),
-        lambda: paths.data_path("00000", "0A1B2C3D", "zarr"),
+        lambda: paths.data_path("00000", "0A1B2C3D", ".zarr"),
         lambda: paths.data_path("00000", "00000000", "csv"),
         lambda: paths.plan_path("a/b"),
         lambda: Layout.open("/tmp/x").path("../up"),

@@ -233,8 +233,11 @@ class TestMessages:
             ("extract.0.streams={}", "extract.0.streams: expected at least one stream"),
             ("extract.0.params.q=.inf", "extract.0.params.q: expected a finite number, got inf"),
             ("output.dtype=float8", "output.dtype: expected float16 or float32, got 'float8'; did"),
-            ("output.formats=[zar]", "output.formats.0: expected zarr or parquet, got 'zar'; did"),
-            ("output.formats=[zarr, zarr]", "output.formats: expected zarr, parquet or both"),
+            (
+                "output.formats=[zar]",
+                "output.formats.0: expected parquet, webdataset or zarr, got",
+            ),
+            ("output.formats=[zarr, zarr]", "output.formats: expected one format or several"),
             ("output.shard_rows=0", "output.shard_rows: input should be greater than or equal to"),
             ("run.workers=two", "run.workers: expected a whole number, got 'two'"),
             ("run.max_bad_fraction=5", "run.max_bad_fraction: input should be less than or equal"),

@@ -12,12 +12,13 @@ from earmill.pipeline.formats.blocks import (
     BlockCache,
     DecodedBlock,
     FrameSpan,
-    _other_row,
-    _outside,
+    other_row,
+    outside,
 )
 from earmill.pipeline.formats.parquet.long_rows import LongRows
+from earmill.pipeline.formats.parquet.trust import check_column, check_parquet
 from earmill.pipeline.formats.parquet.write import frames_of
-from earmill.pipeline.formats.trust import Promise, check_column, check_parquet
+from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
 
 
@@ -40,14 +41,14 @@ class ParquetShard:
         """A fresh array; see `ShardReader`."""
         first_row = self._long_rows.first(span.row)
         if first_row >= self._first_row[-1]:
-            raise _outside(self._rel, "rows", first_row + 1, int(self._first_row[-1]))
+            raise outside(self._rel, "rows", first_row + 1, int(self._first_row[-1]))
         if span.row not in self._long_rows.frames:
             return self._read(stream, span, first_row, span.first, span.last).copy()
         spans = self._long_rows.spans(span.row, stream, span.first, span.last)
         nothing = self._read(stream, span, first_row, 0, 0)
         frames = np.concatenate([nothing, *(self._read(stream, span, *piece) for piece in spans)])
         if len(frames) != span.last - span.first:
-            raise _outside(self._rel, stream, span.last, span.first + len(frames))
+            raise outside(self._rel, stream, span.last, span.first + len(frames))
         return frames
 
     def _read(
@@ -59,10 +60,10 @@ class ParquetShard:
         values, offsets = self._cache.get(key) or self._cache.put(key, self._load(stream, group))
         row = file_row - int(self._first_row[group])
         if self._row_ids(group)[row] != span.row_id:
-            raise _other_row(self._rel, span, self._row_ids(group)[row])
+            raise other_row(self._rel, span, self._row_ids(group)[row])
         start, end = offsets[row : row + 2].tolist()
         if start + last > end:
-            raise _outside(self._rel, stream, last, end - start)
+            raise outside(self._rel, stream, last, end - start)
         return values[start + first : start + last]
 
     def _row_ids(self, group: int) -> list[str]:

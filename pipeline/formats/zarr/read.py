@@ -11,8 +11,8 @@ import zarr
 from earmill.pipeline.formats.blocks import (
     BlockCache,
     FrameSpan,
-    _other_row,
-    _outside,
+    other_row,
+    outside,
 )
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.formats.zarr.store import LayoutStore
@@ -41,7 +41,7 @@ class ZarrShard:
         values = self._array(stream)
         end = self._end_of(stream, span.row, values.shape[0])
         if last > end:
-            raise _outside(self._rel, stream, span.last, end - span.start)
+            raise outside(self._rel, stream, span.last, end - span.start)
         step = values.chunks[0]
         frames = np.empty((last - first, values.shape[1]), values.dtype)
         for chunk, block in self._blocks(stream, values, range(first // step, -(-last // step))):
@@ -59,9 +59,9 @@ class ZarrShard:
             self._rows[stream] = group["row_id"][:], group["row_start"][:]
         ids, starts = self._rows[stream]
         if span.row >= len(ids) or ids[span.row] != span.row_id:
-            raise _other_row(self._rel, span, ids[span.row] if span.row < len(ids) else None)
+            raise other_row(self._rel, span, ids[span.row] if span.row < len(ids) else None)
         if starts[span.row] != span.start:
-            raise _outside(self._rel, f"{stream}: a start at", span.start, int(starts[span.row]))
+            raise outside(self._rel, f"{stream}: a start at", span.start, int(starts[span.row]))
 
     def _end_of(self, stream: str, row: int, n_frames: int) -> int:
         """Where the frames of a row end: where the next ones start. What the index says of its

@@ -1,6 +1,6 @@
 """A read-only Zarr store over a `Layout`, which refuses holes and what was not committed.
 
-The only metadata it gives is the root's, once `formats.trust` has found it as committed. Zarr
+The only metadata it gives is the root's, once `zarr.trust` has found it as committed. Zarr
 takes a missing chunk for one full of fill values, so a lost object would read as silence. The sinks
 write every chunk: here a missing one is an error. It also remembers each object's shard index
 (about 1 kB, asked for before every partial read) and uses the layout's own filesystem, hence one
@@ -23,10 +23,10 @@ from zarr.abc.store import (
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.trust import (
+from earmill.pipeline.formats.trust import Promise
+from earmill.pipeline.formats.zarr.trust import (
     MAX_METADATA_BYTES,
     ROOT_METADATA,
-    Promise,
     checked_metadata,
 )
 from earmill.pipeline.storage.layout import Layout

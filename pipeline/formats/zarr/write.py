@@ -13,6 +13,7 @@ zarr read and write the object again. Private to one attempt, so there is no rac
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 # What a count of `StreamLayout.row_counts` is.
 COUNT_NAMES = {"n_steps": "steps of the clip"}
 COLUMN = "column"
+# A coordinate, or a further count of each row: metadata and one chunk.
+OBJECTS_OF_A_VECTOR = 2
+# Of a stream in a Zarr store: group, four arrays' metadata, and three one-object index arrays.
+OBJECTS_PER_STREAM = 1 + 4 + 3
 CHUNK_BYTES = 2**20
 CHUNKS_PER_OBJECT = 64
 # The checksum is the last step of writing, hence the first of reading. Objects have one over their
@@ -215,6 +220,19 @@ def _consolidate(folder: Path) -> None:
 
 def _load(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def count_objects(stored_rows: Mapping[str, int], streams: Sequence[StreamInfo], dtype: str) -> int:
+    """Files of a store with so many frames or events of each stream."""
+    count = 1
+    for info in streams:
+        layout = layout_of(info)
+        per_chunk = chunk_frames(layout.stored_width, layout.stored_dtype(dtype))
+        chunks = math.ceil(stored_rows[info.name] / per_chunk)
+        vectors = len(layout.row_counts) + len(column_axes(info))
+        count += OBJECTS_PER_STREAM + OBJECTS_OF_A_VECTOR * vectors
+        count += math.ceil(chunks / CHUNKS_PER_OBJECT)
+    return count
 
 
 def digest_zarr(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:

@@ -14,12 +14,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from earmill.testing.formats import FormatConformance
     from earmill.testing.models import ModelConformance
+    from earmill.testing.sources import SourceConformance
 
 # Name -> the module it is in.
-_HOMES = {"ModelConformance": "earmill.testing.models"}
+_HOMES = {
+    "FormatConformance": "earmill.testing.formats",
+    "ModelConformance": "earmill.testing.models",
+    "SourceConformance": "earmill.testing.sources",
+}
 
-__all__ = ["ModelConformance"]
+__all__ = ["FormatConformance", "ModelConformance", "SourceConformance"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,125 @@
+"""What a format of data files is: everything that anybody asks of one, by one object.
+
+A format is registered in the entry points of `earmill.formats`, built-in or not. It writes a shard
+privately into a local folder, without the time, the host or a random value, so that equal rows give
+equal bytes; it reads its own file back as a `ShardDigest`, which must equal the one taken from the
+rows before anything is published; and it gives frames out of a published file at random.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from earmill.pipeline.formats.blocks import BlockCache, ShardReader
+from earmill.pipeline.formats.digest import ShardDigest
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.trust import Promise
+from earmill.pipeline.storage.layout import Layout
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the rows of one dataset become files.
+
+    Args:
+        dtype: Of frames, float16 or float32; rows must already have it. Events are int32.
+        row_group_profile: For formats of row groups; random (small ones) or scan (large ones).
+        extra_types: Carried-through column to its type, see `common.arrow_types`. Give it for the
+            whole plan, or a column that is empty in one shard changes its type in the next.
+        attrs: Stored in every file; must be the same for every attempt of a shard.
+    """
+
+    dtype: str = "float16"
+    row_group_profile: str = "random"
+    extra_types: Mapping[str, Any] | None = None
+    attrs: Mapping[str, Any] | None = None
+
+
+class Format(ABC):
+    """One way to store the shards of a dataset; what its entry point leads to is an instance.
+
+    Attributes:
+        suffix: End of a shard's file or folder, with its dot; no other format of a dataset has it.
+        media_type: For croissant.json.
+        summary: What it is and for what, one line.
+        integrity: What finds a changed byte when a row is read, one line.
+        is_folder: A shard is a folder of files, not one file.
+        reads_parts: Frames of a row are read without reading the whole row; such a format is the
+            first choice of a reader.
+        is_table: A file is a table that Croissant and `datasets.load_dataset` read, with the
+            streams as columns.
+    """
+
+    suffix: ClassVar[str]
+    media_type: ClassVar[str] = "application/octet-stream"
+    summary: ClassVar[str]
+    integrity: ClassVar[str]
+    is_folder: ClassVar[bool] = False
+    reads_parts: ClassVar[bool] = False
+    is_table: ClassVar[bool] = False
+
+    @abstractmethod
+    def write(
+        self,
+        path: Path,
+        rows: Sequence[FeatureRow],
+        streams: Sequence[StreamInfo],
+        encoding: Encoding,
+    ) -> None:
+        """Write the rows as a new file or folder; its parent is there.
+
+        Raises:
+            CommitError: The rows cannot be stored so.
+        """
+
+    @abstractmethod
+    def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
+        """What a file that `write` made really holds; read back, not remembered."""
+
+    @abstractmethod
+    def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
+        """A published shard, for reading at random.
+
+        Args:
+            rel: Its file or folder in the dataset, which may be remote.
+            promise: What to hold it against before believing it.
+            cache: For decoded blocks, by keys that begin with `rel`.
+        Raises:
+            CommitError: It is not what was promised. Whatever else is raised counts as damage.
+        """
+
+    def objects(
+        self, stored_rows: Mapping[str, int], streams: Sequence[StreamInfo], dtype: str
+    ) -> int:
+        """Files of one shard, for `earmill plan`.
+
+        Args:
+            stored_rows: Stream name to frames or events in the shard.
+            dtype: Of the job.
+        """
+        return 1
+
+    def reading(self, paths: Sequence[str]) -> Sequence[str]:
+        """Python that reads these shards without earmill, for the card; empty for none."""
+        return ()
+
+
+def format_name(name: str) -> str:
+    """A name as it may stand in a dataset, whether the format is installed here or not.
+
+    Raises:
+        ValueError: It is no name of a format.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"expected the name of a format, as zarr, got {name!r}")
+    return name

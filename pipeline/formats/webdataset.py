@@ -1,0 +1,370 @@
+"""A shard as a WebDataset tar: of each row `<key>.<stream>.npy` and `<key>.json`.
+
+The key is the row id with every character but letters, digits, `_`, `-` and `~` escaped as in a
+uri, so that a slash makes no folder and a dot no extension. The JSON has the scalars of the row
+table and the sha256 of each of the row's npy files; tar has no checksum of contents of its own. A
+member `__earmill__`, which WebDataset passes over, describes the streams.
+
+Made for reading in order, by the `webdataset` package. A reader of ours looks through the headers
+once, and fetches a remote shard whole into a temporary file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+
+from earmill.pipeline.common.arrow_types import plain_json
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.tar_members import MEMBER, tar_members
+from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.formats.blocks import (
+    BlockCache,
+    FrameSpan,
+    ShardReader,
+    other_row,
+    outside,
+)
+from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
+from earmill.pipeline.formats.format import Encoding, Format
+from earmill.pipeline.formats.row_table import row_table
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.spill import Values, pieces
+from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.formats.trust import Promise, refused
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.owned_folders import own_folder
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+
+MB = 2**20
+ABOUT = "__earmill__"
+HASHES, COLUMNS = "npy_sha256", "columns"
+# Values above this wait in a file while a row is written, and are not kept when it is read.
+HELD_BYTES = 64 * MB
+PIECE_BYTES = MB
+# No quoted row id: a lone % escapes nothing.
+EMPTY_KEY = "%"
+
+
+@dataclass(frozen=True, slots=True)
+class TarRow:
+    """One row of a tar: its key, and offset and size of each of its members by suffix."""
+
+    key: str
+    members: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Npy:
+    """The values of a row's stream: where their bytes are, behind a header of their own.
+
+    Args:
+        head: The header's bytes. start: Of the values in the tar. sha256: Of both together.
+    """
+
+    name: str
+    head: bytes
+    start: int
+    frames: int
+    width: int
+    dtype: np.dtype[Any]
+    sha256: str
+
+
+def key_of(row_id: str) -> str:
+    """The key of a row; `row_id_of` gives the row id back."""
+    return quote(row_id, safe="").replace(".", "%2E") or EMPTY_KEY
+
+
+def row_id_of(key: str) -> str:
+    """The row id behind a key."""
+    return "" if key == EMPTY_KEY else unquote(key)
+
+
+class WebDatasetFormat(Format):
+    """See the module."""
+
+    suffix = ".tar"
+    media_type = "application/x-tar"
+    summary = "one WebDataset tar a shard, npy and json members; for training in order"
+    integrity = "sha256 of every npy member, in the row's json; the tar's own header checksums"
+
+    def write(
+        self,
+        path: Path,
+        rows: Sequence[FeatureRow],
+        streams: Sequence[StreamInfo],
+        encoding: Encoding,
+    ) -> None:
+        """A tar; members have no time, owner or mode of their own."""
+        names = [info.name for info in streams]
+        if len({name.lower() for name in names}) < len(names):
+            raise CommitError(
+                f"WebDataset takes stream names in any case for one, got {names}: rename one"
+            )
+        scales = {info.name: info.scale_factor for info in streams if info.scale_factor != 1.0}
+        more = {"scale_factor": scales} if scales else {}
+        scalars = row_table(rows, streams, encoding.extra_types)
+        layouts = [layout_of(info) for info in streams]
+        about = {
+            "streams": [info.to_dict() for info in streams],
+            COLUMNS: {a.name: [a.stored_width, a.stored_dtype(encoding.dtype)] for a in layouts},
+            "attrs": encoding.attrs or {},
+        }
+        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+            _add_json(tar, ABOUT, about)
+            for number, row in enumerate(rows):
+                key = key_of(row.row_id)
+                hashes = {
+                    name: _add_npy(tar, f"{key}.{name}.npy", row.streams[name], path.parent)
+                    for name in names
+                }
+                (cells,) = scalars.slice(number, 1).to_pylist()
+                _add_json(tar, f"{key}.json", {**cells, **more, HASHES: hashes})
+
+    def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
+        """Of a tar, a piece of a row at a time."""
+        with path.open("rb") as file:
+            shard = TarContents(file)
+            facts = [shard.facts(row) for row in shard.rows]
+            digests = {}
+            for info in streams:
+                width, dtype = shard.about[COLUMNS][info.name]
+                hasher, sizes = StreamHasher(width, dtype), []
+                for row in shard.rows:
+                    npy = shard.npy(row, info.name, width, dtype)
+                    sizes.append(npy.frames)
+                    for piece in shard.pieces(npy):
+                        hasher.update(piece)
+                counts = [
+                    [fact[f"{info.name}_{count}"] for fact in facts]
+                    for count in layout_of(info).row_counts
+                ]
+                digests[info.name] = hasher.digest(sizes, *counts)
+        return ShardDigest(tuple(row_id_of(row.key) for row in shard.rows), digests)
+
+    def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
+        """A tar."""
+        return TarShard(layout, rel, promise, cache)
+
+    def reading(self, paths: Sequence[str]) -> Sequence[str]:
+        """With webdataset, one shard."""
+        return ("import webdataset", f'ds = webdataset.WebDataset("{paths[0]}").decode()')
+
+
+class TarContents:
+    """The rows of a tar, as its headers say.
+
+    Args:
+        file: The tar, local and seekable.
+    Raises:
+        CommitError: It is damaged.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file: Any = file
+        self.rows: list[TarRow] = []
+        self.about: dict[str, Any] = {}
+        described = (0, 0)
+        try:
+            for _, member in tar_members(self._file):
+                if member.name == ABOUT:
+                    described = (member.offset_data, member.size)
+                else:
+                    self._add(member)
+        except tarfile.TarError as error:
+            raise refused("tar", str(error)) from error
+        self.about = self._json(*described)
+
+    def _add(self, member: tarfile.TarInfo) -> None:
+        found = MEMBER.fullmatch(member.name)
+        if found is None or not member.isreg():
+            raise refused(repr(member.name), "none of our members is called so")
+        if not self.rows or self.rows[-1].key != found[1]:
+            self.rows.append(TarRow(found[1]))
+        self.rows[-1].members[found[2]] = (member.offset_data, member.size)
+
+    def facts(self, row: TarRow) -> dict[str, Any]:
+        """What the row's json says."""
+        return self._json(*row.members["json"])
+
+    def _json(self, start: int, size: int) -> dict[str, Any]:
+        self._file.seek(start)
+        found: dict[str, Any] = loads_json(self._file.read(min(size, HELD_BYTES)), max_chars=None)
+        return found
+
+    def npy(self, row: TarRow, stream: str, width: int, dtype: str) -> Npy:
+        """A row's values, as far as the header tells.
+
+        Raises:
+            CommitError: They are not of this width and type, or not as many as there are bytes.
+        """
+        name = f"{stream}.npy"
+        start, size = row.members[name]
+        self._file.seek(start)
+        if np.lib.format.read_magic(self._file) != (1, 0):
+            raise refused(f"{row.key}.{name}", "expected version 1.0 of npy")
+        shape, fortran, kind = np.lib.format.read_array_header_1_0(self._file)
+        behind = self._file.tell()
+        wanted = np.dtype(dtype).newbyteorder("<")
+        fits = len(shape) == 2 and shape[1] == width and kind == wanted and not fortran
+        if not fits or math.prod(shape) * wanted.itemsize != start + size - behind:
+            raise refused(
+                f"{row.key}.{name}",
+                f"expected (n, {width}) {dtype} in {size} bytes, its header claims {shape} {kind}",
+            )
+        self._file.seek(start)
+        head = self._file.read(behind - start)
+        sha256 = self.facts(row)[HASHES][stream]
+        return Npy(f"{row.key}.{name}", head, behind, shape[0], width, wanted, sha256)
+
+    def pieces(self, npy: Npy) -> Iterator[np.ndarray]:
+        """The values in blocks of about `PIECE_BYTES`.
+
+        Raises:
+            CommitError: They are not those that were written; at the end.
+        """
+        digest, row_bytes = hashlib.sha256(npy.head), npy.width * npy.dtype.itemsize
+        step = max(1, PIECE_BYTES // row_bytes)
+        for first in range(0, npy.frames, step):
+            self._file.seek(npy.start + first * row_bytes)
+            piece = self._file.read(min(step, npy.frames - first) * row_bytes)
+            digest.update(piece)
+            yield np.frombuffer(piece, npy.dtype).reshape(-1, npy.width)
+        if digest.hexdigest() != npy.sha256:
+            raise refused(npy.name, "its sha256 is not the one in its row's json")
+
+
+class TarShard:
+    """A published tar, for reading at random; see `ShardReader`."""
+
+    def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
+        self._rel, self._promise, self._cache = rel, promise, cache
+        self._file = _local_copy(layout, rel)
+        try:
+            self._contents = TarContents(self._file)
+            if len(self._contents.rows) != promise.rows:
+                raise refused(
+                    rel, f"expected {promise.rows} rows, it holds {len(self._contents.rows)}"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, stream: str, span: FrameSpan) -> np.ndarray:
+        """A fresh array; the whole row is read, and its checksum with it."""
+        row = self._row(span)
+        kept = self._cache.get((self._rel, stream, span.row))
+        if kept is not None:
+            return self._cut(kept[0], stream, span).copy()
+        npy = self._contents.npy(row, stream, *self._promise.columns[stream])
+        if npy.frames > self._promise.frames[stream]:
+            raise outside(self._rel, stream, self._promise.frames[stream], npy.frames)
+        if npy.frames * npy.width * npy.dtype.itemsize > HELD_BYTES:
+            return self._long(npy, stream, span)
+        whole = np.empty((npy.frames, npy.width), npy.dtype.newbyteorder("="))
+        at = 0
+        for piece in self._contents.pieces(npy):
+            whole[at : at + len(piece)] = piece
+            at += len(piece)
+        block = self._cache.put((self._rel, stream, span.row), (whole,))
+        return self._cut(block[0], stream, span).copy()
+
+    def close(self) -> None:
+        """Close the file; a copy of a remote one goes with it."""
+        self._file.close()
+
+    def _row(self, span: FrameSpan) -> TarRow:
+        rows = self._contents.rows
+        if span.row >= len(rows) or rows[span.row].key != key_of(span.row_id):
+            there = row_id_of(rows[span.row].key) if span.row < len(rows) else None
+            raise other_row(self._rel, span, there)
+        return rows[span.row]
+
+    def _cut(self, values: np.ndarray, stream: str, span: FrameSpan) -> np.ndarray:
+        if span.last > len(values):
+            raise outside(self._rel, stream, span.last, len(values))
+        return values[span.first : span.last]
+
+    def _long(self, npy: Npy, stream: str, span: FrameSpan) -> np.ndarray:
+        """A part of a row that is not held whole: everything else passes by."""
+        if span.last > npy.frames:
+            raise outside(self._rel, stream, span.last, npy.frames)
+        found = np.empty((span.last - span.first, npy.width), npy.dtype.newbyteorder("="))
+        at = 0
+        for piece in self._contents.pieces(npy):
+            low, high = max(span.first, at), min(span.last, at + len(piece))
+            if low < high:
+                found[low - span.first : high - span.first] = piece[low - at : high - at]
+            at += len(piece)
+        return found
+
+
+def _local_copy(layout: Layout, rel: str) -> IO[bytes]:
+    if layout.is_local:
+        return layout.open_file(rel)
+    file = tempfile.TemporaryFile(dir=own_folder())
+    try:
+        with layout.open_file(rel) as stream:
+            shutil.copyfileobj(stream, file, PIECE_BYTES)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _add(tar: tarfile.TarFile, name: str, content: Any, size: int) -> None:
+    member = tarfile.TarInfo(name)  # of nobody, in 1970
+    member.size = size
+    tar.addfile(member, content)
+
+
+def _add_json(tar: tarfile.TarFile, name: str, value: Mapping[str, Any]) -> None:
+    content = json.dumps(_finite(value), default=plain_json, allow_nan=False).encode()
+    _add(tar, name, io.BytesIO(content), len(content))
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinity, which JSON has no form for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _add_npy(tar: tarfile.TarFile, name: str, values: Values, folder: Path) -> str:
+    """Add values as a npy file; its sha256."""
+    dtype = np.dtype(values.dtype).newbyteorder("<")
+    header = {"descr": dtype.str, "fortran_order": False, "shape": (len(values), values.shape[1])}
+    digest = hashlib.sha256()
+    with tempfile.SpooledTemporaryFile(HELD_BYTES, dir=str(folder)) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.seek(0)
+        digest.update(file.read())
+        for piece in pieces(values):
+            block = np.ascontiguousarray(piece, dtype).reshape(-1).view(np.uint8).data
+            digest.update(block)
+            file.write(block)
+        size = file.tell()
+        file.seek(0)
+        _add(tar, name, file, size)
+    return digest.hexdigest()
+
+
+WEBDATASET = WebDatasetFormat()

@@ -1,0 +1,335 @@
+"""What a format of data files must hold to, as tests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from amtcore.features.base import StreamInfo
+from amtcore.features.spike_events import SpikeEvents
+from earmill.pipeline.common.arrow_types import Columns
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset.description import DatasetFile, open_dataset
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.publish import publish_shard
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts
+from earmill.pipeline.formats.digest import differences, digest_rows
+from earmill.pipeline.formats.registry import Encoding, encode, format_of, read_back
+from earmill.pipeline.formats.rows import FeatureRow, OutFile
+from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.formats.trust import Promise, named_damage
+from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.reader.open import open_features
+from earmill.pipeline.sources.base import Fetched, Item
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout, data_path
+
+SHARD, ATTEMPT = "00000", "0000000a"
+# Frames of each row, some without any, and row ids that are no file names.
+ROWS = {
+    "speech/a.wav": 300,
+    "../up.flac": 0,
+    "z.tar/utt.1": 17,
+    "ü #%&?=\\.wav": 1,
+    "x" * 300: 41,
+    "silent": 200,
+}
+FLIPS = 60
+
+
+@dataclass(frozen=True)
+class Written:
+    """A shard as the format wrote it.
+
+    Args:
+        name: The format. rel: The shard in `layout`.
+    """
+
+    name: str
+    layout: Layout
+    rel: str
+    rows: Sequence[FeatureRow]
+    streams: Sequence[StreamInfo]
+    dtype: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.layout.path(self.rel))
+
+    def files(self) -> list[Path]:
+        """Every file of the shard."""
+        return [self.path] if self.path.is_file() else sorted(_files(self.path))
+
+    def promise(self) -> Promise:
+        """What a commit would say of it."""
+        root = Path(self.layout.root)
+        named = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in self.files()]
+        layouts = {info.name: layout_of(info) for info in self.streams}
+        return Promise(
+            rows=len(self.rows),
+            frames={name: sum(len(row.streams[name]) for row in self.rows) for name in layouts},
+            columns={k: (v.stored_width, v.stored_dtype(self.dtype)) for k, v in layouts.items()},
+            files={k: OutFile(k, len(v), hashlib.sha256(v).hexdigest()) for k, v in named},
+        )
+
+    def spans(self, stream: str) -> Iterator[FrameSpan]:
+        """Every row of a stream, whole."""
+        start = 0
+        for number, row in enumerate(self.rows):
+            count = len(row.streams[stream])
+            yield FrameSpan(row.row_id, number, start, 0, count)
+            start += count
+
+    def read(self, wanted: Sequence[tuple[str, FrameSpan]], promise: Promise) -> list[np.ndarray]:
+        """Frames, as a reader of the dataset would get them; CommitError for damage."""
+        cache = BlockCache(1000, IoCounts())
+        with named_damage("row", self.rel):
+            reader = format_of(self.name).open(self.layout, self.rel, promise, cache)
+            try:
+                return [reader.read(stream, span) for stream, span in wanted]
+            finally:
+                reader.close()
+
+    def whole(self) -> list[tuple[str, FrameSpan]]:
+        """Every row of every stream."""
+        return [(info.name, span) for info in self.streams for span in self.spans(info.name)]
+
+
+class FormatConformance:
+    """Subclass it as `TestMine` and set `format`.
+
+    Attributes:
+        format: The name the format is registered under.
+    """
+
+    format: ClassVar[str]
+
+    @pytest.fixture(params=["float16", "float32"])
+    def written(self, request: pytest.FixtureRequest, tmp_path: Path) -> Written:
+        """A shard of frames and events."""
+        streams = _streams()
+        rows = [_row(row_id, frames, streams, request.param) for row_id, frames in ROWS.items()]
+        return self._write(tmp_path / "one", rows, streams, request.param)
+
+    def _write(
+        self, root: Path, rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], dtype: str
+    ) -> Written:
+        rel = data_path(SHARD, ATTEMPT, format_of(self.format).suffix)
+        encoding = Encoding(dtype, attrs={"spec_sha256": "ab" * 32})
+        encode(self.format, rows, streams, folder=root, name=rel, encoding=encoding)
+        return Written(self.format, Layout.open(root), rel, rows, streams, dtype)
+
+    def test_what_is_read_back_is_what_was_written(self, written: Written) -> None:
+        wanted = digest_rows(written.rows, written.streams, written.dtype)
+        assert differences(wanted, read_back(self.format, written.path, written.streams)) == []
+
+    def test_every_row_is_read_at_random(self, written: Written) -> None:
+        wanted = written.whole()
+        order = np.random.default_rng(1).permutation(len(wanted))
+        shuffled = [wanted[number] for number in order]
+        cut = [(stream, _part(span, 3)) for stream, span in shuffled]
+        empty = [(stream, _part(span, 10**9)) for stream, span in shuffled]
+        rows = {row.row_id: row for row in written.rows}
+        found = written.read([*shuffled, *cut, *empty], written.promise())
+        for (stream, span), frames in zip([*shuffled, *cut, *empty], found, strict=True):
+            expected = rows[span.row_id].streams[stream][span.first : span.last]
+            assert frames.dtype == expected.dtype and frames.shape == expected.shape
+            np.testing.assert_array_equal(frames, expected)
+            assert frames.flags.writeable or not frames.size, "read: expected a fresh array"
+
+    def test_equal_rows_give_equal_bytes(self, written: Written, tmp_path: Path) -> None:
+        again = self._write(tmp_path / "two", written.rows, written.streams, written.dtype)
+        assert _contents(written) == _contents(again)
+
+    def test_a_shard_without_rows(self, tmp_path: Path) -> None:
+        written = self._write(tmp_path / "none", [], _streams(), "float16")
+        wanted = digest_rows([], written.streams, "float16")
+        assert differences(wanted, read_back(self.format, written.path, written.streams)) == []
+        assert written.read([], written.promise()) == []
+
+    def test_the_files_are_as_many_as_was_said(self, written: Written) -> None:
+        said = format_of(self.format).objects(
+            written.promise().frames, written.streams, written.dtype
+        )
+        assert said == len(written.files())
+
+    def test_an_index_of_another_file_is_refused(self, written: Written) -> None:
+        stream = written.streams[0].name
+        span = next(written.spans(stream))
+        for wrong in (
+            FrameSpan("other", span.row, span.start, 0, span.last),
+            FrameSpan(span.row_id, span.row + 1, span.start, 0, 0),
+            FrameSpan(span.row_id, len(written.rows) + 5, span.start, 0, 1),
+            FrameSpan(span.row_id, span.row, span.start, 0, 10**6),
+        ):
+            with pytest.raises(CommitError):
+                written.read([(stream, wrong)], written.promise())
+
+    def test_a_changed_byte_is_found_or_harmless(self, written: Written) -> None:
+        """Wherever it is, no reader ever gets other values."""
+        promise, wanted = written.promise(), written.whole()
+        expected = written.read(wanted, promise)
+        places = [(path, at) for path in written.files() for at in range(path.stat().st_size)]
+        chosen = np.random.default_rng(2).choice(len(places), FLIPS, replace=False)
+        found = 0
+        for path, at in (places[number] for number in chosen):
+            content = path.read_bytes()
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+            try:
+                for values, right in zip(written.read(wanted, promise), expected, strict=True):
+                    np.testing.assert_array_equal(values, right)
+            except CommitError:
+                found += 1
+            path.write_bytes(content)
+        assert found > FLIPS // 4, "most bytes of a shard are values: a change of one must show"
+
+    def test_a_cut_off_shard_is_found(self, written: Written) -> None:
+        promise, wanted = written.promise(), written.whole()
+        largest = max(written.files(), key=lambda path: path.stat().st_size)
+        largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+        with pytest.raises(CommitError):
+            written.read(wanted, promise)
+
+    def test_a_dataset_of_it_is_whole_and_readable(self, tmp_path: Path) -> None:
+        streams = _streams()
+        rows = [_row(row_id, frames, streams, "float16") for row_id, frames in ROWS.items()]
+        layout = _dataset(tmp_path / "set", self.format, rows, streams)
+        report = verify(layout)
+        assert report.problems == [] and report.orphans == []
+        features = open_features(layout.root, format=self.format)
+        assert [row.row_id for row in features] == [*ROWS]
+        for row in rows:
+            got = features.by_id(row.row_id)
+            np.testing.assert_array_equal(got.features["envelope"], row.streams["envelope"])
+            spikes = got.features["spikes"]
+            np.testing.assert_array_equal(spikes.to_columns(), row.streams["spikes"])
+        card = (tmp_path / "set" / "README.md").read_text()
+        for line in format_of(self.format).reading([data_path(SHARD, ATTEMPT, _suffix(self))]):
+            assert line in card
+
+
+def _suffix(suite: FormatConformance) -> str:
+    return format_of(suite.format).suffix
+
+
+def _part(span: FrameSpan, first: int) -> FrameSpan:
+    first = min(first, span.last)
+    return FrameSpan(span.row_id, span.row, span.start, first, max(first, span.last - 2))
+
+
+def _streams() -> list[StreamInfo]:
+    envelope = StreamInfo(
+        name="envelope",
+        model="dau1997",
+        unit="model units",
+        width=6,
+        frame_rate_hz=100.0,
+        pool="mean",
+        axes=("time", "channel"),
+        channel_offsets=(0, 2, 4, 6),
+        fc_hz=(100.0, 200.0, 300.0),
+        mfc_hz=(),
+    )
+    spikes = replace(envelope, name="spikes", unit="spikes", frame_rate_hz=200.0, layout="events")
+    return [envelope, spikes]
+
+
+def _row(row_id: str, frames: int, streams: Sequence[StreamInfo], dtype: str) -> FeatureRow:
+    """Values that follow from the row's id; -0.0 and the smallest numbers among them."""
+    rng = np.random.default_rng([*row_id.encode()[:50]])
+    values = rng.normal(0, 50, (frames, streams[0].width)).astype(dtype)
+    values[:1, :2] = [-0.0, np.finfo(dtype).smallest_subnormal]
+    drawn = rng.poisson(0.0 if row_id == "silent" else 0.3, (2 * frames, streams[1].width))
+    return FeatureRow(
+        row_id=row_id,
+        plan_row_id=row_id,
+        channel=-1,
+        seconds=frames / 100,
+        facts={"uri": f"corpus/{row_id}", "rate_hz": 16000.0, "pcm_sha256": "cd" * 32},
+        extra={"speaker": f"s{frames}", "take": frames, "note": None},
+        streams={
+            "envelope": values,
+            "spikes": SpikeEvents.from_dense(drawn.astype(np.int32)).to_columns(),
+        },
+        steps={"spikes": 2 * frames},
+    )
+
+
+class _Planned:
+    """The source that these rows might have come from."""
+
+    def __init__(self, rows: Sequence[FeatureRow]) -> None:
+        self._rows = rows
+
+    def items(self) -> Iterator[Item]:
+        return (Item(row.row_id, f"corpus/{row.row_id}", seconds=1.0) for row in self._rows)
+
+    def columns(self) -> Columns:
+        return Columns()
+
+    def skipped(self) -> Mapping[str, int]:
+        return {}
+
+    def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "files"}
+
+
+def _dataset(
+    root: Path, fmt: str, rows: Sequence[FeatureRow], streams: Sequence[StreamInfo]
+) -> Layout:
+    """A closed dataset of one shard."""
+    layout = Layout.open(root)
+    spec = JobSpec.load(
+        {
+            "source": {"kind": "files", "uri": "corpus"},
+            "extract": [{"model": "dau1997"}],
+            "output": {"uri": str(root), "formats": [fmt]},
+        }
+    )
+    plan = make_plan(_Planned(rows), spec)
+    dataset = DatasetFile(
+        name="conformance",
+        spec=spec.canonical(),
+        spec_sha256=spec.sha256(),
+        plan_id=plan.plan_id,
+        streams=tuple(info.to_dict() for info in streams),
+        buffers_sha256={},
+        provenance={},
+        created="2026-01-01T00:00:00+00:00",
+    )
+    open_dataset(layout, dataset)
+    plan.write(layout)
+    assert publish_shard(
+        layout,
+        shard_id=SHARD,
+        attempt=ATTEMPT,
+        plan_id=plan.plan_id,
+        rows=rows,
+        bad=[],
+        streams=streams,
+        formats=[fmt],
+        attrs={"spec_sha256": spec.sha256()},
+        info={},
+        plan_rows=[row.row_id for row in rows],
+    )
+    finalise(layout)
+    return layout
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+def _contents(written: Written) -> Mapping[str, bytes]:
+    root = Path(written.layout.root)
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in written.files()}

@@ -1,0 +1,153 @@
+"""What a kind of source must hold to, as tests."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from earmill.pipeline.common.errors import RowError, SourceOutage
+from earmill.pipeline.common.retries import Retries
+from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.sources import Item, Source, fetch, open_source
+from earmill.pipeline.spec.job import JobSpec
+
+Section = Mapping[str, Any]
+
+
+class SourceConformance:
+    """Subclass it as `TestMine`, set `kind`, and write `corpus`, `lose` and `cut_off`.
+
+    Attributes:
+        kind: The name the source is registered under.
+    """
+
+    kind: ClassVar[str]
+
+    def corpus(self, folder: Path) -> tuple[Section, Mapping[str, bytes]]:
+        """A corpus of three rows or more in an empty folder.
+
+        Returns:
+            The job's `source` section without `kind`, and row id to the bytes of the row, in the
+            order of the source.
+        """
+        raise NotImplementedError
+
+    def lose(self, folder: Path, row_id: str) -> None:
+        """Take the bytes of one row away; the others stay."""
+        raise NotImplementedError
+
+    def cut_off(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        """From now on the store gives nothing: no answer, no network, a broken disk."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def made(self, tmp_path: Path) -> tuple[JobSpec, Mapping[str, bytes]]:
+        """A job on the corpus, and what its rows hold."""
+        folder = tmp_path / "corpus"
+        folder.mkdir()
+        section, wanted = self.corpus(folder)
+        assert len(wanted) >= 3, "corpus: expected three rows or more"
+        return _job({"kind": self.kind, **section}), wanted
+
+    @pytest.fixture(autouse=True)
+    def no_waiting(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """A store that is away is asked once."""
+        monkeypatch.setattr(fetch, "RETRIES", Retries(budget_s=0.0))
+        yield
+
+    def test_the_section_is_a_part_of_the_job(
+        self, made: tuple[JobSpec, Mapping[str, bytes]]
+    ) -> None:
+        spec, _ = made
+        stored = json.loads(spec.canonical_json())
+        again = JobSpec.load({**stored, "output": {**stored["output"], "uri": "elsewhere"}})
+        assert again.sha256() == spec.sha256()
+        assert "storage_options" not in stored["source"]
+        assert pickle.loads(pickle.dumps(spec)) == spec
+        for name, field in type(spec.source).model_fields.items():
+            assert field.description, f"{name}: describe it under Args in the section's docstring"
+
+    def test_rows_have_stable_ids_in_a_stable_order(
+        self, made: tuple[JobSpec, Mapping[str, bytes]]
+    ) -> None:
+        spec, wanted = made
+        source = open_source(spec.source)
+        first, second = [*source.items()], [*source.items()]
+        assert [item.row_id for item in first] == [*wanted]
+        assert [item.position for item in first] == [*range(len(first))]
+        assert first == second
+        assert [*open_source(spec.source).items()] == first
+        assert make_plan(open_source(spec.source), spec) == make_plan(source, spec)
+
+    def test_every_row_gives_its_bytes_in_any_order(
+        self, made: tuple[JobSpec, Mapping[str, bytes]]
+    ) -> None:
+        spec, wanted = made
+        items = [*open_source(spec.source).items()]
+        # A worker opens the source anew and asks for the rows of one shard.
+        for part in (items, items[::-1], items[1:2], []):
+            source = open_source(spec.source)
+            assert _fetched(source, part) == [wanted[item.row_id] for item in part]
+
+    def test_a_row_that_is_lost_is_a_bad_row(
+        self, made: tuple[JobSpec, Mapping[str, bytes]], tmp_path: Path
+    ) -> None:
+        spec, wanted = made
+        source = open_source(spec.source)
+        items = [*source.items()]
+        lost = items[1].row_id
+        self.lose(tmp_path / "corpus", lost)
+        for item, found in zip(items, _fetched(source, items), strict=True):
+            if item.row_id == lost:
+                assert isinstance(found, RowError) and found.stage == "fetch"
+                assert "\n" not in str(found)
+            else:
+                assert found == wanted[item.row_id]
+
+    def test_an_outage_is_no_property_of_a_row(
+        self,
+        made: tuple[JobSpec, Mapping[str, bytes]],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        spec, _ = made
+        source = open_source(spec.source)
+        items = [*source.items()]
+        self.cut_off(tmp_path / "corpus", monkeypatch)
+        with pytest.raises(SourceOutage):
+            _fetched(source, items)
+
+    def test_what_it_says_of_itself_can_be_stored(
+        self, made: tuple[JobSpec, Mapping[str, bytes]]
+    ) -> None:
+        spec, _ = made
+        source = open_source(spec.source)
+        items = [*source.items()]
+        assert json.loads(json.dumps(source.describe()))["kind"] == self.kind
+        assert all(count >= 0 for count in source.skipped().values())
+        assert set(source.columns().types) <= {name for item in items for name in item.extra}
+
+
+def _job(section: Section) -> JobSpec:
+    return JobSpec.load(
+        {"source": section, "extract": [{"model": "dau1997"}], "output": {"uri": "features"}}
+    )
+
+
+def _fetched(source: Source, items: Sequence[Item]) -> list[bytes | RowError]:
+    """Everything the source hands out for these items, in order."""
+    found: list[bytes | RowError] = []
+    for item, (given, stream) in zip(items, source.fetch(items), strict=True):
+        assert given == item
+        if isinstance(stream, RowError):
+            found.append(stream)
+            continue
+        with stream:
+            assert stream.seekable()
+            found.append(stream.read())
+    return found
