@@ -24,6 +24,8 @@ class FeatureModel(ABC):
         default_fs_hz: Sampling rate where a job names none.
         input_unit: Unit of the samples it wants, see `units.Calibration`.
         streams: Its streams by name.
+        names_code: Whether its parameters name code that is imported; then a job is run only from
+            its author's own file, never as a dataset tells it.
     """
 
     name: str
@@ -31,6 +33,7 @@ class FeatureModel(ABC):
     default_fs_hz: float
     input_unit: str = "rms1=100dB"
     streams: Mapping[str, StreamKind]
+    names_code: bool = False
 
     @property
     @abstractmethod

@@ -27,7 +27,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from torch import Tensor
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.features.base import (
     Extractor,
+    ExtractStream,
     Frames,
     Made,
     Params,
@@ -72,6 +73,7 @@ class FrameGrid:
         min_samples: Samples below which a clip gives no frame at all.
         fc_hz: Centre frequency of each channel, where there are any.
         columns: Name of each column, where they are different quantities.
+        unit: Unit of the values where parameters decide it; "" for that of the stream's kind.
 
     >>> FrameGrid(40, 160, window_length=400).n_frames(720)
     3
@@ -83,6 +85,7 @@ class FrameGrid:
     min_samples: int = 0
     fc_hz: tuple[float, ...] = ()
     columns: tuple[str, ...] = ()
+    unit: str = ""
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.hop_length <= 0:
@@ -103,7 +106,7 @@ class FrameGrid:
         return StreamInfo(
             name=name,
             model=model,
-            unit=kind.unit,
+            unit=self.unit or kind.unit,
             width=self.width,
             frame_rate_hz=float(Fraction(fs_hz) / self.hop_length),
             pool=OWN_FRAMES,
@@ -125,11 +128,14 @@ class FrameDesign:
             stream; it must not depend on any signal before.
         constants: Arrays that decide the values, such as filters or weights: provenance hashes
             them beside the parameters.
+        open_stream: Starts on a long signal, which then comes chunk by chunk; the frames must be
+            those of `compute`. None for a model that needs whole clips.
     """
 
     grids: Mapping[str, FrameGrid]
     compute: Compute
     constants: Mapping[str, NDArray[Any] | Tensor] = field(default_factory=dict)
+    open_stream: Callable[[], ExtractStream] | None = None
 
 
 P = TypeVar("P")
@@ -200,7 +206,7 @@ class FrameExtractor(Extractor):
             streams=streams,
             params=params,
             dtype=np.dtype(np.float32),
-            can_stream=False,
+            can_stream=design.open_stream is not None,
         )
         self._design, self._all_params = design, all_params
 
@@ -229,11 +235,13 @@ class FrameExtractor(Extractor):
             made[info.name] = np.ascontiguousarray(frames, np.float32)
         return made
 
-    def open_stream(self) -> NoReturn:
-        """Not possible: raises."""
-        raise ParameterError(
-            f"model {self.model!r} needs whole clips and cannot run chunk by chunk"
-        )
+    def open_stream(self) -> ExtractStream:
+        """Start on a long signal; end it with `finish`. Raises where a clip must be whole."""
+        if self._design.open_stream is None:
+            raise ParameterError(
+                f"model {self.model!r} needs whole clips and cannot run chunk by chunk"
+            )
+        return _AskedStreams(self._design.open_stream(), [info.name for info in self.streams])
 
     def constants(self) -> list[tuple[str, Tensor]]:
         """Those of the design."""
@@ -247,6 +255,24 @@ class FrameExtractor(Extractor):
         streams = [info.to_dict() for info in self.streams]
         facts = [self.model, self.fs_hz, dict(self._all_params), streams]
         return json.dumps(facts, sort_keys=True, default=str)
+
+
+class _AskedStreams(ExtractStream):
+    """Of what a model gives for a long signal, the streams that a job asked for."""
+
+    def __init__(self, stream: ExtractStream, names: Sequence[str]) -> None:
+        self._stream, self._names = stream, names
+
+    def push(self, chunk: Frames) -> Made:
+        """Feed the next samples (1-D, input unit); returns the frames they complete."""
+        return self._asked(self._stream.push(as_clip(chunk, np.dtype(np.float32))))
+
+    def finish(self) -> Made:
+        """End the signal; returns the frames that were waiting for what follows its last sample."""
+        return self._asked(self._stream.finish())
+
+    def _asked(self, made: Made) -> Made:
+        return {name: np.ascontiguousarray(made[name], np.float32) for name in self._names}
 
 
 def check_float32(model: str, dtype: str) -> None:

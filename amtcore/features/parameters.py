@@ -92,19 +92,21 @@ def parameters_of(constructor: type, *, leave_out: Collection[str] = ()) -> dict
     >>> flow.type_text, flow.default, flow.doc
     ('number', 80.0, 'Lowest centre frequency limit in Hz.')
     """
-    meanings = _meanings(constructor.__doc__)
+    meanings: dict[str, str] = {}
+    for each in reversed(constructor.__mro__):  # fields may be inherited, and are said there
+        meanings |= _meanings(each.__doc__)
     # Of a class, `signature` leaves the texts of annotations; self is the first argument.
     initial = constructor.__init__  # type: ignore[misc]
     arguments = [*inspect.signature(initial, eval_str=True).parameters.values()][1:]
     return {
-        each.name: Parameter(
-            each.name,
-            Any if each.annotation is each.empty else each.annotation,
-            REQUIRED if each.default is each.empty else each.default,
-            meanings.get(each.name, ""),
+        argument.name: Parameter(
+            argument.name,
+            Any if argument.annotation is argument.empty else argument.annotation,
+            REQUIRED if argument.default is argument.empty else argument.default,
+            meanings.get(argument.name, ""),
         )
-        for each in arguments
-        if each.name not in leave_out
+        for argument in arguments
+        if argument.name not in leave_out
     }
 
 

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 CHANNEL_WORDS = ("mean", "left", "right", "each", "binaural")
 
-# Velocities of the basilar membrane are around 1e-7 m/s; float16 ends at 6e-8.
-TINY_UNITS = ("m/s",)
+# Velocities of the basilar membrane are around 1e-7 m/s, and so is the power of quiet sound;
+# float16 ends at 6e-8.
+TINY_UNITS = ("m/s", "input unit^2")
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

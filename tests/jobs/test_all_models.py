@@ -33,6 +33,11 @@ from ..pipeline.source_helpers import SPEECH, SPEECH_IDS
 RESAMPLED = Tolerance(1e-3, "resampled in one call", 1e-6)
 #: Jobs of several models in one pass over the audio; together they run every registered model.
 JOBS: Mapping[str, list[dict[str, Any]]] = {
+    "melspectrogram": [
+        {"model": "dau1997", "fs_hz": 16000},
+        {"model": "melspectrogram"},
+        {"model": "mfcc", "params": {"hop_length": 200}},
+    ],
     "osses2021": [{"model": "osses2021", "streams": {"modulation": {}, "envelope": {}}}],
     "king2019": [{"model": "king2019", "fs_hz": 16000, "streams": {"modulation": {"pool": "rms"}}}],
     "paulick2024": [

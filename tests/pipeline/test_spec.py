@@ -341,6 +341,12 @@ class TestModels:
         with pytest.raises(SpecError, match=expected):
             validate_models(JobSpec.load(JOB, [override]))
 
+    def test_power_does_not_fit_half_precision(self) -> None:
+        mel = {"model": "melspectrogram", "params": {"log": None}}
+        with pytest.raises(SpecError, match="expected float32 for melspectrogram mel"):
+            validate_models(JobSpec.load(job(extract=[mel]), ["output.dtype=float16"]))
+        assert validate_models(JobSpec.load(job(extract=[mel]), ["output.dtype=float32"]))
+
     def test_default_streams_must_be_unique_too(self) -> None:
         entry = {"model": "dau1997", "fs_hz": 16000}
         with pytest.raises(SpecError, match="comes from both dau1997 and dau1997"):

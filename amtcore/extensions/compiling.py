@@ -1,0 +1,67 @@
+"""`torch.compile` where it works, the function itself where it does not, and one line that says so.
+
+Every shape is compiled on its own, so callers keep the number of shapes small.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LOG = logging.getLogger(__name__)
+
+
+class Compiled:
+    """A function of one tensor under `torch.compile`, without gradients.
+
+    A compiler that is missing, or that cannot compile the function, is told once in the log; the
+    function is then called as it is, whose values differ by rounding.
+
+    Args:
+        name: What it is, for the log.
+        function: The function.
+        enabled: Whether to compile at all.
+        dynamic: Compile once for all lengths instead of once for each.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Tensor], Any],
+        *,
+        enabled: bool,
+        dynamic: bool = False,
+    ) -> None:
+        self._name, self._function = name, function
+        self._compiled = torch.compile(function, dynamic=dynamic) if enabled else None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether calls go, or will first be tried, through the compiler."""
+        return self._compiled is not None
+
+    def __call__(self, x: Tensor) -> Any:
+        """What the function gives."""
+        with torch.no_grad():
+            if self._compiled is None:
+                return self._function(x)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of the compiler, about its own speed
+                    return self._compiled(x)
+            except Exception as error:  # compilers fail in many ways; the function decides below
+                made = self._function(x)
+                self._compiled = None
+                reason = " ".join(str(error).split())[:200]
+                _LOG.warning(
+                    "%s runs without torch.compile, which failed: %s: %s",
+                    self._name,
+                    type(error).__name__,
+                    reason,
+                )
+                return made
