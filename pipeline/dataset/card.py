@@ -26,7 +26,8 @@ from earmill.pipeline.formats.casting import CastError, total
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.storage.layout import CROISSANT_FILE, README_FILE, Layout
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import CROISSANT_FILE, README_FILE
 
 NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
 

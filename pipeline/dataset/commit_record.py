@@ -22,9 +22,10 @@ from earmill.pipeline.formats.format import format_name
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.storage import layout as paths
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.arrow_tables import read_table
-from earmill.pipeline.storage.layout import LAYOUT_VERSION, Layout
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import LAYOUT_VERSION
 from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
 
 READ_THREADS = 16

@@ -16,12 +16,12 @@ from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.formats.format import format_name
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.spec.changes import describe_changes
-from earmill.pipeline.storage.layout import (
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import (
     CROISSANT_FILE,
     DATASET_FILE,
     LAYOUT_VERSION,
     README_FILE,
-    Layout,
 )
 from earmill.pipeline.storage.store_errors import store_errors
 from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json

@@ -42,9 +42,10 @@ from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.planning.plan import read_row_ids
-from earmill.pipeline.storage import layout as paths
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.arrow_tables import table_of
-from earmill.pipeline.storage.layout import CURRENT_FILE, DATASET_FILE, Layout
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE
 
 STATUS_OK = "ok"
 STATUS_BAD = "quarantined"

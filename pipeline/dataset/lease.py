@@ -23,7 +23,8 @@ from pathlib import Path
 import psutil
 
 from earmill.pipeline.common.errors import LockedError, StorageError
-from earmill.pipeline.storage.layout import DRIVER_FILE, Layout
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import DRIVER_FILE
 from earmill.pipeline.storage.typed_json import Strict, typed_json
 
 HEARTBEAT_S = 15.0

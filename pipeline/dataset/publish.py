@@ -39,7 +39,7 @@ from earmill.pipeline.formats.registry import (
 )
 from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
-from earmill.pipeline.storage import layout as paths
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.dataset.where import Predicate
 from earmill.pipeline.formats.row_table import QUARANTINE_SCHEMA
 from earmill.pipeline.formats.rows import QuarantineRow
-from earmill.pipeline.storage.layout import DATASET_FILE, LAYOUT_VERSION, Layout
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import DATASET_FILE, LAYOUT_VERSION
 
 
 @dataclass(frozen=True)

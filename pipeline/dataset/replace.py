@@ -15,7 +15,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, generations, read_commit
 from earmill.pipeline.dataset.row_coverage import some
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.storage import layout as paths
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.storage.layout import (
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import (
     CROISSANT_FILE,
     CURRENT_FILE,
     LAYOUT_VERSION,
     README_FILE,
-    Layout,
 )
 from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
 

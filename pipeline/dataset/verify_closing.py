@@ -26,7 +26,8 @@ from earmill.pipeline.dataset.snapshot import (
 )
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.storage.arrow_tables import read_table
-from earmill.pipeline.storage.layout import CURRENT_FILE, Layout, commit_path
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import CURRENT_FILE, commit_path
 
 
 @dataclass

@@ -13,7 +13,7 @@ from earmill.pipeline.formats.digest import ShardDigest
 from earmill.pipeline.formats.format import Encoding, Format
 from earmill.pipeline.formats.row_table import row_table, write_table
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.storage.layout import is_suffix
+from earmill.pipeline.storage.paths import is_suffix
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo

@@ -33,7 +33,7 @@ from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.storage.arrow_tables import read_table, table_of
-from earmill.pipeline.storage.layout import plan_path
+from earmill.pipeline.storage.paths import plan_path
 
 if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec

@@ -48,7 +48,8 @@ from earmill.pipeline.formats.row_table import (
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import Promise, named_damage
 from earmill.pipeline.storage.arrow_tables import read_table, table_of
-from earmill.pipeline.storage.layout import DATASET_FILE, Layout, commit_path, is_shard_id
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import DATASET_FILE, commit_path, is_shard_id
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo

@@ -1,39 +1,12 @@
-"""The one path type, and the on-disk layout (version 2) as a grammar.
+"""The one path type: an fsspec filesystem and a root.
 
-Everything that touches the output goes through `Layout`: an fsspec filesystem and a root that are
-never turned back into a string and parsed again. Paths handed to it are relative and use `/`::
-
-    root       = dataset.json driver.json? plan data* rows* quarantine* commits* closing?
-    closing    = index* snapshots* cards current.json    what `finalise` writes, in this order
-    plan       = plan/<plan-id>.parquet                  immutable
-    data       = data/<shard>-<attempt>.zarr/...         Zarr v3 store, one group a stream
-               | data/<shard>-<attempt>.parquet          one row a clip, of a long one several
-               | data/<shard>-<attempt><suffix>          of any other format, file or folder
-    rows       = rows/<shard>-<attempt>.parquet          scalars and provenance of every good row
-    quarantine = quarantine/<shard>-<attempt>.parquet    only where a shard has bad rows
-    commits    = commits/<shard>.json                    put-if-absent, names all of the above
-               | commits/<shard>.r<generation>.json      the same, replaces the generation before
-    index      = index/<content>.parquet                 immutable, one line a row
-    snapshots  = snapshots/<content>.json                immutable: index, plan, dataset.json and
-                                                         commits that belong together, with hashes
-    current    = current.json                            replaced: which snapshot counts, and cards
-    cards      = README.md croissant.json
-    shard      = five or more digits       attempt = eight hex digits
-    generation = 1, 2, ...; 0 is the record without a suffix, the highest one counts
-    content    = start of the file's own sha256
-
-`rows/` stands beside `data/`, not in it, so that `data/` holds feature files only; which of them
-are part of the dataset the commits say, and the cards list them one by one. Names that start with
-a dot are unfinished work: no listing shows them and no reader trusts them. A file that no commit
-names is garbage of a crashed attempt. Nothing is edited or renamed later but `current.json` and the
-cards, which are replaced whole, and the version in dataset.json, which becomes 2 before a commit of
-version 1 is replaced. Version 1 has neither snapshots nor current.json nor generations.
+Everything that touches the output goes through `Layout`, which is never turned back into a string
+and parsed again. Paths handed to it are relative, as `earmill.pipeline.storage.paths` spells them.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 import tempfile
@@ -53,108 +26,9 @@ from earmill.pipeline.storage.local_files import move_in, new_folder
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.store_calls import store_call
 
-LAYOUT_VERSION = 2
-READABLE_VERSIONS = (1, 2)
-
-DATASET_FILE = "dataset.json"
-DRIVER_FILE = "driver.json"
-README_FILE = "README.md"
-CROISSANT_FILE = "croissant.json"
-CURRENT_FILE = "current.json"
 SCRATCH_FOLDER = ".scratch"
 
 Names = list[str]
-
-_SHARD = re.compile(r"[0-9]{5,}")
-_COMMIT = re.compile(r"commits/([0-9]{5,})(?:\.r([1-9][0-9]*))?\.json")
-_ATTEMPT = re.compile(r"[0-9a-f]{8}")
-_SUFFIX = re.compile(r"(?:\.[0-9A-Za-z_-]+)+")
-_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]*")
-
-
-def _stem(shard_id: str, attempt: str) -> str:
-    if not _SHARD.fullmatch(shard_id):
-        raise ValueError(f"a shard id is five or more digits, got {shard_id!r}")
-    if not _ATTEMPT.fullmatch(attempt):
-        raise ValueError(f"an attempt is eight lower-case hex digits, got {attempt!r}")
-    return f"{shard_id}-{attempt}"
-
-
-def _named(kind: str, name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"a {kind} id is letters, digits, _ and -, got {name!r}")
-    return name
-
-
-def is_readable(version: object) -> bool:
-    """Whether this release reads a file that states this layout version."""
-    return version in READABLE_VERSIONS and not isinstance(version, bool)
-
-
-def readable_versions() -> str:
-    """The versions for a message: `1 or 2`."""
-    return " or ".join(str(version) for version in READABLE_VERSIONS)
-
-
-def is_shard_id(name: str) -> bool:
-    """Whether a name has the form of a shard id."""
-    return _SHARD.fullmatch(name) is not None
-
-
-def is_suffix(text: str) -> bool:
-    """Whether names of data files may end so."""
-    return _SUFFIX.fullmatch(text) is not None
-
-
-def data_path(shard_id: str, attempt: str, suffix: str) -> str:
-    """Path of one shard's feature file or folder, of the format with this suffix."""
-    if not is_suffix(suffix):
-        raise ValueError(f"a suffix is like .parquet, got {suffix!r}")
-    return f"data/{_stem(shard_id, attempt)}{suffix}"
-
-
-def rows_path(shard_id: str, attempt: str) -> str:
-    """Path of one shard's table of row scalars and row provenance."""
-    return f"rows/{_stem(shard_id, attempt)}.parquet"
-
-
-def quarantine_path(shard_id: str, attempt: str) -> str:
-    """Path of one shard's table of bad rows."""
-    return f"quarantine/{_stem(shard_id, attempt)}.parquet"
-
-
-def commit_path(shard_id: str, generation: int = 0) -> str:
-    """Path of one shard's commit record, or of the one that replaced it so many times."""
-    _stem(shard_id, "00000000")
-    if generation < 0:
-        raise ValueError(f"a generation is 0 or more, got {generation}")
-    return f"commits/{shard_id}.r{generation}.json" if generation else f"commits/{shard_id}.json"
-
-
-def parse_commit_path(rel: str) -> tuple[str, int] | None:
-    """Shard id and generation of a commit record's path; None where it is none."""
-    match = _COMMIT.fullmatch(rel)
-    return None if match is None else (match.group(1), int(match.group(2) or 0))
-
-
-def plan_path(plan_id: str) -> str:
-    """Path of a stored plan."""
-    return f"plan/{_named('plan', plan_id)}.parquet"
-
-
-def index_path(content: str) -> str:
-    """Path of one index."""
-    return f"index/{_named('index', content)}.parquet"
-
-
-def snapshot_path(content: str) -> str:
-    """Path of one snapshot."""
-    return f"snapshots/{_named('snapshot', content)}.json"
-
-
-def new_attempt() -> str:
-    """A fresh attempt id, unique per try of a shard."""
-    return secrets.token_hex(4)
 
 
 def _checked(rel: str) -> str:

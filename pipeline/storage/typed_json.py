@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from earmill.pipeline.common.untrusted import loads_json
-from earmill.pipeline.storage import layout as paths
+from earmill.pipeline.storage import paths
 
 T = TypeVar("T")
 

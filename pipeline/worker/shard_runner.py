@@ -39,8 +39,9 @@ from earmill.pipeline.formats.registry import (
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.fetch import longest_wait_s
-from earmill.pipeline.storage.layout import Layout, commit_path
+from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import own_folder, sweep
+from earmill.pipeline.storage.paths import commit_path
 from earmill.pipeline.storage.store_calls import patient
 from earmill.pipeline.worker.feature_values import stored
 from earmill.pipeline.worker.messages import PublishError, ShardOrder, WorkerInfo

@@ -21,7 +21,8 @@ from amtcore.features.base import StreamInfo
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
-from earmill.pipeline.storage.layout import Layout, plan_path
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import plan_path
 
 PLAN_ID = "plan0"
 SPEC_SHA256 = "ab" * 32

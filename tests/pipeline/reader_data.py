@@ -23,7 +23,8 @@ from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage.layout import Layout, plan_path
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import plan_path
 
 PLAN_ID = "0123abcd"
 MODULATION_HZ, LOUDNESS_HZ = 100.0, 50.0

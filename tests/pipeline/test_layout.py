@@ -15,7 +15,7 @@ import pytest
 
 from earmill.pipeline.common.errors import OutputError, StorageError
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.storage import layout as paths
+from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import s3_server, small_dataset, small_disk
 

@@ -21,7 +21,8 @@ import pytest
 
 from earmill.pipeline.common.errors import LockedError
 from earmill.pipeline.dataset.lease import STALE_S, DriverLock, Holder, machine_id
-from earmill.pipeline.storage.layout import DRIVER_FILE, Layout
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import DRIVER_FILE
 from tests.pipeline.outputs import s3_server
 
 HOLDING = """

@@ -14,7 +14,8 @@ from earmill import open_features
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.storage.layout import LAYOUT_VERSION, Layout
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import LAYOUT_VERSION
 from tests.data.layout1.make import N_FRAMES, NAMES, values
 from tests.pipeline.outputs import small_dataset
 

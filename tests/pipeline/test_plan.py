@@ -31,7 +31,8 @@ from earmill.pipeline.planning.plan import (
 )
 from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage.layout import Layout, plan_path
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import plan_path
 
 
 class ListSource:

@@ -29,7 +29,8 @@ from earmill.pipeline.planning.plan import make_plan
 from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage.layout import Layout, data_path
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import data_path
 
 SHARD, ATTEMPT = "00000", "0000000a"
 # Frames of each row, some without any, and row ids that are no file names.
