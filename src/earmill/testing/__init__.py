@@ -10,6 +10,7 @@ Each is a class of pytest tests. Nothing is imported, pytest least of all, befor
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest
 
-    pytest.register_assert_rewrite(home)  # so that a failure shows the values
+    if home not in sys.modules:
+        pytest.register_assert_rewrite(home)  # so that a failure shows the values
     found = getattr(import_module(home), name)
     globals()[name] = found
     return found

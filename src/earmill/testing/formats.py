@@ -115,13 +115,11 @@ class FormatConformance:
     @pytest.fixture(params=["float16", "float32"])
     def written(self, request: pytest.FixtureRequest, tmp_path: Path) -> Written:
         """A shard of frames and events."""
-        streams = _streams()
-        rows = [_row(row_id, frames, streams, request.param) for row_id, frames in ROWS.items()]
-        return self._write(tmp_path / "one", rows, streams, request.param)
+        return self.write(tmp_path / "one", sample_rows(request.param), request.param)
 
-    def _write(
-        self, root: Path, rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], dtype: str
-    ) -> Written:
+    def write(self, root: Path, rows: Sequence[FeatureRow], dtype: str) -> Written:
+        """A shard of these rows, written by the format."""
+        streams = _streams()
         rel = data_path(SHARD, ATTEMPT, format_of(self.format).suffix)
         encoding = Encoding(dtype, attrs={"spec_sha256": "ab" * 32})
         encode(self.format, rows, streams, folder=root, name=rel, encoding=encoding)
@@ -146,11 +144,11 @@ class FormatConformance:
             assert frames.flags.writeable or not frames.size, "read: expected a fresh array"
 
     def test_equal_rows_give_equal_bytes(self, written: Written, tmp_path: Path) -> None:
-        again = self._write(tmp_path / "two", written.rows, written.streams, written.dtype)
+        again = self.write(tmp_path / "two", written.rows, written.dtype)
         assert _contents(written) == _contents(again)
 
     def test_a_shard_without_rows(self, tmp_path: Path) -> None:
-        written = self._write(tmp_path / "none", [], _streams(), "float16")
+        written = self.write(tmp_path / "none", [], "float16")
         wanted = digest_rows([], written.streams, "float16")
         assert differences(wanted, read_back(self.format, written.path, written.streams)) == []
         assert written.read([], written.promise()) == []
@@ -199,9 +197,8 @@ class FormatConformance:
             written.read(wanted, promise)
 
     def test_a_dataset_of_it_is_whole_and_readable(self, tmp_path: Path) -> None:
-        streams = _streams()
-        rows = [_row(row_id, frames, streams, "float16") for row_id, frames in ROWS.items()]
-        layout = _dataset(tmp_path / "set", self.format, rows, streams)
+        rows = sample_rows("float16")
+        layout = _dataset(tmp_path / "set", self.format, rows, _streams())
         report = verify(layout)
         assert report.problems == [] and report.orphans == []
         features = open_features(layout.root, format=self.format)
@@ -240,6 +237,11 @@ def _streams() -> list[StreamInfo]:
     )
     spikes = replace(envelope, name="spikes", unit="spikes", frame_rate_hz=200.0, layout="events")
     return [envelope, spikes]
+
+
+def sample_rows(dtype: str) -> list[FeatureRow]:
+    """Rows of frames and events as the suite writes them."""
+    return [_row(row_id, frames, _streams(), dtype) for row_id, frames in ROWS.items()]
 
 
 def _row(row_id: str, frames: int, streams: Sequence[StreamInfo], dtype: str) -> FeatureRow:
