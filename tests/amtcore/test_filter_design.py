@@ -229,6 +229,16 @@ class TestFir:
         taps = 0.5 ** torch.arange(128, dtype=torch.float64)
         torch.testing.assert_close(minimum_phase(taps), taps, rtol=0, atol=1e-12)
 
+    @pytest.mark.parametrize("count", [64, 65, 128, 129])
+    def test_minimum_phase_by_scipy_s_hilbert_transform(self, count: int) -> None:
+        """The phase is minus the Hilbert transform of the log magnitude, odd lengths included."""
+        taps = np.random.default_rng(count).standard_normal(count)
+        magnitude = np.abs(np.fft.fft(taps))
+        phase = -np.imag(scipy.signal.hilbert(np.log(magnitude)))
+        expected = np.fft.ifft(magnitude * np.exp(1j * phase)).real
+        got = minimum_phase(torch.from_numpy(taps)).numpy()
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
+
     @pytest.mark.parametrize(("up", "down"), [(1, 2), (2, 1), (160, 441), (3, 2), (1, 5)])
     def test_resampling_taps_are_those_of_resample_poly(self, up: int, down: int) -> None:
         taps = resample_taps(up, down).numpy()

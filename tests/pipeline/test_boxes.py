@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.containers import Probe, ffmpeg_kind, probe
@@ -224,7 +224,12 @@ class TestAsf:
 class TestAdts:
     FRAME = adts(bytes(60))
 
-    @given(sizes=st.lists(st.integers(0, 400), min_size=3, max_size=12), crc=st.booleans())
+    # 13 bits of length, header included: each of them decides in some frame here.
+    @given(
+        sizes=st.lists(st.integers(0, 400) | st.integers(0, 8184), min_size=3, max_size=12),
+        crc=st.booleans(),
+    )
+    @example(sizes=[(1 << bit) - 7 for bit in range(3, 13)] + [8184, 0], crc=False)
     @settings(max_examples=40, deadline=None)
     def test_a_chain_of_any_sizes(self, sizes: list[int], crc: bool) -> None:
         data = b"".join(adts(bytes(size), crc=crc) for size in sizes)
