@@ -38,25 +38,23 @@ class Compiled:
         dynamic: bool = False,
     ) -> None:
         self._name, self._function = name, function
-        self._compiled = torch.compile(function, dynamic=dynamic) if enabled else None
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether calls go, or will first be tried, through the compiler."""
-        return self._compiled is not None
+        self._enabled, self._dynamic = enabled, dynamic
+        self._compiled: Callable[[Tensor], Any] | None = None
 
     def __call__(self, x: Tensor) -> Any:
         """What the function gives."""
         with torch.no_grad():
-            if self._compiled is None:
+            if not self._enabled:
                 return self._function(x)
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of the compiler, about its own speed
+                    warnings.simplefilter("ignore")  # of the compiler, about itself
+                    if self._compiled is None:  # loads the compiler: seconds
+                        self._compiled = torch.compile(self._function, dynamic=self._dynamic)
                     return self._compiled(x)
             except Exception as error:  # compilers fail in many ways; the function decides below
                 made = self._function(x)
-                self._compiled = None
+                self._enabled = False
                 reason = " ".join(str(error).split())[:200]
                 _LOG.warning(
                     "%s runs without torch.compile, which failed: %s: %s",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.common.errors import OutputError, SpecError
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
@@ -26,7 +26,8 @@ def stored_job(
         job: The job file, where dataset.json does not say all: credentials of the source, `run`.
         overrides: `a.b=c` strings.
     Raises:
-        OutputError: No dataset there. SpecError: The job is wrong.
+        OutputError: No dataset there. SpecError: The job is wrong, or names code to import, which
+            is taken from its author's file only.
     """
     dataset = read_dataset(layout)
     if dataset is None:
@@ -39,6 +40,19 @@ def stored_job(
         output = {**dataset.spec["output"], "uri": uri}
         stored = {**dataset.spec, "name": dataset.name, "output": output}
         spec = JobSpec.load(stored, overrides=overrides)
+        _check_no_code(spec, layout)
     options = dict(storage_options or known)
     place = spec.output.model_copy(update={"uri": uri, "storage_options": options})
     return spec.model_copy(update={"output": place})
+
+
+def _check_no_code(spec: JobSpec, layout: Layout) -> None:
+    """A dataset may come from anyone: code that it names is not imported."""
+    from amtcore.features.registry import get_model  # loads torch, which only such a job needs
+
+    for index, entry in enumerate(spec.extract):
+        if get_model(entry.model).names_code:
+            raise SpecError(
+                f"extract.{index}: {layout.url()}/dataset.json names code to import for model "
+                f"{entry.model!r}, which is only taken from the job's own file; give it with --job"
+            )
