@@ -24,6 +24,8 @@ from earmill.pipeline.storage.layout import Layout
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
+# What a shard has beside its data.
+OTHER_PARTS = ("rows", "quarantine")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -120,6 +122,6 @@ def format_name(name: str) -> str:
     Raises:
         ValueError: It is no name of a format.
     """
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or name in OTHER_PARTS:
         raise ValueError(f"expected the name of a format, as zarr, got {name!r}")
     return name

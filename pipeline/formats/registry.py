@@ -10,7 +10,7 @@ from earmill.pipeline.common.errors import ExtensionError, SpecError
 from earmill.pipeline.common.extension_points import FORMATS
 from earmill.pipeline.common.hints import alternatives
 from earmill.pipeline.formats.digest import ShardDigest
-from earmill.pipeline.formats.format import Encoding, Format
+from earmill.pipeline.formats.format import Encoding, Format, format_name
 from earmill.pipeline.formats.row_table import row_table, write_table
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.storage.paths import is_suffix
@@ -45,10 +45,11 @@ def format_of(name: str) -> Format:
             f"format {name!r} of {FORMATS.owner(name)}: expected its entry point to lead to a "
             f"Format, got {type(found).__name__}"
         )
-    if not is_suffix(found.suffix):
+    suffix = getattr(found, "suffix", None)
+    if not (isinstance(suffix, str) and is_suffix(suffix)):
         raise ExtensionError(
             f"format {name!r} of {FORMATS.owner(name)}: expected a suffix like '.tar', got "
-            f"{found.suffix!r}"
+            f"{suffix!r}"
         )
     return found
 
@@ -103,6 +104,10 @@ def check_formats(names: Sequence[str]) -> None:
     owners: dict[str, str] = {}
     for name in names:
         suffix = format_of(name).suffix
+        try:
+            format_name(name)
+        except ValueError as error:
+            raise ExtensionError(f"{FORMATS.owner(name)}: {error}") from error
         if suffix in owners:
             raise SpecError(
                 f"output.formats: {owners[suffix]} and {name} both write {suffix} files; choose one"

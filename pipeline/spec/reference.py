@@ -96,7 +96,8 @@ def _format(name: str) -> tuple[str, ...]:
         found = FORMATS.load(name)
     except ExtensionError as error:
         return f"`{name}`", "", f"Not usable here: {error}", ""
-    return f"`{name}`", f"`{found.suffix}`", found.summary, found.integrity
+    told = (str(getattr(found, part, "not said")) for part in ("summary", "integrity"))
+    return f"`{name}`", f"`{getattr(found, 'suffix', '')}`", *told
 
 
 def _summary(model: type[BaseModel]) -> str:

@@ -57,6 +57,11 @@ def source_kind(name: str) -> SourceKind:
             f"source kind {name!r} of {SOURCES.owner(name)}: expected its entry point to lead to a "
             f"SourceKind, got {type(found).__name__}"
         )
+    if not (isinstance(found.section, type) and issubclass(found.section, SourceSection)):
+        raise ExtensionError(
+            f"source kind {name!r} of {SOURCES.owner(name)}: expected a subclass of SourceSection "
+            f"as its section, got {found.section!r}"
+        )
     says = get_args(found.section.model_fields["kind"].annotation)
     if says != (name,):
         raise ExtensionError(

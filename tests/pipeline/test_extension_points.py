@@ -98,10 +98,14 @@ def test_a_name_that_two_distributions_claim_belongs_to_neither(path: Path) -> N
         ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
         ("OTHER = 1", "AttributeError"),
+        (
+            "from earmill.sources import SourceKind\nKIND = SourceKind(dict, dict)",
+            "expected a subclass of SourceSection as its section, got <class 'dict'>",
+        ),
         ("KIND = 5", "expected its entry point to lead to a SourceKind, got int"),
         (SILENCE.replace("{suffix}", "x").replace("SILENCE =", "KIND ="), "expected kind: Literal"),
     ],
-    ids=["import", "raises", "attribute", "type", "name"],
+    ids=["import", "raises", "attribute", "section", "type", "name"],
 )
 def test_a_broken_entry_point_breaks_only_who_asks_for_it(
     path: Path, text: str, said: str, request: pytest.FixtureRequest

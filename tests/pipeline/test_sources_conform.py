@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -66,6 +67,11 @@ class TestHf(_OnDisk):
     """Rows whose cells are paths: bytes inside the table cannot be lost one by one."""
 
     kind = "hf"
+
+    @pytest.fixture(autouse=True)
+    def private_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is built in the cache of whoever runs the tests."""
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
     def corpus(self, folder: Path) -> Corpus:
         wanted = write_files(folder)

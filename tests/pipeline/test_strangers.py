@@ -185,6 +185,7 @@ class TestRefused:
         ("old", "new", "said"),
         [
             ("NPZ = NpzFormat()", "NPZ = NpzFormat", "expected its entry point to lead to a Form"),
+            ('    suffix = ".npz"\n', "", r"expected a suffix like '\.tar', got None"),
             ('suffix = ".npz"', 'suffix = "/npz"', r"expected a suffix like '\.tar', got '/npz'"),
             ('suffix = ".npz"', 'suffix = ".zarr"', r"npz and zarr both write \.zarr files"),
         ],
@@ -196,6 +197,17 @@ class TestRefused:
         monkeypatch.syspath_prepend(str(put(tmp_path / "site", npz_shards=text)))
         with pytest.raises((ExtensionError, SpecError), match=said):
             check_formats(job_spec(["npz", "zarr"], "float16").output.formats)
+        forget()
+
+    @pytest.mark.parametrize("name", ["rows", "quarantine", "NPZ", "a/b", "1"])
+    def test_a_name_that_no_dataset_could_hold(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        texts = {"npz_shards": (FILES / "npz_shards.py").read_text()}
+        entries = {"earmill.formats": {name: "npz_shards:NPZ"}}
+        monkeypatch.syspath_prepend(str(install(tmp_path / "site", "odd-names", entries, texts)))
+        with pytest.raises(ExtensionError, match=r"odd-names 1\.0: expected the name of a format"):
+            check_formats(["zarr", name])
         forget()
 
     def test_one_that_cannot_be_imported_breaks_jobs_that_name_it(
