@@ -29,6 +29,8 @@ def tar_members(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarFile, tarfile.Ta
         remembered: list[tarfile.TarInfo] = vars(tar)["members"]
         while (member := tar.next()) is not None:
             remembered.clear()
+            if member.size < 0:  # the next header would be one that was read before
+                raise tarfile.ReadError(f"a member claims to have {member.size:,} bytes")
             yield tar, member
         stream.seek(tar.offset)
         block = stream.read(tarfile.BLOCKSIZE)
@@ -50,6 +52,6 @@ class BoundedReads:
 
     def read(self, size: int) -> bytes:
         """So many bytes, never more than `MAX_HELD_BYTES` at once."""
-        if size > MAX_HELD_BYTES:
+        if not 0 <= size <= MAX_HELD_BYTES:
             raise tarfile.ReadError(f"a header claims to have {size:,} bytes")
         return self._stream.read(size)

@@ -27,6 +27,7 @@ from pydantic import field_validator
 
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import SourceError, UnreadableError
+from earmill.pipeline.common.tar_members import MAX_HELD_BYTES, BoundedReads
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,
@@ -58,7 +59,7 @@ LISTING_THREADS = 8
 MB = 2**20
 # Of a remote tar at a time, while its headers are looked for.
 BLOCK_BYTES = 2 * MB
-COPY_BYTES = MB
+COPY_BYTES = MAX_HELD_BYTES
 PATTERN = "{*?["
 
 
@@ -277,7 +278,8 @@ def _range(fs: Any, path: str, place: Place) -> AbstractContextManager[BinaryIO]
 def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]) -> Blob:
     """The bytes of the member that begins here, in memory or, where they are many, in a file."""
     try:
-        with tarfile.open(fileobj=stream, mode="r:", errors="surrogateescape") as tar:
+        bounded: Any = BoundedReads(stream)
+        with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
             member = tar.next()
             name = "" if member is None else as_text(member.name.removeprefix("./"))
             if member is None or member.size != item.size or not name.startswith(f"{place.key}."):
@@ -285,18 +287,19 @@ def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]
                     f"{item.uri}: changed since it was planned: {name!r} is there"
                 )
             content: Any = tar.extractfile(member)
+            pieces = iter(lambda: content.read(COPY_BYTES), b"")
             if member.size <= MEMORY_BYTES:
-                return Blob(data=content.read())
-            return _copied(content, touch)
+                return Blob(data=b"".join(pieces))
+            return _copied(pieces, touch)
     except tarfile.TarError as error:
         raise UnreadableError(f"{item.uri}: changed since it was planned: {error}") from error
 
 
-def _copied(content: BinaryIO, touch: Callable[[], None]) -> Blob:
+def _copied(pieces: Iterator[bytes], touch: Callable[[], None]) -> Blob:
     name = temporary_file()
     blob = Blob(path=name, temporary=True)
     with open(name, "wb") as file:
-        while piece := content.read(COPY_BYTES):
+        for piece in pieces:
             file.write(piece)
             touch()
     return blob

@@ -307,6 +307,16 @@ class TestDamage:
         with pytest.raises(SourceError, match="a header claims to have"):
             ids(source(path))
 
+    @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME])
+    def test_a_size_below_zero_leads_nowhere(self, kind: bytes, tmp_path: Path) -> None:
+        """It would lead back to a header before it, for ever."""
+        first, second = tarfile.TarInfo("a.wav"), tarfile.TarInfo("b.wav")
+        second.size, second.type = -1024, kind
+        blocks = [info.tobuf(tarfile.GNU_FORMAT) for info in (first, second)]
+        (tmp_path / "x.tar").write_bytes(b"".join(blocks) + bytes(10240))
+        with pytest.raises(SourceError, match=r"claims to have -1,024 bytes"):
+            ids(source(tmp_path / "x.tar"))
+
     @pytest.mark.parametrize(
         ("names", "said"),
         [
