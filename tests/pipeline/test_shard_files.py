@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
@@ -183,6 +183,7 @@ class TestFetched:
         again.close()
 
     @given(st.sets(st.integers(0, 400)))
+    @example(set(range(3 * MAX_RUN)) | {500})
     @settings(max_examples=60, deadline=None)
     def test_runs_are_the_numbers_without_gaps(self, numbers: set[int]) -> None:
         runs = list(_runs(sorted(numbers)))
