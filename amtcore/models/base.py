@@ -2,24 +2,24 @@
 
     waveform -> front end (waveform to waveform) -> channels, stage by stage -> modulation filters
 
-A model names its stages once, in `forward_chunk`, for signals and gradients, and once, in
-`block_stages`, for the fused kernel that pools features.
+A model names its stages once, as `links`. Signals, chunks and gradients go through them one by one;
+the fused kernel that pools features gets the operations of those from the filterbank on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from amtcore.errors import ParameterError, StateError
+from amtcore.errors import ParameterError, StateError, nearest_hint
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
 from amtcore.models.loading import share_type
 from amtcore.models.swapped import any_hooks, check_fuses, check_streams
-from amtcore.stages.base import Chunk, Stage, check_fs, taking_chunks
+from amtcore.stages.base import BlockStage, Chunk, Stage, check_fs, taking_chunks
 from amtcore.stages.constants import Converted
 
 Kwargs = Mapping[str, Any] | None
@@ -37,6 +37,23 @@ def check_range(fs: float, flow: float, fhigh: float) -> None:
             f"expected 0 <= flow < fhigh <= half the sampling rate ({fs / 2:g} Hz), got flow "
             f"{flow:g} Hz and fhigh {fhigh:g} Hz; raise fs or change the limits"
         )
+
+
+@dataclass(frozen=True)
+class Link:
+    """One stage of a model's chain.
+
+    Args:
+        name: The attribute that holds the stage; where that is None, signals pass on unchanged.
+        returned: What `return_stages` calls the signal after it; "" where it is left out.
+        stream: The feature stream that ends with it; "" for none.
+
+    Where several links have the same `returned` or `stream`, the last of them counts.
+    """
+
+    name: str
+    returned: str = ""
+    stream: str = ""
 
 
 class Passage:
@@ -117,6 +134,9 @@ class WholeBands:
 class TimeDomainModel(Converted):
     """A model from a waveform to what its modulation filters make of it.
 
+    Attributes:
+        links: The chain, the stages in order. Those before `auditory_filters` are the front end.
+
     Args:
         fs: Sampling rate in Hz.
         learnable: Whether the constants of all stages are parameters.
@@ -126,6 +146,7 @@ class TimeDomainModel(Converted):
         `model(x)` equals the chunks of `model.stream` over any split of x, one after another.
     """
 
+    links: ClassVar[tuple[Link, ...]]
     input_unit: str
     output_unit = "model units"
     filterbank: Any
@@ -158,8 +179,19 @@ class TimeDomainModel(Converted):
         return self.auditory_filters.num_channels
 
     def forward_chunk(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
-        """Output and stages of one chunk."""
-        raise NotImplementedError
+        """Output and returned stages of one chunk."""
+        returned: dict[str, Tensor] = {}
+        for link in self.links:
+            stage = getattr(self, link.name)
+            if stage is not None:
+                x = step(link.name, stage, x)
+            if link.returned:
+                returned[link.returned] = x
+        return self.arranged(x), returned
+
+    def arranged(self, out: Any) -> Any:
+        """What the last stage made, with its axes in the order of the model's output."""
+        return out
 
     def stream(
         self, x: Tensor, state: State | None = None, last: bool = False
@@ -184,32 +216,42 @@ class TimeDomainModel(Converted):
         out, stages = self.forward_chunk(x, Passage(None, True, whole=True))
         return (out, stages) if self.return_stages else out
 
+    def _present(self, links: Sequence[Link]) -> list[tuple[str, Any]]:
+        """Names and stages of those links that have one."""
+        stages = ((link.name, getattr(self, link.name)) for link in links)
+        return [(name, stage) for name, stage in stages if stage is not None]
+
     def front_end(self) -> list[Stage]:
         """The stages before the channels split: waveform in, waveform out."""
-        return []
-
-    def block_stages(self) -> Iterator[tuple[str, list[BlockOp]]]:
-        """The stages for the fused kernel in order, each under the name of the feature stream that
-        ends with it ("" for none)."""
-        raise NotImplementedError
-
-    def final_bank(self) -> Bank:
-        """The modulation filters, for the fused kernel."""
-        return self.modulation.bank()
+        ear: list[Any] = []
+        for name, stage in self._present(self.links):
+            if stage is self.auditory_filters:
+                break
+            parts = stage.named_children() if isinstance(stage, StageSequence) else [(name, stage)]
+            for part_name, part in parts:
+                check_streams(part_name, part)
+                ear.append(part)
+        return ear
 
     def chain(self, stream: str) -> tuple[list[BlockOp], Bank]:
         """The operations and the final bank of a feature stream, for the fused kernel.
 
         Args:
-            stream: A name from `block_stages`, or "modulation".
+            stream: Of one of the `links`.
         """
         check_fuses(self, self.named_children(), "block_ops", "bank")
-        ops: list[BlockOp] = []
-        for name, block_ops in self.block_stages():
-            ops += block_ops
-            if name == stream:
-                return ops, identity_bank(self.num_channels, self.fc)
-        return ops, self.final_bank()
+        ends = {link.stream: i + 1 for i, link in enumerate(self.links) if link.stream}
+        if stream not in ends:
+            raise ParameterError(
+                f"{type(self).__name__} has no stream {stream!r}{nearest_hint(stream, ends)}"
+            )
+        links = self.links[: ends[stream]]
+        stages: list[BlockStage] = [stage for _, stage in self._present(links)]
+        stages = stages[stages.index(self.auditory_filters) :]
+        ops = [op for stage in stages for op in stage.block_ops(self.num_channels)]
+        if self.whole_bands(stream) is not None:
+            return ops, identity_bank(self.num_channels, self.fc)
+        return ops, stages[-1].bank(self.num_channels)
 
     def whole_bands(self, stream: str) -> WholeBands | None:
         """How a feature stream is made that the fused kernel cannot make; None where it can.

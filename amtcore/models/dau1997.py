@@ -6,16 +6,13 @@ filters. Input in units of RMS 1 = 100 dB SPL (so x = p / 2 Pa); output in model
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from amtcore.arguments import checked_arguments
-from amtcore.kernels.fused.program import BlockOp
-from amtcore.models.base import Kwargs, Passage, TimeDomainModel, check_range
+from amtcore.models.base import Kwargs, Link, TimeDomainModel, check_range
 from amtcore.models.stage_arguments import stage_arguments
 from amtcore.scales.erb import erb_space_bw
 from amtcore.stages import AdaptLoop, GammatoneFilterbank, IHCEnvelope, ModulationFilterbank
@@ -53,6 +50,12 @@ class Dau1997(TimeDomainModel):
     (2, 8, 160)
     """
 
+    links = (
+        Link("filterbank", returned="filterbank"),
+        Link("ihc", returned="ihc", stream="envelope"),
+        Link("adaptation", returned="adaptation", stream="adaptation"),
+        Link("modulation", stream="modulation"),
+    )
     input_unit = "rms1=100dB"
 
     @checked_arguments()
@@ -83,20 +86,6 @@ class Dau1997(TimeDomainModel):
         self.modulation = ModulationFilterbank(
             fc=fc_hz, **own("modulation_kwargs", modulation_kwargs, defaults=preset)
         )
-
-    def forward_chunk(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
-        bands = step("filterbank", self.filterbank, x)
-        envelope = step("ihc", self.ihc, bands)
-        adapted = step("adaptation", self.adaptation, envelope)
-        out = step("modulation", self.modulation, adapted)
-        return out, {"filterbank": bands, "ihc": envelope, "adaptation": adapted}
-
-    def block_stages(self) -> Iterator[tuple[str, list[BlockOp]]]:
-        """The stages for the fused kernel, by the stream that ends with each."""
-        yield "", self.filterbank.block_ops()
-        yield "envelope", self.ihc.block_ops(self.num_channels)
-        yield "adaptation", self.adaptation.block_ops(self.num_channels)
-        yield "", self.modulation.block_ops()
 
     def extra_repr(self) -> str:
         """Rate, range and size."""

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
-from amtcore.models.base import Kwargs, Passage, TimeDomainModel, WholeBands, check_range
+from amtcore.models.base import Kwargs, Link, TimeDomainModel, WholeBands, check_range
 from amtcore.models.stage_arguments import stage_arguments
 from amtcore.scales.erb import erb_frequency, erb_number, erb_space_bw
 from amtcore.stages.butterworth import ButterworthFilter
@@ -90,6 +89,15 @@ class King2019(TimeDomainModel):
     torch.Size([2, 480, 5, 5])
     """
 
+    links = (
+        Link("filterbank", returned="gtone_response"),
+        Link("compression", returned="compressed_response"),
+        Link("ihc", returned="ihc", stream="envelope"),
+        Link("adaptation_filter", returned="adapted_response", stream="adaptation"),
+        Link("lp150_filter"),
+        Link("modulation_filterbank", stream="modulation"),
+        Link("resampler"),  # of the bands: see `whole_bands`
+    )
     input_unit = "rms1=100dB"
     output_unit = "input unit"
 
@@ -161,41 +169,9 @@ class King2019(TimeDomainModel):
         """Modulation centre frequencies in Hz, (modulation,)."""
         return self.modulation_filterbank.mfc
 
-    def forward_chunk(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
-        bands = step("filterbank", self.filterbank, x)
-        compressed = step("compression", self.compression, bands)
-        envelope = step("ihc", self.ihc, compressed)
-        adapted = step("adaptation_filter", self.adaptation_filter, envelope)
-        smooth = adapted
-        if self.lp150_filter is not None:
-            smooth = step("lp150_filter", self.lp150_filter, adapted)
-        out = step("modulation_filterbank", self.modulation_filterbank, smooth)
-        if self.resampler is not None:
-            out = step("resampler", self.resampler, out)
-        # out: (.., channel, modulation, time) -> (.., time, channel, modulation)
-        stages = {
-            "gtone_response": bands,
-            "compressed_response": compressed,
-            "ihc": envelope,
-            "adapted_response": adapted,
-        }
-        return out.movedim(-1, -3), stages
-
-    def block_stages(self) -> Iterator[tuple[str, list[BlockOp]]]:
-        """The stages for the fused kernel, by the stream that ends with each."""
-        channels = self.num_channels
-        yield "", self.filterbank.block_ops()
-        yield "", self.compression.block_ops(channels)
-        yield "envelope", self.ihc.block_ops(channels)
-        yield "adaptation", self.adaptation_filter.block_ops(channels)
-        if self.lp150_filter is not None:
-            yield "", self.lp150_filter.block_ops(channels)
-
-    def final_bank(self) -> Bank:
-        """The modulation filters, for the fused kernel."""
-        if self._needs_whole:
-            return identity_bank(self.num_channels, self.fc)
-        return self.modulation_filterbank.bank(self.num_channels)
+    def arranged(self, out: Tensor) -> Tensor:
+        """(.., channel, modulation, time) -> (.., time, channel, modulation)."""
+        return out.movedim(-1, -3)
 
     @property
     def _needs_whole(self) -> bool:

@@ -7,20 +7,16 @@ Input in units of RMS 1 = 100 dB SPL; output in model units.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from amtcore.arguments import checked_arguments
-from amtcore.kernels.fused.program import BlockOp
-from amtcore.models.base import Kwargs, Passage, TimeDomainModel, check_range
+from amtcore.models.base import Kwargs, Link, TimeDomainModel, check_range
 from amtcore.models.stage_arguments import stage_arguments
 from amtcore.scales.erb import erb_space_bw
 from amtcore.stages.adaptation import AdaptLoop
-from amtcore.stages.base import Stage
 from amtcore.stages.ears import HeadphoneFilter, MiddleEarFilter
 from amtcore.stages.gammatone import GammatoneFilterbank
 from amtcore.stages.hair_cell import IHCEnvelope
@@ -61,6 +57,14 @@ class Osses2021(TimeDomainModel):
     (2, 4, 160)
     """
 
+    links = (
+        Link("headphone", returned="headphone"),
+        Link("middleear", returned="middleear"),
+        Link("filterbank", returned="filterbank"),
+        Link("ihc", returned="ihc", stream="envelope"),
+        Link("adaptation", returned="adaptation", stream="adaptation"),
+        Link("modulation", stream="modulation"),
+    )
     input_unit = "rms1=100dB"
 
     @checked_arguments()
@@ -97,33 +101,6 @@ class Osses2021(TimeDomainModel):
         self.modulation = ModulationFilterbank(
             fc=fc_hz, **own("modulation_kwargs", modulation_kwargs, defaults=bank)
         )
-
-    def forward_chunk(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
-        at_eardrum = step("headphone", self.headphone, x)
-        at_stapes = step("middleear", self.middleear, at_eardrum)
-        bands = step("filterbank", self.filterbank, at_stapes)
-        envelope = step("ihc", self.ihc, bands)
-        adapted = step("adaptation", self.adaptation, envelope)
-        out = step("modulation", self.modulation, adapted)
-        stages = {
-            "headphone": at_eardrum,
-            "middleear": at_stapes,
-            "filterbank": bands,
-            "ihc": envelope,
-            "adaptation": adapted,
-        }
-        return out, stages
-
-    def front_end(self) -> list[Stage]:
-        """Headphone and middle-ear filter."""
-        return [self.headphone, self.middleear]
-
-    def block_stages(self) -> Iterator[tuple[str, list[BlockOp]]]:
-        """The stages for the fused kernel, by the stream that ends with each."""
-        yield "", self.filterbank.block_ops()
-        yield "envelope", self.ihc.block_ops(self.num_channels)
-        yield "adaptation", self.adaptation.block_ops(self.num_channels)
-        yield "", self.modulation.block_ops()
 
     def extra_repr(self) -> str:
         """Rate, range, phase and size."""

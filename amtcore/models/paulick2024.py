@@ -9,23 +9,19 @@ and Dau 2008) the hair cell is a rectifier with a 1 kHz low-pass, followed by a 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.fused.program import BlockOp
-from amtcore.models.base import Kwargs, Passage, StageSequence, TimeDomainModel, check_range
+from amtcore.models.base import Kwargs, Link, StageSequence, TimeDomainModel, check_range
 from amtcore.models.decision_methods import DecisionMethods
 from amtcore.models.stage_arguments import stage_arguments
-from amtcore.models.swapped import check_streams
 from amtcore.scales.erb import erb_space
 from amtcore.stages.adaptation import AdaptLoop
-from amtcore.stages.base import Stage
 from amtcore.stages.compression import SquaringExpansion
 from amtcore.stages.drnl import DRNLFilterbank
 from amtcore.stages.ears import HeadphoneFilter, MiddleEarFilter
@@ -108,6 +104,15 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
     [(2, 5, 110), (2, 8, 110), (2, 8, 110)]
     """
 
+    links = (
+        Link("outer_middle_ear", returned="outerear"),
+        Link("drnl", returned="drnl", stream="velocity"),
+        Link("ihc", returned="ihc", stream="envelope"),
+        Link("expansion", returned="ihc", stream="envelope"),
+        Link("adaptation", returned="adaptation", stream="adaptation"),
+        Link("resampler", returned="resampled"),
+        Link("modulation", stream="modulation"),
+    )
     input_unit = "pa"
 
     @checked_arguments()
@@ -166,43 +171,6 @@ class Paulick2024(DecisionMethods, TimeDomainModel):
     def auditory_filters(self) -> DRNLFilterbank:
         """The stage that splits the waveform into channels."""
         return self.drnl
-
-    def forward_chunk(self, x: Tensor, step: Passage) -> tuple[Any, dict[str, Tensor]]:
-        at_stapes = x
-        if self.outer_middle_ear is not None:
-            at_stapes = step("outer_middle_ear", self.outer_middle_ear, x)
-        velocity = step("drnl", self.drnl, at_stapes)
-        potential = step("ihc", self.ihc, velocity)
-        if self.expansion is not None:
-            potential = step("expansion", self.expansion, potential)
-        adapted = step("adaptation", self.adaptation, potential)
-        resampled = step("resampler", self.resampler, adapted)
-        out = step("modulation", self.modulation, resampled)
-        stages = {
-            "outerear": at_stapes,
-            "drnl": velocity,
-            "ihc": potential,
-            "adaptation": adapted,
-            "resampled": resampled,
-        }
-        return out, stages
-
-    def front_end(self) -> list[Stage]:
-        """Headphone and middle-ear filter, or nothing."""
-        if self.outer_middle_ear is None:
-            return []
-        for name, stage in self.outer_middle_ear.named_children():
-            check_streams(name, stage)
-        return cast(list[Stage], list(self.outer_middle_ear))
-
-    def block_stages(self) -> Iterator[tuple[str, list[BlockOp]]]:
-        """The stages for the fused kernel, by the stream that ends with each."""
-        channels = self.num_channels
-        yield "velocity", self.drnl.block_ops()
-        expansion = [] if self.expansion is None else self.expansion.block_ops(channels)
-        yield "envelope", self.ihc.block_ops(channels) + expansion
-        yield "adaptation", self.adaptation.block_ops(channels)
-        yield "", self.resampler.block_ops(channels) + self.modulation.block_ops()
 
     def extra_repr(self) -> str:
         """Rate, range, size and model."""

@@ -17,7 +17,6 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.fused.operations import ADAPTATION
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.adaptation import adaptation
 from amtcore.stages.base import ChannelStage
 from amtcore.stages.limits import SECONDS, Range
 
@@ -140,24 +139,16 @@ class AdaptLoop(ChannelStage):
         loops = torch.stack((rise, overshoot, -2.0 / overshoot), -1).flatten(1)
         return torch.cat((levels, offset, 100.0 / (1.0 - offset), loops), 1).to(self.dtype)
 
-    def rest_state(self, batch: int, channels: int) -> Tensor:
-        """The divisors at rest, (batch, channel, loop)."""
-        levels = self.min_level.reshape(-1, 1).expand(channels, 1)
-        return self._resting(levels).to(self.dtype).expand(batch, channels, -1)
-
-    def block_ops(self, channels: int) -> list[BlockOp]:
-        """The stage as operations of the fused kernel."""
-        argument = 2 * self.num_loops + int(self.limited)
-        coef, rest = self.coefficients(channels).detach(), self.rest_state(1, channels)[0].detach()
-        return [BlockOp(ADAPTATION, argument, coef, rest)]
-
-    def _run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        channels = x.shape[1]
+    def recurrences(self, channels: int) -> list[BlockOp]:
+        """The loops, with their divisors at rest."""
         if self.min_level.numel() not in (1, channels):
             raise ParameterError(
                 f"there are {self.min_level.numel()} minimum levels for {channels} channels"
             )
-        return adaptation(x, self.coefficients(channels), state, self.limited, self.backend)
+        levels = self.min_level.reshape(-1, 1).expand(channels, 1)
+        argument = 2 * self.num_loops + int(self.limited)
+        rest = self._resting(levels).to(self.dtype)
+        return [BlockOp(ADAPTATION, argument, self.coefficients(channels), rest)]
 
     def extra_repr(self) -> str:
         """Preset, loops and limiter."""

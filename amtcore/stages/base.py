@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
+from amtcore.kernels.ops.recurrences import rest_state, run_ops
 from amtcore.stages.constants import WORKING_TYPES, HasConstants
 from amtcore.stages.states import Form, taking_states
 
@@ -42,6 +44,12 @@ def product(x: Tensor, matrix: Tensor) -> Tensor:
         return x @ matrix
     with torch.autocast(x.device.type, enabled=False):
         return x @ matrix
+
+
+def check_channels(expected: int, got: int) -> None:
+    """Raises where a stage that is built for its channels is asked for others."""
+    if expected != got:
+        raise ParameterError(f"expected {expected} channels, got {got}")
 
 
 class Chunk:
@@ -144,17 +152,73 @@ class Stage(HasConstants):
         return x.to(self.dtype)
 
 
-class ChannelStage(Stage):
+class BlockStage(Stage):
+    """A stage that is made of recurrences, which it names once: as operations of the fused kernel.
+
+    Signals, chunks and gradients go through the same operations, see `run_ops`.
+    """
+
+    def block_ops(self, channels: int) -> list[BlockOp]:
+        """The stage as operations of the fused kernel; raises where it is more than those."""
+        raise NotImplementedError
+
+    def bank(self, channels: int) -> Bank:
+        """The filters that follow the operations; here one a channel, which changes nothing."""
+        return identity_bank(channels, torch.zeros(1, dtype=self.dtype))
+
+
+class FilterbankStage(BlockStage):
+    """A stage that splits a waveform into channels: (batch, time) -> (batch, channel, time)."""
+
+    state_form: Form | None = Tensor
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels."""
+        raise NotImplementedError
+
+    def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Process the next chunk.
+
+        Args:
+            x: (batch, time) or (time,).
+            state: What the previous chunk returned, (batch, channel, values); None at the start.
+        """
+        x = self.as_input(x, (1, 2), "(batch, time) or (time,)")
+        batched = x if x.ndim == 2 else x.unsqueeze(0)
+        ops = self.block_ops(self.num_channels)
+        if state is None:
+            state = rest_state(ops, batched.shape[0])
+        y, state = run_ops(batched.unsqueeze(1), ops, state, self.backend)
+        return (y if x.ndim == 2 else y.squeeze(0)), state
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The whole signal at once."""
+        return self.stream(x)[0]
+
+
+class ChannelStage(BlockStage):
     """A stage that maps (batch, channel, time) to the same shape, channel by channel."""
 
     state_form: Form | None = Tensor
 
-    def rest_state(self, batch: int, channels: int) -> Tensor:
-        """State before the first sample, (batch, channel, values)."""
+    def recurrences(self, channels: int) -> list[BlockOp]:
+        """What the stage runs over time, one after another."""
         raise NotImplementedError
 
-    def _run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+    def block_ops(self, channels: int) -> list[BlockOp]:
+        """The stage as operations of the fused kernel; raises where it is more than those."""
+        return self.recurrences(channels)
+
+    def rest_state(self, batch: int, channels: int) -> Tensor:
+        """State before the first sample, (batch, channel, values)."""
+        return rest_state(self.recurrences(channels), batch)
+
+    def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        ops = self.recurrences(x.shape[1])
+        if state is None:
+            state = rest_state(ops, x.shape[0])
+        return run_ops(x, ops, state, self.backend)
 
     def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Process the next chunk.
@@ -167,8 +231,6 @@ class ChannelStage(Stage):
         """
         x = self.as_input(x, (2, 3), "(batch, channel, time) or (channel, time)")
         batched = x if x.ndim == 3 else x.unsqueeze(0)
-        if state is None:
-            state = self.rest_state(batched.shape[0], batched.shape[1])
         y, state = self._run(batched, state)
         return (y if x.ndim == 3 else y.squeeze(0)), state
 

@@ -14,7 +14,6 @@ from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.biquad import first_order, state_variable
 from amtcore.stages.base import ChannelStage, check_below_nyquist
 from amtcore.stages.limits import frequencies
 
@@ -71,28 +70,14 @@ class ButterworthFilter(ChannelStage):
         rows = design.butterworth_rows(self.fc, self.fs, self.order, self.btype)
         return [section.to(self.dtype) for section in rows]
 
-    def rest_state(self, batch: int, channels: int) -> Tensor:
-        """Zeros, (batch, channel, order)."""
-        return self.fc.new_zeros(batch, channels, self.order)
-
-    def block_ops(self, channels: int) -> list[BlockOp]:
-        """The stage as operations of the fused kernel."""
+    def recurrences(self, channels: int) -> list[BlockOp]:
+        """The sections."""
         ops = []
         for section in self.sections():
             code, values = (STATE_VARIABLE, 2) if len(section) == 6 else (FIRST_ORDER, 1)
-            coef = section.detach().expand(channels, -1)
+            coef = section.expand(channels, -1)
             ops.append(BlockOp(code, 0, coef, coef.new_zeros(channels, values)))
         return ops
-
-    def _run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        after, at = [], 0
-        for section in self.sections():
-            recurrence, values = (state_variable, 2) if len(section) == 6 else (first_order, 1)
-            coef = section.expand(x.shape[1], -1)
-            x, last = recurrence(x, coef, state[..., at : at + values], False, self.backend)
-            after.append(last)
-            at += values
-        return x, torch.cat(after, -1)
 
     def extra_repr(self) -> str:
         """Kind, order and cutoff."""

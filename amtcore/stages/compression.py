@@ -16,7 +16,6 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.fused.operations import BROKEN_STICK, SQUARE
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.compression import broken_stick
 from amtcore.stages.base import ChannelStage
 from amtcore.stages.limits import DECIBELS, Range
 
@@ -77,17 +76,10 @@ class BrokenStickCompression(ChannelStage):
     def _knee(self) -> Tensor:
         return 10.0 ** ((self.knee_db.double() - self.dboffset) / 20.0)
 
-    def rest_state(self, batch: int, channels: int) -> Tensor:
-        """Nothing is carried: (batch, channel, 0)."""
-        return self.n.new_zeros(batch, channels, 0)
-
-    def block_ops(self, channels: int) -> list[BlockOp]:
-        """The stage as operations of the fused kernel."""
-        coef = self.coefficients(channels).detach()
+    def recurrences(self, channels: int) -> list[BlockOp]:
+        """The nonlinearity, which carries nothing."""
+        coef = self.coefficients(channels)
         return [BlockOp(BROKEN_STICK, 0, coef, coef.new_zeros(channels, 0))]
-
-    def _run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        return broken_stick(x, self.coefficients(x.shape[1]), self.backend), state
 
     def extra_repr(self) -> str:
         """Knee, exponent and calibration."""
@@ -147,17 +139,10 @@ class SquaringExpansion(ChannelStage):
     def _gain(self) -> Tensor:
         return (10.0 ** (self.gain_db.double() / 20.0)).to(self.dtype)
 
-    def rest_state(self, batch: int, channels: int) -> Tensor:
-        """Nothing is carried: (batch, channel, 0)."""
-        return self.gain_db.new_zeros(batch, channels, 0)
-
-    def block_ops(self, channels: int) -> list[BlockOp]:
-        """The stage as operations of the fused kernel."""
-        coef = self._gain().detach().expand(channels, 1)
+    def recurrences(self, channels: int) -> list[BlockOp]:
+        """The square, which carries nothing."""
+        coef = self._gain().expand(channels, 1)
         return [BlockOp(SQUARE, 0, coef, coef.new_zeros(channels, 0))]
-
-    def _run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        return (self._gain() * x).square(), state
 
     def extra_repr(self) -> str:
         """Gain."""

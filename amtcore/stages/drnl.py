@@ -27,12 +27,7 @@ from amtcore.kernels.fused.operations import (
     SWAP,
 )
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.biquad import state_variable
-from amtcore.kernels.ops.compression import broken_stick
-from amtcore.kernels.ops.dispatch import use_reference
-from amtcore.kernels.ops.one_pole import pole_zero_cascade
-from amtcore.kernels.ops.program import can_fuse, program
-from amtcore.stages.base import Stage, check_below_nyquist
+from amtcore.stages.base import FilterbankStage, check_below_nyquist, check_channels
 from amtcore.stages.limits import Limit, Range, bandwidths, frequencies
 
 
@@ -90,7 +85,7 @@ def drnl_parameters(fc_hz: Tensor, subject: str) -> dict[str, Tensor]:
     }
 
 
-class DRNLFilterbank(Stage):
+class DRNLFilterbank(FilterbankStage):
     """Dual-resonance nonlinear filters.
 
     Args:
@@ -114,8 +109,6 @@ class DRNLFilterbank(Stage):
     >>> bank(torch.zeros(3, 160)).shape
     torch.Size([3, 2, 160])
     """
-
-    state_form = Tensor
 
     fc: Tensor
     lin_gain: Tensor
@@ -183,8 +176,9 @@ class DRNLFilterbank(Stage):
             knee = torch.exp(torch.log(b / a) / (1.0 - c))
         return torch.stack((a, b, c, knee), -1)
 
-    def block_ops(self) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[BlockOp]:
         """The stage as operations of the fused kernel: one path aside while the other runs."""
+        check_channels(self.num_channels, channels)
         one = torch.ones_like(self.lin_gain)
         linear = self._gammatone(self.lin_fc, self.lin_bw, self.lin_gain)
         nonlinear = self._gammatone(self.nlin_fc, self.nlin_bw, one)
@@ -209,50 +203,6 @@ class DRNLFilterbank(Stage):
             coef = self.fc.new_zeros(self.num_channels, 0)
         rest = self.fc.new_zeros(self.num_channels, values)
         return BlockOp(code, argument, coef.to(self.dtype), rest)
-
-    def _one_by_one(
-        self, x: Tensor, ops: Sequence[BlockOp], state: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The same operations through their own operators, which have gradients."""
-        aside, after, at = x, [], 0
-        for op in ops:
-            values = op.state.shape[1]
-            before = state[..., at : at + values]
-            at += values
-            if op.code == SWAP:
-                x, aside = aside, x
-            elif op.code == ADD:
-                x = x + aside
-            elif op.code == BROKEN_STICK:
-                x = broken_stick(x, op.coef, self.backend)
-            elif op.code == POLE_ZERO_CASCADE:
-                x, before = pole_zero_cascade(x, op.coef, before, self.order, self.backend)
-            elif op.code == STATE_VARIABLE:
-                x, before = state_variable(x, op.coef, before, False, self.backend)
-            after.append(before)
-        return x, torch.cat(after, -1)
-
-    def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Process the next chunk.
-
-        Args:
-            x: (batch, time) or (time,).
-            state: What the previous chunk returned, (batch, channel, values); None at the start.
-        """
-        x = self.as_input(x, (1, 2), "(batch, time) or (time,)")
-        batched = x if x.ndim == 2 else x.unsqueeze(0)
-        ops = self.block_ops()
-        if state is None:
-            values = sum(op.state.shape[1] for op in ops)
-            state = x.new_zeros(batched.shape[0], self.num_channels, values)
-        fused = can_fuse(batched, ops) and not use_reference(x, self.backend)
-        run = program if fused else self._one_by_one
-        y, state = run(batched.unsqueeze(1), ops, state)
-        return (y if x.ndim == 2 else y.squeeze(0)), state
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The whole signal at once."""
-        return self.stream(x)[0]
 
     def extra_repr(self) -> str:
         """Model, subject, number and range of the filters."""

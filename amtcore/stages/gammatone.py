@@ -17,9 +17,8 @@ from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.kernels.fused.operations import ONE_POLE_CASCADE
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.one_pole import one_pole_cascade
 from amtcore.scales.erb import ERB_FLOOR_HZ, ERB_Q
-from amtcore.stages.base import Stage, check_below_nyquist
+from amtcore.stages.base import FilterbankStage, check_below_nyquist, check_channels
 from amtcore.stages.limits import bandwidths, frequencies
 
 
@@ -28,7 +27,7 @@ def default_betamul(n: int) -> float:
     return math.factorial(n - 1) ** 2 / (math.pi * math.factorial(2 * n - 2) * 2.0 ** -(2 * n - 2))
 
 
-class GammatoneFilterbank(Stage):
+class GammatoneFilterbank(FilterbankStage):
     """Complex all-pole gammatone filters, real output.
 
     Args:
@@ -52,8 +51,6 @@ class GammatoneFilterbank(Stage):
     >>> bank(torch.zeros(3, 1600)).shape
     torch.Size([3, 2, 1600])
     """
-
-    state_form = Tensor
 
     fc: Tensor
     bandwidth: Tensor
@@ -102,30 +99,11 @@ class GammatoneFilterbank(Stage):
         rows = (decay * torch.cos(angle), -decay * torch.sin(angle), 2.0 * (1.0 - decay) ** self.n)
         return torch.stack(rows, -1).to(self.dtype)
 
-    def block_ops(self) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[BlockOp]:
         """The stage as operations of the fused kernel."""
+        check_channels(self.num_channels, channels)
         coef = self.coefficients()
-        rest = coef.new_zeros(self.num_channels, 2 * self.n)
-        return [BlockOp(ONE_POLE_CASCADE, self.n, coef, rest)]
-
-    def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Process the next chunk.
-
-        Args:
-            x: (batch, time) or (time,).
-            state: What the previous chunk returned, (batch, channel, 2 n); None at the start.
-        """
-        x = self.as_input(x, (1, 2), "(batch, time) or (time,)")
-        batched = x if x.ndim == 2 else x.unsqueeze(0)
-        if state is None:
-            state = x.new_zeros(batched.shape[0], self.num_channels, 2 * self.n)
-        coef = self.coefficients()
-        y, state = one_pole_cascade(batched.unsqueeze(1), coef, state, self.n, self.backend)
-        return (y if x.ndim == 2 else y.squeeze(0)), state
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The whole signal at once."""
-        return self.stream(x)[0]
+        return [BlockOp(ONE_POLE_CASCADE, self.n, coef, coef.new_zeros(channels, 2 * self.n))]
 
     def extra_repr(self) -> str:
         """Number, range and order of the filters."""

@@ -18,9 +18,6 @@ from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.biquad import first_order, state_variable
-from amtcore.kernels.ops.dispatch import use_reference
-from amtcore.kernels.ops.program import can_fuse, program
 from amtcore.stages.base import ChannelStage, check_below_nyquist
 from amtcore.stages.limits import Range, StableDenominator
 
@@ -124,19 +121,19 @@ class IHCEnvelope(ChannelStage):
         """Whether chunks can be processed one after another."""
         return self._nonlinearity == "half_wave"
 
-    @property
-    def _values(self) -> int:
-        """State values of one pass."""
-        return 1 if self.order == 1 else 2
-
     def coefficients(self) -> Tensor:
         """(1, rows) of one pass of the low-pass."""
         rows = design.first_order_rows if self.order == 1 else design.section_rows
         return rows(self.b, self.a).to(self.dtype).unsqueeze(0)
 
-    def rest_state(self, batch: int, channels: int) -> Tensor:
-        """Zeros, (batch, channel, values)."""
-        return self.b.new_zeros(batch, channels, self._values * self.iterations)
+    def recurrences(self, channels: int) -> list[BlockOp]:
+        """The passes of the low-pass, the first one behind the rectifier where that is all."""
+        coef = self.coefficients().expand(channels, -1)
+        code, values = (FIRST_ORDER, 1) if self.order == 1 else (STATE_VARIABLE, 2)
+        rest, half_wave = coef.new_zeros(channels, values), self._nonlinearity == "half_wave"
+        return [
+            BlockOp(code, int(half_wave and i == 0), coef, rest) for i in range(self.iterations)
+        ]
 
     def block_ops(self, channels: int) -> list[BlockOp]:
         """The stage as operations of the fused kernel."""
@@ -145,10 +142,7 @@ class IHCEnvelope(ChannelStage):
                 f"hair-cell method {self.method!r} needs the whole signal and cannot run block "
                 "by block; use a half-wave method such as 'dau1996'"
             )
-        coef = self.coefficients().expand(channels, -1)
-        rest = coef.new_zeros(channels, self._values)
-        code = FIRST_ORDER if self.order == 1 else STATE_VARIABLE
-        return [BlockOp(code, int(i == 0), coef, rest) for i in range(self.iterations)]
+        return self.recurrences(channels)
 
     def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Process the next chunk; see `ChannelStage.stream`."""
@@ -163,26 +157,13 @@ class IHCEnvelope(ChannelStage):
         """The whole signal at once: (batch, channel, time) or (channel, time), same shape out."""
         return super().stream(x)[0]
 
-    def _run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         if self._nonlinearity == "hilbert":
-            return analytic_magnitude(x), state
+            return analytic_magnitude(x), self.rest_state(*x.shape[:2])
         if self._nonlinearity == "bernstein":
             weight = analytic_magnitude(x).clamp(min=torch.finfo(x.dtype).tiny)
             x = (weight ** (_NEURAL_COMPRESSION - 1.0) * x).clamp(min=0).square()
-        elif self.iterations > 1 and not use_reference(x, self.backend):
-            ops = self.block_ops(x.shape[1])
-            if can_fuse(x, ops):
-                return program(x, ops, state)
-        coef = self.coefficients().expand(x.shape[1], -1)
-        after = []
-        for i, before in enumerate(state.split(self._values, -1)):
-            rectify = i == 0 and self._nonlinearity == "half_wave"
-            if self.order == 1:
-                x, last = first_order(x, coef, before, rectify, self.backend)
-            else:
-                x, last = state_variable(x, coef, before, rectify, self.backend)
-            after.append(last)
-        return x, torch.cat(after, -1)
+        return super()._run(x, state)
 
     def extra_repr(self) -> str:
         """Method and filter."""

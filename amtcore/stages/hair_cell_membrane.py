@@ -15,7 +15,6 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.fused.operations import HAIR_CELL
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.kernels.ops.hair_cell import hair_cell
 from amtcore.stages.base import ChannelStage
 from amtcore.stages.limits import Range, around
 
@@ -123,22 +122,15 @@ class IHCPaulick2024(ChannelStage):
         )
         return torch.stack(rows).to(self.dtype).unsqueeze(0)
 
-    def rest_state(self, batch: int, channels: int) -> Tensor:
-        """At rest, (batch, channel, 1)."""
-        return self.x0.new_zeros(batch, channels, 1)
-
-    def block_ops(self, channels: int) -> list[BlockOp]:
-        """The stage as operations of the fused kernel."""
-        coef = self.coefficients().detach().expand(channels, -1)
+    def recurrences(self, channels: int) -> list[BlockOp]:
+        """The circuit, at rest."""
+        coef = self.coefficients().expand(channels, -1)
         return [BlockOp(HAIR_CELL, 0, coef, coef.new_zeros(channels, 1))]
 
     def forward(self, vel: Tensor) -> Tensor:
         """The whole signal at once: basilar-membrane velocity in m/s, (batch, channel, time) or
         (channel, time), to potential in V, same shape."""
         return super().forward(vel)
-
-    def _run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        return hair_cell(x, self.coefficients().expand(x.shape[1], -1), state, self.backend)
 
     def extra_repr(self) -> str:
         """Rate."""

@@ -18,10 +18,10 @@ from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.filters import BANK_TWO_SECTIONS
-from amtcore.kernels.fused.program import Bank
+from amtcore.kernels.fused.program import Bank, BlockOp
 from amtcore.kernels.ops.envelope import hilbert_envelope
 from amtcore.kernels.ops.one_pole import modulation_bank
-from amtcore.stages.base import Stage, check_below_nyquist
+from amtcore.stages.base import BlockStage, check_below_nyquist
 from amtcore.stages.limits import MOST_CYCLES, Range, frequencies
 
 PHASE_INSENSITIVITY = ("hilbert", "none")
@@ -43,7 +43,7 @@ def king_centres(mflow_hz: float, mfhigh_hz: float, q: float, nmod: int | None) 
     return [math.exp(low + i * step) for i in range(math.floor((high - low) / step + 1e-9) + 1)]
 
 
-class King2019ModulationFilterbank(Stage):
+class King2019ModulationFilterbank(BlockStage):
     """The same modulation filters on every channel.
 
     Args:
@@ -131,6 +131,10 @@ class King2019ModulationFilterbank(Stage):
         most = MOST_CYCLES * self.fs
         edges = low.clamp(max=(1.0 - _LEAST_BAND) * most), high.clamp(max=most)
         return design.bandpass2_rows(*edges, self.fs).to(self.dtype)
+
+    def block_ops(self, channels: int) -> list[BlockOp]:
+        """Nothing comes before the filters."""
+        return []
 
     def bank(self, channels: int) -> Bank:
         """The filters, for the fused kernel."""

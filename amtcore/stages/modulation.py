@@ -23,9 +23,9 @@ from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.filters import BANK_MODULUS, BANK_REAL, BANK_STATE_VARIABLE
 from amtcore.kernels.fused.operations import FIRST_ORDER
 from amtcore.kernels.fused.program import Bank, BlockOp
-from amtcore.kernels.ops.biquad import first_order
 from amtcore.kernels.ops.one_pole import modulation_bank
-from amtcore.stages.base import ChannelStage, check_below_nyquist
+from amtcore.kernels.ops.recurrences import run_ops
+from amtcore.stages.base import BlockStage, check_below_nyquist, check_channels
 from amtcore.stages.limits import LEAST_CYCLES, MOST_CYCLES, Range, bandwidths, frequencies
 from amtcore.stages.separate import Folded, can_separate
 from amtcore.stages.states import check_kept
@@ -70,7 +70,7 @@ def modulation_centres(upper_hz: float, q: float) -> list[float]:
     return centres
 
 
-class ModulationFilterbank(ChannelStage):
+class ModulationFilterbank(BlockStage):
     """Modulation filters of every channel.
 
     Args:
@@ -228,18 +228,20 @@ class ModulationFilterbank(ChannelStage):
         )
         return rows.to(self.fc).expand(channels, -1)
 
-    def block_ops(self) -> list[BlockOp]:
+    def block_ops(self, channels: int) -> list[BlockOp]:
         """What comes before the bank, as operations of the fused kernel."""
+        check_channels(self.num_channels, channels)
         if not self.lowpass_cutoff:
             return []
-        coef = self._prefilter_rows(self.num_channels)
-        return [BlockOp(FIRST_ORDER, 0, coef, coef.new_zeros(self.num_channels, 1))]
+        coef = self._prefilter_rows(channels)
+        return [BlockOp(FIRST_ORDER, 0, coef, coef.new_zeros(channels, 1))]
 
-    def bank(self) -> Bank:
+    def bank(self, channels: int) -> Bank:
         """The filters, for the fused kernel."""
+        check_channels(self.num_channels, channels)
         return Bank(tuple(self.kinds), self.coefficients().detach(), tuple(self.offsets))
 
-    def stream(  # type: ignore[override]
+    def stream(
         self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
     ) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
         """Process the next chunk.
@@ -269,8 +271,8 @@ class ModulationFilterbank(ChannelStage):
                 "it is that of another filterbank"
             )
         if self.lowpass_cutoff:
-            rows = self._prefilter_rows(self.num_channels)
-            batched, before = first_order(batched, rows, before, False, self.backend)
+            ops = self.block_ops(self.num_channels)
+            batched, before = run_ops(batched, ops, before, self.backend)
         parts, filters = self._filter(batched, filters)
         if x.ndim == 2:
             parts = [part.squeeze(0) for part in parts]
@@ -289,7 +291,7 @@ class ModulationFilterbank(ChannelStage):
         )  # fmt: skip
         return folded.outputs(y), folded.unfold_state(state)
 
-    def forward(self, x: Tensor) -> list[Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor) -> list[Tensor]:
         """The whole signal at once: list over channels of (batch, M_i, time)."""
         return self.stream(x)[0]
 

@@ -18,7 +18,7 @@ from amtcore.filter_design.fir import resample_taps
 from amtcore.kernels.fused.operations import DECIMATE
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.fir import fir
-from amtcore.stages.base import Stage, check_fs
+from amtcore.stages.base import BlockStage, check_fs
 from amtcore.stages.states import check_kept
 
 #: Numerator and denominator of a ratio of rates stay below this.
@@ -28,7 +28,7 @@ _NDIMS = (1, 2, 3, 4)
 ResampleState = tuple[Tensor, int, int]
 
 
-class Resampler(Stage):
+class Resampler(BlockStage):
     """Resample every row.
 
     Args:

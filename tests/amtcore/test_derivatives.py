@@ -183,7 +183,7 @@ def test_plain_loops_have_all_of_them(family: str) -> None:
 
 def test_the_fused_program_refuses() -> None:
     bank = stages.DRNLFilterbank([500.0, 1000.0], 16000, dtype=F64)
-    ops, x = bank.block_ops(), torch.randn(1, 1, 20, dtype=F64)
+    ops, x = bank.block_ops(bank.num_channels), torch.randn(1, 1, 20, dtype=F64)
     state = torch.zeros(1, 2, sum(op.state.shape[1] for op in ops), dtype=F64)
     with pytest.raises(DerivativeError, match="forward-mode"):
         jvp(lambda x: program(x, ops, state)[0], (x,), (x,))
