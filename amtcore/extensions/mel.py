@@ -317,7 +317,7 @@ def mel_design(stream: str, blocks: MelBlocks, grid: FrameGrid) -> FrameDesign:
     def open_stream() -> MelStream:
         return MelStream(stream, blocks, blocks.finished)
 
-    def compute(signal: Rows) -> Made:
+    def compute(signal: Rows) -> dict[str, Rows]:
         spectra = MelStream(stream, blocks, lambda rows: rows)
         rows = np.concatenate([spectra.push(signal)[stream], spectra.finish()[stream]])
         if top_db is not None:

@@ -20,7 +20,7 @@ Frames = NDArray[np.floating[Any]]
 #: What a stretch of signal gives in one stream: (frame, column), or the spikes in it.
 StreamValues = Frames | SpikeEvents
 #: The same by stream name.
-Made = dict[str, Any]
+Made = dict[str, StreamValues]
 Params = Mapping[str, object]
 StreamOptions = Mapping[str, object]
 

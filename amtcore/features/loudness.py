@@ -174,7 +174,7 @@ class LoudnessStream(ExtractStream):
         batch = signal if self._model.input_channels == (1,) else signal.unsqueeze(0)
         with torch.no_grad():
             loudness, self._state = self._model.stream_loudness(batch, self._state, last)
-        made = {}
+        made: Made = {}
         for plan, pooler in zip(self._plans, self._poolers, strict=True):
             outputs = plan.source(loudness)
             made[plan.info.name] = pooler.push(outputs[:-1] if last else outputs, last)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
     from amtcore.features.spike_events import SpikeEvents
     from amtcore.units import Calibration
+    from earmill import testing as testing
     from earmill.api import JobFailedError, extract, plan, retry, verify
     from earmill.pipeline.common.errors import (
         CommitError,
@@ -102,6 +103,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "plan": ("earmill.api", "plan"),
     "retry": ("earmill.api", "retry"),
     "stages": "amtcore.stages",
+    "testing": "earmill.testing",
     "verify": ("earmill.api", "verify"),
 }
 
@@ -148,6 +150,7 @@ __all__ = [
     "plan",
     "retry",
     "stages",
+    "testing",
     "verify",
 ]
 

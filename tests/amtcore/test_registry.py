@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -182,3 +183,13 @@ def test_frames_of_another_shape_are_refused(place: Path) -> None:
         extractor.extract([np.zeros(200, np.float32)])
     (empty,) = extractor.extract([np.zeros(99, np.float32)])
     assert empty["peak"].shape == (0, 1) and empty["peak"].dtype == np.float32
+
+
+def test_the_command_line_asks_no_model_before_it_must() -> None:
+    """Neither help nor the import of the package looks for entry points or loads torch."""
+    code = (
+        "import sys, earmill, earmill.testing; from earmill.jobs.cli import run; run(['--help']);"
+        "assert not {'torch', 'amtcore', 'pytest'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -37,6 +37,17 @@ JOBS: Mapping[str, list[dict[str, Any]]] = {
         {"model": "dau1997", "fs_hz": 16000},
         {"model": "melspectrogram"},
         {"model": "mfcc", "params": {"hop_length": 200}},
+        {
+            "model": "torch_module",
+            "params": {
+                "module": "torchaudio.transforms:Spectrogram",
+                "kwargs": {"n_fft": 64, "hop_length": 80, "center": False},
+                "compile": False,
+            },
+            "streams": {
+                "spectra": {"width": 33, "hop_length": 80, "window_length": 64, "frames_axis": 2}
+            },
+        },
     ],
     "osses2021": [{"model": "osses2021", "streams": {"modulation": {}, "envelope": {}}}],
     "king2019": [{"model": "king2019", "fs_hz": 16000, "streams": {"modulation": {"pool": "rms"}}}],
