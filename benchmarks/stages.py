@@ -34,7 +34,14 @@ from amtcore import (
 )
 from amtcore.kernels.families.envelope.reference import Quadrature
 from amtcore.kernels.fused.filters import BANK_MODULUS, BANK_STATE_VARIABLE
-from amtcore.kernels.vector.simd import LANES, fma, vexp, vload, vlog, vsqrt, vstore
+from amtcore.kernels.vector.elementary import vexp, vlog
+from amtcore.kernels.vector.simd import (
+    LANES,
+    fma,
+    vload,
+    vsqrt,
+    vstore,
+)
 from benchmarks.kernel import FS_HZ
 from benchmarks.report import table, write_section
 

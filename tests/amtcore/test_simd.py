@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from numba import njit
 
-from amtcore.kernels.vector.simd import LANES, copysign, vexp, vload, vlog, vstore, vsum
+from amtcore.kernels.vector.elementary import vexp, vlog
+from amtcore.kernels.vector.simd import (
+    LANES,
+    copysign,
+    vload,
+    vstore,
+    vsum,
+)
 from amtcore.kernels.vector.transpose import transpose
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from numba import njit
 
+from amtcore.kernels.vector.elementary import vexp
 from amtcore.kernels.vector.simd import (
     LANES,
     accumulate,
     any_greater,
     any_greater_or_nan,
     fma,
-    vexp,
     vload,
     vmax,
     vsplat,

@@ -6,6 +6,7 @@ from typing import Any
 
 from numba import njit
 
+from amtcore.kernels.vector.elementary import vexp, vlog
 from amtcore.kernels.vector.simd import (
     LANES,
     accumulate,
@@ -13,9 +14,7 @@ from amtcore.kernels.vector.simd import (
     copysign,
     fma,
     vabs,
-    vexp,
     vload,
-    vlog,
     vmax,
     vsplat,
     vstore,

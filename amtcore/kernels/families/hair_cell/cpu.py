@@ -6,11 +6,11 @@ from typing import Any
 
 from numba import njit
 
+from amtcore.kernels.vector.elementary import vexp
 from amtcore.kernels.vector.simd import (
     LANES,
     accumulate,
     fma,
-    vexp,
     vload,
     vmin,
     vsplat,

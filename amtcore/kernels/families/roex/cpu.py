@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from amtcore.kernels.vector.elementary import vexp
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
     LANES,
     accumulate,
     fma,
-    vexp,
     vload,
     vmax,
     vsplat,
