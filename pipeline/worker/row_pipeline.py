@@ -339,10 +339,11 @@ def check_streamable(extractors: Sequence[Extractor], long_s: float, item: Item)
     """Raise TooLongError where a long clip meets a stream that cannot go chunk by chunk."""
     whole = [stream.model for each in extractors if not each.can_stream for stream in each.streams]
     if whole:
+        king = ", or set phase_insens to none and leave subfs out"
         raise TooLongError(
             f"{item.uri}: expected at most {long_s:g} s for {whole[0]}, whose streams need whole "
-            "clips, got more; cut it into spans with a manifest, or for king2019 set phase_insens "
-            "to none and leave subfs out"
+            f"clips, got more; cut it into spans with a manifest"
+            f"{king if whole[0] == 'king2019' else ''}"
         )
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
     from amtcore.features.spike_events import SpikeEvents
     from amtcore.units import Calibration
+    from earmill import formats as formats
+    from earmill import sources as sources
     from earmill import testing as testing
     from earmill.api import JobFailedError, extract, plan, retry, verify
     from earmill.pipeline.common.errors import (
@@ -96,12 +98,14 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "collate_padded": (_COLLATE, "collate_padded"),
     "events": "earmill.pipeline.driver.events",
     "extract": ("earmill.api", "extract"),
+    "formats": "earmill.formats",
     "list_models": ("amtcore.features.build", "list_models"),
     "models": "amtcore.models",
     "open_features": ("earmill.pipeline.reader.open", "open_features"),
     "per_channel": (_COLLATE, "per_channel"),
     "plan": ("earmill.api", "plan"),
     "retry": ("earmill.api", "retry"),
+    "sources": "earmill.sources",
     "stages": "amtcore.stages",
     "testing": "earmill.testing",
     "verify": ("earmill.api", "verify"),
@@ -143,12 +147,14 @@ __all__ = [
     "collate_padded",
     "events",
     "extract",
+    "formats",
     "list_models",
     "models",
     "open_features",
     "per_channel",
     "plan",
     "retry",
+    "sources",
     "stages",
     "testing",
     "verify",
