@@ -110,7 +110,9 @@ class BlockReader:
         self._nbytes = stream.seek(0, io.SEEK_END)
         if self._nbytes == 0:
             raise EmptyFileError(f"{uri}: expected audio, got an empty file")
-        self._probe, self._bytes_sha256 = self._probed(stream)
+        self._probe = self._probed(stream)
+        # A failure here is the disk's, not the file's: it stays an OSError.
+        self._bytes_sha256 = _digest(stream)
         self._input = DecoderInput(open_prefixed(stream, self._probe.prefix, self._probe.offset))
         self._file = self._opened()
         try:
@@ -168,9 +170,9 @@ class BlockReader:
 
     # Opening.
 
-    def _probed(self, stream: BinaryIO) -> tuple[Probe, str]:
+    def _probed(self, stream: BinaryIO) -> Probe:
         try:
-            return probe(stream, self._nbytes), _digest(stream)
+            return probe(stream, self._nbytes)
         except OSError as error:
             raise UnreadableError(f"{self._uri}: read failed: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,9 @@ def test_a_spec_that_is_loaded_already_takes_overrides(tmp_path: Path) -> None:
     assert (changed.extract[0].fs_hz, changed.output.dtype) == (8000.0, "float32")
     assert changed.source == spec.source and earmill.JobSpec.load(spec) == spec
     assert earmill.JobSpec.load(spec).sha256() == spec.sha256()
+
+
+def test_the_error_of_a_job_holds_no_secret(finished: Finished) -> None:
+    _, end, _ = finished
+    error = earmill.JobFailedError(replace(end, message="s3://key:hush@bucket/out: stopped"))
+    assert "hush" not in str(error) and "s3://***@bucket/out" in str(error)

@@ -31,9 +31,9 @@ print([leave() for _ in range(50)])
 """
 THREADS = """
 import os, sys
-import earmill.pipeline.reader.features, amtcore.features.build
+import earmill.pipeline.reader.open, amtcore.features.build
 before = len(os.listdir("/proc/self/task"))
-features = earmill.pipeline.reader.features.open_features(sys.argv[1], format="parquet")
+features = earmill.pipeline.reader.open.open_features(sys.argv[1], format="parquet")
 rows = [features[i].row_id for i in range(len(features))]
 features.provenance(0)
 print(len(os.listdir("/proc/self/task")) - before, len(rows))
