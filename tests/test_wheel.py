@@ -138,20 +138,15 @@ def test_the_wheel_holds_two_packages_and_nothing_else_at_the_top(wheel: Path) -
 
 
 def test_a_job_runs_in_a_folder_with_hostile_names(installed: Installed) -> None:
-    out = installed.run("-m", "earmill.jobs.cli", "extract", "job.yaml", "--json")
-    events = [json.loads(line) for line in out.splitlines()]
-    assert events[-1]["event"] == "summary" and events[-1]["rows_ok"] == 3
-    made = json.loads((installed.folder / "out/command/dataset.json").read_text())
-    assert made["name"] == "job"
-
-
-def test_a_script_in_that_folder_uses_earmill_by_its_one_name(installed: Installed) -> None:
+    """Driver and workers, from a script beside them; then the command on what it wrote."""
     (installed.folder / "mine.py").write_text(SCRIPT)
     said = json.loads(installed.run("mine.py").splitlines()[-1])
     assert said["rows"] == ["0.wav", "1.wav", "2.wav"]
     assert said["ok"] == 3 and said["verified"]
     assert said["events"] == ["earmill.pipeline.driver.events"]
     assert all(Path(home).is_relative_to(installed.packages) for home in said["homes"])
+    out = installed.run("-m", "earmill.jobs.cli", "verify", "out/python", "--json")
+    assert json.loads(out)["ok"]
 
 
 def test_the_environment_sees_no_checkout(installed: Installed) -> None:
