@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-models test-pipeline test-jobs lint lock bench clean
+.PHONY: setup demo test test-models test-pipeline test-jobs kernels lint lock bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -37,8 +37,13 @@ lint: setup
 	$(BIN)/lint-imports --no-cache
 
 # Three processes side by side: the models compute, the other two mostly wait for what they started.
-test: lint
+test: setup
+	$(MAKE) --jobs=2 --output-sync=target lint kernels
 	$(MAKE) --jobs=3 --output-sync=target test-models test-pipeline test-jobs
+
+# Into their cache, once, instead of in each of the processes.
+kernels: setup
+	$(BIN)/python -m tests.amtcore.compile_kernels
 
 test-models: setup
 	$(BIN)/python -m pytest src/amtcore tests/amtcore
