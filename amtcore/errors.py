@@ -47,6 +47,7 @@ class NonFiniteError(ParameterError):
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """What a message says after a wrong name: the nearest right one, else all of them."""
     known = list(known)
     near = difflib.get_close_matches(name, known, 1)
     if near:

@@ -55,21 +55,14 @@ def retry(
 
     Exit codes: as of `extract`.
     """
-    from earmill.pipeline.dataset.recompute import quarantined, was_cut_off
-    from earmill.pipeline.dataset.where import everything, parse_where
-    from earmill.pipeline.driver.stored_job import stored_job
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
+    from earmill.pipeline.driver.stored_job import find_retry
 
-    choose = quarantined(everything if where is None else parse_where(where))
     options = parse_storage_options(storage_options)
-    layout = Layout.open(uri, options)
-    with store_errors(layout.url()):
-        spec = stored_job(layout, uri, options, job=job, overrides=set_ or ())
-        work = choose(layout) or was_cut_off(layout)
-    if not work:
+    found = find_retry(uri, options, where=where, job=job, overrides=set_ or ())
+    if found is None:
         _nothing(uri, as_json)
         raise typer.Exit(0)
+    spec, choose = found
     end = run_and_report(spec, resume=True, again=choose, as_json=as_json, ray_address=ray_address)
     raise typer.Exit(end.exit_code)
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
 from pydantic import AfterValidator
@@ -27,6 +27,8 @@ from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import LAYOUT_VERSION
 from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
+
+T = TypeVar("T")
 
 READ_THREADS = 16
 COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes the shard again"
@@ -96,12 +98,17 @@ class CommitRecord(Strict):
         Raises:
             CommitError: Not JSON, a field is missing or of another type, or another version.
         """
-        try:
-            return versioned_json(cls, text)
-        except UnreadableVersionError as err:
-            raise CommitError(f"{err}; read it with the release that wrote it") from err
-        except ValueError as err:
-            raise CommitError(f"not a commit record: {err}") from err
+        return parsed_json(cls, text, "a commit record")
+
+
+def parsed_json(kind: type[T], text: str | bytes, what: str) -> T:
+    """A file of commits or snapshots as its dataclass; CommitError where it is not `what`."""
+    try:
+        return versioned_json(kind, text)
+    except UnreadableVersionError as err:
+        raise CommitError(f"{err}; read it with the release that wrote it") from err
+    except ValueError as err:
+        raise CommitError(f"not {what}: {err}") from err
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from typing import Any
 
 import psutil
 
-DISTRIBUTION = "earmill"
 # Their sources make features.
 PACKAGES = ("earmill.pipeline", "amtcore")
 # The packages that touch a value between source bytes and stored frames; enough for one commit.

@@ -13,10 +13,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
-from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit
+from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit, parsed_json
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
@@ -25,9 +25,7 @@ from earmill.pipeline.storage.paths import (
     LAYOUT_VERSION,
     README_FILE,
 )
-from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
-
-T = TypeVar("T")
+from earmill.pipeline.storage.typed_json import Strict
 
 CONTENT_CHARS = 16
 CARDS = (README_FILE, CROISSANT_FILE)
@@ -72,7 +70,7 @@ class Snapshot(Strict):
     @classmethod
     def from_json(cls, text: str | bytes) -> Snapshot:
         """Parse a snapshot; CommitError where it is none."""
-        return _parsed(cls, text, "a snapshot")
+        return parsed_json(cls, text, "a snapshot")
 
     def is_of(self, records: Mapping[str, CommitRecord]) -> bool:
         """Whether these are the commits it was made of."""
@@ -103,7 +101,7 @@ class Current(Strict):
     @classmethod
     def from_json(cls, text: str | bytes) -> Current:
         """Parse current.json; CommitError where it is damaged in any byte."""
-        current = _parsed(cls, text, CURRENT_FILE)
+        current = parsed_json(cls, text, CURRENT_FILE)
         if current.to_json() != (text if isinstance(text, str) else text.decode()):
             raise CommitError(f"not {CURRENT_FILE} as it was written: its content changed")
         return current
@@ -111,15 +109,6 @@ class Current(Strict):
 
 def _canonical(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=1, sort_keys=True) + "\n"
-
-
-def _parsed(kind: type[T], text: str | bytes, what: str) -> T:
-    try:
-        return versioned_json(kind, text)
-    except UnreadableVersionError as err:
-        raise CommitError(f"{err}; read it with the release that wrote it") from err
-    except ValueError as err:
-        raise CommitError(f"not {what}: {err}") from err
 
 
 def _sha256(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The job that made a dataset, out of the dataset itself."""
+"""The job that made a dataset, out of the dataset itself; and what of it is tried again."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Any
 
 from earmill.pipeline.common.errors import OutputError, SpecError
 from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.dataset.recompute import Chooser, quarantined, was_cut_off
+from earmill.pipeline.dataset.where import everything, parse_where
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.store_errors import store_errors
+
+Job = str | Mapping[str, Any] | JobSpec
 
 
 def stored_job(
@@ -16,7 +21,7 @@ def stored_job(
     uri: str,
     storage_options: Mapping[str, Any],
     *,
-    job: str | Mapping[str, Any] | JobSpec | None = None,
+    job: Job | None = None,
     overrides: Iterable[str] = (),
 ) -> JobSpec:
     """The job of a dataset, with this place as output.
@@ -44,6 +49,30 @@ def stored_job(
     options = dict(storage_options or known)
     place = spec.output.model_copy(update={"uri": uri, "storage_options": options})
     return spec.model_copy(update={"output": place})
+
+
+def find_retry(
+    uri: str,
+    storage_options: Mapping[str, Any],
+    *,
+    where: str | None,
+    job: Job | None,
+    overrides: Iterable[str],
+) -> tuple[JobSpec, Chooser] | None:
+    """The job that tries quarantined rows again, and what chooses their shards; None for no work.
+
+    Args:
+        where: A condition on the quarantine table; None is every row.
+        storage_options, job, overrides: As of `stored_job`.
+    Raises:
+        ValueError: A condition that cannot be read. Else as `stored_job`.
+    """
+    choose = quarantined(everything if where is None else parse_where(where))
+    layout = Layout.open(uri, storage_options)
+    with store_errors(layout.url()):
+        spec = stored_job(layout, uri, storage_options, job=job, overrides=overrides)
+        work = choose(layout) or was_cut_off(layout)
+    return (spec, choose) if work else None
 
 
 def _check_no_code(spec: JobSpec, layout: Layout) -> None:

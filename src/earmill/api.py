@@ -148,20 +148,18 @@ def retry(
     Raises:
         ValueError: A condition that cannot be read. Else as `extract`.
     """
-    from earmill.pipeline.dataset.recompute import quarantined, was_cut_off
-    from earmill.pipeline.dataset.where import everything, parse_where
-    from earmill.pipeline.driver.stored_job import stored_job
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
+    from earmill.pipeline.driver.stored_job import find_retry
 
-    choose = quarantined(everything if where is None else parse_where(where))
-    place, options = os.fspath(uri), dict(storage_options or {})
-    layout = Layout.open(place, options)
-    with store_errors(layout.url()):
-        known = None if job is None else _loaded(job, overrides)
-        spec = stored_job(layout, place, options, job=known, overrides=overrides)
-        if not (choose(layout) or was_cut_off(layout)):
-            return None
+    found = find_retry(
+        os.fspath(uri),
+        dict(storage_options or {}),
+        where=where,
+        job=None if job is None else _job(job),
+        overrides=_listed(overrides),
+    )
+    if found is None:
+        return None
+    spec, choose = found
     return _run(spec, True, choose, progress, ray_address, stop, check)
 
 
@@ -171,11 +169,15 @@ def _loaded(spec: Spec, overrides: Iterable[str]) -> JobSpec:
     Raises:
         SpecError: What is wrong with it, in one line.
     """
-    overrides = _listed(overrides)
+    return JobSpec.load(_job(spec), _listed(overrides))
+
+
+def _job(spec: Spec) -> JobSpec | Mapping[str, Any] | str:
+    """A job as `JobSpec.load` takes it; SpecError where it is none."""
     if isinstance(spec, JobSpec | Mapping):
-        return JobSpec.load(spec, overrides)
+        return spec
     if isinstance(spec, str | os.PathLike):
-        return JobSpec.load(os.fspath(spec), overrides)
+        return os.fspath(spec)
     raise SpecError(
         f"expected a job file, a mapping or a JobSpec, got {type(spec).__name__}; "
         'earmill.extract("job.yaml")'

@@ -156,6 +156,10 @@ def test_arguments_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         earmill.verify(tmp_path)
     with pytest.raises(ValueError, match="colour"):
         earmill.retry(tmp_path, where="colour = 'red'")
+    with pytest.raises(SpecError, match="expected a list of strings, got the string"):
+        earmill.retry(tmp_path, overrides="run.workers=1")
+    with pytest.raises(SpecError, match="got int"):
+        earmill.retry(tmp_path, job=7)  # type: ignore[arg-type]
 
 
 def test_a_spec_that_is_loaded_already_takes_overrides(tmp_path: Path) -> None:
