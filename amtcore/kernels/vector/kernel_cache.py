@@ -36,10 +36,14 @@ def check_kernel_cache() -> None:
     for cache in sources.rglob("__pycache__"):
         if cache.stat().st_mode & stat.S_IWOTH:
             raise KernelCacheError(f"{cache}: everybody can write to these kernels; {ADVICE}")
-    # Where numba goes when it may not write beside the sources.
-    user_wide = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
+    user_wide = user_wide_cache()
     if not os.access(sources, os.W_OK) and user_wide.exists():
         check_private(user_wide)
+
+
+def user_wide_cache() -> Path:
+    """Where numba goes when it may not write beside the sources."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
 
 
 def check_private(folder: Path) -> None:
