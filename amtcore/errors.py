@@ -34,6 +34,14 @@ class BackendError(AmtError, RuntimeError):
     """The forced kernel backend cannot run here, or there is none for the tensor's device."""
 
 
+class DeviceMemoryError(BackendError, MemoryError):
+    """The GPU has too little free memory for this batch; a smaller one may do."""
+
+
+class DeviceLostError(BackendError):
+    """The GPU is lost to this process, by a failed kernel or by itself; another may use it."""
+
+
 class KernelCacheError(AmtError, PermissionError):
     """Others can write to the folder of compiled kernels, which are code."""
 
