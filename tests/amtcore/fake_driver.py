@@ -27,6 +27,7 @@ MODULE = 0x7F00_0000_1000
 FUNCTION = 0x7F00_0000_2000
 STREAM = 0x7FFF_8765_4321
 MULTIPROCESSORS = 132
+CLOCK_KHZ = 1_980_000
 WARPS_PER_SM = 12
 _JIT_ERROR_LOG, _JIT_ERROR_BYTES = 5, 6
 
@@ -113,6 +114,13 @@ class FakeDriver:
     def _cuDeviceGetCount(self, count: int) -> None:
         c_int.from_address(count).value = self.devices
 
+    def _cuDeviceGet(self, device: int, ordinal: int) -> None:
+        c_int.from_address(device).value = ordinal + 40
+
+    def _cuDeviceGetAttribute(self, value: int, attribute: int, device: int) -> None:
+        assert (attribute, device) == (13, 40)
+        c_int.from_address(value).value = CLOCK_KHZ
+
     def _cuGetErrorName(self, code: int, text: int) -> int | None:
         names = {1: b"CUDA_ERROR_INVALID_VALUE", 100: b"CUDA_ERROR_NO_DEVICE"}
         names |= {218: b"CUDA_ERROR_INVALID_PTX", 222: b"CUDA_ERROR_UNSUPPORTED_PTX_VERSION"}
@@ -185,7 +193,11 @@ def install(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> None:
     def device(_device: object) -> Iterator[None]:
         yield
 
-    properties = SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
+    properties = SimpleNamespace(
+        name="NVIDIA H100",
+        **{"major": 9, "minor": 0, "total_memory": 80 * 2**30},
+        multi_processor_count=MULTIPROCESSORS,
+    )
     known: dict[str, Any] = {
         "is_available": lambda: True,
         "current_device": lambda: 0,

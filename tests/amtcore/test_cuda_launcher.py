@@ -14,6 +14,7 @@ from amtcore.kernels.warp.driver import launcher as launching
 from amtcore.kernels.warp.driver.failures import LOST, device_errors
 from amtcore.kernels.warp.driver.launcher import CudaLauncher, pack
 from amtcore.kernels.warp.driver.modules import count_parameters
+from amtcore.kernels.warp.driver.probe import probe
 from amtcore.kernels.warp.launching import Kernel
 from tests.amtcore.fake_driver import (
     ADD,
@@ -268,3 +269,9 @@ def test_errors_of_torch_become_ours(raised: Exception, wanted: type[Exception])
         raise raised
     assert type(caught.value) is wanted
     assert (caught.value is raised) == (type(raised) is wanted)
+
+
+def test_a_probe_that_adds_wrongly_is_told(launcher: CudaLauncher) -> None:
+    """The stand-in adds nothing at all."""
+    with pytest.raises(BackendError, match="the cuda launcher adds wrongly: expected 1000 sums"):
+        probe(launcher)

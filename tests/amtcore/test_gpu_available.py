@@ -10,6 +10,7 @@ import torch
 
 from amtcore.errors import BackendError
 from amtcore.kernels.warp.driver.available import find_device, why_no_gpu
+from amtcore.kernels.warp.driver.device_facts import device_facts
 from amtcore.kernels.warp.driver.launcher import CudaLauncher
 from amtcore.kernels.warp.driver.library import functions_of
 from tests.amtcore.fake_driver import FakeDriver, install
@@ -101,6 +102,15 @@ def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
         find_device("cuda", driver.load)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (12, 0))
     assert find_device("cuda", driver.load).index == 0
+
+
+def test_what_a_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, driver := FakeDriver(version=12040))
+    facts = device_facts("cuda", driver.load)
+    assert str(facts) == (
+        "NVIDIA H100, sm_90, 80 GiB, 132 multiprocessors at 1.98 GHz, driver for CUDA 12.4"
+    )
+    assert facts.warp_instructions_per_s == 1.98e9 * 132 * 4
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

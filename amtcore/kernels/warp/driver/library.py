@@ -23,6 +23,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorName": (c_int, c_void_p),
     "cuGetErrorString": (c_int, c_void_p),
     "cuDeviceGetCount": (c_void_p,),
+    "cuDeviceGet": (c_void_p, c_int),
+    "cuDeviceGetAttribute": (c_void_p, c_int, c_int),
     "cuCtxGetCurrent": (c_void_p,),
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (c_void_p,),
