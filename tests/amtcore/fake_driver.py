@@ -179,7 +179,7 @@ class FakeDriver:
         *shape, shared_bytes, stream, parameters, extra = arguments
         assert extra is None
         ptx = self.loads[function - FUNCTION - 1]
-        addresses = (c_void_p * ptx.count(b".param")).from_address(parameters)
+        addresses = (c_void_p * ptx.count(b".param .")).from_address(parameters)
         words = [c_uint64.from_address(each).value for each in addresses]
         self.launches.append(
             Launch(function, tuple(shape[:3]), tuple(shape[3:]), shared_bytes, stream or 0, words)
