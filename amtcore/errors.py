@@ -42,6 +42,10 @@ class DeviceLostError(BackendError):
     """The GPU is lost to this process, by a failed kernel or by itself; another may use it."""
 
 
+class WrongDeviceError(AmtError, RuntimeError):
+    """A tensor lies on another device than the model or stage that it is given to."""
+
+
 class KernelCacheError(AmtError, PermissionError):
     """Others can write to the folder of compiled kernels, which are code."""
 

@@ -2,6 +2,8 @@
 
 A block is many small matrix products: on torch's own threads two of them mostly wait for each
 other, so each block has one thread to itself, its kernels included, even when there is but one.
+A GPU has its own threads, and takes the blocks one after another on the stream of the caller,
+which other threads do not know.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-def can_share() -> bool:
-    """Whether blocks may go to threads: gradients, compilation and vmap know one thread only."""
-    return not (torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed())
+def can_share(device: torch.device) -> bool:
+    """Whether blocks may go to threads: gradients, compilation, vmap and the streams of a GPU know
+    one thread only."""
+    one_thread = torch.compiler.is_compiling() or torch.is_grad_enabled() or is_transformed()
+    return device.type == "cpu" and not one_thread
 
 
-def map_blocks(function: Callable[[In], Out], blocks: Sequence[In]) -> list[Out]:
-    """`function` of every block, in order."""
-    if not can_share():
+def map_blocks(
+    function: Callable[[In], Out], blocks: Sequence[In], device: torch.device
+) -> list[Out]:
+    """`function` of every block, in order; all of them lie on one device."""
+    if not can_share(device):
         return [function(block) for block in blocks]
     results: dict[int, Out] = {}
 

@@ -211,7 +211,9 @@ class LoudnessModel(Converted):
         """Blocks to loudness; what they have in common is made once."""
         taps = self.ear.taps()
         shown = segments or [self._nothing(blocks.tail)]
-        analysed = map_blocks(lambda segment: self._block(segment, taps, blocks.samples), shown)
+        analysed = map_blocks(
+            lambda segment: self._block(segment, taps, blocks.samples), shown, blocks.tail.device
+        )
         stages = {name: torch.cat([part[name] for part in analysed], 2) for name in analysed[0]}
         return self._integrate(stages, state)
 

@@ -190,6 +190,7 @@ class Moore2016(LoudnessModel):
         parts = map_blocks(
             lambda ears: self.binaural_loudness.inhibited_by(*ears, kernel),
             list(zip(left, right, strict=True)),
+            kernel.device,
         )
         return torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 1)
 

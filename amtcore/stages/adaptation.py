@@ -120,8 +120,8 @@ class AdaptLoop(ChannelStage):
 
     def _resting(self, levels: Tensor) -> Tensor:
         """(channel, 1) minimum levels -> (channel, loop) divisors at rest, level^(1/2^j)."""
-        powers = 0.5 ** torch.arange(1, self.num_loops + 1, dtype=torch.float64)
-        return levels.double() ** powers.to(levels.device)
+        loops = torch.arange(1, self.num_loops + 1, dtype=torch.float64, device=levels.device)
+        return levels.double() ** (0.5**loops)
 
     def _overshoot(self, levels: Tensor) -> Tensor:
         """m_j = (1 - s_j^2) limit - 1 with the divisors at rest."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from amtcore.errors import ParameterError, ShapeError
+from amtcore.errors import ParameterError, ShapeError, WrongDeviceError
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
 from amtcore.kernels.ops.recurrences import rest_state, run_ops
 from amtcore.stages.constants import WORKING_TYPES, HasConstants
@@ -149,7 +149,20 @@ class Stage(HasConstants):
                 f"expected float32 or float64, got {x.dtype}, which has lost the digits of soft "
                 "sounds already: convert the input with .float(), or call inside torch.autocast"
             )
+        self._check_device(x)
         return x.to(self.dtype)
+
+    def _check_device(self, x: Tensor) -> None:
+        """Raises where x lies elsewhere than the constants: looked at, not moved, since a copy
+        between devices is the caller's to see and to time."""
+        kept = (*self._parameters.values(), *self._buffers.values())
+        own = next((constant.device for constant in kept if constant is not None), x.device)
+        if own != x.device:
+            raise WrongDeviceError(
+                f"{type(self).__name__}: expected a tensor on {str(own)!r}, where the stage is, "
+                f"got one on {str(x.device)!r}; move the tensor with .to({str(own)!r}), or the "
+                f"model with .to({str(x.device)!r})"
+            )
 
 
 class BlockStage(Stage):

@@ -209,14 +209,23 @@ class HasConstants(Converted):
             return
         device = next((kept.device for kept in sources.values()), None)
         with torch.no_grad():
-            made = {name: make() for name, make in self.derive().items()}
-            for name, table in {**self.tables(), **made}.items():
-                self._buffers.pop(name, None)
-                self.register_buffer(name, table.to(device), persistent=False)
+            for name, table in self.tables().items():
+                self._keep_table(name, table.to(device))
+            # What follows from constants may follow from settings as well.
+            for name, make in self.derive().items():
+                self._keep_table(name, make().to(device))
+        self._note_made(sources)
+
+    def _note_made(self, sources: Mapping[str, Tensor]) -> None:
+        """Note what the tables are true to."""
         self._made_from = {
             **dict.fromkeys(self._learnt, (None, 0)),
             **{key: (kept, _version(kept)) for key, kept in sources.items()},
         }
+
+    def _keep_table(self, name: str, table: Tensor) -> None:
+        self._buffers.pop(name, None)
+        self.register_buffer(name, table, persistent=False)
 
     def derived(self, name: str, *of: str) -> Tensor:
         """A table of `derive` that is true to the constants: with gradients where these have them,
@@ -341,6 +350,9 @@ class HasConstants(Converted):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Keep `dtype` true, and the digits of learnt constants in a smaller type."""
         before = {name: self._exact(name).detach() for name in self._learnt}
+        sources = self._sources()
+        true = all(self._is_as_made(key, kept) for key, kept in sources.items())
+        kinds = {key: (kept.dtype, kept.device) for key, kept in sources.items()}
         super()._apply(fn, recurse)
         for name, exact in before.items():
             raw = self._source(name).detach()
@@ -348,7 +360,21 @@ class HasConstants(Converted):
                 left = exact.to(raw.device) - self._limits[name].value(raw.double())
                 self._buffers[name + _ROUNDING] = left
         self._follow_dtype()
+        if true:
+            self._follow_device(kinds)
         return self
+
+    def _follow_device(self, kinds: Mapping[str, tuple[torch.dtype, torch.device]]) -> None:
+        """Tables that have moved along with all they were made from are still true: so they keep
+        the digits of the CPU's design on every device, and no call has to make them there."""
+        sources = self._sources()
+        moved = all(
+            kept.dtype == kinds[key][0] and kept.device != kinds[key][1]
+            and "meta" not in (kept.device.type, kinds[key][1].type)
+            for key, kept in sources.items()
+        )  # fmt: skip
+        if moved:
+            self._note_made(sources)
 
     def _follow_dtype(self) -> None:
         first = next((t for t in (*self.parameters(), *self.buffers())), None)

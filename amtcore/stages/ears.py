@@ -83,8 +83,8 @@ class _TableFilter(FirStage):
         f_hz, gains = self.frequencies_hz.double(), self.gains.double()
         f_hz, gains = (torch.nn.functional.pad(values, (1, 0)) for values in (f_hz, gains))
         if not self.ends_at_nyquist:
-            end = torch.tensor([self.fs / 2, 0.0], dtype=torch.float64, device=gains.device)
-            f_hz, gains = torch.cat((f_hz, end[:1])), torch.cat((gains, end[1:]))
+            f_hz = torch.cat((f_hz, f_hz.new_full((1,), self.fs / 2)))
+            gains = torch.nn.functional.pad(gains, (0, 1))
         return fir2(self.order, f_hz, gains, self.fs)
 
     def get_parameters(self) -> dict[str, Any]:

@@ -114,8 +114,8 @@ class _RoexFilters(Stage):
         return {"upper": self._upper}
 
     def _upper(self) -> Tensor:
-        f_hz = self._components_hz.to(self.fc)
-        return upper_weights(f_hz, self.fc, self.upper_slope_base).to(self.dtype)
+        weights = upper_weights(self.frequencies, self.fc, self.upper_slope_base)
+        return weights.to(self.dtype)
 
     @property
     def num_channels(self) -> int:
@@ -283,9 +283,8 @@ class ERBIntegration(Stage):
         return {"bands": self._bands}
 
     def _bands(self) -> Tensor:
-        f_hz = self._components_hz.to(self.fc_erb)
         base = SLOPE_BASE / self.bandwidth_scale.double()
-        return level_weights(f_hz, self.fc_erb, base).to(self.dtype)
+        return level_weights(self.frequencies, self.fc_erb, base).to(self.dtype)
 
     @property
     def n_erb_bands(self) -> int:

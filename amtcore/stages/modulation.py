@@ -105,6 +105,8 @@ class ModulationFilterbank(BlockStage):
     mfc_hz: Tensor
     bandwidth_hz: Tensor
     lp_cutoff: Tensor
+    is_low: Tensor
+    output_gain: Tensor
 
     @checked_arguments()
     def __init__(
@@ -192,6 +194,12 @@ class ModulationFilterbank(BlockStage):
     def _counts(self) -> list[int]:
         return [b - a for a, b in pairwise(self.offsets)]
 
+    def tables(self) -> dict[str, Tensor]:
+        """Of each filter: whether it is its channel's low-pass, and the gain of its output."""
+        m = torch.cat([torch.arange(count) for count in self._counts])
+        modulus = torch.tensor([kind == BANK_MODULUS for kind in self.kinds])[m]
+        return {"is_low": m == 0, "output_gain": torch.where(modulus, self.att_factor, 1.0)}
+
     def coefficients(self) -> Tensor:
         """(filter, 6) rows of all filters, channel after channel."""
         mfc, width = self.mfc_hz.double(), self.bandwidth_hz.double()
@@ -207,26 +215,19 @@ class ModulationFilterbank(BlockStage):
             )
         else:
             rows = self._complex_rows(mfc, width)
-        is_low = torch.zeros(len(mfc), dtype=torch.bool, device=mfc.device)
-        is_low[torch.tensor(self.offsets[:-1], device=mfc.device)] = True
-        return torch.where(is_low.unsqueeze(1), low, rows).to(self.dtype)
+        return torch.where(self.is_low.unsqueeze(1), low, rows).to(self.dtype)
 
     def _complex_rows(self, mfc: Tensor, width: Tensor) -> Tensor:
         """Pole r exp(i w), input gain 2 (1 - r), output gain; r = exp(-pi width / fs)."""
         angle, r = 2 * math.pi * mfc / self.fs, torch.exp(-math.pi * width / self.fs)
-        m = torch.cat([torch.arange(count) for count in self._counts]).to(mfc.device)
-        modulus = torch.tensor([kind == BANK_MODULUS for kind in self.kinds], device=mfc.device)[m]
-        scale = torch.where(modulus, self.att_factor, 1.0).to(mfc)
-        zero = torch.zeros_like(mfc)
+        scale, zero = self.output_gain.to(mfc), torch.zeros_like(mfc)
         rows = (r * torch.cos(angle), r * torch.sin(angle), 2 * (1 - r), scale, zero, zero)
         return torch.stack(rows, -1)
 
     def _prefilter_rows(self, channels: int) -> Tensor:
-        b, a = design.butter1(self.lowpass_cutoff, self.fs)
-        rows = design.first_order_rows(
-            torch.tensor(b, dtype=torch.float64), torch.tensor(a, dtype=torch.float64)
-        )
-        return rows.to(self.fc).expand(channels, -1)
+        (b0, b1), (_, a1) = design.butter1(self.lowpass_cutoff, self.fs)
+        rows = torch.stack([self.fc.new_full((), value) for value in (b0, b1, a1)])
+        return rows.expand(channels, -1)
 
     def block_ops(self, channels: int) -> list[BlockOp]:
         """What comes before the bank, as operations of the fused kernel."""

@@ -112,10 +112,11 @@ class OuterMiddleEarFilter(FirStage):
         """The taps in float64, (order + 1,), symmetric."""
         gains = 10.0 ** (self.tf_gains.double() / 20.0)
         f_hz = self.fvec.double()
-        ends = f_hz.new_tensor([0.0, self.fs / 2])
         if self.flow + len(gains) - 1 < self.fs / 2:
-            f_hz, gains = torch.cat((f_hz, ends[1:])), torch.cat((gains, gains[-1:]))
-        return fir2(self.order, torch.cat((ends[:1], f_hz)), torch.cat((gains[:1], gains)), self.fs)
+            f_hz = torch.cat((f_hz, f_hz.new_full((1,), self.fs / 2)))
+            gains = torch.cat((gains, gains[-1:]))
+        f_hz = torch.nn.functional.pad(f_hz, (1, 0))
+        return fir2(self.order, f_hz, torch.cat((gains[:1], gains)), self.fs)
 
     def get_frequency_response(self, nfft: int = 8192) -> tuple[Tensor, Tensor]:
         """Frequencies in Hz and gain in dB, each (nfft // 2 + 1,)."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from amtcore.errors import ShapeError, StateError
+from amtcore.errors import ShapeError, StateError, WrongDeviceError
 
 #: A type, or one for each part of a tuple.
 Form = type | tuple[type, ...]
@@ -34,6 +34,16 @@ def check_state(owner: Any, state: Any, form: Form) -> None:
     )
 
 
+def check_state_device(owner: Any, state: Any, x: Tensor) -> None:
+    """Raise where a state lies on another device than the chunk."""
+    for part in state if isinstance(state, tuple) else (state,):
+        if isinstance(part, Tensor) and part.device != x.device:
+            raise WrongDeviceError(
+                f"{type(owner).__name__}: expected a state on {str(x.device)!r}, as the chunk, got "
+                f"one on {str(part.device)!r}; move the state, or start with None"
+            )
+
+
 def check_kept(kept: tuple[int, ...], chunk: tuple[int, ...]) -> None:
     """Raise where a chunk has other signals than the samples that are kept of the previous one."""
     if kept != chunk:
@@ -50,6 +60,8 @@ def taking_states(stream: Callable[..., Any], form: Form) -> Callable[..., Any]:
     def call(self: Any, x: Tensor, state: Any = None, *args: Any, **kwargs: Any) -> Any:
         if state is not None:
             check_state(self, state, form)
+            if isinstance(x, Tensor):
+                check_state_device(self, state, x)
         return stream(self, x, state, *args, **kwargs)
 
     return call
