@@ -7,20 +7,29 @@ computes in double precision: what it adds or leaves of aliases is at -150 dB, t
 float32 itself. "soxr_hq" computes in single precision and reaches -130 dB; it saves 0.15 ms of the
 0.55 ms that a second of audio costs from 16 to 44.1 kHz. (Ratios such as 44100:44101, whose filter
 is interpolated, reach -120 dB with either.) The name is provenance. Equal rates pass untouched.
+
+"torchaudio_kaiser_best" is another algorithm, for jobs on GPUs: see `sinc_resample`.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import soxr
 
+if TYPE_CHECKING:
+    from earmill.pipeline.audio.sinc_resample import SincStream
+
 Waveform = npt.NDArray[np.float32]
 
 QUALITIES = {"soxr_vhq": "VHQ", "soxr_hq": "HQ"}
 DEFAULT_QUALITY = "soxr_vhq"
+# The one that GPUs can do as well: `torchaudio.functional.resample` under its preset of that name.
+ON_DEVICES = "torchaudio_kaiser_best"
+RESAMPLERS = (*QUALITIES, ON_DEVICES)
 
 # Fed to soxr piece by piece: faster than one call, and memory does not grow with the clip.
 CHUNK_SAMPLES = 1 << 16
@@ -43,7 +52,7 @@ class AudioResampler:
     Args:
         from_hz: Input rate in Hz, above 0.
         to_hz: Output rate in Hz, above 0.
-        quality: "soxr_vhq" or "soxr_hq".
+        quality: One of RESAMPLERS.
 
     Shape:
         - Input: (n,) float32
@@ -59,8 +68,8 @@ class AudioResampler:
     def __init__(self, from_hz: float, to_hz: float, quality: str = DEFAULT_QUALITY) -> None:
         if not (from_hz > 0 and to_hz > 0):
             raise ValueError(f"expected rates above 0 Hz, got {from_hz} to {to_hz}")
-        if quality not in QUALITIES:
-            raise ValueError(f"expected {' or '.join(QUALITIES)}, got {quality!r}")
+        if quality not in RESAMPLERS:
+            raise ValueError(f"expected one of {', '.join(RESAMPLERS)}, got {quality!r}")
         self.from_hz = float(from_hz)
         self.to_hz = float(to_hz)
         self.quality = quality
@@ -98,7 +107,14 @@ class ResampleStream:
         self._given = 0
         self._finished = False
         self._soxr: soxr.ResampleStream | None = None
-        if not resampler.is_identity:
+        self._sinc: SincStream | None = None
+        if resampler.is_identity:
+            return
+        if resampler.quality == ON_DEVICES:
+            from earmill.pipeline.audio.sinc_resample import SincStream  # drags in torch
+
+            self._sinc = SincStream(*self._rates)
+        else:
             self._soxr = soxr.ResampleStream(
                 *self._rates, 1, dtype="float32", quality=QUALITIES[resampler.quality]
             )
@@ -117,6 +133,8 @@ class ResampleStream:
         return self._advance(np.zeros(0, np.float32), last=True)
 
     def _advance(self, x: Waveform, *, last: bool) -> Waveform:
+        if self._sinc is not None:
+            return self._sinc.finish() if last else self._sinc.push(x)
         if self._soxr is None:
             return x
         self._taken += len(x)

@@ -103,6 +103,16 @@ def _storage_error(message: str, transient: bool, errno: int | None) -> StorageE
     return StorageError(message, transient=transient, errno=errno)
 
 
+class DeviceError(EarmillError, RuntimeError):
+    """The device that the job asks for is not there, does not work, or computes other values."""
+
+    exit_code = 2
+
+
+class DeviceLost(EarmillError, RuntimeError):
+    """The device failed under a running process; another process may find it well."""
+
+
 class RunStopped(EarmillError, RuntimeError):
     """The run ends here; what is committed stays, and `--resume` goes on."""
 
@@ -197,6 +207,13 @@ class ChannelIndexError(RowError):
 
     stage = "channels"
     error_class = "channel_index"
+
+
+class ResampleRatioError(RowError):
+    """The job's resampler cannot convert between these two rates."""
+
+    stage = "resample"
+    error_class = "resample_ratio"
 
 
 class TooShortError(RowError):

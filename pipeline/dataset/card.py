@@ -64,7 +64,7 @@ def readme(
         _labels(dataset),
         _reading(records),
         _bad_rows(index),
-        _origin(dataset),
+        _origin(dataset, records),
         _layout_note(),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -227,11 +227,20 @@ def _bad_rows(index: pa.Table) -> str:
     return "## Quarantine\n\n" + _table(["stage", "reason", "rows"], rows)
 
 
-def _origin(dataset: DatasetFile) -> str:
+def _devices(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
+    """What computed the shards, each once."""
+    of_shards = [record.info.get("device") for record in records]
+    known = [device for device in of_shards if isinstance(device, Mapping)]
+    names = {device["name"] for device in known if isinstance(device.get("name"), str)}
+    begun = (dataset.provenance.get("device") or {}).get("name", "unknown")
+    return ", ".join(sorted(names)) or begun
+
+
+def _origin(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
     provenance = dataset.provenance
     git = provenance.get("git") or {}
     versions = provenance.get("versions") or {}
-    host, device = provenance.get("host") or {}, provenance.get("device") or {}
+    host = provenance.get("host") or {}
     rows = [
         ("made with", f"earmill {versions.get('earmill', 'unknown version')}"),
         (
@@ -241,7 +250,7 @@ def _origin(dataset: DatasetFile) -> str:
         ("begun", dataset.created),
         ("spec sha256", _code(dataset.spec_sha256)),
         ("plan", _code(dataset.plan_id)),
-        ("device", device.get("name", "unknown")),
+        ("device", _devices(dataset, records)),
         ("system", host.get("system", "unknown")),
     ]
     spec = json.dumps(dataset.spec, indent=2, sort_keys=True)

@@ -27,6 +27,7 @@ PACKAGES = ("earmill.pipeline", "amtcore")
 VALUE_PACKAGES = (
     "earmill",
     "torch",
+    "torchaudio",
     "numpy",
     "scipy",
     "numba",
@@ -39,6 +40,8 @@ VALUE_PACKAGES = (
     "pyarrow",
 )
 _GIT_TIMEOUT_S = 10
+# What `Extractor.describe` says of the process it is called in, which is not one that computes.
+OF_A_WORKER = ("backend", "threads")
 
 
 @lru_cache(maxsize=1)
@@ -129,15 +132,9 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def device_info(device: str) -> dict[str, Any]:
-    """What computes; the models of a job run on `cpu`.
-
-    Raises:
-        ValueError: Another device.
-    """
-    if device != "cpu":
-        raise ValueError(f"expected 'cpu', got {device!r}")
-    return {"device": "cpu", "name": processor_name()}
+def device_info() -> dict[str, Any]:
+    """This machine's CPU as what computes; a worker on a GPU describes that in the same keys."""
+    return {"device": "cpu", "backend": "cpu", "name": processor_name()}
 
 
 def run_provenance(
@@ -146,8 +143,9 @@ def run_provenance(
     """All of the above for dataset.json.
 
     Args:
-        extractors: `Extractor.describe()` of every model: name, parameters, rate, backend, dtype.
-        device: `cpu`.
+        extractors: `Extractor.describe()` of every model: name, parameters, rate, dtype. What
+            computed is known shard by shard, and is in the commit records.
+        device: `run.device` of the job that began the dataset.
         dtype: Of the stored values.
     """
     return {
@@ -155,7 +153,10 @@ def run_provenance(
         "git": git_state(),
         "code_sha256": code_sha256(),
         "host": host_info(),
-        "device": device_info(device),
-        "models": [dict(described) for described in extractors],
+        "device": {"wanted": device},
+        "models": [
+            {key: value for key, value in described.items() if key not in OF_A_WORKER}
+            for described in extractors
+        ],
         "output_dtype": dtype,
     }

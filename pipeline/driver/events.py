@@ -40,7 +40,7 @@ class Step(Event):
 
 @dataclass(frozen=True, slots=True)
 class Note(Event):
-    """What a user should know of the source before work starts."""
+    """What a user should know of the source, or of the machines it is worked through on."""
 
     kind: ClassVar[str] = "note"
     text: str

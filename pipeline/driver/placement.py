@@ -1,7 +1,9 @@
 """Where workers go and how many threads each gets, from the cluster's nodes and the job's wishes.
 
 One worker a node uses all its cores; Ray reserves next to nothing for it, because a cluster whose
-CPUs are all reserved can run nothing else and hangs.
+CPUs are all reserved can run nothing else and hangs. A node with GPUs has a worker for each, or for
+each share of one; nodes without work beside them on their CPUs. The plan does not know: which
+worker does a shard changes neither its rows nor its files.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, zip_longest
 from typing import TYPE_CHECKING
 
-from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.common.errors import DeviceError, SpecError
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.ray_session import Node
@@ -24,11 +26,13 @@ CPUS_RESERVED = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One worker: its node, kernel threads, and what Ray reserves for it."""
+    """One worker: its node, kernel threads, what Ray reserves for it, and its `run.device`."""
 
     node_id: str
     threads: int
     num_cpus: float
+    num_gpus: float = 0.0
+    device: str = "cpu"
 
 
 def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[Placement]:
@@ -37,19 +41,59 @@ def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[
     Args:
         nodes: Live nodes. at_most: No more workers than there are shards.
     Raises:
+        DeviceError: The job wants GPUs and no node has one.
         SpecError: The cluster cannot hold the workers asked for.
     """
-    with_cpus = [node for node in nodes if node.cpus > 0]
-    if not with_cpus:
+    seats = _seats(nodes, run.gpus_wanted)
+    if run.device == "cuda":
+        _check_seats(seats, run)
+    with_gpus = {node.node_id for node in seats}
+    on_cpu = [node for node in nodes if node.cpus > 0 and node.node_id not in with_gpus]
+    if not (seats or on_cpu):
         raise SpecError("the Ray cluster has no node with a CPU; start one with --num-cpus")
-    count = min(run.workers or len(with_cpus), at_most)
-    chosen = list(islice(cycle(with_cpus), count))
+    if run.device == "cuda":
+        on_cpu = []
+    count = min(run.workers or len(seats) + len(on_cpu), at_most)
+    chosen = seats[:count]
+    chosen += islice(cycle(on_cpu), count - len(chosen))
     sharing = Counter(node.node_id for node in chosen)
     return [
         Placement(
             node_id=node.node_id,
             threads=run.threads_per_worker or max(1, node.cpus // sharing[node.node_id]),
             num_cpus=CPUS_RESERVED,
+            num_gpus=run.gpus_wanted if node.node_id in with_gpus else 0.0,
+            device=run.device if node.node_id in with_gpus else "cpu",
         )
         for node in chosen
     ]
+
+
+def cpu_note(nodes: Sequence[Node], run: RunSpec) -> str:
+    """What to tell a user who left the device open and gets none; empty where there is one."""
+    if run.device != "auto" or not run.gpus_wanted or _seats(nodes, run.gpus_wanted):
+        return ""
+    return "no GPU among the nodes: the models run on CPU"
+
+
+def _seats(nodes: Sequence[Node], share: float) -> list[Node]:
+    """The node of every GPU worker that fits, each node's first one before any second one."""
+    if not share:
+        return []
+    # Shares of one GPU: half a GPU and half of another are no GPU.
+    a_gpu = int(1 / share + 1e-9)
+    by_node = [[node] * (node.gpus * a_gpu) for node in nodes]
+    return [node for turn in zip_longest(*by_node) for node in turn if node is not None]
+
+
+def _check_seats(seats: Sequence[Node], run: RunSpec) -> None:
+    if not seats:
+        raise DeviceError(
+            "run.device: expected a node with a GPU for cuda, got a Ray cluster that offers none; "
+            "add one, say --num-gpus to `ray start`, or set run.device to auto or cpu"
+        )
+    if run.workers is not None and run.workers > len(seats):
+        raise SpecError(
+            f"run.workers: expected at most {len(seats)}, as many as the cluster's GPUs hold at "
+            f"{run.gpus_wanted:g} each, got {run.workers}; lower it, or gpus_per_worker"
+        )

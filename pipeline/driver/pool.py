@@ -53,7 +53,7 @@ class Slot:
     """A place for one worker.
 
     Attributes:
-        work: Run and probe calls in flight, oldest first; at most two.
+        work: Run and probe calls in flight, oldest first; at most as many as the worker takes.
         warming_since: When the worker was last started. retry_s: When to ask for warm-up again.
         generation: How often a worker was started here; a call belongs to that of its time.
         asked: A status call is in flight. failures: Warm-ups in a row that failed.
@@ -88,7 +88,8 @@ class Slot:
     @property
     def room(self) -> int:
         """How many more shards this worker may be sent."""
-        return CONCURRENT_SHARDS - len(self.work) if self.state == READY else 0
+        takes = CONCURRENT_SHARDS if self.info is None else self.info.shards
+        return takes - len(self.work) if self.state == READY else 0
 
     @property
     def idle(self) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from earmill.pipeline.common.errors import EarmillError, RunStopped, SpecError
 from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.stand_in import is_interpreted
 from earmill.pipeline.driver.private_ray import private_ray, shut_down
 
 if TYPE_CHECKING:
@@ -95,6 +96,13 @@ def is_joined(address: str | None = None) -> bool:
     return ray.is_initialized() and _wanted(address) not in (None, "local")
 
 
+def is_private(address: str | None = None) -> bool:
+    """Whether `ray_session` starts a Ray of our own, of this machine alone."""
+    ray = sys.modules.get("ray")
+    connected = ray is not None and ray.is_initialized()
+    return not connected and _wanted(address) in (None, "local")
+
+
 def check_address(address: str | None = None) -> None:
     """Whether the cluster that `ray_session` would join can be reached; at no cost without one.
 
@@ -155,11 +163,16 @@ def ray_session(address: str | None = None) -> Iterator[None]:
     with quiet_streams(), ExitStack() as session:
         with _kept_sigterm():
             if wanted is None or wanted == "local":
-                session.enter_context(private_ray(**QUIET))
+                session.enter_context(private_ray(**QUIET, **_stand_in_gpus()))
             else:
                 session.callback(shut_down)
                 _join(wanted)
         yield
+
+
+def _stand_in_gpus() -> dict[str, Any]:
+    """The GPU that the interpreter stands in for, which Ray cannot find by itself."""
+    return {"num_gpus": 1} if is_interpreted() else {}
 
 
 def _join(address: str) -> None:
@@ -242,17 +255,19 @@ def wait_for_nodes(
 
 
 def _fits(node: Node, run: RunSpec) -> bool:
-    return node.gpus >= run.gpus_per_worker if run.gpus_per_worker else node.cpus > 0
+    if run.device == "cuda":
+        return node.gpus > 0
+    return node.cpus > 0 or bool(run.gpus_wanted and node.gpus)
 
 
 def _wish(run: RunSpec) -> str:
-    return f"{run.gpus_per_worker:g} GPUs" if run.gpus_per_worker else "CPUs"
+    return "GPUs" if run.device == "cuda" else "CPUs"
 
 
 def _ask_for(run: RunSpec, times: int) -> None:
     """Tell an autoscaler what is wanted; takes the wish back with 0."""
     from ray.autoscaler.sdk import request_resources
 
-    wish = {"GPU": run.gpus_per_worker} if run.gpus_per_worker else {"CPU": 1}
+    wish = {"GPU": run.gpus_wanted} if run.device == "cuda" else {"CPU": 1}
     with suppress(Exception):  # a cluster without an autoscaler may still get nodes by hand
         request_resources(bundles=[wish] * times)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from earmill.pipeline.common import stand_in
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset, read_dataset
@@ -26,11 +27,12 @@ from earmill.pipeline.dataset.snapshot import is_closed
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.cluster_watch import watch_ray
 from earmill.pipeline.driver.deadlines import Deadlines
-from earmill.pipeline.driver.placement import Placement, place_workers
+from earmill.pipeline.driver.placement import Placement, cpu_note, place_workers
 from earmill.pipeline.driver.ray_session import (
     Node,
     check_address,
     is_joined,
+    is_private,
     ray_session,
     wait_for_nodes,
 )
@@ -47,7 +49,9 @@ from earmill.pipeline.spec.job import JobSpec, validate_models
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import sweep
 from earmill.pipeline.storage.store_calls import patient
-from earmill.pipeline.worker.messages import Runner
+from earmill.pipeline.worker.device import check_gpu
+from earmill.pipeline.worker.launch_batches import shards_in_flight
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
 from earmill.pipeline.worker.shard_runner import WorkerJob
 
 if TYPE_CHECKING:
@@ -110,6 +114,8 @@ def _run_job(
     # The cheap checks come first: the models take seconds to import.
     sink(events.Step("checking source, output and models"))
     check_address(ray_address)
+    if spec.run.device == "cuda" and is_private(ray_address):
+        check_gpu()
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     check_formats(spec.output.formats)
     source = open_source(spec.source)
@@ -237,7 +243,7 @@ def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> Dat
         buffers_sha256={
             _unique(index, spec): model.buffers_sha256() for index, model in enumerate(extractors)
         },
-        provenance=run_provenance(described, device="cpu", dtype=spec.output.dtype)
+        provenance=run_provenance(described, device=spec.run.device, dtype=spec.output.dtype)
         | {"extensions": _extensions(spec)},
         extra_types=plan.extra_types,
         extra_labels=plan.extra_labels,
@@ -274,6 +280,8 @@ def _scheduler(
 
     run = job.spec.run
     placements = place_workers(nodes, run, at_most=len(job.pending))
+    if note := cpu_note(nodes, run):
+        sink(events.Note(note))
 
     def committed(shard_id: str) -> Committed | None:
         known = job.again.get(shard_id, Again())
@@ -309,20 +317,25 @@ def _scheduler(
 def _spawn(job: _Job, place: Placement, make_runner: RunnerFactory) -> object:
     from earmill.pipeline.worker.actor import spawn_worker
 
+    rows_a_shard = job.plan.rows / len(job.plan.shards)
+    shards = shards_in_flight(rows_a_shard) if place.num_gpus else CONCURRENT_SHARDS
     work = WorkerJob(
         spec=job.spec,
         plan_id=job.plan.plan_id,
         threads=place.threads,
         folder=os.getcwd(),
-        device="cpu",
+        device=place.device,
+        shards=shards,
         extra_types=job.dataset.extra_types,
         again=job.again,
     )
     return spawn_worker(
         make_runner(work),
         # Ray sets this to the CPUs it reserved, which is none.
-        environment={"OMP_NUM_THREADS": str(place.threads)},
+        environment={"OMP_NUM_THREADS": str(place.threads)} | stand_in.for_workers(),
         num_cpus=place.num_cpus,
+        num_gpus=place.num_gpus,
+        shards=shards,
         node_id=place.node_id,
     )
 

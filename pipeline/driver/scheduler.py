@@ -1,8 +1,9 @@
 """The driver loop: takes work from the ledger, gives it to the pool, watches the clock.
 
-Each warm worker has one shard in flight and one prefetched. Nothing here decides what a failure
-means (the ledger does) or speaks Ray (the pool does). The loop wakes a few times a second, so a
-request to stop, a deadline or a dead worker is noticed whatever the shards are doing.
+Each warm worker has as many shards in flight as it takes: on a CPU one and one prefetched, on a GPU
+as many as fill its launches, and never more than its share of what is left. Nothing here decides
+what a failure means (the ledger does) or speaks Ray (the pool does). The loop wakes a few times a
+second, so a request to stop, a deadline or a dead worker is noticed whatever the shards are doing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from earmill.pipeline.driver.deadlines import Deadlines
 from earmill.pipeline.driver.pool import DEAD, READY, WARMING, WORK, Call, Pool, Slot
 from earmill.pipeline.driver.shard_tracker import Assignment, Ledger, Result, ShardWork
 from earmill.pipeline.driver.stop_request import StopRequest
-from earmill.pipeline.worker.messages import Lost, Outcome
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
 
 POLL_S = 0.2
 STATUS_EVERY_S = 1.0
@@ -110,15 +111,29 @@ class Scheduler:
     # -- sending ------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        if self._stopping:
-            return
+        while not self._stopping and self._dispatch_round():
+            pass
+
+    def _dispatch_round(self) -> bool:
+        """One shard for each worker that has room and gets one; whether any did."""
+        sent = False
+        share = self._share()
         # Empty workers first: a shard prefetched on a busy worker must not starve an idle one.
         for slot in sorted(self._pool.slots, key=lambda slot: len(slot.work)):
-            if slot.room and not any(call.payload.alone for call in slot.work):
-                busy = any(other.work for other in self._pool.slots)
-                assignment = self._ledger.next(idle=slot.idle, busy=busy)
-                if assignment is not None:
-                    self._send(slot, assignment)
+            full = not slot.room or len(slot.work) >= share
+            if full or any(call.payload.alone for call in slot.work):
+                continue
+            busy = any(other.work for other in self._pool.slots)
+            assignment = self._ledger.next(idle=slot.idle, busy=busy)
+            if assignment is not None:
+                self._send(slot, assignment)
+                sent = True
+        return sent
+
+    def _share(self) -> int:
+        """Most shards for one worker: the first one that is warm must not take what all can do."""
+        living = sum(slot.state != DEAD for slot in self._pool.slots)
+        return max(CONCURRENT_SHARDS, -(-self._ledger.unsettled // max(1, living)))
 
     def _send(self, slot: Slot, assignment: Assignment) -> None:
         assignment.work.copies += 1
@@ -144,8 +159,21 @@ class Scheduler:
             else:
                 slot.seconds_in_flight = 0.0
             self._tell_in_flight()
+        elif isinstance(outcome, Outcome) and outcome.stage == "device":
+            self._settle_device_lost(call, outcome.message)
         else:
             self._settle_work(call, outcome)
+
+    def _settle_device_lost(self, call: Call, reason: str) -> None:
+        """A process that lost its device ends, and its shards are lost as if it had died: those
+        that were together on it are charged with nothing."""
+        slot, others = call.slot, list[Call]()
+        if call.generation == slot.generation:
+            self._sink(events.WorkerLost(slot.index, reason))
+            others = self._pool.replace(slot)
+        for one in (call, *others):
+            one.shared_worker = one.shared_worker or bool(others)
+            self._settle_work(one, Lost(reason))
 
     def _settle_lost(self, call: Call, lost: Lost) -> None:
         """A process takes all its calls with it, and they arrive one after another: those that come
@@ -178,19 +206,32 @@ class Scheduler:
             self._announce(slot)
             return
         now = self._clock()
-        if isinstance(outcome, Outcome):
-            self._warm_up_failed(slot, outcome.message, alive=True, outage=bool(outcome.outage))
+        if isinstance(outcome, Outcome) and outcome.permanent:
+            self._warm_up_failed(slot, outcome.message, hopeless=True)
+        elif isinstance(outcome, Outcome):
+            alive = outcome.stage != "device"
+            self._warm_up_failed(slot, outcome.message, alive=alive, outage=bool(outcome.outage))
         elif outcome.restarting and now - slot.warming_since < RESTART_LIMIT_S:
             slot.retry_s = now + RESTART_POLL_S
         else:
             self._warm_up_failed(slot, outcome.reason)
 
     def _warm_up_failed(
-        self, slot: Slot, reason: str, *, alive: bool = False, outage: bool = False
+        self,
+        slot: Slot,
+        reason: str,
+        *,
+        alive: bool = False,
+        outage: bool = False,
+        hopeless: bool = False,
     ) -> None:
-        self._sink(events.WorkerLost(slot.index, f"warm-up failed: {reason}"))
         slot.failures += 1
-        if slot.failures < (OUTAGE_WARM_UP_ATTEMPTS if outage else WARM_UP_ATTEMPTS):
+        if hopeless:
+            self._sink(events.Note(f"worker {slot.index} is given up: {reason}"))
+        else:
+            self._sink(events.WorkerLost(slot.index, f"warm-up failed: {reason}"))
+        attempts = OUTAGE_WARM_UP_ATTEMPTS if outage else WARM_UP_ATTEMPTS
+        if slot.failures < attempts and not hopeless:
             if alive:
                 pause_s = OUTAGE_WARM_UP_PAUSE_S if outage else WARM_UP_PAUSE_S
                 slot.retry_s = self._clock() + pause_s
@@ -202,6 +243,8 @@ class Scheduler:
             self._ledger.result.fatal = f"no worker could be started: {reason}"
 
     def _announce(self, slot: Slot) -> None:
+        if slot.info is not None and slot.info.note and slot.generation == 1:
+            self._sink(events.Note(f"worker {slot.index}: {slot.info.note}"))
         if self._working_since is not None or slot.info is None:
             return
         self._working_since = self._clock()

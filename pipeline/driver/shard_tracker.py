@@ -166,7 +166,12 @@ class Ledger:
     @property
     def all_settled(self) -> bool:
         """Every shard is done or given up."""
-        return len(self.result.done) + len(self.result.failed) == self._n_shards
+        return self.unsettled == 0
+
+    @property
+    def unsettled(self) -> int:
+        """Shards that are neither done nor given up."""
+        return self._n_shards - len(self.result.done) - len(self.result.failed)
 
     @property
     def nothing_waits(self) -> bool:

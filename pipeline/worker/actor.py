@@ -1,4 +1,4 @@
-"""The Ray actor: one process that runs shards, at most two at a time, and answers in plain values.
+"""The Ray actor: one process that runs shards, several at a time, and answers in plain values.
 
 It knows Ray and nothing about audio: the work is a `Runner`, built inside the process by a factory,
 so that warm-up is a call that can be repeated and a failing constructor cannot end the actor for
@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from earmill.pipeline.common.errors import EarmillError, SourceOutage, StorageError
+from earmill.pipeline.common.errors import (
+    DeviceError,
+    DeviceLost,
+    EarmillError,
+    SourceOutage,
+    StorageError,
+)
 from earmill.pipeline.common.faults import Fault, chain, fault_of, is_machine_fault
 from earmill.pipeline.common.one_line import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.worker.messages import (
@@ -97,6 +103,10 @@ class ShardWorker:
 
 def _failed(stage: str, error: BaseException) -> Outcome:
     """What an exception says: of the shard, of the world around it, or that it is hopeless."""
+    if any(isinstance(one, DeviceLost) for one in chain(error)):
+        return Outcome(ok=False, stage="device", message=one_line(error)[:MESSAGE_LIMIT])
+    if isinstance(error, DeviceError):
+        return Outcome(ok=False, stage=stage, message=one_line(error), permanent=True)
     if stage == "publish" and is_permanent(error):
         return Outcome(ok=False, stage=stage, message=named_line(error), permanent=True)
     outage = outage_of(stage, error)
@@ -130,6 +140,8 @@ def spawn_worker(
     *,
     environment: Mapping[str, str] | None = None,
     num_cpus: float = 0.0,
+    num_gpus: float = 0.0,
+    shards: int = CONCURRENT_SHARDS,
     node_id: str | None = None,
 ) -> Any:
     """Start one worker actor and return its handle; it is not warm yet.
@@ -137,13 +149,16 @@ def spawn_worker(
     Args:
         num_cpus: What to reserve. Keep the sum below the cluster's CPUs: a cluster whose CPUs are
             all reserved cannot run anything else and hangs.
+        num_gpus: The share of a GPU to reserve.
+        shards: Most shards that it is sent at a time.
         node_id: The node to prefer; another one is taken when it is gone.
     """
     options: dict[str, Any] = {
         "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
         "max_restarts": -1,
         "max_task_retries": 0,
-        "concurrency_groups": {"shards": CONCURRENT_SHARDS, "control": 1},
+        "concurrency_groups": {"shards": shards, "control": 1},
     }
     if node_id is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)

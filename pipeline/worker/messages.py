@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from earmill.pipeline.planning.plan import Shard
     from earmill.pipeline.sources.base import Item
 
-# A worker's shards: one is extracted while the next is decoded or the last one is written.
+# A worker's shards: one is extracted while the next is decoded or the last one is written. One on a
+# GPU says for itself how many fill its launches.
 CONCURRENT_SHARDS = 2
 
 
@@ -38,11 +39,19 @@ class ShardOrder:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a warm worker says of itself."""
+    """What a warm worker says of itself.
+
+    Args:
+        device: cpu, cuda or interpreted.
+        shards: How many it takes at a time.
+        note: Why it is not on the device it might have been on; one line.
+    """
 
     pid: int
     device: str
     threads: int
+    shards: int = CONCURRENT_SHARDS
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,8 @@ class Outcome:
     """How a call ended, as far as the worker knows.
 
     Args:
-        ok: No exception. stage: Where it failed: warm_up, rows or publish.
+        ok: No exception. stage: Where it failed: warm_up, rows or publish; or device, where that
+            was lost and the process is of no more use.
         message: One line for people. permanent: Trying again is pointless.
         outage: Kind of an outage, see `common.patience`; it says nothing of the shard.
         info: Set by a good warm-up. value: Set by a status call.

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from earmill.pipeline.audio.channels import as_model_input, clips_of_channels
+from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_channels
 from earmill.pipeline.audio.decode import AudioFacts, BlockReader, open_blocks
-from earmill.pipeline.audio.resample import AudioResampler, ResampleStream
+from earmill.pipeline.audio.resample import AudioResampler, ResampleStream, resampled_length
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
 
@@ -42,6 +42,32 @@ class Target:
     ears: int = 1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Unresampled:
+    """A signal that a device will make: samples at their own rate, and what is to become of them.
+
+    Args:
+        ears: (ear, time). ears_of_model: As `Target.ears`. gain: Linear, the last step.
+    """
+
+    ears: Signal
+    from_hz: float
+    to_hz: float
+    ears_of_model: int
+    gain: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the finished signal."""
+        time = (resampled_length(self.ears.shape[-1], self.from_hz, self.to_hz),)
+        return (len(self.ears), *time) if len(self.ears) == self.ears_of_model == EARS else time
+
+    @property
+    def nbytes(self) -> int:
+        """Of the samples, before or after, whichever is more."""
+        return max(self.ears.nbytes, len(self.ears) * self.shape[-1] * self.ears.itemsize)
+
+
 @dataclass(frozen=True, slots=True)
 class Clip:
     """One clip of one row, whole.
@@ -49,14 +75,14 @@ class Clip:
     Args:
         channel: Source channel, -1 for mixed or both ears.
         signals: One per target, in the targets' order, (time,) or (2, time); equal targets share
-            one array.
+            one array. Unresampled where a device takes it from here.
         facts: Provenance columns of the row.
     """
 
     item: Item
     channel: int
     seconds: float
-    signals: tuple[Signal, ...]
+    signals: tuple[Signal | Unresampled, ...]
     facts: dict[str, Scalar] = field(repr=False)
 
     @property
@@ -72,11 +98,13 @@ class Preparer:
         audio: Channel policy, calibration, resampler and limits of the job.
         targets: What the models want.
         long_s: Clips above this are streamed.
+        on_device: Leave the resampling of whole clips to a device.
     """
 
     audio: AudioSpec
     targets: tuple[Target, ...]
     long_s: float = LONG_S
+    on_device: bool = False
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
         """Decode a row: its clips, one a channel, or a long clip that is still to be read.
@@ -168,16 +196,32 @@ class Preparer:
 
     def _clip(self, item: Item, channel: int, ears: Signal, audio: AudioFacts) -> Clip:
         gains = self.gains(_rms(ears) if self.calibration.needs_whole_clip else 1.0)
-        by_rate = {}
-        for fs_hz in {target.fs_hz for target in self.targets}:
-            resampler = self.resampler(audio.rate_hz, fs_hz)
-            by_rate[fs_hz] = np.stack([resampler.process(ear) for ear in ears])
+        make = self._for_device if self.on_device else self._resampled
         return Clip(
             item=item,
             channel=channel,
             seconds=audio.seconds,
-            signals=self.ready(by_rate, gains),
+            signals=make(ears, audio.rate_hz, gains),
             facts=self.facts(item, audio, gains),
+        )
+
+    def _resampled(
+        self, ears: Signal, rate_hz: float, gains: Sequence[float]
+    ) -> tuple[Signal, ...]:
+        by_rate = {}
+        for fs_hz in {target.fs_hz for target in self.targets}:
+            resampler = self.resampler(rate_hz, fs_hz)
+            by_rate[fs_hz] = np.stack([resampler.process(ear) for ear in ears])
+        return self.ready(by_rate, gains)
+
+    def _for_device(
+        self, ears: Signal, rate_hz: float, gains: Sequence[float]
+    ) -> tuple[Unresampled, ...]:
+        for fs_hz in {target.fs_hz for target in self.targets}:
+            self.resampler(rate_hz, fs_hz).stream()  # refuses what the device could not do
+        return tuple(
+            Unresampled(ears, float(rate_hz), target.fs_hz, target.ears, gain)
+            for target, gain in zip(self.targets, gains, strict=True)
         )
 
 

@@ -1,7 +1,7 @@
 """The rows of one shard, from bytes to feature rows and quarantine rows, inside one process.
 
     fetch --> decode, resample, calibrate --> windows --> batches --> model --> check, cast --> rows
-    feeder thread    decode threads           in order   by length   kernels   decode threads
+    feeder thread    decode threads           in order    extraction.py         decode threads
 
 Decoding runs ahead of the model within a bound in bytes. A bad row becomes a quarantine row at its
 place; any other exception is a fault of the program or the machine and ends the attempt. Rows come
@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.formats.casting import Caster, as_stored
@@ -23,15 +24,9 @@ from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.witness import Witnesses, fetch_confirmed
-from earmill.pipeline.worker.batching import form_batches
-from earmill.pipeline.worker.feature_values import (
-    Made,
-    Stored,
-    as_row_errors,
-    extracted,
-    spill,
-    stored,
-)
+from earmill.pipeline.worker.device import Gpu
+from earmill.pipeline.worker.extraction import extraction_on
+from earmill.pipeline.worker.feature_values import Made, Stored, stored
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import LONG_S, Clip, LongClip, Preparer, Target
@@ -44,10 +39,10 @@ Prepared = list[Clip] | LongClip | QuarantineRow
 
 # Decoded samples that may wait for the model, per shard in flight.
 PREFETCH_BYTES = 64 * 2**20
-# Clips are sorted into batches within a window of this much signal.
+# Clips are sorted into batches, or put into launches, within a window of this much signal.
 WINDOW_BYTES = 32 * 2**20
-# A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
-BATCH_S = 160.0
+# Where many shards are in flight they share this for what waits.
+ALL_PREFETCH_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +58,12 @@ class RowProcessor:
 
     Args:
         spec: The job. source: Hands out the bytes; asked by one thread per shard in flight.
-        extractors: One a model of the spec, in its order; used by one caller at a time.
+        extractors: One a model of the spec, in its order; on a CPU used by one caller at a time.
         decode_threads: Threads that decode, resample, check and cast.
         long_s: Clips above this are streamed through decoder and model, their features into files.
         spill_folder: Where these files lie; None takes the system's folder for temporary files.
+        gpu: What the extractors were built for, where that is not the CPU.
+        shards: How many may be in flight.
     """
 
     def __init__(
@@ -78,22 +75,33 @@ class RowProcessor:
         decode_threads: int,
         long_s: float = LONG_S,
         spill_folder: str | None = None,
+        gpu: Gpu | None = None,
+        shards: int = CONCURRENT_SHARDS,
     ) -> None:
         self._source, self._extractors = source, tuple(extractors)
         self._witnesses = Witnesses()
         infos = [info for model in self._extractors for info in model.streams]
         self._cast = Caster(spec.output.dtype, as_stored(infos, spec.output.dtype))
-        self._spill_folder = spill_folder
         self._each = spec.audio.channels == "each"
         targets = tuple(
             Target(model.fs_hz, model.input_unit, max(model.input_channels))
             for model in self._extractors
         )
-        self._preparer = Preparer(spec.audio, targets, long_s)
+        on_device = gpu is not None and spec.audio.resampler == ON_DEVICES
+        self._preparer = Preparer(spec.audio, targets, long_s, on_device)
         self._decode_threads = decode_threads
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         # Lasting threads, because a streamed source keeps its place per thread; one a shard.
-        self._feeders = ThreadPoolExecutor(CONCURRENT_SHARDS, thread_name_prefix="fetch")
+        self._feeders = ThreadPoolExecutor(shards, thread_name_prefix="fetch")
+        self._ahead_bytes = min(PREFETCH_BYTES, ALL_PREFETCH_BYTES // shards)
+        self.extraction = extraction_on(
+            gpu,
+            self._extractors,
+            cast=self._cast,
+            pool=self._pool,
+            spill_folder=spill_folder,
+            ahead_bytes=self._ahead_bytes,
+        )
 
     def process(
         self,
@@ -114,7 +122,8 @@ class RowProcessor:
         Raises:
             SourceOutage: Bytes could not be had for no row's fault; nothing is to be published.
         """
-        return _ShardRun(self, attempts, on_audio).run(items, witnesses, my_turn)
+        with self.extraction.shard():
+            return _ShardRun(self, attempts, on_audio).run(items, witnesses, my_turn)
 
     def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
         """Decode one row; a subclass may do more. Raises a RowError for bad input."""
@@ -122,6 +131,7 @@ class RowProcessor:
 
     def close(self) -> None:
         """End the threads."""
+        self.extraction.close()
         for pool in (self._feeders, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -150,7 +160,7 @@ class RowProcessor:
             work,
             pool=self._pool,
             nbytes=_nbytes,
-            budget_bytes=PREFETCH_BYTES,
+            budget_bytes=self._ahead_bytes,
             in_flight=self._decode_threads + 1,
             feeders=self._feeders,
         )
@@ -162,44 +172,6 @@ class RowProcessor:
     def row_id(self, item: Item, channel: int) -> str:
         """The row id of one channel of a planned row."""
         return f"{item.row_id}#ch{channel}" if self._each else item.row_id
-
-    def extract(self, clips: Sequence[Clip]) -> list[Made]:
-        """Features of a batch: per clip, stream name -> (frames, width), or events."""
-        features: list[dict[str, Any]] = [{} for _ in clips]
-        for index, extractor in enumerate(self._extractors):
-            found = extracted(extractor, [clip.signals[index] for clip in clips])
-            for row, streams in zip(features, found, strict=True):
-                row |= streams
-        return [*features]
-
-    def extract_long(self, clip: LongClip) -> list[Stored]:
-        """Features of a long clip, channel by channel, in memory that does not grow with it.
-
-        They are cast at once and go to files.
-        """
-        channels = len(clip.channels)
-        streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
-        wholes = [Stored() for _ in range(channels)]
-        pieces = prefetched(
-            clip.pieces(),
-            lambda piece: piece,
-            pool=self._pool,
-            nbytes=lambda piece: sum(s.nbytes for signals in piece for s in signals),
-            budget_bytes=PREFETCH_BYTES,
-            in_flight=1,
-        )
-        with closing(pieces), as_row_errors():
-            for piece in pieces:
-                for channel, signals in enumerate(piece):
-                    for stream, signal in zip(streams[channel], signals, strict=True):
-                        self._spill(wholes[channel], stream.push(signal))
-            for whole, of_models in zip(wholes, streams, strict=True):
-                for stream in of_models:
-                    self._spill(whole, stream.finish())
-        return wholes
-
-    def _spill(self, whole: Stored, made: Made) -> None:
-        spill(whole, made, self._cast, self._spill_folder)
 
     def feature_row(
         self,
@@ -282,11 +254,8 @@ class _ShardRun:
         window, self._window, self._window_bytes = self._window, [], 0
         if not window:
             return
-        lengths = [clip.signals[0].shape[-1] for _, clip, _ in window]
-        max_samples = round(BATCH_S * self._rows._extractors[0].fs_hz)
         finished: dict[int, Future[Any]] = {}
-        for batch in form_batches(lengths, max_samples):
-            features = self._rows.extract([window[position][1] for position in batch])
+        for batch, features in self._rows.extraction.window([clip for _, clip, _ in window]):
             for position, found in zip(batch, features, strict=True):
                 _, clip, seconds = window[position]
                 finished[position] = self._later(
@@ -298,7 +267,7 @@ class _ShardRun:
 
     def _extract_long(self, place: int, clip: LongClip) -> None:
         try:
-            features = self._rows.extract_long(clip)
+            features = self._rows.extraction.long(clip)
             for position, (channel, found) in enumerate(zip(clip.channels, features, strict=True)):
                 facts = clip.facts(position)
                 self._done[place].append(

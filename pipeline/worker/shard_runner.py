@@ -1,7 +1,8 @@
 """The real work behind a worker: warm models, process a shard's rows, publish it.
 
-Two shards may be inside at once: while one uses the models, the other is decoded or written. The
-models are taken in the order in which shards arrived. What ends up in files is the same whatever
+Several shards may be inside at once. On a CPU there are two: while one uses the models, the other
+is decoded or written, and the models are taken in the order in which shards arrived. On a GPU there
+are as many as fill its launches, and they share these. What ends up in files is the same whatever
 overlaps: a shard's rows depend on nothing but its items and the spec.
 """
 
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata
@@ -43,9 +45,16 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import own_folder, sweep
 from earmill.pipeline.storage.paths import commit_path
 from earmill.pipeline.storage.store_calls import patient
+from earmill.pipeline.worker.device import Gpu, choose_gpu
 from earmill.pipeline.worker.feature_values import stored
-from earmill.pipeline.worker.messages import PublishError, ShardOrder, WorkerInfo
+from earmill.pipeline.worker.messages import (
+    CONCURRENT_SHARDS,
+    PublishError,
+    ShardOrder,
+    WorkerInfo,
+)
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows, quarantined
+from earmill.pipeline.worker.self_check import self_check
 from earmill.pipeline.worker.turns import Turns
 
 if TYPE_CHECKING:
@@ -67,7 +76,8 @@ class WorkerJob:
         plan_id: Goes into commit records.
         threads: Kernel threads of this worker.
         folder: The driver's working folder, against which the spec's relative paths resolve.
-        device: `cpu`.
+        device: `cpu`; `cuda`, or `auto` for a GPU where one works.
+        shards: How many may be in flight on a GPU.
         extra_types: Types of carried-through columns over the whole plan.
         again: Shards whose commit is to be replaced.
     """
@@ -77,6 +87,7 @@ class WorkerJob:
     threads: int
     folder: str
     device: str = "cpu"
+    shards: int = CONCURRENT_SHARDS
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     again: Mapping[str, Again] = field(default_factory=dict)
 
@@ -103,6 +114,11 @@ class ShardRunner:
         self._spec = job.spec
         self._layout = Layout.open(job.spec.output.uri, job.spec.output.storage_options)
         self._turns = Turns()
+        self._gpu: Gpu | None = None
+        self._note = ""
+        self._device: dict[str, Any] = {}
+        # Tables are as large as features: no more shards are written at a time than have a core.
+        self._writers = threading.Semaphore(max(CONCURRENT_SHARDS, job.threads))
         self._extractors: list[Extractor] = []
         self._rows: RowProcessor | None = None
         self._in_flight: dict[str, float] = {}
@@ -113,10 +129,12 @@ class ShardRunner:
         if self._rows is None:
             sweep()  # what workers that were killed on this machine have left
             source = open_source(self._spec.source)
-            self._extractors = build_extractors(self._spec, self._job.threads)
+            self._gpu, self._note = choose_gpu(self._job.device)
+            self._extractors = self._built()
             features: dict[str, Any] = {}
             for extractor in self._extractors:
                 features |= _exercise(extractor)
+            self._device = self._described()
             self._exercise_writers(features)
             self._rows = self._make_rows(
                 self._spec,
@@ -124,8 +142,16 @@ class ShardRunner:
                 self._extractors,
                 decode_threads=max(2, self._job.threads),
                 spill_folder=self._layout.root if self._layout.is_local else None,
+                gpu=self._gpu,
+                shards=self._shards,
             )
-        return WorkerInfo(pid=os.getpid(), device=self._job.device, threads=self._job.threads)
+        return WorkerInfo(
+            pid=os.getpid(),
+            device="cpu" if self._gpu is None else self._gpu.backend,
+            threads=self._job.threads,
+            shards=self._shards,
+            note=self._note,
+        )
 
     def run(self, order: ShardOrder) -> None:
         """Process the shard and publish it, unless another attempt has done so already."""
@@ -139,7 +165,8 @@ class ShardRunner:
         try:
             rows = self._process(order)
             seconds = time.perf_counter() - started
-            self._publish(order, rows, seconds)
+            with self._writers:
+                self._publish(order, rows, seconds)
         finally:
             with self._lock:
                 self._in_flight.pop(order.attempt, None)
@@ -150,7 +177,7 @@ class ShardRunner:
 
     def probe(self, items: Sequence[Item]) -> None:
         """Process and encode rows and forget them: either may be what kills the worker."""
-        with self._turns.line_up() as my_turn:
+        with self._line() as my_turn:
             rows = self._extracted(items, my_turn=my_turn)
         try:
             with self._layout.scratch("probe") as folder:
@@ -189,7 +216,7 @@ class ShardRunner:
             for item in order.shard.items
             if item.row_id not in order.culprits and item.row_id not in known
         ]
-        with self._turns.line_up() as my_turn:
+        with self._line() as my_turn:
             rows = self._extracted(
                 items,
                 attempts=order.attempts,
@@ -203,6 +230,25 @@ class ShardRunner:
             if item.row_id in order.culprits and item.row_id not in known
         ]
         return ShardRows(rows.good, rows.bad + culprits + kept)
+
+    @property
+    def _shards(self) -> int:
+        return CONCURRENT_SHARDS if self._gpu is None else self._job.shards
+
+    def _line(self) -> AbstractContextManager[Callable[[], None]]:
+        """A place in the line for the models; on a GPU nobody waits for another."""
+        return self._turns.line_up() if self._gpu is None else nullcontext(lambda: None)
+
+    def _built(self) -> list[Extractor]:
+        backend = "cpu" if self._gpu is None else self._gpu.backend
+        return build_extractors(self._spec, self._job.threads, backend)
+
+    def _described(self) -> dict[str, Any]:
+        """Stored with every shard; a GPU has shown by then that it computes what a CPU does."""
+        if self._gpu is None:
+            return device_info()
+        on_cpu = build_extractors(self._spec, self._job.threads)
+        return self._gpu.describe() | {"self_check": self_check(self._extractors, on_cpu)}
 
     def _extracted(self, items: Sequence[Item], **options: Any) -> ShardRows:
         try:
@@ -270,7 +316,7 @@ class ShardRunner:
     def _info(self, order: ShardOrder, process_s: float) -> dict[str, Any]:
         """Stored in the commit record only: who did it, with what, and how long it took."""
         return {
-            "device": device_info(self._job.device),
+            "device": self._device,
             "versions": _versions(),
             "worker": _whereabouts(),
             "threads": self._job.threads,
@@ -285,7 +331,7 @@ def _cast_errors(rows: Sequence[FeatureRow]) -> dict[str, Any]:
     return {"cast_errors": {k: v.to_dict() for k, v in sorted(found.items()) if v.nonzero}}
 
 
-def build_extractors(spec: JobSpec, threads: int | None) -> list[Extractor]:
+def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -> list[Extractor]:
     """The job's models, warm-up not included."""
     from amtcore.features.build import build_extractor
 
@@ -296,6 +342,7 @@ def build_extractors(spec: JobSpec, threads: int | None) -> list[Extractor]:
             params=entry.params,
             streams=entry.streams,
             threads=threads,
+            backend=backend,
         )
         for entry in spec.extract
     ]

@@ -47,7 +47,7 @@ def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str], code: i
         ("outputs.dtype=float32", "did you mean 'output'"),
         ("output.dtype=float13", "float16"),
         ("audio.channels=-1", "channel index from 0"),
-        ("run.gpus_per_worker=1", "gpus_per_worker"),
+        ("run.gpus_per_worker=2", "gpus_per_worker"),
         ("source.uri=/no/such/folder", "/no/such/folder: not found"),
         ("output.uri=/proc/nowhere", "cannot write to /proc/nowhere"),
         ("output.uri=s4://bucket/x", "s4://bucket/x"),

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from earmill.pipeline.common.errors import CommitError, SpecError
+from earmill.pipeline.common.errors import CommitError, DeviceError, SpecError
 from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.deadlines import (
@@ -25,7 +25,7 @@ from earmill.pipeline.driver.deadlines import (
     WALL_PER_AUDIO_S,
     Deadlines,
 )
-from earmill.pipeline.driver.placement import CPUS_RESERVED, place_workers
+from earmill.pipeline.driver.placement import CPUS_RESERVED, cpu_note, place_workers
 from earmill.pipeline.driver.pool import READY, Pool, Slot
 from earmill.pipeline.driver.ray_session import (
     ClusterError,
@@ -68,22 +68,70 @@ NODES = [Node("a", cpus=8, gpus=0), Node("b", cpus=4, gpus=2), Node("c", cpus=0,
 
 
 def test_on_cpu_one_worker_a_node_takes_all_cores_and_reserves_next_to_none() -> None:
-    places = place_workers(NODES, RunSpec(), at_most=99)
+    places = place_workers(NODES, RunSpec(device="cpu"), at_most=99)
     assert [(place.node_id, place.threads) for place in places] == [("a", 8), ("b", 4)]
     assert {place.num_cpus for place in places} == {CPUS_RESERVED}
     assert sum(place.num_cpus for place in places) < 0.5
 
 
 def test_workers_that_share_a_node_share_its_cores() -> None:
-    places = place_workers(NODES, RunSpec(workers=5), at_most=99)
+    on_cpu = {"device": "cpu"}
+    places = place_workers(NODES, RunSpec(workers=5, **on_cpu), at_most=99)
     assert [place.node_id for place in places] == ["a", "b", "a", "b", "a"]
     assert [place.threads for place in places] == [2, 2, 2, 2, 2]
-    forced = place_workers(NODES, RunSpec(workers=3, threads_per_worker=6), at_most=99)
+    forced = place_workers(NODES, RunSpec(workers=3, threads_per_worker=6, **on_cpu), at_most=99)
     assert [place.threads for place in forced] == [6, 6, 6]
 
 
 def test_there_are_no_more_workers_than_shards() -> None:
     assert len(place_workers(NODES, RunSpec(workers=5), at_most=2)) == 2
+
+
+GPU_NODES = [Node("a", cpus=8, gpus=2), Node("b", cpus=16, gpus=1), Node("c", cpus=4, gpus=0)]
+
+
+def seats(run: RunSpec, at_most: int = 99) -> list[tuple[str, str, float]]:
+    places = place_workers(GPU_NODES, run, at_most=at_most)
+    return [(place.node_id, place.device, place.num_gpus) for place in places]
+
+
+def test_every_gpu_has_a_worker_and_nodes_without_work_on_their_cpus() -> None:
+    assert seats(RunSpec()) == [
+        ("a", "auto", 1.0),
+        ("b", "auto", 1.0),
+        ("a", "auto", 1.0),
+        ("c", "cpu", 0.0),
+    ]
+    assert seats(RunSpec(device="cuda")) == [(node, "cuda", 1.0) for node in "aba"]
+    assert seats(RunSpec(device="cpu")) == [(node, "cpu", 0.0) for node in "abc"]
+    assert seats(RunSpec(gpus_per_worker=0)) == [(node, "cpu", 0.0) for node in "abc"]
+    assert seats(RunSpec(), at_most=1) == [("a", "auto", 1.0)]
+    assert seats(RunSpec(workers=6))[3:] == [("c", "cpu", 0.0)] * 3
+    threads = [place.threads for place in place_workers(GPU_NODES, RunSpec(), at_most=99)]
+    assert threads == [4, 16, 4, 4]
+
+
+def test_shares_of_a_gpu_never_add_up_over_two_of_them() -> None:
+    halves = seats(RunSpec(device="cuda", gpus_per_worker=0.5))
+    assert [node for node, *_ in halves] == ["a", "b", "a", "b", "a", "a"]
+    assert {share for *_, share in halves} == {0.5}
+    # Two GPUs hold two workers of 0.6, not three.
+    assert len(seats(RunSpec(device="cuda", gpus_per_worker=0.6))) == 3
+
+
+def test_a_job_on_gpus_says_what_it_misses() -> None:
+    with pytest.raises(DeviceError, match=r"run.device: expected a node with a GPU for cuda"):
+        place_workers(GPU_NODES[2:], RunSpec(device="cuda"), at_most=9)
+    with pytest.raises(SpecError, match="at most 3, as many as the cluster's GPUs hold at 1 each"):
+        place_workers(GPU_NODES, RunSpec(device="cuda", workers=4), at_most=9)
+    assert DeviceError("x").exit_code == 2
+
+
+def test_a_job_that_leaves_the_device_open_says_that_it_runs_on_cpu() -> None:
+    assert "the models run on CPU" in cpu_note(GPU_NODES[2:], RunSpec())
+    assert cpu_note(GPU_NODES, RunSpec()) == ""
+    for chosen in (RunSpec(device="cpu"), RunSpec(gpus_per_worker=0)):
+        assert cpu_note(GPU_NODES[2:], chosen) == ""
 
 
 def test_a_cluster_without_a_cpu_is_refused() -> None:

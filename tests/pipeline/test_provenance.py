@@ -127,10 +127,7 @@ def test_the_host_is_this_one() -> None:
 
 
 def test_the_device_is_what_computes() -> None:
-    assert device_info("cpu") == {"device": "cpu", "name": processor_name()}
-    for other in ("cuda:0", "tpu"):
-        with pytest.raises(ValueError, match=f"expected 'cpu', got '{other}'"):
-            device_info(other)
+    assert device_info() == {"device": "cpu", "backend": "cpu", "name": processor_name()}
 
 
 def test_a_run_is_described_in_plain_json_without_the_environment(
@@ -139,7 +136,10 @@ def test_a_run_is_described_in_plain_json_without_the_environment(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-value")
     described = {"model": "dau1997", "fs_hz": 44100.0, "backend": "numba", "dtype": "float32"}
     text = json.dumps(run_provenance([described], device="cpu", dtype="float16"))
+    # What computed is known shard by shard; the process that says this did not.
+    del described["backend"]
     assert json.loads(text)["models"] == [described]
+    assert json.loads(text)["device"] == {"wanted": "cpu"}
     assert json.loads(text)["output_dtype"] == "float16"
     assert set(json.loads(text)) == {
         "versions",

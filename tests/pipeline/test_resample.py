@@ -173,7 +173,9 @@ def test_default_is_a_named_quality() -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="expected rates above 0 Hz"):
         AudioResampler(0, 16000)
-    with pytest.raises(ValueError, match="expected soxr_vhq or soxr_hq, got 'best'"):
+    with pytest.raises(
+        ValueError, match="expected one of soxr_vhq, soxr_hq, torchaudio_kaiser_best, got 'best'"
+    ):
         AudioResampler(8000, 16000, "best")
     with pytest.raises(ValueError, match="expected a 1-D float32 array, got 2-D float32"):
         AudioResampler(8000, 16000).process(np.zeros((1, 10), np.float32))

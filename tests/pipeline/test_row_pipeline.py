@@ -24,6 +24,7 @@ from earmill.pipeline.formats.casting import FLOAT16_SCALES, Caster
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.worker import extraction
 from earmill.pipeline.worker import row_pipeline as process_rows
 from earmill.pipeline.worker.prepare import Clip, LongClip
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows
@@ -138,7 +139,7 @@ def test_rows_do_not_depend_on_threads_windows_or_neighbours(
     usual = job().good
     monkeypatch.setattr(process_rows, "WINDOW_BYTES", 1)
     monkeypatch.setattr(process_rows, "PREFETCH_BYTES", 1)
-    monkeypatch.setattr(process_rows, "BATCH_S", 0.1)
+    monkeypatch.setattr(extraction, "BATCH_S", 0.1)
     narrow = Job(spec, decode_threads=1)
     assert_same_rows(usual, narrow().good)
     alone = [row for item in job.items for row in job.rows.process([item]).good]

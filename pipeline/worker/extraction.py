@@ -1,0 +1,142 @@
+"""Clips through a job's models: in batches of similar lengths on a CPU, in launches on a GPU.
+
+What a clip becomes depends on neither. A long clip goes through chunk by chunk, its features into
+files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from earmill.pipeline.formats.casting import Caster
+from earmill.pipeline.worker.batching import form_batches
+from earmill.pipeline.worker.device import DeviceInput, Gpu, device_errors
+from earmill.pipeline.worker.feature_values import Made, Stored, as_row_errors, extracted, spill
+from earmill.pipeline.worker.launch_batches import LaunchBatcher
+from earmill.pipeline.worker.prefetch import prefetched
+from earmill.pipeline.worker.prepare import Clip, LongClip
+
+if TYPE_CHECKING:
+    from amtcore.features.base import Extractor
+
+# A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
+BATCH_S = 160.0
+
+
+class Extraction:
+    """The models of a job.
+
+    Args:
+        extractors: One a model of the spec, in its order. On a CPU used by one caller at a time.
+        cast: For the frames of long clips. spill_folder: Where their files lie.
+        pool: Reads long clips ahead, within `ahead_bytes`.
+    """
+
+    def __init__(
+        self,
+        extractors: Sequence[Extractor],
+        *,
+        cast: Caster,
+        pool: Executor,
+        spill_folder: str | None,
+        ahead_bytes: int,
+    ) -> None:
+        self._extractors = tuple(extractors)
+        self._cast, self._pool, self._spill_folder = cast, pool, spill_folder
+        self._ahead_bytes = ahead_bytes
+
+    def shard(self) -> AbstractContextManager[None]:
+        """Inside, a shard's clips come."""
+        return nullcontext()
+
+    def window(self, clips: Sequence[Clip]) -> Iterator[tuple[Sequence[int], Sequence[Made]]]:
+        """Features of a shard's next clips, some at a time: their positions, and per clip stream
+        name -> (frames, width), or events."""
+        lengths = [clip.signals[0].shape[-1] for clip in clips]
+        for batch in form_batches(lengths, round(BATCH_S * self._extractors[0].fs_hz)):
+            yield batch, self._extract([clips[position] for position in batch])
+
+    def long(self, clip: LongClip) -> list[Stored]:
+        """Features of a long clip, channel by channel, in memory that does not grow with it.
+
+        They are cast at once and go to files.
+        """
+        channels = len(clip.channels)
+        streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
+        wholes = [Stored() for _ in range(channels)]
+        pieces = prefetched(
+            clip.pieces(),
+            lambda piece: piece,
+            pool=self._pool,
+            nbytes=lambda piece: sum(s.nbytes for signals in piece for s in signals),
+            budget_bytes=self._ahead_bytes,
+            in_flight=1,
+        )
+        with closing(pieces), as_row_errors():
+            for piece in pieces:
+                for channel, signals in enumerate(piece):
+                    for stream, signal in zip(streams[channel], signals, strict=True):
+                        self._spill(wholes[channel], stream.push(signal))
+            for whole, of_models in zip(wholes, streams, strict=True):
+                for stream in of_models:
+                    self._spill(whole, stream.finish())
+        return wholes
+
+    def close(self) -> None:
+        """End what runs beside the callers."""
+
+    def _extract(self, clips: Sequence[Clip]) -> list[Made]:
+        return self._through([[c.signals[k] for c in clips] for k in range(len(self._extractors))])
+
+    def _through(self, by_model: Sequence[Sequence[Any]]) -> list[Made]:
+        """Every model's features of its signals, clip by clip."""
+        features: list[dict[str, Any]] = [{} for _ in by_model[0]]
+        for extractor, signals in zip(self._extractors, by_model, strict=True):
+            for row, streams in zip(features, extracted(extractor, signals), strict=True):
+                row |= streams
+        return [*features]
+
+    def _spill(self, whole: Stored, made: Made) -> None:
+        spill(whole, made, self._cast, self._spill_folder)
+
+
+class GpuExtraction(Extraction):
+    """The same on a GPU, for the clips of all shards in flight at once.
+
+    Args:
+        gpu: The one that the extractors were built for.
+    """
+
+    def __init__(self, extractors: Sequence[Extractor], gpu: Gpu, **options: Any) -> None:
+        super().__init__(extractors, **options)
+        self._input = DeviceInput(gpu)
+        self._launches = LaunchBatcher[Clip, Made](self._extract)
+
+    def shard(self) -> AbstractContextManager[None]:
+        return self._launches.shard()
+
+    def window(self, clips: Sequence[Clip]) -> Iterator[tuple[Sequence[int], Sequence[Made]]]:
+        yield range(len(clips)), self._launches.extract(clips)
+
+    def long(self, clip: LongClip) -> list[Stored]:
+        # No launch waits for a shard that is busy with an hour of audio.
+        with self._launches.away(), self._input.stream(), device_errors("a long clip"):
+            return super().long(clip)
+
+    def close(self) -> None:
+        self._launches.close()
+
+    def _extract(self, clips: Sequence[Clip]) -> list[Made]:
+        count = "one clip" if len(clips) == 1 else f"{len(clips)} clips"
+        with self._input.stream(), device_errors(f"a launch of {count}"):
+            return self._through(self._input.signals(clips))
+
+
+def extraction_on(gpu: Gpu | None, extractors: Sequence[Extractor], **options: Any) -> Extraction:
+    """The models on what they were built for."""
+    if gpu is None:
+        return Extraction(extractors, **options)
+    return GpuExtraction(extractors, gpu, **options)

@@ -1,0 +1,271 @@
+"""One launch for the clips of many shards: a GPU is filled by more clips than a shard has.
+
+    shard's thread --clips--> queue --launch--> launch threads --features--> shard's thread
+
+A launch begins when enough clips wait, or all shards inside wait, or the oldest clip has waited for
+LINGER_S, say beside a shard whose source is slow. Two launches are under way at once, so that the
+copies of one overlap the kernels of the other. What a clip becomes does not depend on its company,
+so which clips meet is a matter of speed alone.
+
+A launch that does not fit into the device's memory is halved, down to one clip, and no later one is
+larger. One that fails otherwise is tried again shard by shard: an error reaches the shard whose
+clips it is about, and no other. A device that is lost fails all that wait and all that come.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from earmill.pipeline.common.errors import DeviceLost
+
+# Warps enough for every multiprocessor of a large GPU, and a queue behind them.
+LAUNCH_CLIPS = 1500
+# Samples of a launch: 1500 clips of 4 s at 44.1 kHz. Inputs and features together take about twice.
+LAUNCH_BYTES = 2**30
+LAUNCH_THREADS = 2
+LINGER_S = 0.5
+# More shards in flight cost memory for what is decoded ahead, and gain nothing.
+MOST_SHARDS = 64
+
+
+class HasSize(Protocol):
+    """Something with a size in bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it holds."""
+
+
+Clip = TypeVar("Clip", bound=HasSize)
+Made = TypeVar("Made")
+
+
+class DeviceFull(MemoryError):
+    """The launch does not fit into the device's memory."""
+
+
+def shards_in_flight(rows_a_shard: float) -> int:
+    """How many shards keep the launches full while others are decoded and written."""
+    wanted = 2 * LAUNCH_THREADS * LAUNCH_CLIPS / max(1.0, rows_a_shard)
+    return min(MOST_SHARDS, max(4, math.ceil(wanted)))
+
+
+@dataclass(eq=False)
+class _Request(Generic[Clip, Made]):
+    """The clips that one shard waits for."""
+
+    clips: Sequence[Clip]
+    since: float
+    made: dict[int, Made] = field(default_factory=dict)
+    launched: int = 0
+    error: BaseException | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or len(self.made) == len(self.clips)
+
+
+# Clips of a launch: whose, and which of them.
+_Share = tuple[_Request[Clip, Made], range]
+
+
+class LaunchBatcher(Generic[Clip, Made]):
+    """Collects clips, launches them together, and hands results back.
+
+    Args:
+        launch: What a launch thread does with clips; one result a clip. DeviceFull where they do
+            not fit, DeviceLost where nothing can be launched any more.
+        most_clips, most_bytes: A launch begins when so many wait, and takes no more.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[Sequence[Clip]], Sequence[Made]],
+        *,
+        most_clips: int = LAUNCH_CLIPS,
+        most_bytes: int = LAUNCH_BYTES,
+        linger_s: float = LINGER_S,
+    ) -> None:
+        self._launch, self._linger_s = launch, linger_s
+        self.most_clips, self.most_bytes = most_clips, most_bytes
+        self._changed = threading.Condition()
+        self._queue: deque[_Request[Clip, Made]] = deque()
+        self._inside = self._waiting = 0
+        self._lost = ""
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"launch-{index}", daemon=True)
+            for index in range(LAUNCH_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @contextmanager
+    def shard(self) -> Iterator[None]:
+        """Inside, launches may wait for this thread's next clips."""
+        self._enter(1)
+        try:
+            yield
+        finally:
+            self._enter(-1)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Inside, a shard is busy with something else, and nobody waits for it."""
+        self._enter(-1)
+        try:
+            yield
+        finally:
+            self._enter(1)
+
+    def extract(self, clips: Sequence[Clip]) -> list[Made]:
+        """Results in the order of the clips, once they are there; or what went wrong with them."""
+        request = _Request[Clip, Made](clips, time.monotonic())
+        with self._changed:
+            if clips:
+                self._queue.append(request)
+            self._waiting += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: request.is_over or self._lost or self._closed)
+            self._waiting -= 1
+        if request.error is not None:
+            raise request.error
+        if not request.is_over:
+            raise DeviceLost(self._lost or "the launches were ended")
+        return [request.made[position] for position in range(len(clips))]
+
+    def close(self) -> None:
+        """End the threads; launches under way are waited for."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    # -- in the launch threads ----------------------------------------------------------------
+
+    def _work(self) -> None:
+        while shares := self._next():
+            self._run(shares)
+            # Nothing may hold a finished launch's memory while this thread waits for the next.
+            del shares
+
+    def _next(self) -> list[_Share[Clip, Made]]:
+        """Wait for a launch and take it; empty at the end."""
+        with self._changed:
+            while not (self._closed or self._is_due()):
+                self._changed.wait(self._pause_s())
+            return [] if self._closed else self._take()
+
+    def _is_due(self) -> bool:
+        waiting = [clip for each in self._queue for clip in each.clips[each.launched :]]
+        if not waiting or self._lost:
+            return False
+        return (
+            self._waiting >= self._inside
+            or len(waiting) >= self.most_clips
+            or sum(clip.nbytes for clip in waiting) >= self.most_bytes
+            or time.monotonic() - self._queue[0].since >= self._linger_s
+        )
+
+    def _pause_s(self) -> float | None:
+        """Until the oldest clip has waited long enough."""
+        if not self._queue or self._lost:
+            return None
+        return max(0.0, self._queue[0].since + self._linger_s - time.monotonic())
+
+    def _take(self) -> list[_Share[Clip, Made]]:
+        shares: list[_Share[Clip, Made]] = []
+        count = size = 0
+        while self._queue:
+            request = self._queue[0]
+            first = end = request.launched
+            while end < len(request.clips) and count < self.most_clips:
+                nbytes = request.clips[end].nbytes
+                if count and size + nbytes > self.most_bytes:
+                    break
+                count, size, end = count + 1, size + nbytes, end + 1
+            if end > first:
+                shares.append((request, range(first, end)))
+            request.launched = end
+            if end < len(request.clips):
+                break
+            self._queue.popleft()
+        return shares
+
+    def _run(self, shares: list[_Share[Clip, Made]]) -> None:
+        clips = [request.clips[position] for request, where in shares for position in where]
+        try:
+            made = self._launch(clips)
+            if len(made) != len(clips):
+                raise RuntimeError(f"expected {len(clips)} results of a launch, got {len(made)}")
+        except DeviceFull as error:
+            self._halve(shares, clips, error)
+        except DeviceLost as error:
+            with self._changed:
+                self._lost = str(error)
+                self._changed.notify_all()
+        except BaseException as error:
+            self._one_by_one(shares, error)
+        else:
+            self._hand_back(shares, made)
+
+    def _halve(
+        self, shares: list[_Share[Clip, Made]], clips: Sequence[Clip], error: DeviceFull
+    ) -> None:
+        if len(clips) == 1:
+            self._fail(shares[0][0], error)
+            return
+        middle = len(clips) // 2
+        with self._changed:
+            # Bytes, not clips: two long clips that do not fit say nothing of a thousand short ones.
+            self.most_bytes = min(self.most_bytes, sum(clip.nbytes for clip in clips) // 2)
+        for half in _cut(shares, middle):
+            self._run(half)
+
+    def _one_by_one(self, shares: list[_Share[Clip, Made]], error: BaseException) -> None:
+        if len(shares) == 1:
+            self._fail(shares[0][0], error)
+            return
+        for share in shares:
+            self._run([share])
+
+    def _hand_back(self, shares: list[_Share[Clip, Made]], made: Sequence[Made]) -> None:
+        results = iter(made)
+        with self._changed:
+            for request, where in shares:
+                request.made.update((position, next(results)) for position in where)
+            self._changed.notify_all()
+
+    def _fail(self, request: _Request[Clip, Made], error: BaseException) -> None:
+        with self._changed:
+            request.error = error
+            if request in self._queue:
+                self._queue.remove(request)
+            self._changed.notify_all()
+
+    def _enter(self, step: int) -> None:
+        with self._changed:
+            self._inside += step
+            self._changed.notify_all()
+
+
+def _cut(shares: list[_Share[Clip, Made]], count: int) -> tuple[list[_Share[Clip, Made]], ...]:
+    """The first so many clips of a launch, and the others."""
+    first: list[_Share[Clip, Made]] = []
+    rest: list[_Share[Clip, Made]] = []
+    for request, where in shares:
+        taken = where[: max(0, count)]
+        count -= len(where)
+        if taken:
+            first.append((request, taken))
+        if len(taken) < len(where):
+            rest.append((request, where[len(taken) :]))
+    return first, rest

@@ -1,0 +1,86 @@
+"""A golden second through the GPU and through the CPU's kernels, before a worker takes any shard.
+
+Fused kernels are the same operations in the same order, so they give the same bits. Streams behind
+a Fourier transform do not: two libraries round differently, by a few parts in 10^7 of the largest
+value. A kernel, a driver or a chip that is wrong is off by far more than the tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earmill.pipeline.audio.channels import EARS
+from earmill.pipeline.common.errors import DeviceError
+
+if TYPE_CHECKING:
+    from amtcore.features.base import Extractor
+
+# Of a stream's largest value: a hundred times what transforms in float32 differ by.
+FRAMES_TOLERANCE = 1e-5
+# Of a stream's spikes: a neuron near its threshold may fire a step later.
+EVENTS_TOLERANCE = 0.02
+
+# RMS in the model's unit: quiet speech, and a part 40 dB above it that drives every compression.
+QUIET, LOUD = 0.01, 1.0
+SILENT_S, LOUD_S = (0.3, 0.5), (0.6, 0.75)
+
+
+def golden_second(fs_hz: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Seeded noise with a gap of digital silence and a loud part."""
+    n = round(fs_hz)
+    signal = np.random.default_rng(1997).standard_normal(n) * QUIET
+    loud, silent = (slice(*(round(fs_hz * s) for s in part)) for part in (LOUD_S, SILENT_S))
+    signal[loud] *= LOUD / QUIET
+    signal[silent] = 0.0
+    return signal.astype(np.float32)
+
+
+def self_check(on_gpu: Sequence[Extractor], on_cpu: Sequence[Extractor]) -> dict[str, float]:
+    """The largest relative error of each stream.
+
+    Args:
+        on_gpu, on_cpu: The job's models, built for either.
+    Raises:
+        DeviceError: One is above its tolerance.
+    """
+    errors: dict[str, float] = {}
+    for checked, reference in zip(on_gpu, on_cpu, strict=True):
+        clips = _clips(checked)
+        pairs = list(zip(checked.extract(clips), reference.extract(clips), strict=True))
+        for info in checked.streams:
+            found = max(relative_error(made[info.name], right[info.name]) for made, right in pairs)
+            allowed = EVENTS_TOLERANCE if info.layout == "events" else FRAMES_TOLERANCE
+            if not found <= allowed:
+                raise DeviceError(
+                    f"the GPU computes other values than the CPU: stream {info.name} of "
+                    f"{info.model} is off by {found:.2g}, expected at most {allowed:g}; run "
+                    "`earmill doctor`, or set run.device to cpu"
+                )
+            errors[info.name] = found
+    return errors
+
+
+def relative_error(made: Any, right: Any) -> float:
+    """Of frames by the largest value; of events the share that only one of the two has."""
+    if not isinstance(right, np.ndarray):
+        ours, theirs = (
+            {tuple(row) for row in each.to_columns().tolist()} for each in (made, right)
+        )
+        return len(ours ^ theirs) / max(1, len(theirs))
+    if made.shape != right.shape:
+        return float("inf")
+    largest = float(np.abs(right).max(initial=0.0))
+    error = float(np.abs(made - right).max(initial=0.0))
+    return error / largest if largest else error
+
+
+def _clips(extractor: Extractor) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    """The golden second, and a part of it: clips of a launch have different lengths."""
+    whole = golden_second(extractor.fs_hz)
+    clips = [whole, whole[: len(whole) // 3]]
+    if max(extractor.input_channels) == EARS:
+        clips.append(np.stack([whole, whole[::-1]]))
+    return clips
