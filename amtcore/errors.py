@@ -50,6 +50,10 @@ class KernelCacheError(AmtError, PermissionError):
     """Others can write to the folder of compiled kernels, which are code."""
 
 
+class KernelError(AmtError, RuntimeError):
+    """A compiled kernel cannot be interpreted, or did what a GPU stops at."""
+
+
 class DerivativeError(AmtError, NotImplementedError):
     """A derivative was asked for that does not exist: second, or forward-mode."""
 

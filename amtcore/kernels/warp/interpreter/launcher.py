@@ -1,0 +1,234 @@
+"""Runs the GPU's kernels without a GPU: the same PTX, the same arguments, the same queue.
+
+Float32 arithmetic with `.ftz` flushes subnormals as PTX defines, whatever mode the calling thread
+is in; then the host flushes those of float64 as well, which PTX would keep. All else is exact.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from amtcore.errors import KernelError, ParameterError
+from amtcore.kernels.warp.interpreter import body
+from amtcore.kernels.warp.interpreter.compiled import Compiled, compile_ptx
+from amtcore.kernels.warp.interpreter.machine import compiled_run
+from amtcore.kernels.warp.launching import THREADS, Kernel, Launcher
+
+#: Turns of every warp before Python gets a look at signals.
+_ROUNDS = 10_000
+_REASONS = {
+    body.TRAP: "a trap",
+    body.BAD_BRANCH: "the branch table has no such entry",
+    body.STUCK: "the threads wait for others of their mask that never come",
+    body.NOT_IN_MASK: "the thread is not in its own mask",
+    body.NO_SOURCE: "the number of a thread that does not take part",
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a kernel's warps have executed, over all launches.
+
+    Attributes:
+        instructions: PTX instructions, each counted once per warp that executed it.
+        lines: Each instruction's text and how often warps executed it, in order.
+    """
+
+    instructions: int
+    lines: tuple[tuple[str, int], ...]
+
+
+@dataclass
+class _Memory:
+    """What a launch needs beside the tensors."""
+
+    frames: NDArray[np.int64]
+    registers: NDArray[np.uint8]
+    held: list[NDArray[np.generic]]
+
+
+class InterpretedLauncher(Launcher):
+    """Runs kernels on CPU tensors, instruction by instruction. Launches return when done.
+
+    Args:
+        resident: Warps that are said to run at once; few, so that they share a queue.
+    """
+
+    name = "interpreted"
+    device = torch.device("cpu")
+
+    def __init__(self, resident: int = 8) -> None:
+        if isinstance(resident, bool) or not isinstance(resident, int) or resident < 1:
+            raise ParameterError(f"resident must be a whole number, 1 or more, got {resident!r}")
+        self.resident = resident
+        self._lock = threading.Lock()
+        self._compiled: dict[str, Compiled] = {}
+
+    def resident_warps(self, kernel: Kernel) -> int:
+        """As given to the constructor."""
+        return self.resident
+
+    def launch(self, kernel: Kernel, warps: int, arguments: Sequence[Tensor | int]) -> None:
+        """Run a kernel to its end.
+
+        Raises:
+            KernelError: An instruction is not known, or a thread did what a GPU stops at: an access
+                outside the tensors given or at no multiple of its size, a trap, threads that wait
+                for each other for ever.
+        """
+        if warps < 1:
+            raise KernelError(f"kernel {kernel.name}: warps must be 1 or more, got {warps}")
+        compiled = self._get(kernel)
+        values, windows = _unpack(kernel, compiled, arguments)
+        memory = _allocate(compiled, warps, values, windows)
+        hits = np.zeros_like(compiled.hits)
+        with _flushing(compiled.flushes):
+            stopped = _run(compiled, memory, hits)
+        with self._lock:
+            compiled.hits += hits
+        if stopped >= 0:
+            raise KernelError(_explained(kernel, compiled, memory, stopped, windows))
+
+    def profile(self, kernel: Kernel) -> Profile:
+        """What the kernel's warps have executed so far."""
+        compiled = self._get(kernel)
+        with self._lock:
+            hits = compiled.hits.tolist()
+        lines = [
+            (instruction.text, count)
+            for piece, count in zip(compiled.program.pieces, hits, strict=True)
+            for instruction in compiled.program.instructions(piece)
+        ]
+        return Profile(sum(count for _, count in lines), tuple(lines))
+
+    def _get(self, kernel: Kernel) -> Compiled:
+        with self._lock:
+            compiled = self._compiled.get(kernel.ptx)
+            if compiled is None:
+                compiled = self._compiled[kernel.ptx] = compile_ptx(kernel.ptx)
+        entry = compiled.program.module.entry
+        if entry != kernel.name:
+            raise KernelError(f"the module's entry is {entry!r}: expected {kernel.name!r}")
+        return compiled
+
+
+def _unpack(
+    kernel: Kernel, compiled: Compiled, arguments: Sequence[Tensor | int]
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """The parameters as integers, and address and bytes of all that a thread may touch."""
+    parameters = compiled.program.module.parameters
+    if len(arguments) != len(parameters):
+        raise KernelError(
+            f"kernel {kernel.name} has {len(parameters)} parameters: got {len(arguments)}"
+        )
+    values, windows = [], []
+    for number, argument in enumerate(arguments):
+        if not isinstance(argument, Tensor):
+            values.append(int(argument))
+            continue
+        if argument.device.type != "cpu" or not argument.is_contiguous():
+            raise KernelError(
+                f"argument {number} of kernel {kernel.name} must be contiguous and on the CPU, got "
+                f"strides {argument.stride()} on {argument.device}"
+            )
+        values.append(argument.data_ptr())
+        windows.append((argument.data_ptr(), argument.numel() * argument.element_size()))
+    return values, windows + compiled.windows
+
+
+def _allocate(
+    compiled: Compiled, warps: int, values: list[int], windows: list[tuple[int, int]]
+) -> _Memory:
+    sizes, code = compiled.program.sizes, compiled.program.module.instructions
+    parameters = np.array([value % (1 << 64) for value in values] or [0], np.uint64)
+    table = np.array(windows or [(0, 0)], np.int64)
+    sites = np.zeros((len(code), 2), np.int64)
+    shared = _aligned(warps * sizes["shared"])
+    local = _aligned(warps * THREADS * sizes["local"])
+    frames = np.zeros((warps, body.FRAME_WORDS), np.int64)
+    number = np.arange(warps)
+    frames[:, body.SHARED] = shared.ctypes.data + number * sizes["shared"]
+    frames[:, body.LOCAL] = local.ctypes.data + number * THREADS * sizes["local"]
+    frames[:, body.PARAMETERS] = parameters.ctypes.data
+    frames[:, body.WINDOWS] = table.ctypes.data
+    frames[:, body.WINDOW_COUNT] = len(windows)
+    frames[:, body.SITES] = sites.ctypes.data
+    frames[:, body.WARP], frames[:, body.WARPS] = number, warps
+    row = -(-sizes["registers"] // 64) * 64 or 64
+    registers = _aligned(warps * row).reshape(warps, row)
+    for value, at in compiled.program.constants.items():
+        registers[:, at : at + 4 * THREADS].view(np.uint32)[:] = value
+    return _Memory(frames, registers, [parameters, table, sites, shared, local])
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    """Zeros from an address that is a multiple of 256."""
+    room = np.zeros(size + 256, np.uint8)
+    begin = -room.ctypes.data % 256
+    return room[begin : begin + size]
+
+
+def _run(compiled: Compiled, memory: _Memory, hits: NDArray[np.int64]) -> int:
+    """The warp that stopped, or -1."""
+    run, registers = compiled_run(), memory.registers
+    words, given = registers.view(np.uint32), np.zeros(THREADS, np.uint32)
+    finished = np.zeros(len(registers), np.bool_)
+    status = -2
+    while status == -2:
+        status = run(
+            compiled.pieces, compiled.rows, compiled.firsts, hits, memory.frames, words, registers,
+            given, finished, _ROUNDS,
+        )  # fmt: skip
+    return int(status)
+
+
+@contextmanager
+def _flushing(wanted: bool) -> Iterator[None]:
+    """The calling thread's way with subnormals, for a while."""
+    before = bool(np.float32(1e-40) * np.float32(1.0) == 0)
+    torch.set_flush_denormal(wanted)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
+def _explained(
+    kernel: Kernel, compiled: Compiled, memory: _Memory, warp: int, windows: list[tuple[int, int]]
+) -> str:
+    frame = memory.frames[warp]
+    instruction = compiled.program.module.instructions[frame[body.INSTRUCTION]]
+    reason, address = int(frame[body.REASON]), int(frame[body.ADDRESS])
+    if reason == body.OUTSIDE:
+        why = f"{_place(instruction.code, address, windows)} lies outside what was given"
+    elif reason == body.MISALIGNED:
+        why = f"{_place(instruction.code, address, windows)} is no multiple of the access's size"
+    else:
+        why = _REASONS[reason]
+    return (
+        f"kernel {kernel.name}, warp {warp}, thread {frame[body.THREAD]}: {instruction.text!r}: "
+        f"{why}"
+    )
+
+
+def _place(code: tuple[str, ...], address: int, windows: list[tuple[int, int]]) -> str:
+    """An address, counted from the nearest tensor."""
+    for space in ("shared", "local"):
+        if space in code:
+            return f"byte {address} of {space} memory"
+    nearest = min(
+        windows, key=lambda each: max(each[0] - address, address - sum(each), 0), default=None
+    )
+    if nearest is None:
+        return f"address {address:#x}"
+    return (
+        f"byte {address - nearest[0]} from the begin of the nearest buffer, of {nearest[1]} bytes,"
+    )

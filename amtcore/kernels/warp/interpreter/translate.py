@@ -1,0 +1,199 @@
+"""A program as LLVM assembly for the host: one function per piece, and the module's variables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from amtcore.errors import KernelError
+from amtcore.kernels.warp.interpreter.arithmetic import ARITHMETIC
+from amtcore.kernels.warp.interpreter.body import (
+    BAD_BRANCH,
+    COUNTERS,
+    THREADS_AT,
+    TRAP,
+    Body,
+    llvm_name,
+)
+from amtcore.kernels.warp.interpreter.conversion import CONVERSIONS
+from amtcore.kernels.warp.interpreter.memory import ACCESSES, helpers
+from amtcore.kernels.warp.interpreter.program import JUMPS, Piece, Program, effects
+from amtcore.kernels.warp.interpreter.ptx import Instruction, Variable
+
+#: How each instruction is translated, by the first part of its name.
+TRANSLATIONS = {**ARITHMETIC, **CONVERSIONS, **ACCESSES}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What is to be compiled.
+
+    Attributes:
+        text: LLVM assembly.
+        flushes: Whether float32 arithmetic flushes subnormals.
+    """
+
+    text: str
+    flushes: bool
+
+
+def piece_name(number: int) -> str:
+    """What the function of a piece is called."""
+    return f"piece{number}"
+
+
+def translate(program: Program) -> Translation:
+    """Translate every piece that is not an instruction of the whole warp."""
+    parts = [_declared(each) for space in ("global", "const") for each in program.variables(space)]
+    parts.append(helpers(program))
+    flushing = set[bool]()
+    for number, piece in enumerate(program.pieces):
+        if not piece.warp_wide:
+            body = _Piece(program, piece, number)
+            parts.append(body.text())
+            flushing |= body.body.flushing
+    if flushing == {True, False}:
+        raise KernelError(
+            f"kernel {program.module.entry} has float32 arithmetic with and without .ftz: a host "
+            "does either"
+        )
+    flushes = True in flushing
+    mode = "preserve-sign,preserve-sign" if flushes else "ieee,ieee"
+    parts.append(f'attributes #0 = {{ nounwind "denormal-fp-math-f32"="{mode}" }}')
+    return Translation("\n".join(parts) + "\n", flushes)
+
+
+def _declared(variable: Variable) -> str:
+    data = variable.data + bytes(variable.size - len(variable.data))
+    text = "".join(f"\\{byte:02x}" for byte in data)
+    return (
+        f'@{llvm_name(variable.name)} = global [{variable.size} x i8] c"{text}", '
+        f"align {max(variable.align, 16)}"
+    )
+
+
+class _Piece:
+    """One piece's function: loads what the registers hold, translates, stores, says who goes
+    where."""
+
+    def __init__(self, program: Program, piece: Piece, number: int) -> None:
+        self.program, self.piece, self.number = program, piece, number
+        self.body = Body(program, piece)
+
+    def text(self) -> str:
+        body = self.body
+        head = [
+            f"define i64 @{piece_name(self.number)}(ptr %frame, ptr %registers, i64 %count) #0 {{",
+            "br label %loop",
+            "loop:",
+            "%k = phi i64 [ 0, %0 ], [ %k.next, %next ]",
+            f"%at = add i64 %k, {THREADS_AT}",
+            "%lane.at = getelementptr i64, ptr %frame, i64 %at",
+            "%lane = load i64, ptr %lane.at",
+        ]
+        self._load_registers()
+        before = dict(body.numbers)
+        for number in range(self.piece.first, self.piece.end):
+            body.instruction, body.number = self.program.module.instructions[number], number
+            self._instruction(body.instruction)
+        counter = self._counter()
+        self._store_registers(before)
+        pointer = body.make(f"getelementptr i64, ptr %frame, i64 {COUNTERS}")
+        pointer = body.make(f"getelementptr i64, ptr {pointer}, i64 %lane")
+        tail = [
+            f"store i64 {counter}, ptr {pointer}",
+            "br label %next",
+            "next:",
+            "%k.next = add i64 %k, 1",
+            "%more = icmp ult i64 %k.next, %count",
+            "br i1 %more, label %loop, label %done",
+            "done:",
+            "ret i64 0",
+            "}",
+        ]
+        return "\n".join([*head, *body.lines, *tail])
+
+    def _instruction(self, instruction: Instruction) -> None:
+        name = instruction.code[0]
+        if name in JUMPS:
+            return
+        if name not in TRANSLATIONS:
+            self.body.refuse("the instruction is not known")
+        TRANSLATIONS[name](self.body, instruction)
+
+    # ---------------------------------------------------------------- registers in memory
+
+    def _pointer(self, name: str) -> str:
+        width = max(self.body.width(name), 8)
+        offset = self.program.slots[name]
+        begin = self.body.make(f"getelementptr i8, ptr %registers, i64 {offset}")
+        return self.body.make(f"getelementptr i{width}, ptr {begin}, i64 %lane")
+
+    def _load_registers(self) -> None:
+        for name in sorted(self.program.live[self.number] & self._touched()):
+            width = self.body.width(name)
+            value = self.body.make(f"load i{max(width, 8)}, ptr {self._pointer(name)}")
+            if width == 1:
+                value = self.body.make(f"trunc i8 {value} to i1")
+            self.body.numbers[name] = value
+
+    def _touched(self) -> set[str]:
+        touched = set[str]()
+        for instruction in self.program.instructions(self.piece):
+            for each in effects(instruction, self.program.module.registers):
+                touched |= set(each)
+        return touched
+
+    def _store_registers(self, before: dict[str, str]) -> None:
+        body = self.body
+        for name in sorted(self.program.live_after(self.piece) & body.numbers.keys()):
+            value = body.numbers[name]
+            if before.get(name) != value:
+                pointer = self._pointer(name)
+                width = body.width(name)
+                if width == 1:
+                    value, width = body.make(f"zext i1 {value} to i8"), 8
+                body.add(f"store i{width} {value}, ptr {pointer}")
+
+    # ---------------------------------------------------------------- where to go
+
+    def _counter(self) -> str:
+        """The thread's next piece."""
+        last, targets = self.body.instruction, self.piece.targets
+        if last.code[0] == "brx":
+            counter = self._branch_table(last)
+        else:
+            counter = str(targets[0])
+        if last.code[0] == "trap":
+            self._trap(last)
+            return str(targets[-1])
+        if last.code[0] in JUMPS and last.predicate is not None:
+            guard, _ = self.body.raw(last.predicate)
+            return self.body.make(f"select i1 {guard}, i64 {counter}, i64 {targets[-1]}")
+        return counter
+
+    def _branch_table(self, last: Instruction) -> str:
+        body = self.body
+        if last.predicate is not None:
+            body.refuse("a guarded branch table")
+        table = self.piece.targets
+        index = body.read(last.operands[0], "u32")
+        go, stop = body.labels(2)
+        inside = body.make(f"icmp ult i32 {index}, {len(table)}")
+        body.add(f"br i1 {inside}, label %{go}, label %{stop}")
+        body.begin(stop)
+        body.stop(str(BAD_BRANCH), body.make(f"zext i32 {index} to i64"))
+        body.begin(go)
+        counter = str(table[-1])
+        for k, target in enumerate(table[:-1]):
+            here = body.make(f"icmp eq i32 {index}, {k}")
+            counter = body.make(f"select i1 {here}, i64 {target}, i64 {counter}")
+        return counter
+
+    def _trap(self, last: Instruction) -> None:
+        body = self.body
+        go, stop = body.labels(2)
+        guard = "true" if last.predicate is None else body.raw(last.predicate)[0]
+        body.add(f"br i1 {guard}, label %{stop}, label %{go}")
+        body.begin(stop)
+        body.stop(str(TRAP), "0")
+        body.begin(go)
