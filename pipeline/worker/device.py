@@ -17,7 +17,7 @@ import numpy as np
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.stand_in import INTERPRETED, is_interpreted
-from earmill.pipeline.worker.launch_batches import DeviceFull
+from earmill.pipeline.worker.launch_batches import LAUNCH_BYTES, DeviceFull
 from earmill.pipeline.worker.prepare import Clip, Unresampled
 
 if TYPE_CHECKING:
@@ -36,6 +36,16 @@ class Gpu:
 
     backend: str
     device: torch.device
+
+    def launch_bytes(self) -> int:
+        """Samples of a launch that leave room for a second one, for what they become, and for
+        others on the same device."""
+        if self.device.type != "cuda":
+            return LAUNCH_BYTES
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return min(LAUNCH_BYTES, free // 8)
 
     def describe(self) -> dict[str, Any]:
         """What provenance records of it."""

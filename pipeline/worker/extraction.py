@@ -113,7 +113,7 @@ class GpuExtraction(Extraction):
     def __init__(self, extractors: Sequence[Extractor], gpu: Gpu, **options: Any) -> None:
         super().__init__(extractors, **options)
         self._input = DeviceInput(gpu)
-        self._launches = LaunchBatcher[Clip, Made](self._extract)
+        self._launches = LaunchBatcher[Clip, Made](self._extract, most_bytes=gpu.launch_bytes())
 
     def shard(self) -> AbstractContextManager[None]:
         return self._launches.shard()

@@ -22,11 +22,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from earmill.pipeline.audio.channels import EARS
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
-from earmill.pipeline.dataset.provenance import VALUE_PACKAGES, device_info
+from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.formats.casting import Caster, as_stored, total
@@ -45,7 +42,6 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import own_folder, sweep
 from earmill.pipeline.storage.paths import commit_path
 from earmill.pipeline.storage.store_calls import patient
-from earmill.pipeline.worker.device import Gpu, choose_gpu
 from earmill.pipeline.worker.feature_values import stored
 from earmill.pipeline.worker.messages import (
     CONCURRENT_SHARDS,
@@ -53,16 +49,14 @@ from earmill.pipeline.worker.messages import (
     ShardOrder,
     WorkerInfo,
 )
+from earmill.pipeline.worker.models import WarmModels, warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows, quarantined
-from earmill.pipeline.worker.self_check import self_check
 from earmill.pipeline.worker.turns import Turns
 
 if TYPE_CHECKING:
-    from amtcore.features.base import Extractor, StreamInfo
+    from amtcore.features.base import StreamInfo
     from earmill.pipeline.spec.job import JobSpec
 
-# Enough signal to compile and load every kernel: a second, and two odd lengths after it.
-WARM_UP_SAMPLES = (44100, 30001, 777)
 # A read that keeps a shard waiting for longer may be what it will be killed for.
 SLOW_READ_S = 2.0
 
@@ -114,12 +108,9 @@ class ShardRunner:
         self._spec = job.spec
         self._layout = Layout.open(job.spec.output.uri, job.spec.output.storage_options)
         self._turns = Turns()
-        self._gpu: Gpu | None = None
-        self._note = ""
-        self._device: dict[str, Any] = {}
         # Tables are as large as features: no more shards are written at a time than have a core.
         self._writers = threading.Semaphore(max(CONCURRENT_SHARDS, job.threads))
-        self._extractors: list[Extractor] = []
+        self._models: WarmModels | None = None
         self._rows: RowProcessor | None = None
         self._in_flight: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -129,29 +120,19 @@ class ShardRunner:
         if self._rows is None:
             sweep()  # what workers that were killed on this machine have left
             source = open_source(self._spec.source)
-            self._gpu, self._note = choose_gpu(self._job.device)
-            self._extractors = self._built()
-            features: dict[str, Any] = {}
-            for extractor in self._extractors:
-                features |= _exercise(extractor)
-            self._device = self._described()
-            self._exercise_writers(features)
+            models = warm_models(self._spec, self._job.threads, self._job.device)
+            self._exercise_writers(models)
             self._rows = self._make_rows(
                 self._spec,
                 source,
-                self._extractors,
+                models.extractors,
                 decode_threads=max(2, self._job.threads),
                 spill_folder=self._layout.root if self._layout.is_local else None,
-                gpu=self._gpu,
-                shards=self._shards,
+                gpu=models.gpu,
+                shards=self._shards(models),
             )
-        return WorkerInfo(
-            pid=os.getpid(),
-            device="cpu" if self._gpu is None else self._gpu.backend,
-            threads=self._job.threads,
-            shards=self._shards,
-            note=self._note,
-        )
+            self._models = models
+        return self._info_of(self._warm)
 
     def run(self, order: ShardOrder) -> None:
         """Process the shard and publish it, unless another attempt has done so already."""
@@ -181,7 +162,8 @@ class ShardRunner:
             rows = self._extracted(items, my_turn=my_turn)
         try:
             with self._layout.scratch("probe") as folder:
-                self._encode(rows.good, folder, self._job.extra_types or None)
+                streams = self._streams(self._warm)
+                self._encode(rows.good, streams, folder, self._job.extra_types or None)
         except OSError as error:
             raise PublishError("rows could not be encoded") from error
 
@@ -201,6 +183,14 @@ class ShardRunner:
         if self._rows is None:
             raise RuntimeError("the worker is not warm")
         return self._rows
+
+    @property
+    def _warm(self) -> WarmModels:
+        if self._models is None:
+            self.warm_up()
+        if self._models is None:
+            raise RuntimeError("the worker is not warm")
+        return self._models
 
     def _process(self, order: ShardOrder) -> ShardRows:
         def count(seconds: float) -> None:
@@ -231,24 +221,24 @@ class ShardRunner:
         ]
         return ShardRows(rows.good, rows.bad + culprits + kept)
 
-    @property
-    def _shards(self) -> int:
-        return CONCURRENT_SHARDS if self._gpu is None else self._job.shards
+    def _shards(self, models: WarmModels) -> int:
+        """How many may be inside at once."""
+        return CONCURRENT_SHARDS if models.gpu is None else self._job.shards
+
+    def _info_of(self, models: WarmModels) -> WorkerInfo:
+        return WorkerInfo(
+            pid=os.getpid(),
+            device="cpu" if models.gpu is None else models.gpu.backend,
+            threads=self._job.threads,
+            shards=self._shards(models),
+            note=models.note,
+        )
 
     def _line(self) -> AbstractContextManager[Callable[[], None]]:
         """A place in the line for the models; on a GPU nobody waits for another."""
-        return self._turns.line_up() if self._gpu is None else nullcontext(lambda: None)
-
-    def _built(self) -> list[Extractor]:
-        backend = "cpu" if self._gpu is None else self._gpu.backend
-        return build_extractors(self._spec, self._job.threads, backend)
-
-    def _described(self) -> dict[str, Any]:
-        """Stored with every shard; a GPU has shown by then that it computes what a CPU does."""
-        if self._gpu is None:
-            return device_info()
-        on_cpu = build_extractors(self._spec, self._job.threads)
-        return self._gpu.describe() | {"self_check": self_check(self._extractors, on_cpu)}
+        if self._warm.gpu is None:
+            return self._turns.line_up()
+        return nullcontext(lambda: None)
 
     def _extracted(self, items: Sequence[Item], **options: Any) -> ShardRows:
         try:
@@ -266,7 +256,7 @@ class ShardRunner:
                 plan_id=self._job.plan_id,
                 rows=rows.good,
                 bad=rows.bad,
-                streams=self._streams,
+                streams=self._streams(self._warm),
                 formats=output.formats,
                 attrs=self._attrs(),
                 info=self._info(order, process_s) | _cast_errors(rows.good),
@@ -279,24 +269,28 @@ class ShardRunner:
         except Exception as error:
             raise PublishError(f"shard {shard.shard_id} could not be published") from error
 
-    @property
-    def _streams(self) -> list[StreamInfo]:
-        infos = [info for model in self._extractors for info in model.streams]
+    def _streams(self, models: WarmModels) -> list[StreamInfo]:
+        infos = [info for model in models.extractors for info in model.streams]
         return as_stored(infos, self._spec.output.dtype)
 
-    def _exercise_writers(self, features: Mapping[str, Any]) -> None:
+    def _exercise_writers(self, models: WarmModels) -> None:
         """Encode a row and read it back: what the writers import costs seconds the first time."""
-        held = stored(features, Caster(self._spec.output.dtype, self._streams))
+        streams = self._streams(models)
+        held = stored(models.features, Caster(self._spec.output.dtype, streams))
         row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, held.streams, held.steps)
         with tempfile.TemporaryDirectory(prefix="warm-up-", dir=own_folder()) as name:
-            self._encode([row], Path(name), None)
+            self._encode([row], streams, Path(name), None)
         _versions()
 
     def _encode(
-        self, rows: Sequence[FeatureRow], folder: Path, extra_types: Mapping[str, Any] | None
+        self,
+        rows: Sequence[FeatureRow],
+        streams: Sequence[StreamInfo],
+        folder: Path,
+        extra_types: Mapping[str, Any] | None,
     ) -> None:
         """Write rows as a shard's files and read them back."""
-        output, streams = self._spec.output, self._streams
+        output = self._spec.output
         encoding = Encoding(output.dtype, output.row_group_profile, extra_types, self._attrs())
         for fmt in output.formats:
             name = f"w{format_of(fmt).suffix}"
@@ -316,7 +310,7 @@ class ShardRunner:
     def _info(self, order: ShardOrder, process_s: float) -> dict[str, Any]:
         """Stored in the commit record only: who did it, with what, and how long it took."""
         return {
-            "device": self._device,
+            "device": self._warm.device,
             "versions": _versions(),
             "worker": _whereabouts(),
             "threads": self._job.threads,
@@ -331,23 +325,6 @@ def _cast_errors(rows: Sequence[FeatureRow]) -> dict[str, Any]:
     return {"cast_errors": {k: v.to_dict() for k, v in sorted(found.items()) if v.nonzero}}
 
 
-def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -> list[Extractor]:
-    """The job's models, warm-up not included."""
-    from amtcore.features.build import build_extractor
-
-    return [
-        build_extractor(
-            entry.model,
-            fs_hz=entry.fs_hz,
-            params=entry.params,
-            streams=entry.streams,
-            threads=threads,
-            backend=backend,
-        )
-        for entry in spec.extract
-    ]
-
-
 def _whereabouts() -> dict[str, Any]:
     """Host, process and, inside Ray, the node."""
     found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
@@ -355,19 +332,6 @@ def _whereabouts() -> dict[str, Any]:
     if ray is not None and ray.is_initialized():
         found["ray_node"] = ray.get_runtime_context().get_node_id()
     return found
-
-
-def _exercise(extractor: Extractor) -> dict[str, Any]:
-    """Run a model once in both of its ways; the features of a second of noise."""
-    rng = np.random.default_rng(0)
-    noise = [rng.standard_normal(n).astype(np.float32) * 0.01 for n in WARM_UP_SAMPLES]
-    if extractor.can_stream:
-        stream = extractor.open_stream()
-        stream.push(noise[-1])
-        stream.finish()
-    if max(extractor.input_channels) == EARS:
-        extractor.extract([np.stack(noise[-1:] * EARS)])
-    return extractor.extract(noise)[0]
 
 
 @lru_cache(maxsize=1)

@@ -26,9 +26,9 @@ from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.worker import extraction
 from earmill.pipeline.worker import row_pipeline as process_rows
+from earmill.pipeline.worker.models import build_extractors
 from earmill.pipeline.worker.prepare import Clip, LongClip
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows
-from earmill.pipeline.worker.shard_runner import build_extractors
 from tests.compare import Tolerance, assert_close
 from tests.pipeline import audio_factory
 

@@ -1,0 +1,120 @@
+"""A job's models, built and warm; on the GPU where the job wants one and one works."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earmill.pipeline.audio.channels import EARS
+from earmill.pipeline.common.errors import DeviceError
+from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.dataset.provenance import device_info
+from earmill.pipeline.worker.device import Gpu, choose_gpu, device_errors
+from earmill.pipeline.worker.self_check import self_check
+
+if TYPE_CHECKING:
+    from amtcore.features.base import Extractor
+    from earmill.pipeline.spec.job import JobSpec
+
+# Enough signal to compile and load every kernel: a second, and two odd lengths after it.
+WARM_UP_SAMPLES = (44100, 30001, 777)
+
+
+@dataclass(frozen=True)
+class WarmModels:
+    """Models that have run once.
+
+    Args:
+        extractors: One a model of the spec, in its order.
+        gpu: Where they compute; None for this process's CPU. note: Why it is that, if it is news.
+        device: What provenance records of it.
+        features: Of a second of noise, by stream.
+    """
+
+    extractors: Sequence[Extractor]
+    gpu: Gpu | None
+    note: str
+    device: dict[str, Any]
+    features: dict[str, Any]
+
+
+def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
+    """Build the models and run each once.
+
+    Args:
+        threads: For kernels on the CPU. wanted: The worker's device: cpu, cuda, or auto for a GPU
+            where one works.
+    Raises:
+        DeviceError: No GPU that works where one must be, or one that computes other values.
+        DeviceLost: It failed here and now.
+    """
+    gpu, note = choose_gpu(wanted)
+    if gpu is not None:
+        try:
+            return _on_gpu(spec, threads, gpu)
+        except DeviceError as error:
+            if wanted == "cuda" or not isinstance(error, GpuUnusable):
+                raise
+            note = f"the models run on CPU: {error.__cause__}"
+    extractors = build_extractors(spec, threads)
+    return WarmModels(extractors, None, note, device_info(), _exercised(extractors))
+
+
+class GpuUnusable(DeviceError):
+    """The models cannot run on this GPU; on the CPU they can."""
+
+
+def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
+    from amtcore.errors import BackendError
+
+    try:
+        with device_errors("warm-up"):
+            extractors = build_extractors(spec, threads, gpu.backend)
+            features = _exercised(extractors)
+            checked = self_check(extractors, build_extractors(spec, threads))
+    except BackendError as error:
+        raise GpuUnusable(
+            f"run.device: expected a GPU that can run the models, got: {one_line(error)}; set "
+            "run.device to auto or cpu"
+        ) from error
+    return WarmModels(extractors, gpu, "", gpu.describe() | {"self_check": checked}, features)
+
+
+def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -> list[Extractor]:
+    """The job's models, warm-up not included."""
+    from amtcore.features.build import build_extractor
+
+    return [
+        build_extractor(
+            entry.model,
+            fs_hz=entry.fs_hz,
+            params=entry.params,
+            streams=entry.streams,
+            threads=threads,
+            backend=backend,
+        )
+        for entry in spec.extract
+    ]
+
+
+def _exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
+    features: dict[str, Any] = {}
+    for extractor in extractors:
+        features |= _exercise(extractor)
+    return features
+
+
+def _exercise(extractor: Extractor) -> dict[str, Any]:
+    """Run a model once in both of its ways; the features of a second of noise."""
+    rng = np.random.default_rng(0)
+    noise = [rng.standard_normal(n).astype(np.float32) * 0.01 for n in WARM_UP_SAMPLES]
+    if extractor.can_stream:
+        stream = extractor.open_stream()
+        stream.push(noise[-1])
+        stream.finish()
+    if max(extractor.input_channels) == EARS:
+        extractor.extract([np.stack(noise[-1:] * EARS)])
+    return extractor.extract(noise)[0]

@@ -1,0 +1,215 @@
+"""Launches over shards: who meets whom, what a failure reaches, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earmill.pipeline.common.errors import DeviceLost
+from earmill.pipeline.worker.launch_batches import (
+    LAUNCH_CLIPS,
+    LAUNCH_THREADS,
+    MOST_SHARDS,
+    DeviceFull,
+    LaunchBatcher,
+    shards_in_flight,
+)
+
+# Longer than any test: a launch that lingers here is one that should not have.
+NEVER_S = 60.0
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A clip: its value, which its result follows from, and its bytes."""
+
+    value: int
+    nbytes: int = 1
+
+
+@dataclass
+class Device:
+    """What launches do: negative values, and a lot of bytes, have each their own way to fail."""
+
+    room_bytes: int = 10**9
+    launches: list[list[int]] = field(default_factory=list)
+    lost_at: int | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, clips: Sequence[Sized]) -> list[int]:
+        values = [clip.value for clip in clips]
+        if sum(clip.nbytes for clip in clips) > self.room_bytes:
+            raise DeviceFull(f"{len(clips)} clips do not fit")
+        with self.lock:
+            self.launches.append(values)
+        if self.lost_at in values:
+            raise DeviceLost("it fell off the bus")
+        if any(value < 0 for value in values):
+            raise ArithmeticError(f"cannot digest {min(values)}")
+        return [3 * value for value in values]
+
+
+Batch = Callable[..., LaunchBatcher[Sized, int]]
+
+
+@pytest.fixture
+def batch() -> Iterator[Batch]:
+    made: list[LaunchBatcher[Sized, int]] = []
+
+    def make(device: Device, **options: float) -> LaunchBatcher[Sized, int]:
+        made.append(LaunchBatcher(device, **({"linger_s": NEVER_S} | options)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+        assert not any(thread.is_alive() for thread in each._threads)
+
+
+def run_shards(
+    batcher: LaunchBatcher[Sized, int], shards: Sequence[Sequence[Sized]]
+) -> list[Future[list[int]]]:
+    """Each shard in its own thread; all are inside before the first one asks."""
+    ready = threading.Barrier(len(shards))
+
+    def shard(clips: Sequence[Sized]) -> list[int]:
+        with batcher.shard():
+            ready.wait()
+            return batcher.extract(clips)
+
+    with ThreadPoolExecutor(len(shards)) as threads:
+        return [threads.submit(shard, clips) for clips in shards]
+
+
+def clips(first: int, count: int, nbytes: int = 1) -> list[Sized]:
+    return [Sized(value, nbytes) for value in range(first, first + count)]
+
+
+def test_the_clips_of_all_shards_that_wait_are_one_launch(batch: Batch) -> None:
+    device = Device()
+    shards = [clips(100 * n, n + 1) for n in range(8)]
+    ended = run_shards(batch(device), shards)
+    for future, asked in zip(ended, shards, strict=True):
+        assert future.result() == [3 * clip.value for clip in asked]
+    (launch,) = device.launches
+    assert sorted(launch) == sorted(clip.value for shard in shards for clip in shard)
+
+
+def test_a_launch_has_no_more_clips_and_bytes_than_it_may(batch: Batch) -> None:
+    device = Device()
+    shards = [clips(0, 25), clips(100, 25, nbytes=10)]
+    ended = run_shards(batch(device, most_clips=10, most_bytes=80), shards)
+    assert [future.result()[-1] for future in ended] == [3 * 24, 3 * 124]
+    sizes = {clip.value: clip.nbytes for shard in shards for clip in shard}
+    for launch in device.launches:
+        assert len(launch) <= 10 and sum(sizes[value] for value in launch) <= 80
+    # Nothing is launched twice, and no launch is small without need.
+    assert sorted(value for launch in device.launches for value in launch) == sorted(sizes)
+    assert len(device.launches) <= 8
+
+
+def test_a_clip_above_the_bytes_goes_alone(batch: Batch) -> None:
+    device = Device()
+    (ended,) = run_shards(batch(device, most_bytes=5), [[*clips(0, 2), Sized(7, 100)]])
+    assert ended.result() == [0, 3, 21]
+    assert [7] in device.launches
+
+
+def test_a_launch_does_not_wait_for_a_shard_that_reads_for_long(batch: Batch) -> None:
+    """One shard is inside and never asks: its source is slow. The others go on after a moment."""
+    batcher = batch(Device(), linger_s=0.01)
+    with batcher.shard():
+        (ended,) = run_shards(batcher, [clips(0, 3)])
+        assert ended.result() == [0, 3, 6]
+
+
+def test_a_launch_does_not_wait_for_a_shard_that_is_away_with_a_long_clip(batch: Batch) -> None:
+    batcher = batch(Device())
+    with batcher.shard(), batcher.away():
+        (ended,) = run_shards(batcher, [clips(0, 3)])
+        assert ended.result() == [0, 3, 6]
+
+
+def test_what_does_not_fit_is_halved_and_no_later_launch_is_larger(batch: Batch) -> None:
+    device = Device(room_bytes=100)
+    batcher = batch(device, most_bytes=10**6)
+    shards = [clips(100 * n, 10, nbytes=10) for n in range(4)]
+    for future, asked in zip(run_shards(batcher, shards), shards, strict=True):
+        assert future.result() == [3 * clip.value for clip in asked]
+    assert batcher.most_bytes == 100
+    before = len(device.launches)
+    run_shards(batcher, shards)
+    assert all(len(launch) <= 10 for launch in device.launches[before:])
+    # Remembered as bytes: short clips still meet in large numbers.
+    (ended,) = run_shards(batcher, [clips(0, 90)])
+    assert ended.result()[-1] == 3 * 89
+    assert len(device.launches[-1]) == 90
+
+
+def test_one_clip_that_does_not_fit_fails_its_shard_and_no_other(batch: Batch) -> None:
+    device = Device(room_bytes=100)
+    good, bad = run_shards(
+        batch(device, most_bytes=10**6), [clips(0, 5), [*clips(10, 3), Sized(50, 101)]]
+    )
+    assert good.result() == [0, 3, 6, 9, 12]
+    with pytest.raises(DeviceFull, match="1 clips do not fit"):
+        bad.result()
+
+
+def test_an_error_reaches_the_shard_whose_clips_it_is_about(batch: Batch) -> None:
+    first, bad, last = run_shards(
+        batch(Device()), [clips(0, 3), [Sized(1), Sized(-5)], clips(9, 1)]
+    )
+    assert first.result() == [0, 3, 6] and last.result() == [27]
+    with pytest.raises(ArithmeticError, match="cannot digest -5"):
+        bad.result()
+
+
+def test_a_lost_device_fails_all_that_wait_and_all_that_come(batch: Batch) -> None:
+    batcher = batch(Device(lost_at=12), most_clips=4)
+    for future in run_shards(batcher, [clips(0, 9), clips(10, 9), clips(20, 9)]):
+        with pytest.raises(DeviceLost, match="off the bus"):
+            future.result()
+    with pytest.raises(DeviceLost, match="off the bus"):
+        batcher.extract(clips(0, 1))
+
+
+def test_a_launch_that_returns_too_little_is_an_error_and_no_silence(batch: Batch) -> None:
+    (ended,) = run_shards(batch(lambda clips: [1]), [clips(0, 2)])  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="expected 2 results of a launch, got 1"):
+        ended.result()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shards=st.lists(st.lists(st.integers(-1, 50), max_size=12), min_size=1, max_size=6),
+    most_clips=st.integers(1, 20),
+    room=st.integers(1, 30),
+)
+def test_whatever_meets_each_shard_gets_its_own(
+    shards: list[list[int]], most_clips: int, room: int
+) -> None:
+    device = Device(room_bytes=room)
+    batcher = LaunchBatcher[Sized, int](device, most_clips=most_clips, linger_s=NEVER_S)
+    try:
+        ended = run_shards(batcher, [[Sized(value) for value in shard] for shard in shards])
+        for future, values in zip(ended, shards, strict=True):
+            if -1 in values:
+                assert isinstance(future.exception(), ArithmeticError)
+            else:
+                assert future.result() == [3 * value for value in values]
+    finally:
+        batcher.close()
+
+
+def test_shards_in_flight_fill_two_launches_and_what_is_decoded_behind_them() -> None:
+    assert shards_in_flight(LAUNCH_CLIPS) == 2 * LAUNCH_THREADS
+    assert shards_in_flight(150) == 20 * LAUNCH_THREADS
+    assert shards_in_flight(1) == shards_in_flight(0.0) == MOST_SHARDS
+    assert shards_in_flight(10**6) == 4
