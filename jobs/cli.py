@@ -16,7 +16,18 @@ from typing import Annotated, Any
 
 import typer
 
-from earmill.jobs.commands import demo, extract, inspect, models, plan, plot, retry, spec, verify
+from earmill.jobs.commands import (
+    demo,
+    doctor,
+    extract,
+    inspect,
+    models,
+    plan,
+    plot,
+    retry,
+    spec,
+    verify,
+)
 from earmill.jobs.terminal import error_event, say_error
 from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.common.one_line import one_line
@@ -41,6 +52,7 @@ app.command("plot")(plot.plot)
 app.command("models")(models.models)
 app.command("spec")(spec.spec)
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:

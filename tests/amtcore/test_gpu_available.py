@@ -27,7 +27,7 @@ def none_found(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def no_library() -> dict[str, Any]:
-    raise OSError("cannot open shared object file")
+    raise OSError("libcuda.so.1: cannot open shared object file")
 
 
 def test_torch_without_cuda(none_found: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_torch_without_cuda(none_found: pytest.MonkeyPatch) -> None:
 
 
 def test_no_driver(none_found: pytest.MonkeyPatch) -> None:
-    line = r"^no GPU: libcuda\.so\.1 cannot be loaded .*install the NVIDIA driver"
+    line = r"^no GPU: libcuda\.so\.1: cannot open shared object file; install the NVIDIA driver"
     with pytest.raises(BackendError, match=line):
         CudaLauncher(load=no_library)
 

@@ -119,7 +119,7 @@ def test_bad_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture[s
 def test_help_exits_0_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     text = capsys.readouterr().out
-    for command in ("extract", "plan", "inspect", "verify", "plot", "models", "spec", "demo"):
+    for command in "extract plan inspect verify plot models spec demo doctor".split():
         assert command in text
 
 

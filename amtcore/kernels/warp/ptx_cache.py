@@ -39,7 +39,7 @@ def cached_ptx(key: str, compile: Callable[[], str]) -> str:
     Raises:
         KernelCacheError: Others can write to the folder.
     """
-    folder = _private_folder(_cache_folder())
+    folder = _private_folder(cache_folder())
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.ptx"
     made_by = _made_by()
     ptx = _read(path, made_by)
@@ -60,7 +60,7 @@ def _made_by() -> str:
     return digest.hexdigest()
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     """Where numba would put compiled code of this file."""
     beside = Path(__file__).parent
     if numba.config.CACHE_DIR:

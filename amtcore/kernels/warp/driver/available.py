@@ -11,7 +11,7 @@ import torch
 
 from amtcore.errors import BackendError
 from amtcore.kernels.warp.driver.failures import Driver
-from amtcore.kernels.warp.driver.library import LIBRARY, Functions, load_library
+from amtcore.kernels.warp.driver.library import Functions, load_library
 
 #: Compute capability of the PTX: sm_80.
 OLDEST = (8, 0)
@@ -66,10 +66,7 @@ def why_no_gpu(load: Load = load_library) -> str:
     try:
         driver = Driver(load())
     except OSError as error:
-        return (
-            f"{LIBRARY} cannot be loaded ({error}); install the NVIDIA driver, or start the "
-            "container with GPUs"
-        )
+        return f"{error}; install the NVIDIA driver, or start the container with GPUs"
     return _why_driver_finds_none(driver)
 
 

@@ -1,0 +1,103 @@
+"""`earmill doctor`: what this machine has and whether it works; the whole bring-up of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from earmill.jobs.commands.options import AsJson, StorageOptions, parse_storage_options
+from earmill.jobs.terminal import console, say_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from earmill.jobs.doctor.check import Check
+    from earmill.jobs.doctor.speed import Speed
+
+
+class Device(StrEnum):
+    """As `run.device` of a job."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def doctor(
+    uri: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="Write to this place as a job would, and clear up."),
+    ] = None,
+    device: Annotated[
+        Device, typer.Option(help="cuda: a missing GPU is a failure; cpu: do not look for one.")
+    ] = Device.AUTO,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out what measures speed.")] = False,
+    as_json: AsJson = False,
+    storage_options: StorageOptions = None,
+) -> None:
+    """Check this machine: kernels, GPU, Ray, storage, speed. Exit code 1 when something fails.
+
+    Ends with a block of Markdown for benchmarks/RESULTS.md.
+    """
+    from earmill.jobs.doctor.check import State
+    from earmill.jobs.doctor.report import markdown
+    from earmill.jobs.doctor.services import storage_check
+
+    options = parse_storage_options(storage_options)
+    checks: list[Check] = []
+    speeds: list[Speed] = []
+    out = console(soft_wrap=True)
+
+    def report(found: Check) -> None:
+        checks.append(found)
+        if not as_json:
+            _print(out, found)
+
+    for found in _checks(device, quick, checks, speeds):
+        report(found)
+    if uri is not None:
+        report(storage_check(uri, options))
+    failed = sum(check.state is State.FAILED for check in checks)
+    block = markdown(_command(device, quick), checks, speeds)
+    if as_json:
+        say_json({"ok": not failed, "checks": [vars(c) for c in checks], "markdown": block})
+    else:
+        verdict = f"{failed} of {len(checks)} checks failed" if failed else "all that is here works"
+        out.print(verdict, style="bold red" if failed else "bold green")
+        out.print(f"\n{block}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _checks(device: Device, quick: bool, seen: list[Check], speeds: list[Speed]) -> Iterator[Check]:
+    """All but the storage; `seen` are those that were yielded already."""
+    from earmill.jobs.doctor.gpu import gpu_checks
+    from earmill.jobs.doctor.kernels import kernel_checks
+    from earmill.jobs.doctor.machine import machine_checks
+    from earmill.jobs.doctor.services import ray_check
+    from earmill.jobs.doctor.speed import gpu_answers, speed_checks
+
+    yield from machine_checks()
+    yield from kernel_checks()
+    if device is not Device.CPU:
+        yield from gpu_checks(wanted=device is Device.CUDA)
+    yield ray_check()
+    if not quick:
+        yield from speed_checks(speeds, gpu=gpu_answers(seen))
+
+
+def _print(out: Console, found: Check) -> None:
+    from rich.text import Text
+
+    from earmill.jobs.doctor.check import State
+
+    color = {State.OK: "green", State.NO: "yellow", State.FAILED: "bold red"}[found.state]
+    line = Text.assemble((f"{found.state:<7}", color), f"{found.what}: {found.text}")
+    out.print(line)
+
+
+def _command(device: Device, quick: bool) -> str:
+    options = [f"--device {device}"] if device is not Device.AUTO else []
+    return " ".join(["earmill doctor", *options, *(["--quick"] if quick else [])])
