@@ -47,9 +47,9 @@ def _has_ray() -> bool:
 
 
 def _worker_version() -> str:
-    import earmill
+    from importlib.metadata import version
 
-    return earmill.__version__
+    return version("earmill")
 
 
 def storage_check(uri: str, options: Mapping[str, Any]) -> Check:
