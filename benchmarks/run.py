@@ -15,6 +15,7 @@ SCRIPTS = (
     "lif",
     "loudness",
     "job",
+    "decoding",
 )
 
 
