@@ -15,9 +15,10 @@ from itertools import cycle, islice, zip_longest
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import DeviceError, SpecError
+from earmill.pipeline.driver.ray_session import Node, is_named, is_private, live_nodes
+from earmill.pipeline.worker.device import check_gpu
 
 if TYPE_CHECKING:
-    from earmill.pipeline.driver.ray_session import Node
     from earmill.pipeline.spec.job import RunSpec
 
 # Enough for Ray to count the worker, too little to ever fill a node.
@@ -67,6 +68,22 @@ def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[
         )
         for node in chosen
     ]
+
+
+def check_device(run: RunSpec, address: str | None) -> None:
+    """Refuse `cuda` where nothing can bring a GPU any more; a cluster that is joined may grow.
+
+    Args:
+        address: As `ray_session` takes it.
+    Raises:
+        DeviceError: This machine, or the Ray this process is connected to, has none that works.
+    """
+    if run.device != "cuda":
+        return
+    if is_private(address):
+        check_gpu()
+    elif not is_named(address):
+        _check_seats(_seats(live_nodes(), run.gpus_wanted), run)
 
 
 def cpu_note(nodes: Sequence[Node], run: RunSpec) -> str:

@@ -93,14 +93,19 @@ def is_joined(address: str | None = None) -> bool:
     """Whether `ray_session` joins a cluster that others may add nodes to."""
     import ray
 
-    return ray.is_initialized() and _wanted(address) not in (None, "local")
+    return ray.is_initialized() and is_named(address)
+
+
+def is_named(address: str | None = None) -> bool:
+    """Whether the caller, or the environment, names a cluster."""
+    return _wanted(address) not in (None, "local")
 
 
 def is_private(address: str | None = None) -> bool:
     """Whether `ray_session` starts a Ray of our own, of this machine alone."""
     ray = sys.modules.get("ray")
     connected = ray is not None and ray.is_initialized()
-    return not connected and _wanted(address) in (None, "local")
+    return not connected and not is_named(address)
 
 
 def check_address(address: str | None = None) -> None:

@@ -27,12 +27,11 @@ from earmill.pipeline.dataset.snapshot import is_closed
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.cluster_watch import watch_ray
 from earmill.pipeline.driver.deadlines import Deadlines
-from earmill.pipeline.driver.placement import Placement, cpu_note, place_workers
+from earmill.pipeline.driver.placement import Placement, check_device, cpu_note, place_workers
 from earmill.pipeline.driver.ray_session import (
     Node,
     check_address,
     is_joined,
-    is_private,
     ray_session,
     wait_for_nodes,
 )
@@ -49,7 +48,6 @@ from earmill.pipeline.spec.job import JobSpec, validate_models
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import sweep
 from earmill.pipeline.storage.store_calls import patient
-from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.launch_batches import shards_in_flight
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
 from earmill.pipeline.worker.shard_runner import WorkerJob
@@ -114,8 +112,7 @@ def _run_job(
     # The cheap checks come first: the models take seconds to import.
     sink(events.Step("checking source, output and models"))
     check_address(ray_address)
-    if spec.run.device == "cuda" and is_private(ray_address):
-        check_gpu()
+    check_device(spec.run, ray_address)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     check_formats(spec.output.formats)
     source = open_source(spec.source)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+DRIVER_VERSION = "/sys/module/nvidia/version"
+
+
 @dataclass(frozen=True)
 class Gpu:
     """What a worker computes on in place of its CPU.
@@ -60,14 +63,44 @@ class Gpu:
         return {"device": "cuda", "backend": self.backend, "name": name, "driver": driver}
 
 
+class GpuUnusable(DeviceError):
+    """There is no GPU, or none that can run the models; a CPU can.
+
+    Args:
+        reason: Why, and what to do about it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"run.device: expected a GPU that works, got none: {reason}; or set run.device to auto "
+            "or cpu"
+        )
+        self.reason = reason
+
+
+def check_gpu() -> None:
+    """Whether this machine has a GPU, without taking any of its memory.
+
+    Raises:
+        GpuUnusable: It has none.
+    """
+    if is_interpreted():
+        return
+    from amtcore.kernels.warp.driver.available import why_no_gpu
+
+    if reason := why_no_gpu():
+        raise GpuUnusable(reason)
+
+
 def find_gpu() -> Gpu:
     """The GPU of this process, or what stands in for it.
 
     Raises:
-        DeviceError: There is none that works; one line that says why and what to do.
+        GpuUnusable: There is none that works; one line that says why and what to do.
     """
     import torch
 
+    check_gpu()
     if is_interpreted():
         return Gpu(INTERPRETED, torch.device("cpu"))
     from amtcore.errors import BackendError
@@ -76,10 +109,7 @@ def find_gpu() -> Gpu:
     try:
         return Gpu("cuda", find_device("cuda"))
     except BackendError as error:
-        raise DeviceError(
-            f"run.device: expected a GPU that works, got {one_line(error)}; or set run.device to "
-            "auto or cpu"
-        ) from error
+        raise GpuUnusable(one_line(error)) from error
 
 
 def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
@@ -87,39 +117,22 @@ def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
     is news.
 
     Raises:
-        DeviceError: It wants a GPU, and there is none that works.
+        GpuUnusable: It wants a GPU, and there is none that works.
     """
     if wanted == "cpu":
         return None, ""
     try:
         return find_gpu(), ""
-    except DeviceError as error:
+    except GpuUnusable as error:
         if wanted == "cuda":
             raise
-        return None, f"the models run on CPU: {error.__cause__ or error}"
-
-
-def check_gpu() -> None:
-    """Whether this machine has a GPU, without taking any of its memory.
-
-    Raises:
-        DeviceError: See `find_gpu`.
-    """
-    if is_interpreted():
-        return
-    from amtcore.kernels.warp.driver.available import why_no_gpu
-
-    if reason := why_no_gpu():
-        raise DeviceError(
-            f"run.device: expected a GPU for cuda, got none: {reason}; or set run.device to auto "
-            "or cpu"
-        )
+        return None, f"the models run on CPU: {error.reason}"
 
 
 def nvidia_driver() -> str | None:
     """Version of the driver, as the kernel module says it; None where that cannot be read."""
     try:
-        with open("/sys/module/nvidia/version", encoding="ascii") as file:
+        with open(DRIVER_VERSION, encoding="ascii") as file:
             return file.read().strip()
     except (OSError, UnicodeDecodeError):
         return None

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earmill.pipeline.audio.channels import EARS
-from earmill.pipeline.common.errors import DeviceError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.dataset.provenance import device_info
-from earmill.pipeline.worker.device import Gpu, choose_gpu, device_errors
+from earmill.pipeline.worker.device import Gpu, GpuUnusable, choose_gpu, device_errors
 from earmill.pipeline.worker.self_check import self_check
 
 if TYPE_CHECKING:
@@ -48,23 +47,20 @@ def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
         threads: For kernels on the CPU. wanted: The worker's device: cpu, cuda, or auto for a GPU
             where one works.
     Raises:
-        DeviceError: No GPU that works where one must be, or one that computes other values.
+        GpuUnusable: No GPU that can run them where one must.
+        DeviceError: One that computes other values.
         DeviceLost: It failed here and now.
     """
     gpu, note = choose_gpu(wanted)
     if gpu is not None:
         try:
             return _on_gpu(spec, threads, gpu)
-        except DeviceError as error:
-            if wanted == "cuda" or not isinstance(error, GpuUnusable):
+        except GpuUnusable as error:
+            if wanted == "cuda":
                 raise
-            note = f"the models run on CPU: {error.__cause__}"
+            note = f"the models run on CPU: {error.reason}"
     extractors = build_extractors(spec, threads)
     return WarmModels(extractors, None, note, device_info(), _exercised(extractors))
-
-
-class GpuUnusable(DeviceError):
-    """The models cannot run on this GPU; on the CPU they can."""
 
 
 def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
@@ -76,10 +72,7 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
             features = _exercised(extractors)
             checked = self_check(extractors, build_extractors(spec, threads))
     except BackendError as error:
-        raise GpuUnusable(
-            f"run.device: expected a GPU that can run the models, got: {one_line(error)}; set "
-            "run.device to auto or cpu"
-        ) from error
+        raise GpuUnusable(one_line(error)) from error
     return WarmModels(extractors, gpu, "", gpu.describe() | {"self_check": checked}, features)
 
 

@@ -48,6 +48,8 @@ def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str], code: i
         ("output.dtype=float13", "float16"),
         ("audio.channels=-1", "channel index from 0"),
         ("run.gpus_per_worker=2", "gpus_per_worker"),
+        ("run={device: cpu, gpus_per_worker: 1}", "expected no gpus_per_worker with device cpu"),
+        ("run.device=cuda", "run.device: expected a"),
         ("source.uri=/no/such/folder", "/no/such/folder: not found"),
         ("output.uri=/proc/nowhere", "cannot write to /proc/nowhere"),
         ("output.uri=s4://bucket/x", "s4://bucket/x"),

@@ -7,6 +7,8 @@
     slow-*    the first call waits until another attempt has committed the shard
     full-*    the disk is full when its shard is written
     meet-*    waits until another shard is running beside it
+    lost-*    loses its device the first time it is met
+    hold-*    never returns the first time it is met
 
 A commit is a file made with O_EXCL, as on a real local output.
 """
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from earmill.pipeline.common.errors import DeviceLost
 from earmill.pipeline.driver.shard_tracker import Committed
 from earmill.pipeline.planning.plan import Shard
 from earmill.pipeline.sources.base import Item
@@ -94,8 +97,12 @@ class FileRunner:
                     time.sleep(0.02)
             if kind == "meet":
                 self._meet()
+            if kind == "lost" and self._first(row_id):
+                raise DeviceLost("the GPU was lost: a launch of 2 clips: CUDA_ERROR_LAUNCH_FAILED")
             if kind == "step":
                 time.sleep(0.3)
+            if kind == "hold" and self._first(row_id):
+                time.sleep(3600)
         if sum(row_id.startswith("pair-") for row_id in ids) > 1:
             os._exit(139)
 

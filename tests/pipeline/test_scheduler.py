@@ -104,6 +104,18 @@ def test_a_worker_that_dies_once_costs_one_attempt(tmp_path: Path) -> None:
     assert len(run.said(events.WorkerLost)) == 1
 
 
+def test_a_lost_device_ends_its_process_and_charges_nobody_it_took_along(tmp_path: Path) -> None:
+    """One attempt is all there is: a charge would start a search among innocent rows."""
+    shards = [shard("00000", "meet-0", "lost-a"), shard("00001", "meet-1", "hold-b")]
+    run = Run(tmp_path, shards)
+    result = run(max_attempts=1)
+    assert set(result.done) == {"00000", "00001"} and not result.failed
+    assert run.said(events.BisectStarted) == []
+    (lost,) = run.said(events.WorkerLost)
+    assert "the GPU was lost" in lost.reason and "LAUNCH_FAILED" in lost.reason
+    assert [event.shard_id for event in run.said(events.ShardRetry)] == ["00000", "00001"]
+
+
 def test_a_worker_that_dies_after_its_commit_has_done_its_work(tmp_path: Path) -> None:
     run = Run(tmp_path, [shard("00000", "late-a")])
     result = run(max_attempts=1)

@@ -1,0 +1,294 @@
+"""Workers on GPUs as the driver sees them: asked for, refused, fallen back, lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import earmill.pipeline.driver.ray_session as session
+from amtcore.errors import BackendError, DeviceLostError, DeviceMemoryError
+from earmill.pipeline.common.errors import DeviceError, DeviceLost
+from earmill.pipeline.driver import events, placement
+from earmill.pipeline.driver.placement import check_device
+from earmill.pipeline.driver.pool import DEAD, READY, Pool
+from earmill.pipeline.driver.ray_session import Node, is_private
+from earmill.pipeline.driver.scheduler import Scheduler
+from earmill.pipeline.driver.shard_tracker import Ledger
+from earmill.pipeline.spec.job import RunSpec
+from earmill.pipeline.worker import actor, device
+from earmill.pipeline.worker.actor import ShardWorker, spawn_worker
+from earmill.pipeline.worker.device import check_gpu, choose_gpu, device_errors, find_gpu
+from earmill.pipeline.worker.launch_batches import DeviceFull
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, ShardOrder, WorkerInfo
+from tests.pipeline.runners import shard
+
+REASON = "the driver finds no device; check nvidia-smi"
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose kernels say why there is none."""
+    from amtcore.kernels.warp.driver import available
+
+    monkeypatch.delenv("AMTCORE_GPU", raising=False)
+    monkeypatch.setattr(available, "why_no_gpu", lambda: REASON)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_cuda_without_a_gpu_says_why_and_auto_goes_to_the_cpu() -> None:
+    for ask in (check_gpu, find_gpu, lambda: choose_gpu("cuda")):
+        with pytest.raises(DeviceError) as caught:
+            ask()
+        assert str(caught.value) == (
+            f"run.device: expected a GPU that works, got none: {REASON}; or set run.device to auto "
+            "or cpu"
+        )
+    assert choose_gpu("auto") == (None, f"the models run on CPU: {REASON}")
+    assert choose_gpu("cpu") == (None, "")
+
+
+def test_a_gpu_that_is_too_old_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from amtcore.kernels.warp.driver import available
+
+    def find_device(device: object) -> None:
+        raise BackendError("cuda:0 is a Tesla V100 of compute capability 7.0")
+
+    monkeypatch.delenv("AMTCORE_GPU", raising=False)
+    monkeypatch.setattr(available, "why_no_gpu", lambda: "")
+    monkeypatch.setattr(available, "find_device", find_device)
+    with pytest.raises(DeviceError, match=r"got none: cuda:0 is a Tesla V100"):
+        choose_gpu("cuda")
+    assert choose_gpu("auto")[1] == (
+        "the models run on CPU: cuda:0 is a Tesla V100 of compute capability 7.0"
+    )
+
+
+def test_the_interpreter_stands_in_for_a_gpu_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMTCORE_GPU", "interpreted")
+    check_gpu()
+    gpu = find_gpu()
+    assert (gpu.backend, gpu.device.type) == ("interpreted", "cpu")
+    described = gpu.describe()
+    assert described["backend"] == "interpreted" and described["driver"] is None
+    assert described["name"].startswith("interpreter on ")
+    assert session._stand_in_gpus() == {"num_gpus": 1}
+    monkeypatch.delenv("AMTCORE_GPU")
+    assert session._stand_in_gpus() == {}
+
+
+def test_a_device_s_errors_are_a_launch_too_large_or_a_worker_lost() -> None:
+    with pytest.raises(DeviceFull, match="smaller"), device_errors("a launch"):
+        raise DeviceMemoryError("a launch: too little memory; use smaller batches")
+    with pytest.raises(DeviceLost, match="the GPU was lost: a launch: gone"), device_errors("x"):
+        raise DeviceLostError("a launch: gone")
+    with pytest.raises(BackendError, match="rejected"), device_errors("x"):
+        raise BackendError("the driver rejected the PTX")
+    import torch
+
+    with (
+        pytest.raises(DeviceFull, match="a launch of 7 clips"),
+        device_errors("a launch of 7 clips"),
+    ):
+        raise torch.cuda.OutOfMemoryError("tried to allocate")
+
+
+def test_the_driver_of_nvidia_is_read_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    version = tmp_path / "version"
+    version.write_text("570.86.15\n")
+    monkeypatch.setattr(device, "DRIVER_VERSION", str(version))
+    assert device.nvidia_driver() == "570.86.15"
+    version.unlink()
+    assert device.nvidia_driver() is None
+
+
+def test_ray_is_given_the_share_and_room_for_the_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    remote = mock.MagicMock()
+    monkeypatch.setattr(actor.ray, "remote", lambda **options: asked.update(options) or remote)
+    spawn_worker(mock.Mock(), num_cpus=0.001, num_gpus=0.5, shards=32)
+    assert (asked["num_cpus"], asked["num_gpus"]) == (0.001, 0.5)
+    assert asked["concurrency_groups"]["shards"] == 32
+
+
+def test_nodes_with_gpus_are_waited_for_where_only_they_will_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu, gpu = Node("a", cpus=4, gpus=0), Node("b", cpus=4, gpus=1)
+    nodes = iter([[cpu], [cpu], [cpu, gpu]])
+    monkeypatch.setattr(session, "live_nodes", lambda: next(nodes))
+    wishes: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        session, "_ask_for", lambda run, times: wishes.append((session._wish(run), times))
+    )
+    said: list[str] = []
+    wait = {"joined": True, "sleep": lambda seconds: None}
+    on_gpu = RunSpec(device="cuda", gpus_per_worker=0.5)
+    assert session.wait_for_nodes(on_gpu, said.append, **wait) == [gpu]
+    assert wishes == [("GPUs", 1), ("GPUs", 0)] and "offer GPUs" in said[0]
+    monkeypatch.setattr(session, "live_nodes", lambda: [cpu, gpu])
+    assert session.wait_for_nodes(RunSpec(), said.append, **wait) == [cpu, gpu]
+
+
+def test_a_ray_of_our_own_is_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected = mock.Mock()
+    monkeypatch.setitem(session.sys.modules, "ray", connected)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    connected.is_initialized.return_value = False
+    assert is_private() and is_private("local")
+    assert not is_private("10.0.0.1:6379")
+    connected.is_initialized.return_value = True
+    assert not is_private()
+
+
+def test_a_gpu_is_looked_for_before_anything_else_where_none_can_come_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_gpu = RunSpec(device="cuda")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(placement, "check_gpu", mock.Mock(side_effect=DeviceError("none here")))
+    monkeypatch.setattr(placement, "is_private", lambda address: True)
+    with pytest.raises(DeviceError, match="none here"):
+        check_device(on_gpu, None)
+    check_device(RunSpec(), None)
+    monkeypatch.setattr(placement, "is_private", lambda address: False)
+    monkeypatch.setattr(placement, "live_nodes", lambda: [Node("a", cpus=4, gpus=0)])
+    with pytest.raises(DeviceError, match="a Ray cluster that offers none"):
+        check_device(on_gpu, None)
+    check_device(on_gpu, "10.0.0.1:6379")
+    monkeypatch.setattr(placement, "live_nodes", lambda: [Node("a", cpus=4, gpus=1)])
+    check_device(on_gpu, None)
+
+
+class Raising:
+    """A runner whose warm-up, and then whose shards, raise what they are told to."""
+
+    def __init__(self, at_warm_up: Exception | None, in_shard: Exception | None) -> None:
+        self.at_warm_up, self.in_shard = at_warm_up, in_shard
+
+    def warm_up(self) -> WorkerInfo:
+        if self.at_warm_up is not None:
+            raise self.at_warm_up
+        return WorkerInfo(1, "cuda", 1)
+
+    def run(self, order: ShardOrder) -> None:
+        assert self.in_shard is not None
+        raise self.in_shard
+
+    def probe(self, items: object) -> None:
+        self.run(mock.Mock())
+
+    def seconds_in_flight(self) -> float:
+        return 0.0
+
+    def waits_for(self) -> str:
+        return ""
+
+
+def outcome_of(
+    *, at_warm_up: Exception | None = None, in_shard: Exception | None = None
+) -> Outcome:
+    worker = ShardWorker(lambda: Raising(at_warm_up, in_shard))  # type: ignore[arg-type,return-value]
+    warm = worker.warm_up()
+    return warm if not warm.ok else worker.run(mock.Mock())
+
+
+def test_what_a_worker_says_of_its_device() -> None:
+    lost = outcome_of(in_shard=DeviceLost("the GPU was lost: it fell off the bus"))
+    assert (lost.stage, lost.permanent, lost.outage) == ("device", False, "")
+    assert lost.message == "the GPU was lost: it fell off the bus"
+    assert outcome_of(at_warm_up=DeviceLost("gone")).stage == "device"
+    none = outcome_of(at_warm_up=DeviceError("run.device: expected a GPU"))
+    assert (none.stage, none.permanent) == ("warm_up", True)
+    assert none.message == "run.device: expected a GPU"
+    full = outcome_of(in_shard=DeviceFull("a launch of one clip: too little memory"))
+    assert (full.stage, full.permanent, full.outage) == ("rows", False, "")
+    assert "DeviceFull: a launch of one clip" in full.message
+
+
+Started = tuple[Scheduler, Pool, list[events.Event]]
+
+
+@pytest.fixture
+def started() -> Callable[[int], Started]:
+    def start(workers: int, shards: int = 9) -> Started:
+        said: list[events.Event] = []
+        ledger = Ledger(
+            [shard(f"{i:05d}", f"ok-{i}") for i in range(shards)],
+            lambda shard_id: None,
+            max_attempts=3,
+            sink=said.append,
+        )
+        pool = Pool(lambda index: mock.Mock(), workers)
+        pool.start()
+        return Scheduler(ledger, pool, sink=said.append), pool, said
+
+    return start
+
+
+def test_a_worker_without_its_gpu_is_given_up_at_once_and_the_others_work_on(
+    started: Callable[[int], Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("earmill.pipeline.driver.pool.ray", mock.Mock())
+    scheduler, pool, said = started(2)
+    first, second = pool.slots
+    hopeless = Outcome(ok=False, stage="warm_up", message="run.device: no GPU", permanent=True)
+    scheduler._settle_warm_up(first, hopeless)
+    assert (first.state, scheduler._ledger.result.fatal) == (DEAD, "")
+    assert [event.to_dict() for event in said] == [
+        {"event": "note", "text": "worker 0 is given up: run.device: no GPU"}
+    ]
+    scheduler._settle_warm_up(second, hopeless)
+    assert scheduler._ledger.result.fatal == "no worker could be started: run.device: no GPU"
+
+
+def test_a_device_lost_in_warm_up_costs_the_process(
+    started: Callable[[int], Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same process the device would fail for ever."""
+    ray = mock.Mock()
+    monkeypatch.setattr("earmill.pipeline.driver.pool.ray", ray)
+    scheduler, pool, _ = started(1)
+    (slot,) = pool.slots
+    actor_before = slot.actor
+    scheduler._settle_warm_up(slot, Outcome(ok=False, stage="device", message="lost"))
+    assert slot.actor is not actor_before and ray.kill.call_args.args == (actor_before,)
+
+
+def test_a_worker_that_fell_back_says_so_once(started: Callable[[int], Started]) -> None:
+    scheduler, pool, said = started(1)
+    (slot,) = pool.slots
+    info = WorkerInfo(1, "cpu", 2, note="the models run on CPU: no GPU")
+    for _ in range(2):
+        scheduler._settle_warm_up(slot, Outcome(ok=True, info=info))
+        pool.restart(slot)
+    notes = [event.text for event in said if isinstance(event, events.Note)]
+    assert notes == ["worker 0: the models run on CPU: no GPU"]
+    (ready,) = (event for event in said if isinstance(event, events.WorkersReady))
+    assert ready.device == "cpu"
+
+
+@pytest.mark.parametrize(("shards", "expected"), [(60, [20, 30]), (12, [6, 6]), (3, [2, 1])])
+def test_a_worker_gets_what_it_takes_but_not_what_the_others_could_do(
+    started: Callable[..., Started], shards: int, expected: list[int]
+) -> None:
+    """Two GPU workers, one taking 20 shards and one 40, in one round of the loop."""
+    scheduler, pool, _ = started(2, shards)
+    for slot, takes in zip(pool.slots, (20, 40), strict=True):
+        slot.state, slot.info = READY, WorkerInfo(1, "cuda", 8, shards=takes)
+    scheduler._dispatch()
+    assert [len(slot.work) for slot in pool.slots] == expected
+    assert max(expected) <= max(CONCURRENT_SHARDS, -(-shards // 2))
+
+
+def test_the_first_worker_that_is_warm_leaves_shards_for_the_next(
+    started: Callable[..., Started],
+) -> None:
+    scheduler, pool, _ = started(4, 20)
+    pool.slots[2].state, pool.slots[2].info = READY, WorkerInfo(1, "cuda", 8, shards=64)
+    scheduler._dispatch()
+    assert [len(slot.work) for slot in pool.slots] == [0, 0, 5, 0]
