@@ -143,8 +143,8 @@ def decision_variable(
     Args:
         representation: List over channels of (batch, M_i, time) or (M_i, time).
         metric: One of the four.
-        channel_weights: (channel,), 0 or more.
-        modulation_weights: (filter,), 0 or more, at least as many as the longest channel has.
+        channel_weights: (channel,), 0 or more, which is checked on the CPU.
+        modulation_weights: (filter,), likewise, at least as many as the longest channel has.
     Returns:
         (batch,), or a scalar without a batch.
     """
@@ -168,8 +168,13 @@ def _weights(
     """(filter,): the weight of every filter output, channel after channel."""
     counts = [y.shape[-2] for y in representation]
     like = representation[0]
-    of_channel = like.new_ones(len(counts)) if of_channel is None else torch.as_tensor(of_channel)
-    of_filter = like.new_ones(max(counts)) if of_filter is None else torch.as_tensor(of_filter)
+    # All ones are fine, and those on a GPU cannot be looked at without waiting for it.
+    given_some = of_channel is not None or of_filter is not None
+    looked_at = given_some and like.device.type == "cpu"
+    of_channel, of_filter = (
+        like.new_ones(count) if given is None else torch.as_tensor(given).to(like.device)
+        for given, count in ((of_channel, len(counts)), (of_filter, max(counts)))
+    )
     if of_channel.shape != (len(counts),) or len(of_filter) < max(counts):
         raise ShapeError(
             f"expected {len(counts)} channel weights and at least {max(counts)} modulation "
@@ -177,7 +182,7 @@ def _weights(
         )
     pairs = zip(of_channel, counts, strict=True)
     weights = torch.cat([weight * of_filter[:count] for weight, count in pairs])
-    if not (bool((weights >= 0).all()) and float(weights.detach().sum()) > 0):
+    if looked_at and not (bool((weights >= 0).all()) and float(weights.detach().sum()) > 0):
         raise ParameterError("weights must be 0 or more, and not all of them 0")
     return weights
 

@@ -240,10 +240,10 @@ class LoudnessModel(Converted):
         levels = table_levels()
         reach = self._grid().reach
         with torch.no_grad():
-            x = tones(levels, self.fs, 2 * reach).to(self.ear.gain_db)
+            x = tones(levels, self.fs, 2 * reach).to(self.ear.gain_db, non_blocking=True)
             filtered = self.ear.filter_valid(x.unsqueeze(1), self.ear.taps())
             sone = self.steady_loudness(self._analyse(filtered)["specific"]).flatten()
-        return PhonTable(levels, sone)
+        return PhonTable(levels.to(sone.device, non_blocking=True), sone)
 
     def steady_loudness(self, specific: Tensor) -> Tensor:
         """(batch, 1, frame, channel) -> loudness in sone once it stays, (batch, frame)."""

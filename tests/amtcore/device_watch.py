@@ -40,7 +40,9 @@ class Watch(TorchDispatchMode):
         on_cpu = {each.device.type == "cpu" for each in given if each.ndim}
         from_cpu = {each.device.type == "cpu" for each in given}
         to_cpu = {each.device.type == "cpu" for each in made}
-        if len(on_cpu) == 2 or (given and made and from_cpu.isdisjoint(to_cpu)):
+        waits = not (kwargs or {}).get("non_blocking") or False not in to_cpu
+        between = given and made and from_cpu.isdisjoint(to_cpu)
+        if len(on_cpu) == 2 or (between and waits):
             places = ", ".join(f"{each.device.type}{tuple(each.shape)}" for each in given)
             raise AssertionError(f"{func} goes between devices: {places}")
         return out

@@ -139,6 +139,37 @@ def test_a_filter_that_was_moved_is_not_designed_again(monkeypatch: pytest.Monke
         assert module(*inputs).device.type == CUDA
 
 
+@pytest.mark.parametrize("kind", [CUDA, DIFFERENTIABLE])
+def test_decisions(kind: str) -> None:
+    device = AbsentDevice(kind)
+    model, (x,) = _on(device, "Paulick2024", torch.float32)
+    noise = device.like(torch.zeros(x.shape), torch.float32)
+    with device.watching(), torch.no_grad():
+        answer = model.detection_task(x, noise, threshold=1.0)
+        weights = torch.ones(model.num_channels, device=kind)
+        region = model.roi_selection(model(x), channel_range=(0, model.num_channels))
+        variable = model.compute_decision_variable(region, channel_weights=weights)
+        correlation = model.template_correlation(region, region)
+    assert {y.device.type for y in (answer, variable, correlation)} == {kind}
+
+
+@pytest.mark.parametrize("name", ["Moore2016", "Glasberg2002"])
+def test_loudness_level(name: str) -> None:
+    device = AbsentDevice(CUDA)
+    model, _ = _on(device, name, torch.float32)
+    sone = device.like(torch.zeros(2, 5), torch.float32)
+    with device.watching():
+        assert model.compute_loudness_level(sone).device.type == CUDA
+
+
+@pytest.mark.parametrize("name", ["HeadphoneFilter", "MiddleEarFilter", "OuterMiddleEarFilter"])
+def test_responses(name: str) -> None:
+    device = AbsentDevice(CUDA)
+    stage, _ = _on(device, name, torch.float32)
+    with device.watching():
+        assert {y.device.type for y in stage.get_frequency_response(256)} == {CUDA}
+
+
 @pytest.mark.parametrize("name", ["Dau1997", "Moore2016", "LIFExodus"])
 def test_one_graph(name: str) -> None:
     """Compiled for the device, the whole model without a break."""
