@@ -221,6 +221,11 @@ class DeviceInput:
         return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
+def as_array(signal: Any) -> Any:
+    """What a model on the processor is given of a signal that was made on the device."""
+    return signal if isinstance(signal, np.ndarray) else signal.cpu().numpy()
+
+
 def _as_model_input(ears: Tensor, wanted: Unresampled) -> Tensor:
     """As `channels.as_model_input` and `prepare.scaled` do it with arrays, to the last bit."""
     import torch

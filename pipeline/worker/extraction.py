@@ -6,14 +6,15 @@ files.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.formats.casting import Caster
 from earmill.pipeline.worker.batching import form_batches
-from earmill.pipeline.worker.device import DeviceInput, Gpu, device_errors
+from earmill.pipeline.worker.device import DeviceInput, Gpu, as_array, device_errors
 from earmill.pipeline.worker.feature_values import Made, Stored, as_row_errors, extracted, spill
 from earmill.pipeline.worker.launch_batches import LaunchBatcher
 from earmill.pipeline.worker.prefetch import prefetched
@@ -94,10 +95,13 @@ class Extraction:
     def _through(self, by_model: Sequence[Sequence[Any]]) -> list[Made]:
         """Every model's features of its signals, clip by clip."""
         features: list[dict[str, Any]] = [{} for _ in by_model[0]]
-        for extractor, signals in zip(self._extractors, by_model, strict=True):
-            for row, streams in zip(features, extracted(extractor, signals), strict=True):
+        for index, signals in enumerate(by_model):
+            for row, streams in zip(features, self._model(index, signals), strict=True):
                 row |= streams
         return [*features]
+
+    def _model(self, index: int, signals: Sequence[Any]) -> Sequence[Made]:
+        return extracted(self._extractors[index], signals)
 
     def _spill(self, whole: Stored, made: Made) -> None:
         spill(whole, made, self._cast, self._spill_folder)
@@ -113,6 +117,12 @@ class GpuExtraction(Extraction):
     def __init__(self, extractors: Sequence[Extractor], gpu: Gpu, **options: Any) -> None:
         super().__init__(extractors, **options)
         self._input = DeviceInput(gpu)
+        # Models without kernels for GPUs stay on the processor, where one caller may use them.
+        self._one_caller = {
+            index: threading.Lock()
+            for index, extractor in enumerate(self._extractors)
+            if extractor.backend.name == "cpu"
+        }
         self._launches = LaunchBatcher[Clip, Made](self._extract, most_bytes=gpu.launch_bytes())
 
     def shard(self) -> AbstractContextManager[None]:
@@ -123,7 +133,13 @@ class GpuExtraction(Extraction):
 
     def long(self, clip: LongClip) -> list[Stored]:
         # No launch waits for a shard that is busy with an hour of audio.
-        with self._launches.away(), self._input.stream(), device_errors("a long clip"):
+        with ExitStack() as inside:
+            inside.enter_context(self._launches.away())
+            # Held for the whole clip: a stream's state is its own, its kernels' buffers are not.
+            for lock in self._one_caller.values():
+                inside.enter_context(lock)
+            inside.enter_context(self._input.stream())
+            inside.enter_context(device_errors("a long clip"))
             return super().long(clip)
 
     def close(self) -> None:
@@ -133,6 +149,12 @@ class GpuExtraction(Extraction):
         count = "one clip" if len(clips) == 1 else f"{len(clips)} clips"
         with self._input.stream(), device_errors(f"a launch of {count}"):
             return self._through(self._input.signals(clips))
+
+    def _model(self, index: int, signals: Sequence[Any]) -> Sequence[Made]:
+        if index not in self._one_caller:
+            return super()._model(index, signals)
+        with self._one_caller[index]:
+            return super()._model(index, [as_array(signal) for signal in signals])
 
 
 def extraction_on(gpu: Gpu | None, extractors: Sequence[Extractor], **options: Any) -> Extraction:

@@ -69,11 +69,15 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
     try:
         with device_errors("warm-up"):
             extractors = build_extractors(spec, threads, gpu.backend)
+            backends = {extractor.model: extractor.backend.name for extractor in extractors}
+            if set(backends.values()) == {"cpu"}:
+                raise GpuUnusable(f"{', '.join(backends)}: no kernels for GPUs")
             features = _exercised(extractors)
             checked = self_check(extractors, build_extractors(spec, threads))
     except BackendError as error:
         raise GpuUnusable(one_line(error)) from error
-    return WarmModels(extractors, gpu, "", gpu.describe() | {"self_check": checked}, features)
+    device = gpu.describe() | {"backends": backends, "self_check": checked}
+    return WarmModels(extractors, gpu, "", device, features)
 
 
 def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -> list[Extractor]:
