@@ -5,6 +5,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
 #SBATCH --requeue
+# For GPUs, which a job takes unless its run.device is cpu, add: #SBATCH --gpus-per-node=1
 set -euo pipefail
 job=${1:?usage: sbatch infra/slurm.sh JOB.yaml}
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
