@@ -14,13 +14,23 @@ from numba.core.typing import signature
 from numba.extending import intrinsic, overload
 
 from amtcore.kernels.vector.simd import (
-    LANES,
     fma,
     vround,
     vsplat,
     where_greater,
     where_greater_or_nan,
 )
+
+
+def _like(kind: Any, element: Any) -> Any:
+    """`element` as a vector where the LLVM type `kind` is one, else as it is."""
+    return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
+
+
+def _full(kind: Any, number: float) -> Any:
+    """A constant in every lane of an LLVM vector type, or of a plain one."""
+    many = isinstance(kind, ir.VectorType)
+    return ir.Constant(kind, [number] * kind.count if many else number)
 
 
 @intrinsic
@@ -35,11 +45,11 @@ def _power_of_two(typing: Any, exponent: Any) -> Any:
     width, bias, shift = (32, 127, 23) if single else (64, 1023, 52)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        integers = ir.VectorType(ir.IntType(width), LANES)
-        whole = ir.Constant(args[0].type, [1.5 * 2.0**shift] * LANES)
+        integers = _like(args[0].type, ir.IntType(width))
+        whole = _full(args[0].type, 1.5 * 2.0**shift)
         bits = builder.bitcast(builder.fadd(args[0], whole), integers)
-        bits = builder.add(bits, ir.Constant(integers, [bias] * LANES))
-        bits = builder.shl(bits, ir.Constant(integers, [shift] * LANES))
+        bits = builder.add(bits, _full(integers, bias))
+        bits = builder.shl(bits, _full(integers, shift))
         return builder.bitcast(bits, args[0].type)
 
     return signature(exponent, exponent), codegen
@@ -115,11 +125,11 @@ def vexp(value: Any) -> Any:
 _HALF_ROOT_32, _HALF_ROOT_64 = 0x3F3504F3, 0x3FE6A09E667F3BCD
 
 
-def _split_bits(single: bool) -> tuple[Any, Any, Any, Any]:
-    """Integer vector type, and the constants of `_exponent` and `_mantissa` in it."""
+def _split_bits(kind: Any, single: bool) -> tuple[Any, Any, Any, Any]:
+    """Integers of the shape of `kind`, and the constants of `_exponent` and `_mantissa` in them."""
     width, shift, root = (32, 23, _HALF_ROOT_32) if single else (64, 52, _HALF_ROOT_64)
-    integers = ir.VectorType(ir.IntType(width), LANES)
-    constants = (ir.Constant(integers, [n] * LANES) for n in (root, shift, (1 << shift) - 1))
+    integers = _like(kind, ir.IntType(width))
+    constants = (_full(integers, n) for n in (root, shift, (1 << shift) - 1))
     return (integers, *constants)
 
 
@@ -128,7 +138,7 @@ def _exponent(typing: Any, value: Any) -> Any:
     """k of value = 2**k * m with m in [sqrt(1/2), sqrt(2)), for normal numbers above 0."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        integers, root, shift, _ = _split_bits(value.scalar == types.float32)
+        integers, root, shift, _ = _split_bits(args[0].type, value.scalar == types.float32)
         bits = builder.sub(builder.bitcast(args[0], integers), root)
         return builder.sitofp(builder.ashr(bits, shift), args[0].type)
 
@@ -140,7 +150,7 @@ def _mantissa(typing: Any, value: Any) -> Any:
     """m of `_exponent`."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        integers, root, _, mask = _split_bits(value.scalar == types.float32)
+        integers, root, _, mask = _split_bits(args[0].type, value.scalar == types.float32)
         bits = builder.and_(builder.sub(builder.bitcast(args[0], integers), root), mask)
         return builder.bitcast(builder.add(bits, root), args[0].type)
 

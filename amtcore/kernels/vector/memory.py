@@ -16,6 +16,7 @@ from numba.core.typing import signature
 from numba.extending import intrinsic
 
 from amtcore.kernels.vector.simd import _pointer
+from amtcore.kernels.vector.warp_lowering import is_warp
 
 #: Bytes of a cache line. A kernel's arrays begin at one, and `vstream` writes whole lines only.
 CACHE_LINE = 64
@@ -31,6 +32,8 @@ def vstream(typing: Any, array: Any, index: Any, vec: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at = context.cast(builder, args[1], sig.args[1], types.intp)
         store = builder.store(args[2], _pointer(context, builder, sig.args[0], args[0], at))
+        if is_warp(context):
+            return context.get_dummy_value()
         store.align = CACHE_LINE
         one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
         store.set_metadata("nontemporal", one)
@@ -45,6 +48,8 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
     outside the array does no harm."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if is_warp(context):  # other warps compute while this one waits
+            return context.get_dummy_value()
         at = context.cast(builder, args[1], sig.args[1], types.intp)
         vector = _pointer(context, builder, sig.args[0], args[0], at)
         byte, word = ir.IntType(8), ir.IntType(32)

@@ -4,6 +4,10 @@ Recurrences cannot be vectorised over time, so a kernel works on LANES channels 
 its state in vector registers. LLVM maps `<LANES x float>` onto whatever the machine has.
 Numbers are the same for every lane position, so neighbours never change a channel's result.
 What is not a number stays so through every function here, as it does in the plain loops.
+
+Every function has two lowerings. For a processor a vector is LANES numbers; for a GPU it is one
+number in each thread of a warp, and what crosses lanes is a vote or a shuffle (`warp_lowering`).
+Both round alike.
 """
 
 from __future__ import annotations
@@ -17,6 +21,14 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.core.typing import signature
 from numba.extending import intrinsic, models, overload, register_model
+
+from amtcore.kernels.vector.warp_lowering import (
+    PrivateRows,
+    any_thread,
+    is_warp,
+    lane_number,
+    warp_sum,
+)
 
 #: Channels per vector: two AVX-512 registers of float32, which hides the latency of a recurrence.
 LANES = 32
@@ -38,9 +50,14 @@ class _VecModel(models.PrimitiveModel):
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    """Address of `array[index]` as a pointer to a whole vector."""
+    """Address of `array[index]` as a pointer to a whole vector, or to this thread's part of it."""
+    if isinstance(array_type, PrivateRows):
+        row = builder.sdiv(index, ir.Constant(index.type, LANES))
+        return builder.gep(array, [row])
     data = cgutils.create_struct_proxy(array_type)(context, builder, array).data
-    vector = ir.VectorType(context.get_value_type(array_type.dtype), LANES)
+    if is_warp(context):
+        index = builder.add(index, builder.zext(lane_number(builder), index.type))
+    vector = context.get_value_type(VecType(array_type.dtype))
     return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
 
 
@@ -77,12 +94,14 @@ def vstore(typing: Any, array: Any, index: Any, vec: Any) -> Any:
 @intrinsic
 def vsplat(typing: Any, like: Any, number: Any) -> Any:
     """`number` in every lane, with the scalar type of `like` (an array or a vector)."""
-    scalar = like.dtype if isinstance(like, types.Array) else like.scalar
+    scalar = like.scalar if isinstance(like, VecType) else like.dtype
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         vector = context.get_value_type(sig.return_type)
-        undefined = ir.Constant(vector, ir.Undefined)
         first = context.cast(builder, args[1], sig.args[1], scalar)
+        if is_warp(context):
+            return first
+        undefined = ir.Constant(vector, ir.Undefined)
         one = builder.insert_element(undefined, first, ir.Constant(ir.IntType(32), 0))
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
         return builder.shuffle_vector(one, undefined, zeros)
@@ -120,13 +139,14 @@ for _operator, _instruction in (
     _overload_operator(_operator, _instruction)
 
 
-def _llvm(builder: Any, name: str, vector: Any, arguments: int) -> Any:
-    """The LLVM intrinsic `name` for this vector type (llvmlite cannot name vector variants)."""
-    suffix = "f32" if isinstance(vector.element, ir.FloatType) else "f64"
-    kind = ir.FunctionType(vector, [vector] * arguments)
-    return cgutils.get_or_insert_function(
-        builder.module, kind, f"llvm.{name}.v{vector.count}{suffix}"
-    )
+def _llvm(builder: Any, name: str, value: Any, arguments: int) -> Any:
+    """The LLVM intrinsic `name` for this type (llvmlite cannot name vector variants)."""
+    count, element = "", value
+    if isinstance(value, ir.VectorType):
+        count, element = f"v{value.count}", value.element
+    suffix = "f32" if isinstance(element, ir.FloatType) else "f64"
+    kind = ir.FunctionType(value, [value] * arguments)
+    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.{count}{suffix}")
 
 
 @intrinsic
@@ -184,6 +204,8 @@ def vsum(typing: Any, vector: Any) -> Any:
     """Sum of all lanes, always in the same order: halves added until one number is left."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if is_warp(context):
+            return warp_sum(builder, args[0])
         value, width = args[0], LANES
         while width > 1:
             value, width = _halved(builder, [value], width), width // 2
@@ -200,12 +222,17 @@ def store_four_sums(typing: Any, array: Any, a: Any, b: Any, c: Any, d: Any) -> 
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0]).data
+        if is_warp(context):
+            for i, vector in enumerate(args[1:]):
+                place = builder.gep(data, [ir.Constant(ir.IntType(64), i)])
+                builder.store(warp_sum(builder, vector), place)
+            return context.get_dummy_value()
         sums, width = list(args[1:]), LANES
         sums = [_halved(builder, [value], width) for value in sums]
         while width > 2:
             width //= 2
             sums = [_halved(builder, sums[i : i + 2], width) for i in range(0, len(sums), 2)]
-        data = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0]).data
         target = builder.bitcast(data, sums[0].type.as_pointer())
         builder.store(sums[0], target).align = _align(sig.args[0])
         return context.get_dummy_value()
@@ -233,8 +260,10 @@ def _any(comparison: str, compare: str = "fcmp_ordered") -> Any:
     @intrinsic
     def function(typing: Any, left: Any, right: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            mask = ir.IntType(LANES)
-            bits = builder.bitcast(getattr(builder, compare)(comparison, *args), mask)
+            lanes, mask = getattr(builder, compare)(comparison, *args), ir.IntType(LANES)
+            if is_warp(context):
+                return any_thread(builder, lanes)
+            bits = builder.bitcast(lanes, mask)
             return builder.icmp_unsigned("!=", bits, ir.Constant(mask, 0))
 
         return signature(types.boolean, left, right), codegen

@@ -1,0 +1,91 @@
+"""From LLVM IR to PTX, by the NVPTX back end inside llvmlite.
+
+Everything a kernel calls becomes part of it, and the optimiser then keeps in registers what has
+constant places. Float32 arithmetic flushes denormals to zero, as the processor's kernel threads do;
+no multiplication and addition are contracted that the kernel did not ask to be.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from amtcore.kernels.warp.launching import THREADS
+
+TRIPLE = "nvptx64-nvidia-cuda"
+#: The oldest GPU that kernels are made for; newer ones compile its PTX for themselves.
+ARCHITECTURE = "sm_80"
+PTX_VERSION = "+ptx80"
+_FLUSH = '"denormal-fp-math-f32"="preserve-sign,preserve-sign"'
+
+
+@functools.cache
+def _machine(architecture: str) -> Any:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple(TRIPLE)
+    return target.create_target_machine(cpu=architecture, features=PTX_VERSION, opt=3)
+
+
+def _parse(text: str, layout: str) -> Any:
+    module = llvm.parse_assembly(text)
+    module.triple, module.data_layout = TRIPLE, layout
+    return module
+
+
+def _flushing(text: str) -> str:
+    """The same module, every function of which flushes denormals."""
+    return re.sub(r"^(define .*?) ?\{$", rf"\1 {_FLUSH} {{", text, flags=re.MULTILINE)
+
+
+def _entry(name: str, inner: str, parameters: int) -> str:
+    """A kernel that passes its parameters on to numba's function."""
+    names = [f"i64 %a{i}" for i in range(parameters)]
+    kinds = ", ".join(["ptr", "ptr", *("i64" for _ in names)])
+    return f"""
+declare i32 @"{inner}"({kinds})
+define ptx_kernel void @{name}({", ".join(names)}) "nvvm.reqntid"="{THREADS}" {_FLUSH} {{
+  %result = alloca ptr
+  %error = alloca ptr
+  %status = call i32 @"{inner}"({", ".join(["ptr %result", "ptr %error", *names])})
+  ret void
+}}
+"""
+
+
+def assemble(
+    text: str, inner: str, name: str, parameters: int, architecture: str = ARCHITECTURE
+) -> str:
+    """PTX of a kernel.
+
+    Args:
+        text: LLVM IR as `target.lower` gives it.
+        inner: The kernel's function in it.
+        name: What the entry is to be called.
+        parameters: How many 64-bit integers it takes.
+        architecture: The GPU.
+    """
+    machine = _machine(architecture)
+    layout = str(machine.target_data)
+    module = _parse(_flushing(text), layout)
+    for function in module.functions:
+        if not function.is_declaration and function.name != inner:
+            function.linkage = "internal"
+            function.add_function_attribute("alwaysinline")
+    module.get_function(inner).linkage = "external"
+    module.get_function(inner).add_function_attribute("alwaysinline")
+    kernel = _parse(_entry(name, inner, parameters), layout)
+    kernel.link_in(module)
+    kernel.get_function(inner).linkage = "internal"
+    for variable in kernel.global_variables:
+        if variable.linkage == llvm.Linkage.common:  # numba's environments, which nothing reads
+            variable.linkage = "internal"
+    kernel.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(kernel, builder)
+    return str(machine.emit_assembly(kernel))
