@@ -100,7 +100,8 @@ def _identity_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
 ) -> None:  # fmt: skip
-    gx[: n * LANES] += gy[: n * LANES]
+    for t in range(n):
+        vstore(gx, t * LANES, vload(gx, t * LANES) + vload(gy, t * LANES))
 
 
 @njit(forceinline=True)

@@ -74,12 +74,8 @@ class Program:
         return self.states_in_registers and registers <= _ALL_IN_REGISTERS
 
 
-#: Parameters of a kernel: addresses (of numbers where they end in _at) and sizes. Per clip `begins`
-#: and `lengths` are in samples, `places` in numbers of the output. `width` is that of a frame.
-PARAMETERS = (
-    "queue", "clips", "groups", "channels", "x_at", "begins", "lengths", "coef_at", "state_at",
-    "columns_at", "out_at", "places", "width", "num", "den", "start", "stride", "delay",
-)  # fmt: skip
+#: How many parameters a kernel has, see `kernel_of`.
+PARAMETERS = 18
 
 
 @njit
@@ -148,7 +144,11 @@ def _frame(program: Program) -> Any:
 
 
 def kernel_of(program: Program) -> Callable[..., None]:
-    """The kernel, a Python function of PARAMETERS."""
+    """The kernel, a function of addresses (of numbers where they end in _at) and sizes.
+
+    Per clip `begins` and `lengths` are in samples of x, `places` in numbers of the output, `starts`
+    in samples since the signal began. The rest is as in `fused.cpu`; `width` is that of a frame.
+    """
     numbers, integers = numbers_at(types.float64 if program.double else types.float32), _INTEGERS
     coefs, states, filters = program.coefs, program.states, len(program.filters)
     in_registers, coefs_kept = program.states_in_registers, program.coefs_in_registers
@@ -162,14 +162,15 @@ def kernel_of(program: Program) -> Callable[..., None]:
     mode = POOL_BANK if pooled else STORE
 
     def kernel(
-        queue, clips, groups, channels, x_at, begins, lengths, coef_at, state_at, columns_at,
-        out_at, places, width, num, den, start, stride, delay,
-    ):  # type: ignore[no-untyped-def]  # fmt: skip
+        queue: int, clips: int, groups: int, channels: int, x_at: int, begins: int, lengths: int,
+        coef_at: int, state_at: int, columns_at: int, out_at: int, places: int, starts: int,
+        width: int, num: int, den: int, stride: int, delay: int,
+    ) -> None:  # fmt: skip
         x, out, columns = numbers(x_at), numbers(out_at), integers(columns_at)
         begin_of, length_of, place_of = integers(begins), integers(lengths), integers(places)
         a, b, side = room(x, rows), room(x, rows), room(x, rows)
         own_state, own_coef = private_rows(x, state_rows), private_rows(x, coef_rows)
-        lane, frame = lane_id(), (num, den, start, stride, delay)
+        lane = lane_id()
         while True:
             item = take(queue)
             if item >= clips * groups:
@@ -184,6 +185,7 @@ def kernel_of(program: Program) -> Callable[..., None]:
             first = group * filters * LANES + lane
             source = begin_of[clip] + (0 if shared else min(row, channels - 1) * length)
             own = row if row < channels else -1
+            frame = (num, den, integers(starts)[clip], stride, delay)
             made, f, begin, end, last = _start(mode, frame)
             t = 0
             while t < length:

@@ -14,6 +14,7 @@ from typing import Any
 from numba import types
 from numba.core import codegen, compiler, cpu, sigutils, typing
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.datamodel import default_manager
 from numba.core.datamodel.models import PrimitiveModel
 from numba.core.descriptors import TargetDescriptor
 from numba.core.dispatcher import Dispatcher
@@ -32,18 +33,18 @@ from amtcore.kernels.vector.simd import VecType
 _NAME = "amtcore warp"
 
 
-class _Warp(CPU):  # type: ignore[misc]
+class _Warp(CPU):
     """The target's place among numba's: what is made for any target, or a processor, is its too."""
 
 
-class _OneNumber(PrimitiveModel):  # type: ignore[misc]
+class _OneNumber(PrimitiveModel):
     """A vector as a thread holds it."""
 
     def __init__(self, manager: Any, vec: VecType) -> None:
         super().__init__(manager, vec, manager.lookup(vec.scalar).get_value_type())
 
 
-class _Library(codegen.AOTCodeLibrary):  # type: ignore[misc]
+class _Library(codegen.AOTCodeLibrary):
     """LLVM IR as it was lowered: its optimiser must know the machine, and that is no processor."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
@@ -53,23 +54,24 @@ class _Library(codegen.AOTCodeLibrary):  # type: ignore[misc]
         pass
 
 
-class _Codegen(codegen.AOTCPUCodegen):  # type: ignore[misc]
+class _Codegen(codegen.AOTCPUCodegen):
     _library_class = _Library
 
 
-class _Context(cpu.CPUContext):  # type: ignore[misc]
+class _Context(cpu.CPUContext):
     """Lowering for one thread."""
 
     lanes_are_threads = True
     enable_nrt = False
 
-    @global_compiler_lock  # type: ignore[misc]
+    @global_compiler_lock
     def init(self) -> None:
         """As numba calls it, once."""
         self.is32bit = False
         self._internal_codegen = _Codegen(_NAME, cpu_name="x86-64")
-        self.data_model_manager = self.data_model_manager.copy()
-        self.data_model_manager.register(VecType, _OneNumber)
+        own_models: Any = default_manager.copy()
+        own_models.register(VecType, _OneNumber)
+        self.data_model_manager = own_models
 
     def post_lowering(self, mod: Any, library: Any) -> None:
         """Nothing is linked to C functions."""
@@ -79,7 +81,7 @@ class _Context(cpu.CPUContext):  # type: ignore[misc]
         return lambda: fndesc
 
 
-class _Typing(typing.Context):  # type: ignore[misc]
+class _Typing(typing.Context):
     """A function compiled for a processor stands for the same function of this target."""
 
     def resolve_value_type(self, value: Any) -> Any:
@@ -88,7 +90,7 @@ class _Typing(typing.Context):  # type: ignore[misc]
         return super().resolve_value_type(value)
 
 
-class _Descriptor(TargetDescriptor):  # type: ignore[misc]
+class _Descriptor(TargetDescriptor):
     options = cpu.CPUTargetOptions
 
     @cached_property
@@ -104,7 +106,7 @@ _TARGET = _Descriptor(_NAME)
 _OPTIONS = {"nopython": True, "error_model": "numpy"}
 
 
-class _Dispatcher(Dispatcher):  # type: ignore[misc]
+class _Dispatcher(Dispatcher):
     """A function that others of this target call."""
 
     targetdescr = _TARGET
@@ -119,7 +121,7 @@ class _Dispatcher(Dispatcher):  # type: ignore[misc]
         return self.overloads[args].entry_point
 
 
-class _Jit(JitDecorator):  # type: ignore[misc]
+class _Jit(JitDecorator):
     """How numba compiles the bodies of its own overloads for this target."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
