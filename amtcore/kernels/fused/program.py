@@ -87,14 +87,24 @@ class PooledChain:
         """Frames that these samples complete; see `run_pooled`."""
         return run_pooled(self.tables, clips, self.coef, states, start)
 
-    def finish(self, state: NDArray[Any], samples: int) -> NDArray[Any]:
-        """Frames of one clip that were waiting for what follows its last sample."""
+    def fresh(self, clips: int) -> list[NDArray[Any]]:
+        """States of so many clips before their first sample."""
+        return [self.rest.copy() for _ in range(clips)]
+
+    def finish(self, states: Sequence[NDArray[Any]], samples: Sequence[int]) -> list[NDArray[Any]]:
+        """Frames of each clip that were waiting for what follows the last of so many samples."""
+        frames = []
+        for state, count in zip(states, samples, strict=True):
+            silence = np.zeros(self.zeros_after(count), self.coef.dtype)
+            frames += run_pooled(self.tail or self.tables, [silence], self.coef, [state], count)
+        return frames
+
+    def zeros_after(self, samples: int) -> int:
+        """How many zeros after a clip of so many samples the last of its frames needs."""
         outputs, tables = samples // self.tables.samples_per_output, self.tables
-        zeros = 0
-        if self.tail is not None and outputs > 0:
-            zeros = tables.lookahead + (outputs - 1) * tables.samples_per_output + 1 - samples
-        silence = np.zeros(zeros, self.coef.dtype)
-        return run_pooled(self.tail or tables, [silence], self.coef, [state], samples)[0]
+        if self.tail is None or outputs == 0:
+            return 0
+        return tables.lookahead + (outputs - 1) * tables.samples_per_output + 1 - samples
 
 
 def frame_ratio(fs_hz: float, frame_rate_hz: float, stride: int = 1) -> tuple[int, int]:

@@ -47,14 +47,19 @@ def run_op(
     return run_program(np.array([[code, 0, 0, argument]], np.int64), x, coef, state)
 
 
-def run_program(
-    ops: NDArray[np.int64], x: Tensor, coef: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """As `run_op`, for several operations one after another; they must keep the rate."""
+def check_keeps_rate(ops: NDArray[np.int64]) -> None:
+    """Raises where a row is no operation, or one with fewer outputs than samples."""
     for code in ops[:, 0]:
         get_operation(code)
     if DECIMATE in ops[:, 0]:
         raise ParameterError("operations at full rate must keep it: a decimation does not")
+
+
+def run_program(
+    ops: NDArray[np.int64], x: Tensor, coef: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `run_op`, for several operations one after another; they must keep the rate."""
+    check_keeps_rate(ops)
     batch, channels, samples = x.shape[0], coef.shape[0], x.shape[-1]
     inputs, (out, out_np) = x.detach().contiguous().numpy(), empty_rows(batch, channels, samples, x)
     packed_coef, packed_state, shared = pack(coef), pack(state), x.shape[1] == 1

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.families.adaptation import reference
 from amtcore.kernels.fused.operations import ADAPTATION
-from amtcore.kernels.fused.runner import run_op
 from amtcore.kernels.ops.autograd import differentiate
 from amtcore.kernels.ops.dispatch import check_recurrence, use_reference
 
 
-@torch.library.custom_op("amtcore::adaptation", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::adaptation", mutates_args=(), device_types=DEVICES)
 def _adaptation(x: Tensor, coef: Tensor, state: Tensor, limit: bool) -> tuple[Tensor, Tensor]:
-    return run_op(ADAPTATION, 2 * state.shape[2] + int(limit), x, coef, state)
+    return backend_of(x).run_op(ADAPTATION, 2 * state.shape[2] + int(limit), x, coef, state)
 
 
 _differentiable = differentiate(

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.errors import DerivativeError, ShapeError
 from amtcore.kernels.fused.operations import get_adjoint
-from amtcore.kernels.fused.runner import run_bank_adjoint, run_op_adjoint
 from amtcore.kernels.vector.result_pool import training
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -198,11 +198,11 @@ def without_gradient(operator: Any, folded: tuple[int, ...]) -> Operator:
     return with_adjoint(operator, _keep_nothing, _refuse_any, folded)
 
 
-@torch.library.custom_op("amtcore::recurrence_adjoint", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::recurrence_adjoint", mutates_args=(), device_types=DEVICES)
 def _recurrence_adjoint(
     code: int, argument: int, x: Tensor, coef: Tensor, state: Tensor, gy: Tensor, gstate: Tensor
 ) -> Gradients:
-    return run_op_adjoint(code, argument, x, coef, state, gy, gstate)
+    return backend_of(x).run_op_adjoint(code, argument, x, coef, state, gy, gstate)
 
 
 @_recurrence_adjoint.register_fake
@@ -212,7 +212,7 @@ def _(
     return torch.empty_like(x), torch.empty_like(coef), torch.empty_like(state)
 
 
-@torch.library.custom_op("amtcore::bank_adjoint", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::bank_adjoint", mutates_args=(), device_types=DEVICES)
 def _bank_adjoint(
     x: Tensor,
     coef: Tensor,
@@ -222,7 +222,7 @@ def _bank_adjoint(
     gy: Tensor,
     gstate: Tensor,
 ) -> Gradients:
-    return run_bank_adjoint(x, coef, state, kinds, offsets, gy, gstate)
+    return backend_of(x).run_bank_adjoint(x, coef, state, kinds, offsets, gy, gstate)
 
 
 @_bank_adjoint.register_fake

@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.families.biquad import reference
 from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
-from amtcore.kernels.fused.runner import run_op
 from amtcore.kernels.ops.autograd import differentiate
 from amtcore.kernels.ops.dispatch import check_recurrence, use_reference
 
 
-@torch.library.custom_op("amtcore::first_order", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::first_order", mutates_args=(), device_types=DEVICES)
 def _first(x: Tensor, coef: Tensor, state: Tensor, rectify: bool) -> tuple[Tensor, Tensor]:
-    return run_op(FIRST_ORDER, int(rectify), x, coef, state)
+    return backend_of(x).run_op(FIRST_ORDER, int(rectify), x, coef, state)
 
 
-@torch.library.custom_op("amtcore::state_variable", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::state_variable", mutates_args=(), device_types=DEVICES)
 def _second(x: Tensor, coef: Tensor, state: Tensor, rectify: bool) -> tuple[Tensor, Tensor]:
-    return run_op(STATE_VARIABLE, int(rectify), x, coef, state)
+    return backend_of(x).run_op(STATE_VARIABLE, int(rectify), x, coef, state)
 
 
 _first_op = differentiate(_first, FIRST_ORDER, lambda constants, state: int(constants[0]))

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.families.compression import reference
 from amtcore.kernels.fused.operations import BROKEN_STICK
-from amtcore.kernels.fused.runner import run_op
 from amtcore.kernels.ops.autograd import recurrence_adjoint, with_adjoint
 from amtcore.kernels.ops.dispatch import check_recurrence, use_reference
 
@@ -18,9 +18,9 @@ def _no_state(x: Tensor, coef: Tensor) -> Tensor:
     return x.new_zeros(x.shape[0], coef.shape[0], 0)
 
 
-@torch.library.custom_op("amtcore::broken_stick", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::broken_stick", mutates_args=(), device_types=DEVICES)
 def _broken_stick(x: Tensor, coef: Tensor) -> Tensor:
-    return run_op(BROKEN_STICK, 0, x, coef, _no_state(x, coef))[0]
+    return backend_of(x).run_op(BROKEN_STICK, 0, x, coef, _no_state(x, coef))[0]
 
 
 @_broken_stick.register_fake

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import BackendError, ShapeError
+from amtcore.kernels.backends.chosen import DEVICES
 
 BACKENDS = ("reference", "cpu")
 
@@ -16,10 +17,15 @@ def use_reference(x: Tensor, backend: str | None) -> bool:
         raise BackendError(f"backend must be one of {', '.join(BACKENDS)} or None, got {backend!r}")
     if backend == "reference":
         return True
-    if x.device.type not in ("cpu", "meta"):
+    if x.device.type not in (*DEVICES, "meta"):
         raise BackendError(
-            f"there is no fast kernel for device {x.device.type!r}; move the input to the CPU, "
-            "or force backend='reference' (slow, any device)"
+            f"there is no fast kernel for device {x.device.type!r}; move the input to the CPU or a "
+            "CUDA device, or force backend='reference' (slow, any device)"
+        )
+    if backend == "cpu" and x.device.type == "cuda":
+        raise BackendError(
+            f"backend='cpu' computes on tensors of the CPU, got one on {x.device}: move it there, "
+            "or leave backend=None, which takes the GPU's kernels"
         )
     return False
 

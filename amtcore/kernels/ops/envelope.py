@@ -8,31 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.families.envelope import reference
-from amtcore.kernels.families.envelope.cpu import run_envelope
-from amtcore.kernels.fused.runner import empty_rows
 from amtcore.kernels.ops.autograd import wants_derivative, without_gradient
 from amtcore.kernels.ops.dispatch import use_reference
-from amtcore.kernels.vector.threads import parallel_for
 
 
-@torch.library.custom_op("amtcore::hilbert_envelope", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::hilbert_envelope", mutates_args=(), device_types=DEVICES)
 def _envelope(rows: Tensor) -> Tensor:
-    count, samples = rows.shape
-    fine = reference.are_finite(rows)
-    inputs = rows.detach() if bool(fine.all()) else torch.where(fine, rows.detach(), 0.0)
-    out, out_np = empty_rows(1, count + count % 2, samples, rows)
-    quadrature, tiny = reference.Quadrature(samples, inputs), torch.finfo(rows.dtype).tiny
-
-    def pair(i: int) -> None:
-        first = inputs[2 * i]
-        second = inputs[2 * i + 1] if 2 * i + 1 < count else torch.zeros_like(first)
-        z = torch.complex(first, second)
-        own, turned = (torch.view_as_real(part).flatten().numpy() for part in (z, quadrature(z)))
-        run_envelope(own, turned, tiny, out_np[0, 2 * i], out_np[0, 2 * i + 1])
-
-    parallel_for(pair, -(-count // 2))
-    return out[0, :count].masked_fill_(~fine, torch.nan)
+    return backend_of(rows).hilbert_envelope(rows)
 
 
 @_envelope.register_fake

@@ -5,36 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.errors import ShapeError
 from amtcore.kernels.families.fir import reference
-from amtcore.kernels.families.fir.cpu import TILE, run_fir
 from amtcore.kernels.families.fir.reference import count_outputs
-from amtcore.kernels.fused.runner import empty_rows
 from amtcore.kernels.ops.autograd import with_adjoint
 from amtcore.kernels.ops.dispatch import use_reference
-from amtcore.kernels.vector.threads import parallel_for
-
-#: Outputs of one work item.
-_SEGMENT = 256 * TILE
 
 
-@torch.library.custom_op("amtcore::fir", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::fir", mutates_args=(), device_types=DEVICES)
 def _fir(x: Tensor, taps: Tensor, stride: int, first: int, count: int) -> Tensor:
-    inputs, (y, out) = x.detach().contiguous().numpy(), empty_rows(1, x.shape[0], count, x)
-    response = np.ascontiguousarray(taps.detach().flip(0).numpy())
-    segments = -(-count // _SEGMENT)
-
-    def one(item: int) -> None:
-        row, begin = item // segments, item % segments * _SEGMENT
-        end = min(begin + _SEGMENT, count)
-        run_fir(inputs[row], response, stride, first, begin, end, out[0, row])
-
-    parallel_for(one, x.shape[0] * segments)
-    return y[0]
+    return backend_of(x).fir(x, taps, stride, first, count)
 
 
 @_fir.register_fake

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.families.hair_cell import reference
 from amtcore.kernels.fused.operations import HAIR_CELL
-from amtcore.kernels.fused.runner import run_op
 from amtcore.kernels.ops.autograd import differentiate
 from amtcore.kernels.ops.dispatch import check_recurrence, use_reference
 
 
-@torch.library.custom_op("amtcore::hair_cell", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::hair_cell", mutates_args=(), device_types=DEVICES)
 def _hair_cell(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    return run_op(HAIR_CELL, 0, x, coef, state)
+    return backend_of(x).run_op(HAIR_CELL, 0, x, coef, state)
 
 
 _differentiable = differentiate(_hair_cell, HAIR_CELL)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.errors import ShapeError
 from amtcore.kernels.families.lif import reference, runner
 from amtcore.kernels.families.lif.reference import NEURON_COEFS, Outputs
@@ -17,11 +18,11 @@ Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
-@torch.library.custom_op("amtcore::lif", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::lif", mutates_args=(), device_types=DEVICES)
 def _lif(
     x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record: bool, keep: bool
 ) -> Kept:
-    return runner.forward(x, coef, state, max_spikes, record, keep)
+    return backend_of(x).lif(x, coef, state, max_spikes, record, keep)
 
 
 @_lif.register_fake
@@ -37,12 +38,14 @@ def _(x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record: bool, k
     )
 
 
-@torch.library.custom_op("amtcore::lif_adjoint", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::lif_adjoint", mutates_args=(), device_types=DEVICES)
 def _lif_adjoint(
     x: Tensor, coef: Tensor, starts: Tensor, max_spikes: float, record: bool,
     gspikes: Tensor, gvmem: Tensor, gisyn: Tensor, gstate: Tensor,
 ) -> Gradients:  # fmt: skip
-    return runner.adjoint(x, coef, starts, max_spikes, record, gspikes, gvmem, gisyn, gstate)
+    return backend_of(x).lif_adjoint(
+        x, coef, starts, max_spikes, record, gspikes, gvmem, gisyn, gstate
+    )
 
 
 @_lif_adjoint.register_fake
@@ -78,14 +81,13 @@ def lif(
 ) -> Outputs:
     """Integrate-and-fire neurons; arguments as in `reference.lif`.
 
-    Other devices than the CPU have no fast kernel yet: None runs the plain loop there. Input that
-    is not finite raises, except in a compiled plain loop, where values cannot be looked at.
+    Input that is not finite raises on the CPU, except in a compiled plain loop, where values cannot
+    be looked at; on a GPU, which is not waited for, it stays in the state and what that drives.
     """
     _check(x, coef, state)
-    elsewhere = backend is None and x.device.type not in ("cpu", "meta")
-    if elsewhere or use_reference(x, backend):
+    if use_reference(x, backend):
         outputs = reference.lif(x, coef, state, max_spikes, record)
-        if not torch.compiler.is_compiling():
+        if not (torch.compiler.is_compiling() or x.is_cuda):
             runner.check_finite(x, coef, state, outputs[-1])
         return outputs
     keep = wants_derivative(x, coef, state)

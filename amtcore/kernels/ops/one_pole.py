@@ -6,29 +6,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.families.one_pole import reference
 from amtcore.kernels.fused.filters import FILTER_COEFS
 from amtcore.kernels.fused.operations import ONE_POLE_CASCADE, POLE_ZERO_CASCADE
-from amtcore.kernels.fused.runner import filter_states, run_bank, run_op
+from amtcore.kernels.fused.runner import filter_states
 from amtcore.kernels.ops.autograd import differentiate
 from amtcore.kernels.ops.dispatch import check_recurrence, use_reference
 
 
-@torch.library.custom_op("amtcore::one_pole_cascade", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::one_pole_cascade", mutates_args=(), device_types=DEVICES)
 def _cascade(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    return run_op(ONE_POLE_CASCADE, order, x, coef, state)
+    return backend_of(x).run_op(ONE_POLE_CASCADE, order, x, coef, state)
 
 
-@torch.library.custom_op("amtcore::pole_zero_cascade", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::pole_zero_cascade", mutates_args=(), device_types=DEVICES)
 def _pole_zero(x: Tensor, coef: Tensor, state: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    return run_op(POLE_ZERO_CASCADE, order, x, coef, state)
+    return backend_of(x).run_op(POLE_ZERO_CASCADE, order, x, coef, state)
 
 
-@torch.library.custom_op("amtcore::modulation_bank", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::modulation_bank", mutates_args=(), device_types=DEVICES)
 def _bank(
     x: Tensor, coef: Tensor, state: Tensor, kinds: list[int], offsets: list[int]
 ) -> tuple[Tensor, Tensor]:
-    return run_bank(x, coef, state, kinds, offsets)
+    return backend_of(x).run_bank(x, coef, state, kinds, offsets)
 
 
 @_bank.register_fake

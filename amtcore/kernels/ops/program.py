@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.fused.program import BlockOp, lay_out
-from amtcore.kernels.fused.runner import run_program
 from amtcore.kernels.ops.autograd import fake_rows, wants_derivative, without_gradient
 from amtcore.kernels.ops.dispatch import check_recurrence
 
 
-@torch.library.custom_op("amtcore::program", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("amtcore::program", mutates_args=(), device_types=DEVICES)
 def _program(x: Tensor, coef: Tensor, state: Tensor, table: list[int]) -> tuple[Tensor, Tensor]:
-    return run_program(np.array(table, np.int64).reshape(-1, 4), x, coef, state)
+    return backend_of(x).run_program(np.array(table, np.int64).reshape(-1, 4), x, coef, state)
 
 
 _program.register_fake(fake_rows)

@@ -26,6 +26,7 @@ from amtcore.kernels.vector.warp_lowering import (
     PrivateRows,
     any_thread,
     is_warp,
+    lane_id,
     lane_number,
     warp_sum,
 )
@@ -299,3 +300,22 @@ vmax, vmin = _extreme(">"), _extreme("<")
 def accumulate(rows: Any, row: int, value: Any) -> None:
     """Add a vector to one row of a flat array of rows."""
     vstore(rows, row * LANES, vload(rows, row * LANES) + value)
+
+
+@intrinsic
+def own_number(typing: Any, vector: Any) -> Any:
+    """The number of a vector that this thread holds; a processor's first."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if is_warp(context):
+            return args[0]
+        return builder.extract_element(args[0], ir.Constant(ir.IntType(32), 0))
+
+    return signature(vector.scalar, vector), codegen
+
+
+@njit
+def add_once(array: Any, index: int, number: float) -> None:
+    """array[index] += number, which all threads of a warp have, by one of them."""
+    if lane_id() == 0:
+        array[index] += number

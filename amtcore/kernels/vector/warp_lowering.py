@@ -102,3 +102,25 @@ def private_rows(typing: Any, like: Any, rows: Any) -> Any:
         return builder.bitcast(room, pointer)
 
     return signature(PrivateRows(like.dtype), like, rows), codegen
+
+
+@intrinsic
+def lanes_are_threads(typing: Any) -> Any:
+    """Whether this is code of a GPU: a constant, so that the other branch goes."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return ir.Constant(ir.IntType(1), int(is_warp(context)))
+
+    return signature(types.boolean), codegen
+
+
+@intrinsic
+def lane_id(typing: Any) -> Any:
+    """This thread's place in its warp; 0 for a processor, which has all lanes."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if not is_warp(context):
+            return context.get_constant(types.int64, 0)
+        return builder.zext(lane_number(builder), ir.IntType(64))
+
+    return signature(types.int64), codegen

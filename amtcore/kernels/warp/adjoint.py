@@ -14,8 +14,9 @@ from numba import njit, types
 from amtcore.kernels.fused.cpu import BLOCK
 from amtcore.kernels.fused.filters import get_filter
 from amtcore.kernels.fused.operations import get_adjoint
-from amtcore.kernels.vector.simd import LANES, vload, vsplat, vstore
-from amtcore.kernels.warp.device import lane_id, numbers_at, own_number, take, warp_id
+from amtcore.kernels.vector.simd import LANES, own_number, vload, vsplat, vstore
+from amtcore.kernels.vector.warp_lowering import lane_id
+from amtcore.kernels.warp.device import numbers_at, take, warp_id
 from amtcore.kernels.warp.forward import Program
 from amtcore.kernels.warp.written import write
 
@@ -56,10 +57,10 @@ def _load_gradient(gy: Any, place: int, row: int, rate: int, t0: int, n: int, bu
 
 def _again(program: Program) -> Any:
     """The block once more, for its states."""
-    lines = [f"op({row}, a, b, b, n, coef, state)" for row in program.ops]
+    lines = [f"op_{row[0]}({row}, a, b, b, n, coef, state)" for row in program.ops]
     lines += [f"filter_{row[0]}({row}, a, b, n, coef, state)" for row in program.filters]
     scope = {f"filter_{row[0]}": get_filter(row[0]).forward for row in program.filters}
-    scope |= {"op": get_adjoint(row[0]).forward for row in program.ops}
+    scope |= {f"op_{row[0]}": get_adjoint(row[0]).forward for row in program.ops}
     return write("a, b, n, coef, state", lines, scope)
 
 

@@ -19,7 +19,12 @@ TRIPLE = "nvptx64-nvidia-cuda"
 #: The oldest GPU that kernels are made for; newer ones compile its PTX for themselves.
 ARCHITECTURE = "sm_80"
 PTX_VERSION = "+ptx80"
+#: Warps of a multiprocessor that a kernel's registers must leave room for: told so, the compiler
+#: of the GPU keeps everything in registers instead of spilling some for yet more warps.
+_WARPS = 8
 _FLUSH = '"denormal-fp-math-f32"="preserve-sign,preserve-sign"'
+
+_LAUNCH = f'"nvvm.reqntid"="{THREADS}" "nvvm.minctasm"="{_WARPS}"'
 
 
 @functools.cache
@@ -47,7 +52,7 @@ def _entry(name: str, inner: str, parameters: int) -> str:
     kinds = ", ".join(["ptr", "ptr", *("i64" for _ in names)])
     return f"""
 declare i32 @"{inner}"({kinds})
-define ptx_kernel void @{name}({", ".join(names)}) "nvvm.reqntid"="{THREADS}" {_FLUSH} {{
+define ptx_kernel void @{name}({", ".join(names)}) {_LAUNCH} {_FLUSH} {{
   %result = alloca ptr
   %error = alloca ptr
   %status = call i32 @"{inner}"({", ".join(["ptr %result", "ptr %error", *names])})

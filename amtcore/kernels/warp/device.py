@@ -11,22 +11,11 @@ from numba.core.typing import signature
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-from amtcore.kernels.vector.simd import VecType
 from amtcore.kernels.vector.warp_lowering import call_intrinsic, exchange, lane_number
 
 _WORD, _LONG = ir.IntType(32), ir.IntType(64)
 #: More numbers than any array has: kernels do not check bounds.
 _ENDLESS = 2**48
-
-
-@intrinsic
-def lane_id(typing: Any) -> Any:
-    """This thread's place in its warp."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.zext(lane_number(builder), _LONG)
-
-    return signature(types.int64), codegen
 
 
 @intrinsic
@@ -108,23 +97,3 @@ def _array(context: Any, builder: Any, kind: Any, data: Any, count: int) -> Any:
         parent=None,
     )
     return array._getvalue()
-
-
-@intrinsic
-def own_number(typing: Any, vector: Any) -> Any:
-    """This thread's number of a vector."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return args[0]
-
-    return signature(vector.scalar, vector), codegen
-
-
-@intrinsic
-def own_lane(typing: Any, number: Any) -> Any:
-    """The vector that has this thread's number in this thread's lane."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return args[0]
-
-    return signature(VecType(number), number), codegen

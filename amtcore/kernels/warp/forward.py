@@ -21,9 +21,9 @@ from numba import njit, types
 from amtcore.kernels.fused.cpu import POOL_BANK, POOLS, STORE, _frame_bounds, _pool, _start
 from amtcore.kernels.fused.filters import get_filter
 from amtcore.kernels.fused.operations import DECIMATE, get_operation
-from amtcore.kernels.vector.simd import LANES, vload, vsplat, vsqrt, vstore
-from amtcore.kernels.vector.warp_lowering import private_rows
-from amtcore.kernels.warp.device import lane_id, numbers_at, own_number, shared_rows, take
+from amtcore.kernels.vector.simd import LANES, own_number, vload, vsplat, vsqrt, vstore
+from amtcore.kernels.vector.warp_lowering import lane_id, private_rows
+from amtcore.kernels.warp.device import numbers_at, shared_rows, take
 from amtcore.kernels.warp.written import write
 
 #: Samples of a block in shared memory.
@@ -75,7 +75,7 @@ class Program:
 
 
 #: How many parameters a kernel has, see `kernel_of`.
-PARAMETERS = 18
+PARAMETERS = 19
 
 
 @njit
@@ -146,8 +146,9 @@ def _frame(program: Program) -> Any:
 def kernel_of(program: Program) -> Callable[..., None]:
     """The kernel, a function of addresses (of numbers where they end in _at) and sizes.
 
-    Per clip `begins` and `lengths` are in samples of x, `places` in numbers of the output, `starts`
-    in samples since the signal began. The rest is as in `fused.cpu`; `width` is that of a frame.
+    Clips are taken in the order of the numbers in `order`. Per clip `begins` and `lengths` are in
+    samples of x, `places` in numbers of the output, `starts` in samples since the signal began. The
+    rest is as in `fused.cpu`; `width` is that of a frame.
     """
     numbers, integers = numbers_at(types.float64 if program.double else types.float32), _INTEGERS
     coefs, states, filters = program.coefs, program.states, len(program.filters)
@@ -162,9 +163,9 @@ def kernel_of(program: Program) -> Callable[..., None]:
     mode = POOL_BANK if pooled else STORE
 
     def kernel(
-        queue: int, clips: int, groups: int, channels: int, x_at: int, begins: int, lengths: int,
-        coef_at: int, state_at: int, columns_at: int, out_at: int, places: int, starts: int,
-        width: int, num: int, den: int, stride: int, delay: int,
+        queue: int, order: int, clips: int, groups: int, channels: int, x_at: int, begins: int,
+        lengths: int, coef_at: int, state_at: int, columns_at: int, out_at: int, places: int,
+        starts: int, width: int, num: int, den: int, stride: int, delay: int,
     ) -> None:  # fmt: skip
         x, out, columns = numbers(x_at), numbers(out_at), integers(columns_at)
         begin_of, length_of, place_of = integers(begins), integers(lengths), integers(places)
@@ -175,9 +176,9 @@ def kernel_of(program: Program) -> Callable[..., None]:
             item = take(queue)
             if item >= clips * groups:
                 return
-            clip, group = item // groups, item % groups
+            clip, group = integers(order)[item // groups], item % groups
             length, place, row = length_of[clip], place_of[clip], group * LANES + lane
-            held = numbers(state_at)[item * states * LANES :]
+            held = numbers(state_at)[(clip * groups + group) * states * LANES :]
             given = numbers(coef_at)[group * coefs * LANES :]
             move_state(own_state, held)
             move_coef(own_coef, given)

@@ -15,26 +15,62 @@ from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore, where
 from amtcore.kernels.vector.source_digest import sources_digest
 
 
+@njit
+def smooth(x: Any, y: Any, frames: int, row: int, g: int, coef: Any, state: Any) -> None:
+    """Smooth lanes g LANES .. of `frames` flat rows of `row` numbers.
+
+    coef flat (2, row): attack, release; state flat (row,), changed in place.
+    """
+    at = g * LANES
+    attack, release = vload(coef, at), vload(coef, row + at)
+    level = vload(state, at)
+    for t in range(frames):
+        value = vload(x, t * row + at)
+        rate = where_greater(value, level, attack, release)
+        level = fma(rate, value - level, level)
+        vstore(y, t * row + at, level)
+    vstore(state, at, level)
+
+
+@njit
+def smooth_adjoint(
+    x: Any, y: Any, gy: Any, gx: Any, frames: int, row: int, g: int, coef: Any, gcoef: Any,
+    state: Any, gstate: Any,
+) -> None:  # fmt: skip
+    """Gradients of one group of lanes, backwards in time, from the outputs `y`.
+
+    With l the gradient of y[t] and c the rate that was used: gx = c l, gc += l (x - y[t-1]),
+    and the gradient of y[t-1] is gy[t-1] + (1 - c) l.
+    `gstate` enters as the gradient of the last state and leaves as that of the first.
+    """
+    at = g * LANES
+    attack, release = vload(coef, at), vload(coef, row + at)
+    zero = vsplat(coef, 0.0)
+    g_attack, g_release, later = zero, zero, vload(gstate, at)
+    for t in range(frames - 1, -1, -1):
+        total = vload(gy, t * row + at) + later
+        before = vload(state, at) if t == 0 else vload(y, (t - 1) * row + at)
+        value = vload(x, t * row + at)
+        rate = where_greater(value, before, attack, release)
+        g_rate = total * (value - before)
+        g_attack = g_attack + where_greater(value, before, g_rate, zero)
+        g_release = g_release + where_greater(value, before, zero, g_rate)
+        vstore(gx, t * row + at, rate * total)
+        later = fma(zero - rate, total, total)
+    vstore(gstate, at, later)
+    vstore(gcoef, at, g_attack)
+    vstore(gcoef, row + at, g_release)
+
+
 def _build(digest: str) -> Any:
     """See `chain.cpu._build`: the hash of all kernel sources is part of the cache key."""
 
     @njit(nogil=True, cache=True)
     def run(x: Any, y: Any, frames: int, row: int, g: int, coef: Any, state: Any) -> None:
-        """Smooth lanes g LANES .. of `frames` flat rows of `row` numbers.
-
-        coef flat (2, row): attack, release; state flat (row,), changed in place.
-        """
+        """See `smooth`."""
         if digest == "":
             return
-        at = g * LANES
-        attack, release = vload(coef, at), vload(coef, row + at)
-        level = vload(state, at)
-        for t in range(frames):
-            value = vload(x, t * row + at)
-            rate = where_greater(value, level, attack, release)
-            level = fma(rate, value - level, level)
-            vstore(y, t * row + at, level)
-        vstore(state, at, level)
+        smooth(x, y, frames, row, g, coef, state)
 
     return run
 
@@ -45,31 +81,10 @@ def _build_adjoint(digest: str) -> Any:
         x: Any, y: Any, gy: Any, gx: Any, frames: int, row: int, g: int, coef: Any, gcoef: Any,
         state: Any, gstate: Any,
     ) -> None:  # fmt: skip
-        """Gradients of one group of lanes, backwards in time, from the outputs `y`.
-
-        With l the gradient of y[t] and c the rate that was used: gx = c l, gc += l (x - y[t-1]),
-        and the gradient of y[t-1] is gy[t-1] + (1 - c) l.
-        `gstate` enters as the gradient of the last state and leaves as that of the first.
-        """
+        """See `smooth_adjoint`."""
         if digest == "":
             return
-        at = g * LANES
-        attack, release = vload(coef, at), vload(coef, row + at)
-        zero = vsplat(coef, 0.0)
-        g_attack, g_release, later = zero, zero, vload(gstate, at)
-        for t in range(frames - 1, -1, -1):
-            total = vload(gy, t * row + at) + later
-            before = vload(state, at) if t == 0 else vload(y, (t - 1) * row + at)
-            value = vload(x, t * row + at)
-            rate = where_greater(value, before, attack, release)
-            g_rate = total * (value - before)
-            g_attack = g_attack + where_greater(value, before, g_rate, zero)
-            g_release = g_release + where_greater(value, before, zero, g_rate)
-            vstore(gx, t * row + at, rate * total)
-            later = fma(zero - rate, total, total)
-        vstore(gstate, at, later)
-        vstore(gcoef, at, g_attack)
-        vstore(gcoef, row + at, g_release)
+        smooth_adjoint(x, y, gy, gx, frames, row, g, coef, gcoef, state, gstate)
 
     return run
 

@@ -30,7 +30,7 @@ TILE = 4 * LANES
 
 
 @njit
-def _tile(x: Any, t: int, taps: Any, y: Any) -> None:
+def tile(x: Any, t: int, taps: Any, y: Any) -> None:
     """TILE outputs from x[t] on; `taps` are reversed.
 
     Taps LANES apart meet the same samples: four of them at a time need seven vectors, not sixteen.
@@ -82,7 +82,7 @@ def _last_samples(x: Any, t: int, taps: Any) -> Any:
 
 
 @njit
-def _window(x: Any, t: int, taps: Any) -> Any:
+def window_sum(x: Any, t: int, taps: Any) -> Any:
     """One output: the sum over the window from x[t] on; taps as `_padded` gives them."""
     total, last = vsplat(x, 0.0), taps.shape[0] - 2 * LANES
     for k in range(0, last, LANES):
@@ -92,7 +92,7 @@ def _window(x: Any, t: int, taps: Any) -> Any:
 
 @njit
 def _four_windows(x: Any, t: int, stride: int, taps: Any, y: Any) -> None:
-    """Four outputs, `stride` samples apart: as `_window`, but they hide each other's latency."""
+    """Four outputs, `stride` samples apart: as `window_sum`, but they hide each other's latency."""
     zero, last = vsplat(x, 0.0), taps.shape[0] - 2 * LANES
     y0, y1, y2, y3 = zero, zero, zero, zero
     for k in range(0, last, LANES):
@@ -133,7 +133,7 @@ def _strided(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y
             _four_windows(x, at, stride, taps, y[n:])
             n += 4
         else:
-            y[n] = _window(_piece(x, at, window), 0, taps)
+            y[n] = window_sum(_piece(x, at, window), 0, taps)
             n += 1
 
 
@@ -152,11 +152,11 @@ def _build(digest: str) -> Any:
             return
         last = aligned(TILE, x)
         for n in range(begin, end, TILE):
-            tile = _piece(x, first + n, TILE + taps.shape[0] - 1)
+            piece = _piece(x, first + n, TILE + taps.shape[0] - 1)
             if n + TILE <= end:
-                _tile(tile, 0, taps, y[n:])
+                tile(piece, 0, taps, y[n:])
             else:
-                _tile(tile, 0, taps, last)
+                tile(piece, 0, taps, last)
                 y[n:end] = last[: end - n]
 
     return run

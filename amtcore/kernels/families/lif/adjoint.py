@@ -28,22 +28,20 @@ from amtcore.kernels.vector.simd import LANES, accumulate, fma, vload, vsplat, v
 from amtcore.kernels.vector.source_digest import sources_digest
 
 # Rows of the tape: potential before the step and before firing, then i_s + x_s.
-_BEFORE, _REACHED, _DRIVEN = 0, 1, 2
+_BEFORE, _REACHED, DRIVEN = 0, 1, 2
 #: Lane groups that go through a block together: rows of the input are then 256 bytes each, and
 #: the tape (24 kB) stays in the first-level cache.
 TILE = 2
 
 
 @njit
-def _windows(coef: Any, groups: int, rows: int) -> Any:
+def find_windows(coef: Any, groups: int, rows: int, window: Any) -> None:
     """Per group of `rows` coefficients: 1 / threshold, and where the gradient's window opens."""
-    window = aligned(groups * 2 * LANES, coef)
     for g in range(groups):
         threshold = vload(coef, (g * rows + THRESHOLD) * LANES)
         vstore(window, 2 * g * LANES, vsplat(coef, 1.0) / threshold)
         opens = threshold - vload(coef, (g * rows + WINDOW) * LANES)
         vstore(window, (2 * g + 1) * LANES, opens)
-    return window
 
 
 @njit(forceinline=True)
@@ -59,7 +57,7 @@ def _forward_step(
     for j in range(synapses):
         driven = vload(state, (s + 1 + j) * LANES) + load_lanes(x, at + j, synapses, lanes, buffer)
         decayed = vload(coef, (c + BETA + j) * LANES) * driven
-        vstore(tape, (r + _DRIVEN + j) * LANES, driven)
+        vstore(tape, (r + DRIVEN + j) * LANES, driven)
         vstore(state, (s + 1 + j) * LANES, decayed)
         current = current + decayed
     reached = (vload(coef, (c + ALPHA) * LANES) * v + current) + vload(coef, (c + BIAS) * LANES)
@@ -102,21 +100,21 @@ def _backward_step(
         g_isyn = vload(gstate, (s + 1 + k) * LANES) + potential
         if recorded:
             g_isyn = g_isyn + load_lanes(gisyn, at * synapses + k, synapses, lanes, buffer)
-        accumulate(gcoef, c + BETA + k, g_isyn * vload(tape, (r + _DRIVEN + k) * LANES))
+        accumulate(gcoef, c + BETA + k, g_isyn * vload(tape, (r + DRIVEN + k) * LANES))
         g_driven = vload(coef, (c + BETA + k) * LANES) * g_isyn
         vstore(gstate, (s + 1 + k) * LANES, g_driven)
         store_lanes(gx, at * synapses + k, synapses, lanes, streamed, buffer, g_driven)
 
 
 @njit(forceinline=True)
-def _tile(
+def tile(
     x: Any, begin: int, end: int, g0: int, g1: int, lanes: int, first: int, neurons: int,
     synapses: int, recorded: bool, most: Any, coef: Any, window: Any, gcoef: Any, gstate: Any,
     state: Any, tape: Any, gspikes: Any, gvmem: Any, gisyn: Any, gx: Any, streamed: bool,
     buffer: Any,
 ) -> None:  # fmt: skip
     """Steps begin..end of lane groups g0..g1: forward from `state` with a tape, then backwards."""
-    rows, width = _DRIVEN + synapses, g1 - g0
+    rows, width = DRIVEN + synapses, g1 - g0
     for t in range(begin, end):
         for k in range(width):
             at, r = t * neurons + first + (g0 + k) * LANES, ((t - begin) * width + k) * rows
@@ -146,8 +144,9 @@ def _build(digest: str, single: bool, recorded: bool) -> Any:
             return
         synapses, most = 1 if single else count, vsplat(coef, max_spikes)
         groups, whole = -(-(last - first) // LANES), (last - first) // LANES if single else 0
-        window, states = _windows(coef, groups, BETA + synapses), (1 + synapses) * LANES
-        tape = aligned(BLOCK * TILE * (_DRIVEN + synapses) * LANES, x)
+        window, states = aligned(groups * 2 * LANES, coef), (1 + synapses) * LANES
+        find_windows(coef, groups, BETA + synapses, window)
+        tape = aligned(BLOCK * TILE * (DRIVEN + synapses) * LANES, x)
         state, buffer = aligned(TILE * states, x), aligned(LANES, x)
         for i in range(starts.shape[1] - 1, -1, -1):
             begin, end = i * BLOCK, min((i + 1) * BLOCK, steps)
@@ -155,13 +154,13 @@ def _build(digest: str, single: bool, recorded: bool) -> Any:
                 g1 = min(g0 + TILE, whole)
                 for g in range(g0, g1):
                     state[(g - g0) * states : (g - g0 + 1) * states] = starts[g, i]
-                _tile(x, begin, end, g0, g1, LANES, first, neurons, synapses, recorded, most, coef,
+                tile(x, begin, end, g0, g1, LANES, first, neurons, synapses, recorded, most, coef,
                       window, gcoef, gstate, state, tape, gspikes, gvmem, gisyn, gx, streamed,
                       buffer)  # fmt: skip
             for g in range(whole, groups):
                 state[:states] = starts[g, i]
                 lanes = min(LANES, last - first - g * LANES)
-                _tile(x, begin, end, g, g + 1, lanes, first, neurons, synapses, recorded, most,
+                tile(x, begin, end, g, g + 1, lanes, first, neurons, synapses, recorded, most,
                       coef, window, gcoef, gstate, state, tape, gspikes, gvmem, gisyn, gx,
                       streamed, buffer)  # fmt: skip
 

@@ -17,6 +17,7 @@ from amtcore.kernels.vector.simd import (
     LANES,
     _unary,
     any_at_least,
+    own_number,
     vload,
     vmax,
     vmin,
@@ -25,6 +26,7 @@ from amtcore.kernels.vector.simd import (
     where_greater,
 )
 from amtcore.kernels.vector.source_digest import sources_digest
+from amtcore.kernels.vector.warp_lowering import lane_id, lanes_are_threads
 
 #: Steps between the states kept for the adjoint: its tape then stays in the first-level cache.
 BLOCK = 32
@@ -39,6 +41,11 @@ vfloor = _unary("floor")
 @njit(forceinline=True)
 def load_lanes(x: Any, at: int, stride: int, lanes: int, buffer: Any) -> Any:
     """x[at], x[at + stride], .. in the first `lanes` lanes, zeros in the others."""
+    if lanes_are_threads():
+        own = vsplat(x, 0.0)
+        if lane_id() < lanes:
+            own = vsplat(x, x[at + lane_id() * stride])
+        return own
     if stride == 1 and lanes == LANES:
         return vload(x, at)
     vstore(buffer, 0, vsplat(buffer, 0.0))
@@ -52,7 +59,10 @@ def store_lanes(
     out: Any, at: int, stride: int, lanes: int, streamed: bool, buffer: Any, value: Any
 ) -> None:
     """The inverse of `load_lanes`."""
-    if stride != 1 or lanes != LANES:
+    if lanes_are_threads():
+        if lane_id() < lanes:
+            out[at + lane_id() * stride] = own_number(value)
+    elif stride != 1 or lanes != LANES:
         vstore(buffer, 0, value)
         for lane in range(lanes):
             out[at + lane * stride] = buffer[lane]
@@ -89,7 +99,7 @@ def count_spikes(potential: Any, threshold: Any, most: Any) -> Any:
 
 
 @njit(forceinline=True)
-def _step(
+def step(
     x: Any, at: int, g: int, lanes: int, synapses: int, most: Any, coef: Any, state: Any,
     spikes: Any, vmem: Any, isyn: Any, record: bool, streamed: bool, buffer: Any,
 ) -> None:  # fmt: skip
@@ -135,12 +145,12 @@ def _build(digest: str, single: bool, record: bool) -> Any:
             at = t * neurons + first
             for g in range(whole):
                 prefetch(x, at + _AHEAD * neurons + g * LANES)
-                _step(x, at + g * LANES, g, LANES, synapses, most, coef, state, spikes, vmem, isyn,
-                      record, streamed, buffer)  # fmt: skip
+                step(x, at + g * LANES, g, LANES, synapses, most, coef, state, spikes, vmem, isyn,
+                     record, streamed, buffer)  # fmt: skip
             for g in range(whole, groups):
                 lanes = min(LANES, last - first - g * LANES)
-                _step(x, at + g * LANES, g, lanes, synapses, most, coef, state, spikes, vmem, isyn,
-                      record, streamed, buffer)  # fmt: skip
+                step(x, at + g * LANES, g, lanes, synapses, most, coef, state, spikes, vmem, isyn,
+                     record, streamed, buffer)  # fmt: skip
 
     return run
 

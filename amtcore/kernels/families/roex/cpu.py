@@ -18,6 +18,7 @@ from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
     LANES,
     accumulate,
+    add_once,
     fma,
     vload,
     vmax,
@@ -47,7 +48,7 @@ def _present(intensity: Any, slope: Any, f_hz: Any, where: Any, i: Any, s: Any, 
 
 
 @njit
-def _skirts(count: int, i: Any, s: Any, f: Any, rate: Any, fc_hz: Any, out: Any) -> None:
+def skirts(count: int, i: Any, s: Any, f: Any, rate: Any, fc_hz: Any, out: Any) -> None:
     zero, one, below = vsplat(i, 0.0), vsplat(i, 1.0), 0
     for k in range(fc_hz.shape[0]):
         while below < count and f[below] < fc_hz[k]:
@@ -55,14 +56,15 @@ def _skirts(count: int, i: Any, s: Any, f: Any, rate: Any, fc_hz: Any, out: Any)
         centre, per_hz, total = vsplat(i, fc_hz[k]), vsplat(i, rate[k]), zero
         for j in range(0, below, LANES):
             distance = centre - vload(f, j)
-            x = vload(s, j) * (per_hz * vmax(distance, zero))
+            slope = where_greater(distance, zero, vload(s, j), zero)
+            x = slope * (per_hz * vmax(distance, zero))
             level = where_greater(distance, zero, vload(i, j), zero)
             total = fma(level, (one + x) * vexp(zero - x), total)
         out[k] = vsum(total)
 
 
 @njit
-def _skirts_adjoint(
+def skirts_adjoint(
     count: int, i: Any, s: Any, f: Any, rate: Any, fc_hz: Any, gout: Any, gi: Any, gs: Any,
     grate: Any,
 ) -> None:  # fmt: skip
@@ -79,14 +81,16 @@ def _skirts_adjoint(
         for j in range(0, below, LANES):
             distance = centre - vload(f, j)
             passes = where_greater(distance, zero, upstream, zero)
-            distance, slope = vmax(distance, zero), vload(s, j)
+            slope = where_greater(distance, zero, vload(s, j), zero)
+            level = where_greater(distance, zero, vload(i, j), zero)
+            distance = vmax(distance, zero)
             x = slope * (per_hz * distance)
             e = vexp(zero - x)
             accumulate(gi, j // LANES, passes * ((one + x) * e))
-            g_x = (zero - passes) * vload(i, j) * x * e * distance
+            g_x = (zero - passes) * level * x * e * distance
             accumulate(gs, j // LANES, g_x * per_hz)
             total = fma(g_x, slope, total)
-        grate[k] += vsum(total)
+        add_once(grate, k, vsum(total))
 
 
 def _build(digest: str) -> Any:
@@ -102,7 +106,7 @@ def _build(digest: str) -> Any:
         i, s, f = aligned(room, intensity), aligned(room, intensity), aligned(room, intensity)
         for n in range(intensity.shape[0]):
             count = _present(intensity[n], slope[n], f_hz, where, i, s, f)
-            _skirts(count, i, s, f, rate, fc_hz, out[n])
+            skirts(count, i, s, f, rate, fc_hz, out[n])
 
     return run
 
@@ -125,7 +129,7 @@ def _build_adjoint(digest: str) -> Any:
             count = _present(intensity[n], slope[n], f_hz, where, i, s, f)
             gi[:] = 0.0
             gs[:] = 0.0
-            _skirts_adjoint(count, i, s, f, rate, fc_hz, gout[n], gi, gs, grate)
+            skirts_adjoint(count, i, s, f, rate, fc_hz, gout[n], gi, gs, grate)
             gintensity[n] = 0.0
             gslope[n] = 0.0
             for j in range(count):
