@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from amtcore.errors import ShapeError
 from amtcore.features.spike_events import SpikeEvents
+from amtcore.kernels.backends.base import Backend
+from amtcore.kernels.backends.chosen import get_backend
 from amtcore.kernels.vector.threads import get_num_threads
 
 Frames = NDArray[np.floating[Any]]
@@ -163,6 +165,15 @@ class Extractor(ABC):
         self.input_channels = input_channels
         #: Name and version of the distribution the model comes from; None for those of amtcore.
         self.distribution: str | None = None
+        #: What it computes with, see `place`.
+        self.backend: Backend = get_backend("cpu")
+
+    def place(self, backend: Backend) -> None:
+        """Compute with another backend from now on, where the model can: `backend` then says so.
+
+        This one knows the processor only, and stays there.
+        """
+        del backend
 
     @abstractmethod
     def n_frames(self, n_samples: int) -> dict[str, int]:
@@ -197,7 +208,7 @@ class Extractor(ABC):
         digest = hashlib.sha256(self.settings().encode())
         for name, tensor in self.constants():
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def describe_stream(self, info: StreamInfo) -> dict[str, Any]:
@@ -214,7 +225,7 @@ class Extractor(ABC):
             "params": self.params,
             "input_unit": self.input_unit,
             "dtype": str(self.dtype),
-            "backend": "cpu",
+            "backend": self.backend.name,
             "threads": get_num_threads(),
             "buffers_sha256": self.buffers_sha256(),
             "streams": [self.describe_stream(info) for info in self.streams],
@@ -229,8 +240,14 @@ def module_constants(module: nn.Module) -> list[tuple[str, Tensor]]:
     return sorted({**module.state_dict(), **taps}.items())
 
 
-def as_clip(clip: NDArray[np.floating[Any]], dtype: np.dtype[Any]) -> Frames:
-    """A 1-D signal in the working type; raises for anything else."""
+def as_clip(clip: NDArray[np.floating[Any]] | Tensor, dtype: np.dtype[Any]) -> Any:
+    """A 1-D signal in the working type, a tensor as it is; raises for anything else."""
+    if isinstance(clip, Tensor):
+        if clip.ndim != 1 or str(clip.dtype) != f"torch.{dtype}":
+            raise ShapeError(
+                f"expected a 1-D tensor of {dtype}, got {clip.dtype} of shape {tuple(clip.shape)}"
+            )
+        return clip
     array = np.asarray(clip)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
         raise ShapeError(

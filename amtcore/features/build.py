@@ -11,6 +11,7 @@ from amtcore.features.base import Extractor
 from amtcore.features.module_model import DTYPES
 from amtcore.features.parameters import Parameter
 from amtcore.features.registry import Registration, get_registration, registrations
+from amtcore.kernels.backends.chosen import get_backend
 from amtcore.kernels.vector.threads import set_num_threads
 
 
@@ -65,14 +66,18 @@ def build_extractor(
             `spikes.SpikeOptions`. None asks for the model's default streams, mostly its first.
         threads: Threads for the kernels of this process; None keeps the number.
         dtype: "float32" or "float64".
-        backend: None or "cpu": the fused kernel has no other backend yet.
+        backend: What computes: "cpu" (None), "cuda", or "interpreted", which is cuda with an
+            interpreter in the place of the driver. A model that knows the processor only stays
+            there; `Extractor.backend` says so.
+    Raises:
+        ParameterError: A model, parameter, stream or option that does not exist or does not fit.
+        BackendError: No such backend, or no GPU for it.
     """
     registration = get_registration(model)
     found = registration.load()
     if dtype not in DTYPES:
         raise ParameterError(f"dtype must be float32 or float64, got {dtype!r}")
-    if backend not in (None, "cpu"):
-        raise ParameterError(f"extraction runs on backend 'cpu' only, got {backend!r}")
+    computing = get_backend("cpu" if backend is None else backend)
     if threads is not None:
         set_num_threads(threads)
     extractor = found.build(
@@ -83,6 +88,7 @@ def build_extractor(
         dtype,
     )
     extractor.distribution = registration.distribution
+    extractor.place(computing)
     return extractor
 
 

@@ -14,51 +14,51 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import ParameterError
+from amtcore.kernels.backends.base import Backend, Samples
+from amtcore.kernels.backends.chosen import get_backend
 from amtcore.kernels.fused.program import BlockOp, PooledChain, lay_out
-from amtcore.kernels.fused.runner import run_program
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 from amtcore.stages.base import Stage
 
-Samples = NDArray[np.floating[Any]]
 Bands = Callable[[Tensor], Iterator[Tensor]]
 
 
-def as_tensor(samples: Samples) -> Tensor:
-    """A tensor on the same memory where it can be written to."""
-    return torch.from_numpy(np.require(samples, requirements=["C", "W"]))
-
-
 class FrontEnd:
-    """The stages of a model that act on the waveform before its channels split."""
+    """The stages of a model that act on the waveform before its channels split.
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        self._stages = stages
+    Args:
+        stages: In order.
+        backend: What they compute with.
+    """
+
+    def __init__(self, stages: Sequence[Stage], backend: Backend) -> None:
+        self._stages, self._backend = stages, backend
         self._states: list[Any] = [None] * len(stages)
 
-    def push(self, chunk: Samples, last: bool = False) -> Samples:
-        """What comes out for the next samples; with `last`, all that was held back too."""
+    def push(self, chunk: Samples | Tensor, last: bool = False) -> Any:
+        """What comes out for the next samples, as a chain takes it; with `last`, all that was held
+        back too."""
         if not self._stages:
             return chunk
-        x = as_tensor(chunk)
+        x = self._backend.upload(chunk)
         with torch.no_grad():
             for i, stage in enumerate(self._stages):
                 ending = {"last": last} if stage.looks_ahead else {}
                 x, self._states[i] = stage.stream(x, self._states[i], **ending)  # type: ignore[operator]
-        return x.numpy()
+        return self._backend.clip_of(x)
 
-    def whole(self, clip: Samples) -> Samples:
+    def whole(self, clip: Samples | Tensor) -> Any:
         """What comes out for a whole signal."""
-        return FrontEnd(self._stages).push(clip, last=True)
+        return FrontEnd(self._stages, self._backend).push(clip, last=True)
 
 
 class PooledStream(Protocol):
     """Frames of one stream, chunk by chunk."""
 
-    def push(self, chunk: Samples) -> Samples:
+    def push(self, chunk: Any) -> Samples:
         """Frames that the next samples complete."""
 
     def finish(self) -> Samples:
@@ -69,38 +69,53 @@ class FusedFeatures:
     """A stream that the fused kernel makes, chunk by chunk or whole."""
 
     def __init__(self, chain: PooledChain) -> None:
-        self.chain = chain
-        self.width = chain.tables.width
+        self._compiled, self.width = chain, chain.tables.width
+        #: Bytes of one number.
+        self.itemsize = chain.coef.itemsize
+        self.place(get_backend("cpu"))
+
+    def place(self, backend: Backend) -> None:
+        """Compute there from now on."""
+        self._backend, self.chain = backend, backend.place(self._compiled)
 
     def n_frames(self, n_samples: int) -> int:
         """Whole frames in so many samples."""
-        return self.chain.n_frames(n_samples)
+        return self._compiled.n_frames(n_samples)
 
-    def extract(self, clips: Sequence[Samples]) -> list[Samples]:
+    def push(self, clips: Sequence[Any], states: Any, start: int) -> list[Samples]:
+        """Frames that the next samples of each clip complete."""
+        return self._backend.download(self.chain.push(clips, states, start))
+
+    def finish(self, states: Any, samples: Sequence[int]) -> list[Samples]:
+        """Frames of each clip that were waiting for what follows the last of so many samples."""
+        return self._backend.download(self.chain.finish(states, samples))
+
+    def extract(self, clips: Sequence[Any]) -> list[Samples]:
         """Per clip (frames, width)."""
-        states = [self.chain.rest.copy() for _ in clips]
-        frames = self.chain.push(clips, states, 0)
+        states = self.chain.fresh(len(clips))
+        frames = self.push(clips, states, 0)
         if self.chain.tail is None:
             return frames
-        last = [self.chain.finish(s, len(clip)) for s, clip in zip(states, clips, strict=True)]
+        last = self.finish(states, [len(clip) for clip in clips])
         return [np.concatenate(parts) for parts in zip(frames, last, strict=True)]
 
     def open(self) -> PooledStream:
         """Start on a long signal."""
-        return _FusedStream(self.chain)
+        return _FusedStream(self)
 
 
 class _FusedStream:
-    def __init__(self, chain: PooledChain) -> None:
-        self._chain, self._state, self._samples = chain, chain.rest.copy(), 0
+    def __init__(self, features: FusedFeatures) -> None:
+        self._features, self._samples = features, 0
+        self._states = features.chain.fresh(1)
 
-    def push(self, chunk: Samples) -> Samples:
-        frames = self._chain.push([chunk], [self._state], self._samples)[0]
+    def push(self, chunk: Any) -> Samples:
+        frames = self._features.push([chunk], self._states, self._samples)[0]
         self._samples += len(chunk)
         return frames
 
     def finish(self) -> Samples:
-        return self._chain.finish(self._state, self._samples)
+        return self._features.finish(self._states, [self._samples])[0]
 
 
 class WholeFeatures:
@@ -125,31 +140,39 @@ class WholeFeatures:
     ) -> None:
         self._table, coefs, states = lay_out(ops)
         self._coef, self._rest = torch.cat(coefs, 1), torch.cat(states, 1)
-        self._bands, self._n_bands, self._pooling, self._rates = bands, n_bands, pooling, rates
+        self._bands, self._n_bands, self._compiled, self._rates = bands, n_bands, pooling, rates
         self.width = n_bands * pooling.tables.width
+        self.place(get_backend("cpu"))
+
+    def place(self, backend: Backend) -> None:
+        """Compute there from now on."""
+        self._backend, self._pooling = backend, backend.place(self._compiled)
+        self._coef, self._rest = self._coef.to(backend.device), self._rest.to(backend.device)
 
     def n_frames(self, n_samples: int) -> int:
         """Whole frames in so many samples."""
-        return self._pooling.n_frames(n_samples * self._rates[0] // self._rates[1])
+        return self._compiled.n_frames(n_samples * self._rates[0] // self._rates[1])
 
-    def extract(self, clips: Sequence[Samples]) -> list[Samples]:
+    def extract(self, clips: Sequence[Any]) -> list[Samples]:
         """Per clip (frames, width), columns channel by channel."""
-        if len(clips) < get_num_threads():
+        if len(clips) < get_num_threads() or self._backend.name != "cpu":
             return [self._one(clip) for clip in clips]
         frames: dict[int, Samples] = {}
         parallel_for(lambda i: frames.update({i: self._one(clips[i])}), len(clips))
         return [frames[i] for i in range(len(clips))]
 
-    def _one(self, clip: Samples) -> Samples:
-        out = np.empty((self.n_frames(len(clip)), self.width), self._pooling.coef.dtype)
+    def _one(self, clip: Any) -> Samples:
+        out = np.empty((self.n_frames(len(clip)), self.width), self._compiled.coef.dtype)
         if len(out) == 0:
             return out
         with torch.no_grad():
-            x = as_tensor(clip).reshape(1, 1, -1)
-            channels, _ = run_program(self._table, x, self._coef, self._rest.unsqueeze(0))
+            x = self._backend.upload(clip).reshape(1, 1, -1)
+            rest = self._rest.unsqueeze(0)
+            channels, _ = self._backend.run_program(self._table, x, self._coef, rest)
             for m, band in enumerate(self._bands(channels)):
-                state = self._pooling.rest.copy()
-                out[:, m :: self._n_bands] = self._pooling.push([band[0].numpy()], [state], 0)[0]
+                samples = self._backend.clip_of(band[0])
+                frames = self._pooling.push([samples], self._pooling.fresh(1), 0)
+                out[:, m :: self._n_bands] = self._backend.download(frames)[0]
         return out
 
     def open(self) -> PooledStream:

@@ -30,6 +30,7 @@ from amtcore.features.feature_model import check_options
 from amtcore.features.filterbank import FrontEnd, FusedFeatures, WholeFeatures
 from amtcore.features.module_model import ModuleModel
 from amtcore.features.spike_stream import SpikeFeatures, build_spikes, join
+from amtcore.kernels.backends.base import Backend
 from amtcore.kernels.fused.program import compile_chain, identity_bank
 from amtcore.models.base import TimeDomainModel
 
@@ -106,22 +107,33 @@ class FilterbankExtractor(Extractor):
         )
         self._module, self._features, self._front_end = model, features, model.front_end()
 
+    def place(self, backend: Backend) -> None:
+        """Compute there from now on; neurons stay on the processor, which hears their frames."""
+        self.backend = backend
+        self._module.to(backend.device)
+        for each in self._features.values():
+            (each.source if isinstance(each, SpikeFeatures) else each).place(backend)
+
     def n_frames(self, n_samples: int) -> dict[str, int]:
         """Whole frames of each stream in so many samples."""
         return {name: each.n_frames(n_samples) for name, each in self._features.items()}
 
     def extract(self, clips: Sequence[Frames]) -> list[Made]:
         """Features of several clips, as the base class says; a batch runs through the kernel."""
-        ear = FrontEnd(self._front_end)
-        signals = [ear.whole(as_clip(clip, self.dtype)) for clip in clips]
-        frames: dict[str, Sequence[Any]] = {
-            name: each.extract(signals) for name, each in self._features.items()
-        }
+        ear = FrontEnd(self._front_end, self.backend)
+        with self.backend.stream():
+            signals = [ear.whole(as_clip(clip, self.dtype)) for clip in clips]
+            if len(self._features) > 1:
+                signals = self.backend.share(signals)
+            frames: dict[str, Sequence[Any]] = {
+                name: each.extract(signals) for name, each in self._features.items()
+            }
         return [{name: of_clips[i] for name, of_clips in frames.items()} for i in range(len(clips))]
 
     def open_stream(self) -> FilterbankStream:
         """Start on a long signal; end it with `finish`. Raises where a stream needs whole clips."""
-        return FilterbankStream(self._features, FrontEnd(self._front_end), self.dtype)
+        front_end = FrontEnd(self._front_end, self.backend)
+        return FilterbankStream(self._features, front_end, self.dtype, self.backend)
 
     def constants(self) -> list[tuple[str, Tensor]]:
         """Those of the model, then those of each stream of events."""
@@ -144,23 +156,29 @@ class FilterbankStream(ExtractStream):
     """Features of one long signal, chunk by chunk, in memory that does not grow."""
 
     def __init__(
-        self, features: Mapping[str, Features], front_end: FrontEnd, dtype: np.dtype[Any]
+        self,
+        features: Mapping[str, Features],
+        front_end: FrontEnd,
+        dtype: np.dtype[Any],
+        backend: Backend,
     ) -> None:
-        self._front_end, self._dtype = front_end, dtype
+        self._front_end, self._dtype, self._backend = front_end, dtype, backend
         self._streams = {name: each.open() for name, each in features.items()}
 
     def push(self, chunk: Frames) -> Made:
         """Feed the next samples (1-D, input unit); returns the frames they complete."""
-        samples = self._front_end.push(as_clip(chunk, self._dtype))
-        return {name: stream.push(samples) for name, stream in self._streams.items()}
+        with self._backend.stream():
+            samples = self._front_end.push(as_clip(chunk, self._dtype))
+            return {name: stream.push(samples) for name, stream in self._streams.items()}
 
     def finish(self) -> Made:
         """End the signal; returns the frames that were waiting for what follows its last sample."""
-        tail = self._front_end.push(np.zeros(0, self._dtype), last=True)
-        return {
-            name: join((stream.push(tail), stream.finish()))
-            for name, stream in self._streams.items()
-        }
+        with self._backend.stream():
+            tail = self._front_end.push(np.zeros(0, self._dtype), last=True)
+            return {
+                name: join((stream.push(tail), stream.finish()))
+                for name, stream in self._streams.items()
+            }
 
 
 def _frame_options(name: str, options: StreamOptions) -> tuple[Any, Any]:

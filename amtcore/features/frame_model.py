@@ -219,7 +219,8 @@ class FrameExtractor(Extractor):
         """Features of several clips, one after another: none depends on its neighbours."""
         return [self._extract_one(as_clip(clip, self.dtype)) for clip in clips]
 
-    def _extract_one(self, signal: Frames) -> Made:
+    def _extract_one(self, signal: Frames | Tensor) -> Made:
+        signal = signal.cpu().numpy() if isinstance(signal, Tensor) else signal
         wanted = self.n_frames(len(signal))
         # Without a frame there is nothing to compute, and a model need not take such signals.
         found = self._design.compute(signal.astype(np.float32)) if any(wanted.values()) else {}

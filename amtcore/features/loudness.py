@@ -28,8 +28,8 @@ from amtcore.features.base import (
     module_constants,
 )
 from amtcore.features.feature_model import check_options
-from amtcore.features.filterbank import as_tensor
 from amtcore.features.module_model import ModuleModel
+from amtcore.kernels.backends.chosen import get_backend
 from amtcore.kernels.fused.cpu import POOLS
 from amtcore.kernels.fused.program import frame_ratio
 from amtcore.kernels.vector.threads import get_num_threads
@@ -247,7 +247,7 @@ def as_ears(clip: Frames, model: LoudnessModel) -> torch.Tensor:
             f"expected a floating-point signal (time,) or (ear, time) with {allowed} ears, got "
             f"{array.dtype} of shape {array.shape}"
         )
-    return as_tensor(ears).to(model.dtype)
+    return get_backend("cpu").upload(ears).to(model.dtype)
 
 
 class LoudnessFeatureModel(ModuleModel[LoudnessModel]):

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from amtcore.errors import ParameterError, nearest_hint
 from amtcore.features.base import StreamKind, StreamOptions
-from amtcore.features.filterbank import FusedFeatures, PooledStream, Samples
+from amtcore.features.filterbank import FusedFeatures, PooledStream
 from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
 from amtcore.features.spike_events import SpikeEvents
+from amtcore.kernels.backends.base import Samples
 from amtcore.models.base import TimeDomainModel
 
 #: Frames of all clips of a batch that are held at a time.
@@ -54,26 +55,24 @@ class SpikeFeatures:
 
     def extract(self, clips: Sequence[Samples]) -> list[SpikeEvents]:
         """Events of each clip; its neurons start at rest, whatever the others do."""
-        chain = self.source.chain
-        states = [chain.rest.copy() for _ in clips]
+        states = self.source.chain.fresh(len(clips))
         neurons = [self.encoder.open_stream() for _ in clips]
         parts: list[list[SpikeEvents]] = [[] for _ in clips]
         longest = max((len(clip) for clip in clips), default=0)
         stretch = self._stretch_samples(longest, len(clips))
         for start in range(0, longest, stretch):
-            live = [i for i, clip in enumerate(clips) if len(clip) > start]
-            frames = chain.push(
-                [clips[i][start : start + stretch] for i in live], [states[i] for i in live], start
-            )
-            for i, heard in zip(live, frames, strict=True):
-                parts[i].append(neurons[i].push_frames(heard))
-        for i, clip in enumerate(clips):
-            parts[i].append(neurons[i].push_frames(chain.finish(states[i], len(clip))))
+            # Of a clip that has ended there is nothing, which makes no frames.
+            pieces = [clip[start : start + stretch] for clip in clips]
+            for i, heard in enumerate(self.source.push(pieces, states, start)):
+                if len(heard):
+                    parts[i].append(neurons[i].push_frames(heard))
+        for i, heard in enumerate(self.source.finish(states, [len(clip) for clip in clips])):
+            parts[i].append(neurons[i].push_frames(heard))
         return [SpikeEvents.concatenate(of_clip) for of_clip in parts]
 
     def _stretch_samples(self, samples: int, clips: int) -> int:
         """Samples of each clip whose frames fit the bound."""
-        row_bytes = self.source.width * self.source.chain.coef.itemsize
+        row_bytes = self.source.width * self.source.itemsize
         held = self.n_frames(samples) * row_bytes * clips
         return max(1, samples // max(1, -(-held // STRETCH_BYTES)))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,16 +15,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from amtcore.kernels.fused.program import PooledChain
 from amtcore.kernels.fused.runner import PooledTables
 
 Gradients = tuple[Tensor, Tensor, Tensor]
+Samples = NDArray[np.floating[Any]]
 
 
 class Chain(Protocol):
     """A pooled chain where its backend computes; see `fused.program.PooledChain`."""
 
-    tables: PooledTables
-    tail: PooledTables | None
+    @property
+    def tables(self) -> PooledTables:
+        """What it needs to know besides coefficients and states."""
+
+    @property
+    def tail(self) -> PooledTables | None:
+        """The operations from the first that looks ahead on; None where none does."""
 
     def n_frames(self, n_samples: int) -> int:
         """Whole frames in so many samples."""
@@ -50,8 +58,28 @@ class Backend(ABC):
     device: torch.device
 
     @abstractmethod
-    def place(self, chain: Any) -> Chain:
+    def place(self, chain: PooledChain) -> Chain:
         """A compiled chain, ready to run here."""
+
+    @abstractmethod
+    def stream(self) -> AbstractContextManager[Any]:
+        """Inside, work of this thread does not wait for that of others."""
+
+    @abstractmethod
+    def upload(self, clip: Samples | Tensor) -> Tensor:
+        """Samples as a tensor on the device."""
+
+    @abstractmethod
+    def clip_of(self, x: Tensor) -> Any:
+        """A tensor as a chain takes its clips."""
+
+    @abstractmethod
+    def download(self, frames: list[Any]) -> list[Samples]:
+        """What a chain made, as arrays of the host."""
+
+    def share(self, clips: list[Any]) -> list[Any]:
+        """Clips that several chains will take, moved once."""
+        return clips
 
     @abstractmethod
     def run_program(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.kernels.backends.base import Backend, Chain, Gradients
+from amtcore.kernels.backends.base import Backend, Chain, Gradients, Samples
 from amtcore.kernels.families.attack_release import runner as attack_release
 from amtcore.kernels.families.envelope import runner as envelope
 from amtcore.kernels.families.fir import runner as fir
@@ -28,6 +30,22 @@ class CpuBackend(Backend):
     def place(self, chain: PooledChain) -> Chain:
         """The chain itself."""
         return chain
+
+    def stream(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def upload(self, clip: Samples | Tensor) -> Tensor:
+        """A tensor on the same memory where it can be written to."""
+        if isinstance(clip, Tensor):
+            return clip
+        return torch.from_numpy(np.require(clip, requirements=["C", "W"]))
+
+    def clip_of(self, x: Tensor) -> Samples:
+        samples: Samples = x.numpy()
+        return samples
+
+    def download(self, frames: list[Any]) -> list[Samples]:
+        return frames
 
     def run_program(
         self, ops: NDArray[Any], x: Tensor, coef: Tensor, state: Tensor

@@ -6,7 +6,9 @@ Everything stays on the device and on the current stream; nothing waits for resu
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.kernels.backends import warp_families
-from amtcore.kernels.backends.base import Backend, Chain, Gradients
-from amtcore.kernels.backends.warp_chain import WarpChain
+from amtcore.kernels.backends.base import Backend, Chain, Gradients, Samples
+from amtcore.kernels.backends.warp_chain import WarpChain, gathered
 from amtcore.kernels.backends.warp_launch import Clips, rows_of, run_forward, start
 from amtcore.kernels.families.envelope import reference as envelope
 from amtcore.kernels.fused.filters import get_filter
@@ -46,12 +48,44 @@ class WarpBackend(Backend):
     """
 
     def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
+        self._launcher, self._own = launcher, threading.local()
         self.name, self.device = launcher.name, launcher.device
 
     def place(self, chain: PooledChain) -> Chain:
         """The chain with its constants on the device."""
         return WarpChain(self._launcher, chain)
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """A stream of this thread's own, where there are streams."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        if not hasattr(self._own, "stream"):
+            self._own.stream = torch.cuda.Stream(self.device)
+        return torch.cuda.stream(self._own.stream)
+
+    def upload(self, clip: Samples | Tensor) -> Tensor:
+        return gathered([clip], self.device).view(clip.shape)
+
+    def clip_of(self, x: Tensor) -> Tensor:
+        return x.contiguous()
+
+    def download(self, frames: list[Tensor]) -> list[Samples]:
+        """In one piece; this thread waits for its stream."""
+        if not frames:
+            return []
+        whole = torch.cat([part.reshape(-1) for part in frames])
+        if self.device.type == "cuda":
+            room = torch.empty_like(whole, device="cpu", pin_memory=True)
+            room.copy_(whole, non_blocking=True)
+            torch.cuda.current_stream(self.device).synchronize()
+            whole = room
+        parts = whole.split([part.numel() for part in frames])
+        return [here.view(part.shape).numpy() for here, part in zip(parts, frames, strict=True)]
+
+    def share(self, clips: list[Any]) -> list[Any]:
+        whole = gathered(clips, self.device)
+        parts = whole.split([len(clip) for clip in clips])
+        return list(parts)
 
     def run_program(
         self, ops: NDArray[Any], x: Tensor, coef: Tensor, state: Tensor

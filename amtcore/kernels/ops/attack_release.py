@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.errors import ShapeError
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.families.attack_release import reference
 from amtcore.kernels.ops.autograd import as_adjoint, with_adjoint
 from amtcore.kernels.ops.dispatch import use_reference

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.errors import DerivativeError, ShapeError
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.fused.operations import get_adjoint
 from amtcore.kernels.vector.result_pool import training
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.errors import ShapeError
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.families.fir import reference
 from amtcore.kernels.families.fir.reference import count_outputs
 from amtcore.kernels.ops.autograd import with_adjoint

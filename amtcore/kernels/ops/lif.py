@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.errors import ShapeError
+from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.families.lif import reference, runner
 from amtcore.kernels.families.lif.reference import NEURON_COEFS, Outputs
 from amtcore.kernels.ops.autograd import as_adjoint, wants_derivative, with_adjoint
