@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amtcore import Dau1997
-from amtcore.errors import ParameterError, ShapeError, UnknownModelError
+from amtcore.errors import BackendError, ParameterError, ShapeError, UnknownModelError
 from amtcore.features.base import StreamInfo
 from amtcore.features.build import build_extractor, list_models
 from amtcore.kernels.fused.cpu import POOLS
@@ -142,7 +142,7 @@ def test_hash_follows_the_constants() -> None:
         ({"streams": {"modulation": {"frame_rate_hz": 1e9}}}, ParameterError, "frame rate"),
         ({"streams": {"modulation": {"frame_rate_hz": 3.1234567}}}, ParameterError, "rounder"),
         ({"dtype": "float16"}, ParameterError, "dtype must be"),
-        ({"backend": "cuda"}, ParameterError, "backend"),
+        ({"backend": "tpu"}, BackendError, "backend of cpu, cuda, interpreted"),
         ({"fs_hz": 8000}, ParameterError, "half the sampling rate"),
     ],
 )

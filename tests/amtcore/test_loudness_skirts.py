@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import BackendError, ShapeError
-from amtcore.kernels.ops.roex import ITEM_FRAMES, lower_skirt
+from amtcore.kernels.families.roex.runner import ITEM_FRAMES
+from amtcore.kernels.ops.roex import lower_skirt
 
 from ..compare import Tolerance, assert_close
 
