@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-models test-pipeline test-jobs kernels lint lock bench clean
+.PHONY: setup demo test test-models test-pipeline test-jobs test-gpu kernels lint lock bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -53,6 +53,11 @@ test-pipeline: setup
 
 test-jobs: setup
 	$(BIN)/python -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline
+
+# Needs a CUDA device and says so where there is none; the tests alone would be skipped.
+test-gpu: setup
+	$(BIN)/python -c "from amtcore.kernels.warp.driver.available import find_device; find_device('cuda')"
+	$(BIN)/python -m pytest -m gpu tests
 
 bench: setup
 	$(BIN)/python -m benchmarks.run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -69,6 +70,20 @@ def whole(model: nn.Module) -> Callable[[Tensor], Any]:
     if isinstance(model, LIFExodus):
         return lambda x: model.stream(x)[0]
     return model
+
+
+def in_chunks(case: Case, model: nn.Module, x: Tensor, cuts: list[int]) -> list[Tensor]:
+    """Outputs and stages of the chunks between the cuts, put together again."""
+    axis, state, parts = case.input_axis, None, []
+    edges = [0, *sorted(cuts), x.shape[axis]]
+    for i, (begin, end) in enumerate(pairwise(edges)):
+        ending = {} if isinstance(model, LIFExodus) else {"last": i == len(cuts)}
+        out, state = model.stream(x.narrow(axis, begin, end - begin), state, **ending)
+        parts.append(case.traces(out))
+    return [
+        pieces[-1][0] if pieces[0][1] is None else torch.cat([t for t, _ in pieces], pieces[0][1])
+        for pieces in zip(*parts, strict=True)
+    ]
 
 
 def leaves(result: Any) -> list[Tensor]:

@@ -9,12 +9,19 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from amtcore.errors import BackendError, DeviceLostError, DeviceMemoryError, ParameterError
+from amtcore.errors import (
+    BackendError,
+    DeviceLostError,
+    DeviceMemoryError,
+    ParameterError,
+    WrongDeviceError,
+)
 from amtcore.kernels.warp.driver import launcher as launching
 from amtcore.kernels.warp.driver.failures import LOST, device_errors
 from amtcore.kernels.warp.driver.launcher import CudaLauncher, pack
 from amtcore.kernels.warp.driver.modules import count_parameters
 from amtcore.kernels.warp.driver.probe import probe
+from amtcore.kernels.warp.interpreter import InterpretedLauncher
 from amtcore.kernels.warp.launching import Kernel
 from tests.amtcore.fake_driver import (
     ADD,
@@ -85,7 +92,8 @@ def test_arguments_are_packed_byte_by_byte() -> None:
     ],
 )
 def test_what_no_kernel_takes_is_refused(argument: torch.Tensor | int, line: str) -> None:
-    with pytest.raises(ParameterError, match="argument 1 of a kernel: .*" + line):
+    wrong = (ParameterError, WrongDeviceError)
+    with pytest.raises(wrong, match="argument 1 of a kernel: .*" + line):
         pack([0, argument], CPU)
 
 
@@ -269,6 +277,10 @@ def test_errors_of_torch_become_ours(raised: Exception, wanted: type[Exception])
         raise raised
     assert type(caught.value) is wanted
     assert (caught.value is raised) == (type(raised) is wanted)
+
+
+def test_the_probe_adds_where_ptx_is_interpreted() -> None:
+    probe(InterpretedLauncher())
 
 
 def test_a_probe_that_adds_wrongly_is_told(launcher: CudaLauncher) -> None:

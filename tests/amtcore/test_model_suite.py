@@ -7,21 +7,20 @@ import functools
 import math
 import pickle
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from amtcore import Dau1997, Glasberg2002, King2019, LIFExodus, Moore2016, Osses2021, Paulick2024
+from amtcore import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Paulick2024
 from amtcore.errors import ParameterError, ShapeError
 
 from ..compare import FLOAT32_MODULATION, Tolerance, assert_close
 from .loudness_golden import one_thread  # noqa: F401
-from .model_cases import CASES, Case, leaves, use_plain_loops, whole
+from .model_cases import CASES, Case, in_chunks, leaves, use_plain_loops, whole
 
 #: Two routes through a model in float64: rounding, which the adaptation's onsets magnify.
 ROUTES64 = Tolerance(1e-9, "float64 rounding through onsets", 1e-12)
@@ -50,20 +49,6 @@ def _whole_output(name: str) -> list[Tensor]:
         return leaves(whole(_with_stages(name))(CASES[name].signal(2)))
 
 
-def _in_chunks(case: Case, model: nn.Module, x: Tensor, cuts: list[int]) -> list[Tensor]:
-    """Outputs and stages of the chunks between the cuts, put together again."""
-    axis, state, parts = case.input_axis, None, []
-    edges = [0, *sorted(cuts), x.shape[axis]]
-    for i, (begin, end) in enumerate(pairwise(edges)):
-        ending = {} if isinstance(model, LIFExodus) else {"last": i == len(cuts)}
-        out, state = model.stream(x.narrow(axis, begin, end - begin), state, **ending)
-        parts.append(case.traces(out))
-    return [
-        pieces[-1][0] if pieces[0][1] is None else torch.cat([t for t, _ in pieces], pieces[0][1])
-        for pieces in zip(*parts, strict=True)
-    ]
-
-
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.streams])
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(cuts=st.lists(st.floats(0.0, 1.0), max_size=5))
@@ -72,7 +57,7 @@ def test_chunks_equal_the_whole_exactly(name: str, cuts: list[float]) -> None:
     case = CASES[name]
     x = case.signal(2)
     with torch.no_grad():
-        together = _in_chunks(
+        together = in_chunks(
             case, _with_stages(name), x, [int(cut * x.shape[case.input_axis]) for cut in cuts]
         )
     for got, expected in zip(together, _whole_output(name), strict=True):

@@ -18,7 +18,7 @@ from ctypes import byref, c_uint64, c_void_p
 import torch
 from torch import Tensor
 
-from amtcore.errors import BackendError, ParameterError
+from amtcore.errors import BackendError, ParameterError, WrongDeviceError
 from amtcore.kernels.warp.driver.available import FORKED, Load, find_device
 from amtcore.kernels.warp.driver.failures import Driver, device_errors
 from amtcore.kernels.warp.driver.library import load_library
@@ -61,7 +61,7 @@ class CudaLauncher(Launcher):
         """As of the base class, on `torch.cuda.current_stream(device)`.
 
         Raises:
-            ParameterError: An argument is of another device, or not what a kernel takes.
+            WrongDeviceError, ParameterError: An argument is not what a kernel here takes.
             DeviceMemoryError, DeviceLostError: Of this, or of an earlier kernel.
             BackendError: The kernel was not loaded before a CUDA graph is captured.
         """
@@ -127,8 +127,9 @@ def pack(arguments: Sequence[Tensor | int], device: torch.device) -> ctypes.Arra
     """One 64-bit word for each argument: an address or an integer, two's complement.
 
     Raises:
-        ParameterError: A tensor elsewhere, with gaps or of a type that no kernel has; an integer
-            of more than 64 bits.
+        WrongDeviceError: A tensor lies elsewhere.
+        ParameterError: A tensor has gaps or a type that no kernel has; an integer of more than 64
+            bits.
     """
     words = [
         _address(k, each, device) if isinstance(each, Tensor) else _integer(k, each)
@@ -139,7 +140,7 @@ def pack(arguments: Sequence[Tensor | int], device: torch.device) -> ctypes.Arra
 
 def _address(k: int, tensor: Tensor, device: torch.device) -> int:
     if tensor.device != device:
-        raise ParameterError(
+        raise WrongDeviceError(
             f"argument {k} of a kernel: expected a tensor on {device}, got one on "
             f"{tensor.device}; move all tensors and the module to one device"
         )

@@ -1,0 +1,101 @@
+"""Extraction on a GPU: every model's streams, ragged batches, tensors in, threads, and a job."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amtcore.features.build import build_extractor
+from amtcore.features.registry import BUILT_IN
+from earmill.jobs.doctor.gpu import as_array, noise
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.spec.job import JobSpec
+from tests.chaos.jobs import assert_equal_datasets, write_corpus, write_job
+from tests.compare import Tolerance, assert_close
+
+pytestmark = pytest.mark.gpu
+#: Their spectra are transforms of another library, and they are no recurrences.
+LOUDNESS = ("glasberg2002", "moore2016")
+SPECTRA = Tolerance(1e-4, "single-precision transforms of another library", 1e-6)
+SECONDS = (0.31, 1.2, 0.05, 0.0, 0.7, 0.002)
+
+
+def assert_equal(name: str, got: list[Any], expected: list[Any]) -> None:
+    """Clip by clip, stream by stream."""
+    for mine, wanted in zip(got, expected, strict=True):
+        assert mine.keys() == wanted.keys()
+        for stream in wanted:
+            a, b = as_array(mine[stream]), as_array(wanted[stream])
+            assert a.shape == b.shape
+            if name in LOUDNESS:
+                assert_close(a, b, SPECTRA, stream)
+            else:
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_ragged_clips_give_what_the_cpu_gives(name: str) -> None:
+    here, there = build_extractor(name), build_extractor(name, backend="cuda")
+    clips = [noise(here, seconds, seed) for seed, seconds in enumerate(SECONDS)]
+    expected = here.extract(clips)
+    assert_equal(name, there.extract(clips), expected)
+    tensors: Any = [torch.from_numpy(clip).cuda() for clip in clips]
+    assert_equal(name, there.extract(tensors), expected)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_more_clips_than_warps_that_fit_are_taken_from_the_queue(name: str) -> None:
+    there = build_extractor(name, backend="cuda")
+    lengths = np.random.default_rng(0).integers(1, 40, 4000) / 1000
+    clips = [noise(there, float(seconds), seed) for seed, seconds in enumerate(lengths)]
+    together = there.extract(clips)
+    for k in range(0, len(clips), 997):
+        assert_equal(name, there.extract([clips[k]]), [together[k]])
+
+
+@pytest.mark.parametrize("name", ["dau1997", "king2019", "moore2016"])
+def test_threads_share_an_extractor(name: str) -> None:
+    there = build_extractor(name, backend="cuda")
+    batches = [[noise(there, 0.2 + 0.1 * k, seed) for seed in range(20)] for k in range(6)]
+    expected = [there.extract(batch) for batch in batches]
+
+    def extract(batch: Any) -> Any:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return there.extract(batch)
+
+    with ThreadPoolExecutor(3) as pool:
+        for got, wanted in zip(pool.map(extract, batches), expected, strict=True):
+            assert_equal(name, got, wanted)
+
+
+@pytest.mark.parametrize("name", ["dau1997", "moore2016"])
+def test_a_stream_gives_what_the_whole_gives(name: str) -> None:
+    there = build_extractor(name, backend="cuda")
+    clip = noise(there, 0.5, 0)
+    stream = there.open_stream()
+    parts = [stream.push(piece) for piece in np.array_split(clip, 7, axis=-1)]
+    parts.append(stream.finish())
+    (wanted,) = there.extract([clip])
+    for name_of_stream, values in wanted.items():
+        pieces = [as_array(part[name_of_stream]) for part in parts if name_of_stream in part]
+        np.testing.assert_array_equal(np.concatenate(pieces), as_array(values))
+
+
+def test_a_job_on_the_gpu_equals_the_job_on_the_cpu(tmp_path: Path) -> None:
+    """Byte for byte; the resampler is one that both can do."""
+    corpus = write_corpus(tmp_path / "corpus", 12, seconds=1.0)
+    for device in ("cpu", "cuda"):
+        job = write_job(tmp_path / f"{device}.yaml", corpus, tmp_path / device)
+        overrides = (
+            f"run.device={device}",
+            "name=same",
+            "audio.resampler=torchaudio_kaiser_best",
+        )
+        end = run_job(JobSpec.load(str(job), overrides=overrides))
+        assert end.exit_code == 0 and end.rows_bad == 0, end.message
+    assert_equal_datasets(tmp_path / "cuda", tmp_path / "cpu")
