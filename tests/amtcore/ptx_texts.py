@@ -42,7 +42,9 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array.view(_SIGNED.get(kind.kind, kind.kind) + str(kind.itemsize)))
 
 
-def per_thread(code: str, result: Any, *inputs: NDArray[Any]) -> NDArray[Any]:
+def per_thread(
+    code: str, result: Any, *inputs: NDArray[Any], patience: int = 10_000
+) -> NDArray[Any]:
     """Run `code` in a thread for each element: `%x0`, `%x1`, .. are its inputs, `%y` its result.
 
     The inputs' lengths are a multiple of 32; `result` is a numpy type.
@@ -60,5 +62,6 @@ def per_thread(code: str, result: Any, *inputs: NDArray[Any]) -> NDArray[Any]:
             lines.append(f"ld.global.b{width} {name}, [%d{k}];")
     lines += [code, f"st.global.b{8 * output.itemsize} [%d{len(inputs)}], %y;", "ret;"]
     made = kernel("\n".join(lines), " ".join(f"a{k}" for k in range(len(arrays))))
-    InterpretedLauncher().launch(made, count // THREADS, [tensor_of(each) for each in arrays])
+    launcher = InterpretedLauncher(patience=patience)
+    launcher.launch(made, count // THREADS, [tensor_of(each) for each in arrays])
     return output

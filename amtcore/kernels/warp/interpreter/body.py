@@ -68,6 +68,7 @@ class Body:
     def __init__(self, program: Program, piece: Piece) -> None:
         self.program = program
         self.lines: list[str] = []
+        self.ahead: dict[str, str] = {}
         self.block = "loop"
         self.numbers: dict[str, str] = {}
         self.instruction = program.module.instructions[piece.first]
@@ -86,6 +87,10 @@ class Body:
         self._made += 1
         self.lines.append(f"%v{self._made} = {expression}")
         return f"%v{self._made}"
+
+    def once(self, expression: str) -> str:
+        """The same for what depends on the arguments only: it is made ahead of the threads."""
+        return self.ahead.setdefault(expression, f"%a{len(self.ahead)}")
 
     def call(self, result: str, function: str, *arguments: str) -> str:
         return self.make(f"call {result} @{function}({', '.join(arguments)})")
@@ -211,11 +216,9 @@ class Body:
         """A special register or the address of a variable."""
         width = width_of(kind)
         variable = self.program.module.variables.get(name)
-        if variable is not None and kind not in _FLOATS and width >= 32:
-            if variable.space in ("shared", "local"):
+        if variable is not None and kind not in _FLOATS:
+            if width == 64 or (width == 32 and variable.space in ("shared", "local")):
                 return str(self.program.windows[name])
-            if width == 64:
-                return f"ptrtoint (ptr @{llvm_name(name)} to i64)"
         if width != 32 or kind in _FLOATS:
             self.refuse(f"{name} is no register, special register or variable of .{kind}")
         if name in ("%tid.x", "%laneid"):
@@ -229,16 +232,26 @@ class Body:
 
     def word(self, index: int) -> str:
         """A word of the frame."""
-        pointer = self.make(f"getelementptr i64, ptr %frame, i64 {index}")
-        return self.make(f"load i64, ptr {pointer}")
-
-    def stop(self, reason: str, address: str) -> None:
-        """Say why the thread cannot go on, and leave."""
-        self.add(
-            f"call void @stop(ptr %frame, i64 {reason}, i64 {self.number}, i64 {address}, "
-            "i64 %lane)"
+        return self.once(
+            f"load i64, ptr {self.once(f'getelementptr i64, ptr %frame, i64 {index}')}"
         )
-        self.add("ret i64 1")
+
+    def pointer(self, index: int) -> str:
+        """A word of the frame that is an address."""
+        return self.once(f"inttoptr i64 {self.word(index)} to ptr")
+
+    def stop_unless(self, fine: str, reason: int, about: str) -> None:
+        """Where `fine` is false, say why the thread cannot go on, and leave; `about` is an i64."""
+        go, stop = self.labels(2)
+        self.add(f"br i1 {fine}, label %{go}, label %{stop}")
+        self.begin(stop)
+        self.add(f"call void @stop({self.where(about)}, i64 {reason})")
+        self.add("br label %stopped")
+        self.begin(go)
+
+    def where(self, about: str) -> str:
+        """The arguments that say which thread does what with which address."""
+        return f"ptr %frame, i64 {about}, i64 %lane, i64 {self.number}"
 
 
 _Function = TypeVar("_Function", bound=Callable[[Body, Instruction], None])
@@ -255,8 +268,3 @@ class Translations(dict[str, Callable[[Body, Instruction], None]]):
             return function
 
         return add
-
-
-def llvm_name(variable: str) -> str:
-    """A variable's name in LLVM assembly."""
-    return f'"variable {variable}"'

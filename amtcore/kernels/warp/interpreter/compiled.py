@@ -1,7 +1,8 @@
 """PTX to functions of the host: parsed, cut, translated, and compiled by LLVM.
 
 LLVM only selects and schedules machine instructions here; nothing in the assembly allows it to
-reassociate or to contract floats.
+reassociate or to contract floats. It is first told to be quick about it, which takes a sixth of the
+time and makes code half as fast; what runs for long is compiled again.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ import numpy as np
 from numba.core.compiler_lock import global_compiler_lock
 from numpy.typing import NDArray
 
-from amtcore.kernels.warp.interpreter.body import llvm_name
+from amtcore.kernels.warp.interpreter.parser import parse
 from amtcore.kernels.warp.interpreter.program import Program, cut
-from amtcore.kernels.warp.interpreter.ptx import parse
-from amtcore.kernels.warp.interpreter.translate import piece_name, translate
+from amtcore.kernels.warp.interpreter.translate import Translation, piece_name, translate
 from amtcore.kernels.warp.interpreter.warp_wide import describe
 
 
@@ -27,23 +27,32 @@ class Compiled:
 
     Attributes:
         program: What it was made of.
-        flushes: Whether its float32 arithmetic flushes subnormals.
-        pieces: Address of each piece's function; 0 for instructions of the whole warp.
+        translation: The same for the host.
         rows: What each piece is: `warp_wide`.
         firsts: Each piece's first instruction.
+        lengths: How many instructions each piece has.
         hits: How often a warp ran each piece, over all launches.
-        windows: Address and bytes of each variable in global memory.
-        engine: Holds the functions.
+        pieces: Address of each piece's function; 0 for instructions of the whole warp.
+        optimised: Whether they are the faster ones.
+        engines: Hold the functions.
     """
 
     program: Program
-    flushes: bool
-    pieces: NDArray[np.int64]
+    translation: Translation
     rows: NDArray[np.int64]
     firsts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
     hits: NDArray[np.int64]
-    windows: list[tuple[int, int]]
-    engine: Any
+    pieces: NDArray[np.int64]
+    optimised: bool
+    engines: list[Any]
+
+    def optimise(self) -> None:
+        """Compile again, for speed. Launches under way may go on with the functions they have."""
+        if not self.optimised:
+            engine = _host_functions(self.translation.text, 1)
+            self.engines.append(engine)
+            self.pieces, self.optimised = _addresses(self.program, engine), True
 
 
 def compile_ptx(ptx: str) -> Compiled:
@@ -51,31 +60,25 @@ def compile_ptx(ptx: str) -> Compiled:
     program = cut(parse(ptx))
     rows = describe(program)
     translation = translate(program)
-    engine = _host_functions(translation.text)
-    numbers = range(len(program.pieces))
-    pieces = [
-        0 if program.pieces[k].warp_wide else engine.get_function_address(piece_name(k))
-        for k in numbers
-    ]
-    variables = [each for space in ("global", "const") for each in program.variables(space)]
+    engine = _host_functions(translation.text, 0)
+    firsts = np.array([piece.first for piece in program.pieces], np.int64)
+    ends = np.array([piece.end for piece in program.pieces], np.int64)
     return Compiled(
-        program,
-        translation.flushes,
-        np.array(pieces, np.int64),
-        rows,
-        np.array([piece.first for piece in program.pieces], np.int64),
-        np.zeros(len(program.pieces), np.int64),
-        [(_address(engine, each.name), each.size) for each in variables],
-        engine,
-    )
+        program, translation, rows, firsts, ends - firsts, np.zeros_like(firsts),
+        _addresses(program, engine), False, [engine],
+    )  # fmt: skip
 
 
-def _address(engine: Any, variable: str) -> int:
-    return int(engine.get_global_value_address(llvm_name(variable).strip('"')))
+def _addresses(program: Program, engine: Any) -> NDArray[np.int64]:
+    addresses = [
+        0 if piece.warp_wide else engine.get_function_address(piece_name(number))
+        for number, piece in enumerate(program.pieces)
+    ]
+    return np.array(addresses, np.int64)
 
 
 @global_compiler_lock
-def _host_functions(text: str) -> Any:
+def _host_functions(text: str, effort: int) -> Any:
     """LLVM's own state is one per process, and numba's lock guards it."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -83,7 +86,7 @@ def _host_functions(text: str) -> Any:
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),
-        opt=1,
+        opt=effort,
         jit=True,
     )
     engine = llvm.create_mcjit_compiler(module, machine)

@@ -20,10 +20,11 @@ from amtcore.errors import KernelError, ParameterError
 from amtcore.kernels.warp.interpreter import body
 from amtcore.kernels.warp.interpreter.compiled import Compiled, compile_ptx
 from amtcore.kernels.warp.interpreter.machine import compiled_run
+from amtcore.kernels.warp.interpreter.program import zeros
 from amtcore.kernels.warp.launching import THREADS, Kernel, Launcher
 
-#: Turns of every warp before Python gets a look at signals.
-_ROUNDS = 10_000
+#: Turns of every warp before Python gets to look at signals, and at how much there is to do.
+_ROUNDS = 500
 _REASONS = {
     body.TRAP: "a trap",
     body.BAD_BRANCH: "the branch table has no such entry",
@@ -60,15 +61,17 @@ class InterpretedLauncher(Launcher):
 
     Args:
         resident: Warps that are said to run at once; few, so that they share a queue.
+        patience: A kernel that has executed so many times as many instructions as it has is
+            compiled again, for speed. Its results are the same.
     """
 
     name = "interpreted"
     device = torch.device("cpu")
 
-    def __init__(self, resident: int = 8) -> None:
-        if isinstance(resident, bool) or not isinstance(resident, int) or resident < 1:
-            raise ParameterError(f"resident must be a whole number, 1 or more, got {resident!r}")
-        self.resident = resident
+    def __init__(self, resident: int = 8, patience: int = 10_000) -> None:
+        if resident < 1:
+            raise ParameterError(f"resident must be 1 or more, got {resident}")
+        self.resident, self.patience = resident, patience
         self._lock = threading.Lock()
         self._compiled: dict[str, Compiled] = {}
 
@@ -89,11 +92,8 @@ class InterpretedLauncher(Launcher):
         compiled = self._get(kernel)
         values, windows = _unpack(kernel, compiled, arguments)
         memory = _allocate(compiled, warps, values, windows)
-        hits = np.zeros_like(compiled.hits)
-        with _flushing(compiled.flushes):
-            stopped = _run(compiled, memory, hits)
-        with self._lock:
-            compiled.hits += hits
+        with _flushing(compiled.translation.flushes):
+            stopped = self._run(compiled, memory)
         if stopped >= 0:
             raise KernelError(_explained(kernel, compiled, memory, stopped, windows))
 
@@ -108,6 +108,30 @@ class InterpretedLauncher(Launcher):
             for instruction in compiled.program.instructions(piece)
         ]
         return Profile(sum(count for _, count in lines), tuple(lines))
+
+    def _run(self, compiled: Compiled, memory: _Memory) -> int:
+        """The warp that stopped, or -1."""
+        run, registers = compiled_run(), memory.registers
+        words, given = registers.view(np.uint32), np.zeros(THREADS, np.uint32)
+        finished = np.zeros(len(registers), np.bool_)
+        status = -2
+        while status == -2:
+            self._consider(compiled)
+            hits = np.zeros_like(compiled.hits)
+            status = run(
+                compiled.pieces, compiled.rows, compiled.firsts, hits, memory.frames, words,
+                registers, given, finished, _ROUNDS,
+            )  # fmt: skip
+            with self._lock:
+                compiled.hits += hits
+        return int(status)
+
+    def _consider(self, compiled: Compiled) -> None:
+        """Compile for speed what runs for long."""
+        with self._lock:
+            executed = int(compiled.hits @ compiled.lengths)
+            if executed >= self.patience * len(compiled.program.module.instructions):
+                compiled.optimise()
 
     def _get(self, kernel: Kernel) -> Compiled:
         with self._lock:
@@ -141,7 +165,9 @@ def _unpack(
             )
         values.append(argument.data_ptr())
         windows.append((argument.data_ptr(), argument.numel() * argument.element_size()))
-    return values, windows + compiled.windows
+    program = compiled.program
+    own = [*program.variables("global"), *program.variables("const")]
+    return values, windows + [(program.windows[each.name], each.size) for each in own]
 
 
 def _allocate(
@@ -151,8 +177,8 @@ def _allocate(
     parameters = np.array([value % (1 << 64) for value in values] or [0], np.uint64)
     table = np.array(windows or [(0, 0)], np.int64)
     sites = np.zeros((len(code), 2), np.int64)
-    shared = _aligned(warps * sizes["shared"])
-    local = _aligned(warps * THREADS * sizes["local"])
+    shared = zeros(warps * sizes["shared"])
+    local = zeros(warps * THREADS * sizes["local"])
     frames = np.zeros((warps, body.FRAME_WORDS), np.int64)
     number = np.arange(warps)
     frames[:, body.SHARED] = shared.ctypes.data + number * sizes["shared"]
@@ -163,31 +189,10 @@ def _allocate(
     frames[:, body.SITES] = sites.ctypes.data
     frames[:, body.WARP], frames[:, body.WARPS] = number, warps
     row = -(-sizes["registers"] // 64) * 64 or 64
-    registers = _aligned(warps * row).reshape(warps, row)
+    registers = zeros(warps * row).reshape(warps, row)
     for value, at in compiled.program.constants.items():
         registers[:, at : at + 4 * THREADS].view(np.uint32)[:] = value
     return _Memory(frames, registers, [parameters, table, sites, shared, local])
-
-
-def _aligned(size: int) -> NDArray[np.uint8]:
-    """Zeros from an address that is a multiple of 256."""
-    room = np.zeros(size + 256, np.uint8)
-    begin = -room.ctypes.data % 256
-    return room[begin : begin + size]
-
-
-def _run(compiled: Compiled, memory: _Memory, hits: NDArray[np.int64]) -> int:
-    """The warp that stopped, or -1."""
-    run, registers = compiled_run(), memory.registers
-    words, given = registers.view(np.uint32), np.zeros(THREADS, np.uint32)
-    finished = np.zeros(len(registers), np.bool_)
-    status = -2
-    while status == -2:
-        status = run(
-            compiled.pieces, compiled.rows, compiled.firsts, hits, memory.frames, words, registers,
-            given, finished, _ROUNDS,
-        )  # fmt: skip
-    return int(status)
 
 
 @contextmanager

@@ -11,18 +11,13 @@ from __future__ import annotations
 from amtcore.kernels.warp.interpreter.arithmetic import is_float
 from amtcore.kernels.warp.interpreter.body import (
     LOCAL,
-    MISALIGNED,
-    OUTSIDE,
     PARAMETERS,
     SHARED,
     SITES,
-    WINDOW_COUNT,
-    WINDOWS,
     Body,
     Translations,
     llvm_type,
 )
-from amtcore.kernels.warp.interpreter.program import Program
 from amtcore.kernels.warp.interpreter.ptx import (
     Address,
     Group,
@@ -71,55 +66,52 @@ def _address(body: Body, operand: Operand) -> str:
     return body.make(f"add i64 {value}, {operand.offset}")
 
 
-def _checked(body: Body, i: Instruction, operand: Operand, space: str, size: int) -> str:
+def _checked(body: Body, operand: Operand, space: str, size: int) -> str:
     """A pointer to `size` bytes that the thread may use; otherwise the thread stops there."""
     address = _address(body, operand)
-    aligned = body.make(f"icmp eq i64 {body.make(f'and i64 {address}, {size - 1}')}, 0")
-    go, slow, stop = body.labels(3)
+    go, miss = body.labels(2)
     if space in ("shared", "local"):
         inside = _inside_own(body, space, address, size)
         host = body.make(f"add i64 {own_memory(body, space)}, {address}")
-        body.add(f"br i1 {body.make(f'and i1 {aligned}, {inside}')}, label %{go}, label %{stop}")
+        body.add(f"br i1 {inside}, label %{go}, label %{miss}")
+        body.begin(miss)
+        body.add(f"call void @miss({body.where(address)}, i64 {size})")
+        body.add("br label %stopped")
     else:
-        inside, site = _inside_last(body, address)
-        body.add(f"br i1 {body.make(f'and i1 {aligned}, {inside}')}, label %{go}, label %{slow}")
-        body.begin(slow)
-        arguments = ["ptr %frame", f"ptr {site}", f"i64 {address}", f"i64 {size}"]
-        found = body.call("i1", "find", *arguments)
-        if space == "":
-            own = body.call("i1", "own", "ptr %frame", "i64 %lane", *arguments[2:])
-            found = body.make(f"or i1 {found}, {own}")
-        body.add(f"br i1 {body.make(f'and i1 {aligned}, {found}')}, label %{go}, label %{stop}")
         host = address
-    body.begin(stop)
-    body.stop(body.make(f"select i1 {aligned}, i64 {OUTSIDE}, i64 {MISALIGNED}"), address)
+        site = body.once(f"getelementptr i8, ptr {body.pointer(SITES)}, i64 {16 * body.number}")
+        begin = body.make(f"load i64, ptr {site}")
+        count = body.make(f"load i64, ptr {body.once(f'getelementptr i8, ptr {site}, i64 8')}")
+        inside = _steps_below(body, address, begin, count, size)
+        body.add(f"br i1 {inside}, label %{go}, label %{miss}")
+        body.begin(miss)
+        found = body.call(
+            "i1", "find", body.where(address), f"i64 {size}", f"ptr {site}",
+            f"i1 {'true' if space == '' else 'false'}",
+        )  # fmt: skip
+        body.add(f"br i1 {found}, label %{go}, label %stopped")
     body.begin(go)
     return body.make(f"inttoptr i64 {host} to ptr")
+
+
+def _steps_below(body: Body, address: str, begin: str, count: str, size: int) -> str:
+    """Whether an address is one of the first `count` multiples of `size` from `begin` on. The
+    offset is turned right, so that one that is no multiple becomes a huge number."""
+    offset = address if begin == "0" else body.make(f"sub i64 {address}, {begin}")
+    if size > 1:
+        step = size.bit_length() - 1
+        offset = body.call("i64", "llvm.fshr.i64", *[f"i64 {offset}"] * 2, f"i64 {step}")
+    return body.make(f"icmp ult i64 {offset}, {count}")
 
 
 def _inside_own(body: Body, space: str, address: str, size: int) -> str:
     """Whether an access lies within one of the kernel's own shared or local variables."""
     inside = "false"
     for variable in body.program.variables(space):
-        if variable.size >= size:
-            offset = body.make(f"sub i64 {address}, {body.program.windows[variable.name]}")
-            within = body.make(f"icmp ule i64 {offset}, {variable.size - size}")
-            inside = within if inside == "false" else body.make(f"or i1 {inside}, {within}")
+        begin, count = body.program.windows[variable.name], str(variable.size // size)
+        within = _steps_below(body, address, str(begin), count, size)
+        inside = within if inside == "false" else body.make(f"or i1 {inside}, {within}")
     return inside
-
-
-def _inside_last(body: Body, address: str) -> tuple[str, str]:
-    """Whether an access lies in the window it last had, and where that is kept: its first address
-    and how many more there are to begin at."""
-    site = body.make(f"getelementptr i8, ptr {sites(body)}, i64 {16 * body.number}")
-    begin = body.make(f"load i64, ptr {site}")
-    count = body.make(f"load i64, ptr {body.make(f'getelementptr i8, ptr {site}, i64 8')}")
-    offset = body.make(f"sub i64 {address}, {begin}")
-    return body.make(f"icmp ult i64 {offset}, {count}"), site
-
-
-def sites(body: Body) -> str:
-    return body.make(f"inttoptr i64 {body.word(SITES)} to ptr")
 
 
 def own_memory(body: Body, space: str) -> str:
@@ -197,7 +189,7 @@ def _load(body: Body, i: Instruction) -> None:
     if space == "param":
         pointer = _parameter(body, i.operands[1], width // 8 * len(elements))
     else:
-        pointer = _checked(body, i, i.operands[1], space, width // 8 * len(elements))
+        pointer = _checked(body, i.operands[1], space, width // 8 * len(elements))
     results = {}
     for k, element in enumerate(elements):
         at = body.make(f"getelementptr i{width}, ptr {pointer}, i64 {k}")
@@ -215,8 +207,7 @@ def _parameter(body: Body, operand: Operand, size: int) -> str:
     if operand.base.name not in known or not 0 <= operand.offset <= 8 - size:
         body.refuse("it lies outside the kernel's parameters")
     at = 8 * known.index(operand.base.name) + operand.offset
-    begin = body.make(f"inttoptr i64 {body.word(PARAMETERS)} to ptr")
-    return body.make(f"getelementptr i8, ptr {begin}, i64 {at}")
+    return body.once(f"getelementptr i8, ptr {body.pointer(PARAMETERS)}, i64 {at}")
 
 
 @ACCESSES.of("st")
@@ -228,7 +219,7 @@ def _store(body: Body, i: Instruction) -> None:
     # What is stored are bits: a subnormal stays one.
     values = [body.read_narrow(each, f"b{width}") for each in _elements(body, i, i.operands[1])]
     before, _, after = _guarded(body)
-    pointer = _checked(body, i, i.operands[0], space, width // 8 * len(values))
+    pointer = _checked(body, i.operands[0], space, width // 8 * len(values))
     for k, value in enumerate(values):
         at = body.make(f"getelementptr i{width}, ptr {pointer}, i64 {k}")
         body.add(f"store i{width} {value}, ptr {at}")
@@ -264,7 +255,7 @@ def _atomic(body: Body, i: Instruction) -> None:
     results = 0 if i.code[0] == "red" else 1
     values = [body.read(each, kind) for each in i.operands[results + 1 :]]
     before, _, after = _guarded(body)
-    pointer = _checked(body, i, i.operands[results], space, width // 8)
+    pointer = _checked(body, i.operands[results], space, width // 8)
     old = _exchanged(body, operation, kind, pointer, values)
     target = i.operands[0]
     kept = {}
@@ -295,92 +286,3 @@ def _exchanged(body: Body, operation: str, kind: str, pointer: str, values: list
 @ACCESSES.of("membar", "fence")
 def _fence(body: Body, i: Instruction) -> None:
     """Nothing: what a thread did is seen by those that come after it."""
-
-
-# -------------------------------------------------------------------- what the pieces call
-
-
-def helpers(program: Program) -> str:
-    """LLVM assembly of `stop`, `find` (a window of the launch) and `own` (a generic address in the
-    thread's own shared or local memory)."""
-    return _STOP_AND_FIND + _own(program)
-
-
-def _own(program: Program) -> str:
-    lines = ["define internal i1 @own(ptr %frame, i64 %lane, i64 %address, i64 %size) noinline {"]
-    bases = {"shared": ("shared.0", SHARED), "local": ("local.0", LOCAL)}
-    for name, word in bases.values():
-        lines.append(f"  %{name}.at = getelementptr i64, ptr %frame, i64 {word}")
-        lines.append(f"  %{name} = load i64, ptr %{name}.at")
-    lines.append(f"  %thread = mul i64 %lane, {program.sizes['local']}")
-    lines.append("  %local.1 = add i64 %local.0, %thread")
-    lines.append("  %r0 = and i1 false, false")
-    count = 0
-    for space, base in (("shared", "%shared.0"), ("local", "%local.1")):
-        for variable in program.variables(space):
-            k, count = count, count + 1
-            lines += [
-                f"  %a{k} = sub i64 %address, {base}",
-                f"  %o{k} = sub i64 %a{k}, {program.windows[variable.name]}",
-                f"  %e{k} = add i64 %o{k}, %size",
-                f"  %s{k} = icmp ult i64 %o{k}, {max(variable.size, 1)}",
-                f"  %t{k} = icmp ule i64 %e{k}, {variable.size}",
-                f"  %u{k} = and i1 %s{k}, %t{k}",
-                f"  %r{k + 1} = or i1 %r{k}, %u{k}",
-            ]
-    return "\n".join([*lines, f"  ret i1 %r{count}", "}", ""])
-
-
-_STOP_AND_FIND = f"""
-define internal void @stop(
-    ptr %frame, i64 %reason, i64 %number, i64 %address, i64 %lane
-) noinline {{
-  %at = getelementptr i64, ptr %frame, i64 8
-  store i64 %reason, ptr %at
-  %at1 = getelementptr i64, ptr %frame, i64 9
-  store i64 %number, ptr %at1
-  %at2 = getelementptr i64, ptr %frame, i64 10
-  store i64 %address, ptr %at2
-  %at3 = getelementptr i64, ptr %frame, i64 11
-  store i64 %lane, ptr %at3
-  ret void
-}}
-
-define internal i1 @find(ptr %frame, ptr %site, i64 %address, i64 %size) noinline {{
-begin:
-  %windows.at = getelementptr i64, ptr %frame, i64 {WINDOWS}
-  %windows.address = load i64, ptr %windows.at
-  %windows = inttoptr i64 %windows.address to ptr
-  %count.at = getelementptr i64, ptr %frame, i64 {WINDOW_COUNT}
-  %count = load i64, ptr %count.at
-  br label %next
-next:
-  %k = phi i64 [ 0, %begin ], [ %k1, %no ]
-  %more = icmp ult i64 %k, %count
-  br i1 %more, label %look, label %nowhere
-look:
-  %first = shl i64 %k, 1
-  %low.at = getelementptr i64, ptr %windows, i64 %first
-  %low = load i64, ptr %low.at
-  %length.at = getelementptr i64, ptr %low.at, i64 1
-  %length = load i64, ptr %length.at
-  %offset = sub i64 %address, %low
-  %room = sub i64 %length, %size
-  %large = icmp uge i64 %length, %size
-  %within = icmp ule i64 %offset, %room
-  %inside = and i1 %large, %within
-  br i1 %inside, label %yes, label %no
-no:
-  %k1 = add i64 %k, 1
-  br label %next
-yes:
-  store i64 %low, ptr %site
-  %starts.at = getelementptr i64, ptr %site, i64 1
-  %starts = add i64 %room, 1
-  store i64 %starts, ptr %starts.at
-  ret i1 true
-nowhere:
-  ret i1 false
-}}
-
-"""

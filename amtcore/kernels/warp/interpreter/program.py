@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from amtcore.errors import KernelError
 from amtcore.kernels.warp.interpreter.ptx import (
     Address,
@@ -31,8 +34,9 @@ JUMPS = {"bra", "brx", "ret", "exit", "trap"}
 _NO_RESULT = {"st", "red", "membar", "fence", "bar", "barrier", *JUMPS}
 #: The program counter of a thread that has ended.
 ENDED = -1
-#: Bytes between two variables that belong to neither, so that running over one is seen.
-_GAP_BYTES = 256
+#: Variables begin at multiples of so many bytes. After one comes some room that belongs to none, so
+#: that running over it is seen.
+STEP_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,9 @@ class Program:
         slots: Byte offset in a warp's register memory of each register that needs it; a register's
             numbers lie side by side, one per thread.
         constants: The same for numbers that instructions of the whole warp are given.
-        windows: Byte offset of each shared and local variable in its space.
+        windows: Byte offset of each shared and local variable in its space; address of the others.
         sizes: Bytes of the spaces: a warp's "shared", a thread's "local", a warp's "registers".
+        memory: What is in the module's own variables, in the spaces global and const.
     """
 
     module: Module
@@ -67,6 +72,7 @@ class Program:
     constants: dict[int, int] = field(default_factory=dict)
     windows: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    memory: NDArray[np.uint8] = field(default_factory=lambda: zeros(0))
 
     def live_after(self, piece: Piece) -> set[str]:
         """Registers that some piece after this one reads."""
@@ -86,7 +92,8 @@ def cut(module: Module) -> Program:
     _find_live(program)
     _place_registers(program)
     for space in ("shared", "local"):
-        _place_variables(program, space)
+        program.sizes[space] = _place(program, program.variables(space))
+    _make_variables(program)
     return program
 
 
@@ -196,11 +203,27 @@ def _place_registers(program: Program) -> None:
     program.sizes["registers"] = at
 
 
-def _place_variables(program: Program, space: str) -> None:
+def _place(program: Program, variables: list[Variable]) -> int:
+    """Place variables one after the other; the bytes that they need."""
     at = 0
-    for variable in program.variables(space):
-        at = -(-at // variable.align) * variable.align
+    for variable in variables:
         program.windows[variable.name] = at
-        at += variable.size + _GAP_BYTES
-    # Whole cache lines, so that every window keeps its alignment in every warp and thread.
-    program.sizes[space] = -(-at // 256) * 256
+        at += -(-(variable.size + 1) // STEP_BYTES) * STEP_BYTES
+    return at
+
+
+def _make_variables(program: Program) -> None:
+    """The module's own memory, which lives as long as the program, as on a GPU."""
+    variables = [*program.variables("global"), *program.variables("const")]
+    program.memory = zeros(_place(program, variables))
+    for variable in variables:
+        at = program.windows[variable.name]
+        program.memory[at : at + len(variable.data)] = np.frombuffer(variable.data, np.uint8)
+        program.windows[variable.name] += program.memory.ctypes.data
+
+
+def zeros(size: int) -> NDArray[np.uint8]:
+    """Memory from an address that is a multiple of STEP_BYTES."""
+    room = np.zeros(size + STEP_BYTES, np.uint8)
+    begin = -room.ctypes.data % STEP_BYTES
+    return room[begin : begin + size]

@@ -1,4 +1,4 @@
-"""A program as LLVM assembly for the host: one function per piece, and the module's variables."""
+"""A program as LLVM assembly for the host: one function per piece."""
 
 from __future__ import annotations
 
@@ -12,15 +12,31 @@ from amtcore.kernels.warp.interpreter.body import (
     THREADS_AT,
     TRAP,
     Body,
-    llvm_name,
 )
+from amtcore.kernels.warp.interpreter.checks import checks
 from amtcore.kernels.warp.interpreter.conversion import CONVERSIONS
-from amtcore.kernels.warp.interpreter.memory import ACCESSES, helpers
+from amtcore.kernels.warp.interpreter.memory import ACCESSES
 from amtcore.kernels.warp.interpreter.program import JUMPS, Piece, Program, effects
-from amtcore.kernels.warp.interpreter.ptx import Instruction, Variable
+from amtcore.kernels.warp.interpreter.ptx import Instruction
 
 #: How each instruction is translated, by the first part of its name.
 TRANSLATIONS = {**ARITHMETIC, **CONVERSIONS, **ACCESSES}
+#: How many operands, where that is not three.
+_OPERANDS = {
+    **dict.fromkeys(("membar", "fence"), 0),
+    **dict.fromkeys(("ld", "st", "mov", "cvt", "cvta", "sqrt", "rcp", "neg", "abs", "not"), 2),
+    **dict.fromkeys(("testp", "popc", "clz", "brev", "red"), 2),
+    **dict.fromkeys(("fma", "mad", "selp", "shf", "prmt", "bfe"), 4),
+    "bfi": 5,
+}
+
+
+def _operands(instruction: Instruction) -> int:
+    """How many operands an instruction has."""
+    name, *modifiers = instruction.code
+    joins = name == "setp" and not {"and", "or", "xor"}.isdisjoint(modifiers)
+    swaps = name in ("atom", "red") and "cas" in modifiers
+    return _OPERANDS.get(name, 3) + (joins or swaps)
 
 
 @dataclass(frozen=True)
@@ -43,8 +59,7 @@ def piece_name(number: int) -> str:
 
 def translate(program: Program) -> Translation:
     """Translate every piece that is not an instruction of the whole warp."""
-    parts = [_declared(each) for space in ("global", "const") for each in program.variables(space)]
-    parts.append(helpers(program))
+    parts = [checks(program)]
     flushing = set[bool]()
     for number, piece in enumerate(program.pieces):
         if not piece.warp_wide:
@@ -62,15 +77,6 @@ def translate(program: Program) -> Translation:
     return Translation("\n".join(parts) + "\n", flushes)
 
 
-def _declared(variable: Variable) -> str:
-    data = variable.data + bytes(variable.size - len(variable.data))
-    text = "".join(f"\\{byte:02x}" for byte in data)
-    return (
-        f'@{llvm_name(variable.name)} = global [{variable.size} x i8] c"{text}", '
-        f"align {max(variable.align, 16)}"
-    )
-
-
 class _Piece:
     """One piece's function: loads what the registers hold, translates, stores, says who goes
     where."""
@@ -81,15 +87,6 @@ class _Piece:
 
     def text(self) -> str:
         body = self.body
-        head = [
-            f"define i64 @{piece_name(self.number)}(ptr %frame, ptr %registers, i64 %count) #0 {{",
-            "br label %loop",
-            "loop:",
-            "%k = phi i64 [ 0, %0 ], [ %k.next, %next ]",
-            f"%at = add i64 %k, {THREADS_AT}",
-            "%lane.at = getelementptr i64, ptr %frame, i64 %at",
-            "%lane = load i64, ptr %lane.at",
-        ]
         self._load_registers()
         before = dict(body.numbers)
         for number in range(self.piece.first, self.piece.end):
@@ -99,8 +96,27 @@ class _Piece:
         self._store_registers(before)
         pointer = body.make(f"getelementptr i64, ptr %frame, i64 {COUNTERS}")
         pointer = body.make(f"getelementptr i64, ptr {pointer}, i64 %lane")
-        tail = [
-            f"store i64 {counter}, ptr {pointer}",
+        body.add(f"store i64 {counter}, ptr {pointer}")
+        return self._function()
+
+    def _function(self) -> str:
+        """What was written, in a loop over the threads."""
+        places = [
+            f"%own{width} = getelementptr i{width}, ptr %registers, i64 %lane"
+            for width in (8, 16, 32, 64)
+        ]
+        lines = [
+            f"define i64 @{piece_name(self.number)}(ptr %frame, ptr %registers, i64 %count) #0 {{",
+            "begin:",
+            *(f"{name} = {expression}" for expression, name in self.body.ahead.items()),
+            "br label %loop",
+            "loop:",
+            "%k = phi i64 [ 0, %begin ], [ %k.next, %next ]",
+            f"%at = add i64 %k, {THREADS_AT}",
+            "%lane.at = getelementptr i64, ptr %frame, i64 %at",
+            "%lane = load i64, ptr %lane.at",
+            *places,
+            *self.body.lines,
             "br label %next",
             "next:",
             "%k.next = add i64 %k, 1",
@@ -108,9 +124,11 @@ class _Piece:
             "br i1 %more, label %loop, label %done",
             "done:",
             "ret i64 0",
+            "stopped:",
+            "ret i64 1",
             "}",
         ]
-        return "\n".join([*head, *body.lines, *tail])
+        return "\n".join(lines)
 
     def _instruction(self, instruction: Instruction) -> None:
         name = instruction.code[0]
@@ -118,15 +136,16 @@ class _Piece:
             return
         if name not in TRANSLATIONS:
             self.body.refuse("the instruction is not known")
+        count = len(instruction.operands)
+        if count != _operands(instruction):
+            self.body.refuse(f"{count} operands are not as many as it has")
         TRANSLATIONS[name](self.body, instruction)
 
     # ---------------------------------------------------------------- registers in memory
 
     def _pointer(self, name: str) -> str:
-        width = max(self.body.width(name), 8)
-        offset = self.program.slots[name]
-        begin = self.body.make(f"getelementptr i8, ptr %registers, i64 {offset}")
-        return self.body.make(f"getelementptr i{width}, ptr {begin}, i64 %lane")
+        own = f"%own{max(self.body.width(name), 8)}"
+        return self.body.make(f"getelementptr i8, ptr {own}, i64 {self.program.slots[name]}")
 
     def _load_registers(self) -> None:
         for name in sorted(self.program.live[self.number] & self._touched()):
@@ -177,12 +196,8 @@ class _Piece:
             body.refuse("a guarded branch table")
         table = self.piece.targets
         index = body.read(last.operands[0], "u32")
-        go, stop = body.labels(2)
         inside = body.make(f"icmp ult i32 {index}, {len(table)}")
-        body.add(f"br i1 {inside}, label %{go}, label %{stop}")
-        body.begin(stop)
-        body.stop(str(BAD_BRANCH), body.make(f"zext i32 {index} to i64"))
-        body.begin(go)
+        body.stop_unless(inside, BAD_BRANCH, body.make(f"zext i32 {index} to i64"))
         counter = str(table[-1])
         for k, target in enumerate(table[:-1]):
             here = body.make(f"icmp eq i32 {index}, {k}")
@@ -190,10 +205,7 @@ class _Piece:
         return counter
 
     def _trap(self, last: Instruction) -> None:
-        body = self.body
-        go, stop = body.labels(2)
-        guard = "true" if last.predicate is None else body.raw(last.predicate)[0]
-        body.add(f"br i1 {guard}, label %{stop}, label %{go}")
-        body.begin(stop)
-        body.stop(str(TRAP), "0")
-        body.begin(go)
+        fine = "false"
+        if last.predicate is not None:
+            fine = self.body.make(f"xor i1 {self.body.raw(last.predicate)[0]}, true")
+        self.body.stop_unless(fine, TRAP, "0")
