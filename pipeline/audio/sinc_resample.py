@@ -177,7 +177,7 @@ class DeviceResampler:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._kernels: dict[tuple[float, float], Resample] = {}
         self._at_once = SEGMENTS_A_CALL.get(device.type, 1)
 
@@ -215,5 +215,5 @@ class DeviceResampler:
         """The filter's coefficients on the device; computed on the CPU, so the same everywhere."""
         if (from_hz, to_hz) not in self._kernels:
             kernel = deepcopy(sinc_filter(from_hz, to_hz).kernel)
-            self._kernels[from_hz, to_hz] = kernel.to(self._device)
+            self._kernels[from_hz, to_hz] = kernel.to(self.device)
         return self._kernels[from_hz, to_hz]

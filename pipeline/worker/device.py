@@ -138,6 +138,16 @@ def nvidia_driver() -> str | None:
         return None
 
 
+def exact_convolutions() -> None:
+    """Float32 as it is, and one algorithm for one shape: torch would round the factors of a
+    convolution to 10 bits. For the whole process, as torch knows it no other way."""
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
 @contextmanager
 def device_errors(doing: str) -> Iterator[None]:
     """What the device's errors are to a job: a launch that was too large, or a lost worker."""
@@ -164,7 +174,9 @@ class DeviceInput:
         from earmill.pipeline.audio.sinc_resample import DeviceResampler
 
         self._gpu = gpu
-        self._resample = DeviceResampler(gpu.device)
+        if gpu.device.type == "cuda":
+            exact_convolutions()
+        self.resampler = DeviceResampler(gpu.device)
         self._of_thread = threading.local()
 
     @contextmanager
@@ -205,7 +217,7 @@ class DeviceInput:
         for from_hz, to_hz in dict.fromkeys((one.from_hz, one.to_hz) for one in wanted):
             of_pair = [one for one in wanted if (one.from_hz, one.to_hz) == (from_hz, to_hz)]
             keys = list(dict.fromkeys(id(one.ears) for one in of_pair))
-            made = self._resample([moved[key] for key in keys], from_hz, to_hz)
+            made = self.resampler([moved[key] for key in keys], from_hz, to_hz)
             at_rate |= {(key, to_hz): ears for key, ears in zip(keys, made, strict=True)}
         return {id(one): _as_model_input(at_rate[id(one.ears), one.to_hz], one) for one in wanted}
 

@@ -18,7 +18,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -201,41 +201,42 @@ class LaunchBatcher(Generic[Clip, Made]):
         return shares
 
     def _run(self, shares: list[_Share[Clip, Made]]) -> None:
+        for part in self._launched(shares):
+            self._run(part)
+
+    def _launched(self, shares: list[_Share[Clip, Made]]) -> Iterable[list[_Share[Clip, Made]]]:
+        """Launch; what is to be launched once more, in smaller parts."""
         clips = [request.clips[position] for request, where in shares for position in where]
         try:
             made = self._launch(clips)
             if len(made) != len(clips):
                 raise RuntimeError(f"expected {len(clips)} results of a launch, got {len(made)}")
         except DeviceFull as error:
-            self._halve(shares, clips, error)
+            # Its frames hold the tensors that did not fit; they must go before the next try.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+            return self._halves(shares, clips, error)
         except DeviceLost as error:
             with self._changed:
                 self._lost = str(error)
                 self._changed.notify_all()
         except BaseException as error:
-            self._one_by_one(shares, error)
+            if len(shares) > 1:
+                return [[share] for share in shares]
+            self._fail(shares[0][0], error)
         else:
             self._hand_back(shares, made)
+        return ()
 
-    def _halve(
+    def _halves(
         self, shares: list[_Share[Clip, Made]], clips: Sequence[Clip], error: DeviceFull
-    ) -> None:
+    ) -> Iterable[list[_Share[Clip, Made]]]:
         if len(clips) == 1:
             self._fail(shares[0][0], error)
-            return
-        middle = len(clips) // 2
+            return ()
         with self._changed:
             # Bytes, not clips: two long clips that do not fit say nothing of a thousand short ones.
             self.most_bytes = min(self.most_bytes, sum(clip.nbytes for clip in clips) // 2)
-        for half in _cut(shares, middle):
-            self._run(half)
-
-    def _one_by_one(self, shares: list[_Share[Clip, Made]], error: BaseException) -> None:
-        if len(shares) == 1:
-            self._fail(shares[0][0], error)
-            return
-        for share in shares:
-            self._run([share])
+        return _cut(shares, len(clips) // 2)
 
     def _hand_back(self, shares: list[_Share[Clip, Made]], made: Sequence[Made]) -> None:
         results = iter(made)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earmill.pipeline.audio.channels import EARS
+from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.dataset.provenance import device_info
-from earmill.pipeline.worker.device import Gpu, GpuUnusable, choose_gpu, device_errors
-from earmill.pipeline.worker.self_check import self_check
+from earmill.pipeline.worker.device import DeviceInput, Gpu, GpuUnusable, choose_gpu, device_errors
+from earmill.pipeline.worker.self_check import check_resampler, self_check
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
@@ -74,6 +75,8 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
                 raise GpuUnusable(f"{', '.join(backends)}: no kernels for GPUs")
             features = _exercised(extractors)
             checked = self_check(extractors, build_extractors(spec, threads))
+            if spec.audio.resampler == ON_DEVICES:
+                checked["resampler"] = check_resampler(DeviceInput(gpu).resampler)
     except BackendError as error:
         raise GpuUnusable(one_line(error)) from error
     device = gpu.describe() | {"backends": backends, "self_check": checked}

@@ -13,15 +13,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earmill.pipeline.audio.channels import EARS
+from earmill.pipeline.audio.resample import ON_DEVICES, AudioResampler
 from earmill.pipeline.common.errors import DeviceError
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
+    from earmill.pipeline.audio.sinc_resample import DeviceResampler
 
 # Of a stream's largest value: a hundred times what transforms in float32 differ by.
 FRAMES_TOLERANCE = 1e-5
 # Of a stream's spikes: a neuron near its threshold may fire a step later.
 EVENTS_TOLERANCE = 0.02
+
+# A sum of up to a thousand products in another order; factors of 10 bits would be ten times off.
+RESAMPLER_TOLERANCE = 5e-5
+RESAMPLED_HZ = (16000.0, 44100.0)
 
 # RMS in the model's unit: quiet speech, and a part 40 dB above it that drives every compression.
 QUIET, LOUD = 0.01, 1.0
@@ -62,6 +68,29 @@ def self_check(on_gpu: Sequence[Extractor], on_cpu: Sequence[Extractor]) -> dict
                 )
             errors[info.name] = found
     return errors
+
+
+def check_resampler(on_device: DeviceResampler) -> float:
+    """The largest relative error of `sinc_resample.DeviceResampler` on its device.
+
+    Raises:
+        DeviceError: It is above its tolerance.
+    """
+    import torch
+
+    device = on_device.device
+    whole = golden_second(RESAMPLED_HZ[0])
+    clips = [whole, whole[: len(whole) // 3], whole]
+    made = on_device([torch.from_numpy(clip)[None].to(device) for clip in clips], *RESAMPLED_HZ)
+    right = [AudioResampler(*RESAMPLED_HZ, ON_DEVICES).process(clip) for clip in clips]
+    pairs = zip(made, right, strict=True)
+    found = float(np.max([relative_error(ours[0].cpu().numpy(), one) for ours, one in pairs]))
+    if not found <= RESAMPLER_TOLERANCE:
+        raise DeviceError(
+            f"the GPU resamples otherwise than the CPU: off by {found:.2g}, expected at most "
+            f"{RESAMPLER_TOLERANCE:g}; use audio.resampler soxr_vhq, or set run.device to cpu"
+        )
+    return found
 
 
 def relative_error(made: Any, right: Any) -> float:

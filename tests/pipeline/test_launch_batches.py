@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -152,6 +153,27 @@ def test_what_does_not_fit_is_halved_and_no_later_launch_is_larger(batch: Batch)
     assert len(device.launches[-1]) == 90
 
 
+def test_what_did_not_fit_is_let_go_before_the_next_try(batch: Batch) -> None:
+    """The frames of an exception hold the tensors of its launch."""
+    held: list[weakref.ref[Sized]] = []
+    alive: list[int] = []
+
+    def launch(clips: Sequence[Sized]) -> list[int]:
+        alive.append(sum(each() is not None for each in held))
+        tensor = Sized(0)
+        held.append(weakref.ref(tensor))
+        try:
+            if len(clips) > 1:
+                raise MemoryError("the library says so")
+        except MemoryError as error:
+            raise DeviceFull("no room") from error
+        return [3 * clip.value for clip in clips]
+
+    (ended,) = run_shards(batch(launch), [clips(0, 4)])  # type: ignore[arg-type]
+    assert ended.result() == [0, 3, 6, 9]
+    assert alive == [0] * 7
+
+
 def test_one_clip_that_does_not_fit_fails_its_shard_and_no_other(batch: Batch) -> None:
     device = Device(room_bytes=100)
     good, bad = run_shards(
@@ -173,7 +195,7 @@ def test_an_error_reaches_the_shard_whose_clips_it_is_about(batch: Batch) -> Non
 
 def test_a_lost_device_fails_all_that_wait_and_all_that_come(batch: Batch) -> None:
     batcher = batch(Device(lost_at=12), most_clips=4)
-    for future in run_shards(batcher, [clips(0, 9), clips(10, 9), clips(20, 9)]):
+    for future in run_shards(batcher, [[Sized(12), *clips(n, 9)] for n in (20, 30, 40)]):
         with pytest.raises(DeviceLost, match="off the bus"):
             future.result()
     with pytest.raises(DeviceLost, match="off the bus"):

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from amtcore.errors import BackendError, DeviceLostError
+from earmill.pipeline.audio.sinc_resample import DeviceResampler
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.worker import models
@@ -16,6 +18,7 @@ from earmill.pipeline.worker.device import GpuUnusable
 from earmill.pipeline.worker.models import build_extractors, warm_models
 from earmill.pipeline.worker.self_check import (
     FRAMES_TOLERANCE,
+    check_resampler,
     golden_second,
     relative_error,
     self_check,
@@ -97,6 +100,21 @@ def test_frames_of_another_shape_are_infinitely_wrong() -> None:
     assert relative_error(np.ones((3, 2)), np.ones((4, 2))) == float("inf")
     assert relative_error(np.zeros((0, 2)), np.zeros((0, 2))) == 0.0
     assert relative_error(np.full((1, 1), 0.5), np.zeros((1, 1))) == 0.5
+
+
+class Rounding(DeviceResampler):
+    """A device that rounds the factors of its convolutions to ten bits, as GPUs do unless told."""
+
+    def __call__(self, clips: Sequence[Any], from_hz: float, to_hz: float) -> list[Any]:
+        rounded = [(clip.view(torch.int32) & -8192).view(torch.float32) for clip in clips]
+        return super().__call__(rounded, from_hz, to_hz)
+
+
+def test_the_resampler_on_a_device_is_checked_as_well() -> None:
+    device = torch.device("cpu")
+    assert check_resampler(DeviceResampler(device)) == 0.0
+    with pytest.raises(DeviceError, match="resamples otherwise than the CPU: off by"):
+        check_resampler(Rounding(device))
 
 
 class Built:

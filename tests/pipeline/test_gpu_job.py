@@ -1,0 +1,79 @@
+"""A whole job on the GPU worker, its kernels interpreted: killed, resumed, and equal to the CPU's.
+
+Everything but the chip and its driver is what a machine with a GPU runs. The run that is killed has
+real processes and a Ray of its own, which is told of one GPU that the interpreter stands in for.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from earmill.pipeline.audio.resample import ON_DEVICES
+from earmill.pipeline.dataset.publish import commits, committed_shards
+from earmill.pipeline.driver import events, placement
+from earmill.pipeline.driver import run as driver_module
+from earmill.pipeline.driver.ray_session import Node
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker import actor
+from tests.chaos.jobs import assert_equal_datasets, driver, write_corpus, write_job
+
+CLIPS = 12
+ON_GPU = ("run.device=cuda", f"audio.resampler={ON_DEVICES}")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job of short clips, one a shard, resampled where the models run."""
+    monkeypatch.setenv("AMTCORE_GPU", "interpreted")
+    corpus = write_corpus(tmp_path / "corpus", CLIPS, seconds=0.12)
+    return write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_rows=1)
+
+
+@pytest.fixture
+def a_gpu_in_the_session_s_ray(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session's Ray was started without GPUs: none is asked of it."""
+    import ray
+
+    nodes = [Node(ray.get_runtime_context().get_node_id(), cpus=2, gpus=1)]
+    monkeypatch.setattr(placement, "live_nodes", lambda: nodes)
+    monkeypatch.setattr(driver_module, "wait_for_nodes", lambda *_, **__: nodes)
+    spawn = actor.spawn_worker
+
+    def spawn_worker(make_runner: Any, *, num_gpus: float, **options: Any) -> Any:
+        return spawn(make_runner, **options)
+
+    monkeypatch.setattr(actor, "spawn_worker", spawn_worker)
+
+
+def run_and_kill(job: Path) -> None:
+    sets = [part for override in ON_GPU for part in ("--set", override)]
+    with driver(str(job), *sets, ray_address=None) as running:
+        assert running.wait_for("workers_ready")["device"] == "interpreted"
+        running.wait_for("shard_done")
+        running.process.send_signal(signal.SIGKILL)
+        running.process.wait()
+
+
+@pytest.mark.usefixtures("a_gpu_in_the_session_s_ray")
+def test_a_job_killed_and_resumed_on_the_gpu_equals_the_job_on_the_cpu(
+    job: Path, tmp_path: Path
+) -> None:
+    run_and_kill(job)
+    assert 0 < len(committed_shards(Layout.open(str(tmp_path / "out")))) < CLIPS
+    seen: list[events.Event] = []
+    end = run_job(JobSpec.load(job, ON_GPU), resume=True, sink=seen.append)
+    assert (end.exit_code, end.rows_ok) == (0, CLIPS)
+    assert any(isinstance(event, events.JobStarted) and event.shards_done for event in seen)
+
+    on_cpu = [f"audio.resampler={ON_DEVICES}", "run.device=cpu", f"output.uri={tmp_path / 'cpu'}"]
+    assert run_job(JobSpec.load(job, on_cpu)).rows_ok == CLIPS
+    assert_equal_datasets(tmp_path / "out", tmp_path / "cpu")
+    for record in commits(Layout.open(str(tmp_path / "out"))).values():
+        assert record.info["device"]["backends"] == {"dau1997": "interpreted"}
+        assert record.info["device"]["self_check"] == {"modulation": 0.0, "resampler": 0.0}
