@@ -121,7 +121,7 @@ class GpuExtraction(Extraction):
         self._one_caller = {
             index: threading.Lock()
             for index, extractor in enumerate(self._extractors)
-            if extractor.describe()["backend"] == "cpu"
+            if extractor.backend.name == "cpu"
         }
         self._launches = LaunchBatcher[Clip, Made](self._extract, most_bytes=gpu.launch_bytes())
 

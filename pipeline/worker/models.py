@@ -70,7 +70,7 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
     try:
         with device_errors("warm-up"):
             extractors = build_extractors(spec, threads, gpu.backend)
-            backends = {each.model: str(each.describe()["backend"]) for each in extractors}
+            backends = {each.model: each.backend.name for each in extractors}
             if set(backends.values()) == {"cpu"}:
                 raise GpuUnusable(f"{', '.join(backends)}: no kernels for GPUs")
             features = _exercised(extractors)

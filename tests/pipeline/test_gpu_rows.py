@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,14 +41,12 @@ class StandIn:
 
     def __init__(self, extractor: Any, room: int = 10**6, lost: bool = False) -> None:
         self._real, self.room, self.lost = extractor, room, lost
+        self.backend = SimpleNamespace(name="interpreted")
         self.launches: list[int] = []
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
-
-    def describe(self) -> dict[str, str]:
-        return {"backend": "interpreted"}
 
     def extract(self, clips: Sequence[Any]) -> Any:
         if self.lost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,11 @@ class Changed:
     """An extractor on a stand-in for a GPU; its frames are what the CPU's were changed to."""
 
     def __init__(self, extractor: Any, change: Change, backend: str = "interpreted") -> None:
-        self._real, self._change, self._backend = extractor, change, backend
+        self._real, self._change = extractor, change
+        self.backend = SimpleNamespace(name=backend)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
-
-    def describe(self) -> dict[str, Any]:
-        return self._real.describe() | {"backend": self._backend}
 
     def extract(self, clips: Sequence[Any]) -> list[dict[str, Any]]:
         made = self._real.extract(clips)
