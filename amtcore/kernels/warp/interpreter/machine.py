@@ -26,6 +26,7 @@ from amtcore.kernels.warp.interpreter.body import (
     THREAD,
     THREADS_AT,
     WAITING,
+    WOKEN,
 )
 from amtcore.kernels.warp.interpreter.program import ENDED
 from amtcore.kernels.warp.interpreter.warp_wide import (
@@ -228,15 +229,14 @@ def _turn(
     given: Any,
 ) -> int:  # fmt: skip
     """Run up to TURN pieces of one warp."""
-    again = False
     for _ in range(TURN):
         at = _next_piece(frame)
         if at == _NO_THREAD:
             if not _wake(frame):
                 return FINISHED
-            if again:
+            if frame[WOKEN]:
                 return _stop(frame, STUCK, 0)
-            again = True
+            frame[WOKEN] = 1
             continue
         count = _gather(frame, at)
         frame[INSTRUCTION] = firsts[at]
@@ -244,14 +244,14 @@ def _turn(
             hits[at] += 1
             if _call_piece(pieces[at], frame.ctypes.data, registers.ctypes.data, count):
                 return STOPPED
-            again = False
+            frame[WOKEN] = 0
             continue
         count = _meet(rows[at], frame, words, count)
         if count < 0:
             return _stop(frame, NOT_IN_MASK, frame[THREAD])
         if count:
             hits[at] += 1
-            again = False
+            frame[WOKEN] = 0
             if _together(rows[at], frame, words, registers, count, given) == STOPPED:
                 return STOPPED
     return RUNNING
