@@ -207,6 +207,26 @@ def test_a_thread_must_be_in_its_mask_and_its_source_must_take_part() -> None:
         per_thread(code, np.int32, LANES)
 
 
+def test_the_other_order_of_threads_shows_a_missing_barrier() -> None:
+    """Each thread reads what its neighbour writes: with a barrier that is the same either way."""
+    code = f"""{PLACES}
+        mov.b64 %d2, room; mad.wide.u32 %d3, %r30, 4, %d2;
+        st.shared.b32 [%d3], %r30;
+        BARRIER
+        xor.b32 %r1, %r30, 1; mad.wide.u32 %d4, %r1, 4, %d2; ld.shared.b32 %r2, [%d4];
+        st.global.b32 [%d1], %r2;
+        ret;"""
+    outs = []
+    for barrier in ("bar.warp.sync -1;", ""):
+        made = kernel(code.replace("BARRIER", barrier), "a", ".shared .align 4 .b8 room[128];")
+        for backwards in (False, True):
+            out = torch.zeros(32, dtype=torch.int32)
+            InterpretedLauncher(backwards=backwards).launch(made, 1, [out])
+            outs.append(out.tolist())
+    assert outs[0] == outs[1] == (LANES ^ 1).tolist()
+    assert outs[2] != outs[3]
+
+
 # -------------------------------------------------------------------- a queue of work
 
 TAKE = """
@@ -414,9 +434,11 @@ def test_variables_of_every_space_and_generic_addresses() -> None:
 @pytest.mark.parametrize("form", ["st.global.b32 [%d1+4], %r30", "ld.b32 %r0, [%d1+4]"])
 def test_an_access_outside_the_tensors_names_the_thread(form: str) -> None:
     data = words(64)
-    with pytest.raises(KernelError, match=r"kernel k, warp 0, thread 31: .*byte 128 .* 128 bytes"):
+    with pytest.raises(
+        KernelError, match=r"kernel k, warp 0, thread 31: .*byte 128 of argument 0, .* 128 bytes"
+    ):
         launch(f"{PLACES} {form}; ret;", data[:32])
-    with pytest.raises(KernelError, match=r"byte -4 .* outside"):
+    with pytest.raises(KernelError, match=r"byte -4 of argument 0, .* outside"):
         launch(f"{PLACES} {form.replace('+4', '-4')}; ret;", data[32:])
     launch(f"{PLACES} {form}; ret;", data[:33])
 

@@ -23,9 +23,10 @@ from amtcore.kernels.warp.interpreter.ptx import (
 from amtcore.kernels.warp.launching import THREADS
 
 #: Words of a frame: where a warp's memory lies, which warp it is, why it stopped, whether all
-#: wait; then one word per thread: the threads that a piece is for, program counters, and who waits.
+#: wait, whether the last thread goes first; then one word per thread: the threads that a piece is
+#: for, program counters, and who waits.
 SHARED, LOCAL, PARAMETERS, WINDOWS, WINDOW_COUNT, SITES, WARP, WARPS = range(8)
-REASON, INSTRUCTION, ADDRESS, THREAD, WOKEN = range(8, 13)
+REASON, INSTRUCTION, ADDRESS, THREAD, WOKEN, BACKWARDS = range(8, 14)
 THREADS_AT = 16
 COUNTERS = THREADS_AT + THREADS
 WAITING = COUNTERS + THREADS

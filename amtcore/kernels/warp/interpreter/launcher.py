@@ -47,6 +47,19 @@ class Profile:
     lines: tuple[tuple[str, int], ...]
 
 
+@dataclass(frozen=True)
+class _Window:
+    """Memory that a kernel may touch."""
+
+    name: str
+    address: int
+    size: int
+
+    def distance(self, address: int) -> int:
+        """Bytes between an address and the window."""
+        return max(self.address - address, address - self.address - self.size, 0)
+
+
 @dataclass
 class _Memory:
     """What a launch needs beside the tensors."""
@@ -63,15 +76,19 @@ class InterpretedLauncher(Launcher):
         resident: Warps that are said to run at once; few, so that they share a queue.
         patience: A kernel that has executed so many times as many instructions as it has is
             compiled again, for speed. Its results are the same.
+        backwards: Whether the last thread of a warp goes first. A kernel whose threads wait for
+            each other wherever they must has the same results either way.
     """
 
     name = "interpreted"
     device = torch.device("cpu")
 
-    def __init__(self, resident: int = 8, patience: int = 10_000) -> None:
+    def __init__(
+        self, resident: int = 8, patience: int = 10_000, *, backwards: bool = False
+    ) -> None:
         if resident < 1:
             raise ParameterError(f"resident must be 1 or more, got {resident}")
-        self.resident, self.patience = resident, patience
+        self.resident, self.patience, self.backwards = resident, patience, backwards
         self._lock = threading.Lock()
         self._compiled: dict[str, Compiled] = {}
 
@@ -92,6 +109,7 @@ class InterpretedLauncher(Launcher):
         compiled = self._get(kernel)
         values, windows = _unpack(kernel, compiled, arguments)
         memory = _allocate(compiled, warps, values, windows)
+        memory.frames[:, body.BACKWARDS] = self.backwards
         with _flushing(compiled.translation.flushes):
             stopped = self._run(compiled, memory)
         if stopped >= 0:
@@ -146,8 +164,8 @@ class InterpretedLauncher(Launcher):
 
 def _unpack(
     kernel: Kernel, compiled: Compiled, arguments: Sequence[Tensor | int]
-) -> tuple[list[int], list[tuple[int, int]]]:
-    """The parameters as integers, and address and bytes of all that a thread may touch."""
+) -> tuple[list[int], list[_Window]]:
+    """The parameters as integers, and all that a thread may touch."""
     parameters = compiled.program.module.parameters
     if len(arguments) != len(parameters):
         raise KernelError(
@@ -164,18 +182,18 @@ def _unpack(
                 f"strides {argument.stride()} on {argument.device}"
             )
         values.append(argument.data_ptr())
-        windows.append((argument.data_ptr(), argument.numel() * argument.element_size()))
+        size = argument.numel() * argument.element_size()
+        windows.append(_Window(f"argument {number}", argument.data_ptr(), size))
     program = compiled.program
     own = [*program.variables("global"), *program.variables("const")]
-    return values, windows + [(program.windows[each.name], each.size) for each in own]
+    windows += [_Window(each.name, program.windows[each.name], each.size) for each in own]
+    return values, windows
 
 
-def _allocate(
-    compiled: Compiled, warps: int, values: list[int], windows: list[tuple[int, int]]
-) -> _Memory:
+def _allocate(compiled: Compiled, warps: int, values: list[int], windows: list[_Window]) -> _Memory:
     sizes, code = compiled.program.sizes, compiled.program.module.instructions
     parameters = np.array([value % (1 << 64) for value in values] or [0], np.uint64)
-    table = np.array(windows or [(0, 0)], np.int64)
+    table = np.array([(each.address, each.size) for each in windows] or [(0, 0)], np.int64)
     sites = np.zeros((len(code), 2), np.int64)
     shared = zeros(warps * sizes["shared"])
     local = zeros(warps * THREADS * sizes["local"])
@@ -198,7 +216,8 @@ def _allocate(
 @contextmanager
 def _flushing(wanted: bool) -> Iterator[None]:
     """The calling thread's way with subnormals, for a while."""
-    before = bool(np.float32(1e-40) * np.float32(1.0) == 0)
+    with np.errstate(all="ignore"):
+        before = bool(np.float32(1e-40) * np.float32(1.0) == 0)
     torch.set_flush_denormal(wanted)
     try:
         yield
@@ -207,7 +226,7 @@ def _flushing(wanted: bool) -> Iterator[None]:
 
 
 def _explained(
-    kernel: Kernel, compiled: Compiled, memory: _Memory, warp: int, windows: list[tuple[int, int]]
+    kernel: Kernel, compiled: Compiled, memory: _Memory, warp: int, windows: list[_Window]
 ) -> str:
     frame = memory.frames[warp]
     instruction = compiled.program.module.instructions[frame[body.INSTRUCTION]]
@@ -224,16 +243,12 @@ def _explained(
     )
 
 
-def _place(code: tuple[str, ...], address: int, windows: list[tuple[int, int]]) -> str:
+def _place(code: tuple[str, ...], address: int, windows: list[_Window]) -> str:
     """An address, counted from the nearest tensor."""
     for space in ("shared", "local"):
         if space in code:
             return f"byte {address} of {space} memory"
-    nearest = min(
-        windows, key=lambda each: max(each[0] - address, address - sum(each), 0), default=None
-    )
+    nearest = min(windows, key=lambda each: each.distance(address), default=None)
     if nearest is None:
         return f"address {address:#x}"
-    return (
-        f"byte {address - nearest[0]} from the begin of the nearest buffer, of {nearest[1]} bytes,"
-    )
+    return f"byte {address - nearest.address} of {nearest.name}, which has {nearest.size} bytes,"

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from amtcore.kernels.vector.source_digest import sources_digest
 from amtcore.kernels.warp.interpreter.body import (
+    BACKWARDS,
     COUNTERS,
     INSTRUCTION,
     NO_SOURCE,
@@ -86,8 +87,9 @@ def _next_piece(frame: Any) -> int:
 @njit
 def _gather(frame: Any, at: int) -> int:
     """List the threads that are at a piece, waiting ones as well; how many they are."""
-    count = 0
-    for thread in range(THREADS):
+    count, last = 0, (THREADS - 1 if frame[BACKWARDS] else 0)
+    for k in range(THREADS):
+        thread = abs(last - k)
         if frame[COUNTERS + thread] == at:
             frame[THREADS_AT + count] = thread
             count += 1
