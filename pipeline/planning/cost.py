@@ -28,6 +28,9 @@ CLIPS = 4
 # From the driver's call of Ray to a worker process that can import, as measured on two cores.
 RAY_START_S = 8.0
 KERNELS_S = 1.5
+OF_CORES = (
+    "the time is that of this machine's cores; `python -m benchmarks.gpu` measures a GPU's speed"
+)
 _OF_STREAM = ("name", "model", "layout", "width", "frame_rate_hz")
 
 
@@ -41,7 +44,7 @@ class JobCost:
         times_real_time_here: Audio seconds per second of all models together, on all cores.
         estimate: Rows, hours, shards, bytes, objects.
         start_s: Until the first row is computed. wall_s: To the end, s.
-        notes: What the source's listing was worth saying.
+        notes: What the source's listing was worth saying, and what the time is not that of.
     """
 
     job: str
@@ -97,7 +100,7 @@ def measure_cost(spec: JobSpec) -> JobCost:
         estimate=expected,
         start_s=round(start_s, 1),
         wall_s=round(start_s + (expected.seconds or 0.0), 1),
-        notes=tuple(plan.notes),
+        notes=(*plan.notes, *([OF_CORES] if spec.run.device == "cuda" else [])),
     )
 
 

@@ -74,7 +74,8 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
             if set(backends.values()) == {"cpu"}:
                 raise GpuUnusable(f"{', '.join(backends)}: no kernels for GPUs")
             features = _exercised(extractors)
-            checked = self_check(extractors, build_extractors(spec, threads))
+            pairs = zip(extractors, build_extractors(spec, threads), strict=True)
+            checked = self_check([pair for pair in pairs if pair[0].backend.name != "cpu"])
             if spec.audio.resampler == ON_DEVICES:
                 checked["resampler"] = check_resampler(DeviceInput(gpu).resampler)
     except BackendError as error:

@@ -44,16 +44,16 @@ def golden_second(fs_hz: float) -> np.ndarray[Any, np.dtype[np.float32]]:
     return signal.astype(np.float32)
 
 
-def self_check(on_gpu: Sequence[Extractor], on_cpu: Sequence[Extractor]) -> dict[str, float]:
+def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float]:
     """The largest relative error of each stream.
 
     Args:
-        on_gpu, on_cpu: The job's models, built for either.
+        models: Each as it was built for the GPU, and for the CPU.
     Raises:
         DeviceError: One is above its tolerance.
     """
     errors: dict[str, float] = {}
-    for checked, reference in zip(on_gpu, on_cpu, strict=True):
+    for checked, reference in models:
         clips = _clips(checked)
         pairs = list(zip(checked.extract(clips), reference.extract(clips), strict=True))
         for info in checked.streams:

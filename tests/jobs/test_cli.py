@@ -146,10 +146,11 @@ def test_plan_adds_up_and_writes_nothing(job: Path, capsys: pytest.CaptureFixtur
     # A job of a second and a half still has to start: Ray, and the models in driver and worker.
     assert plan["start_s"] > RAY_START_S
     assert plan["wall_s"] == pytest.approx(plan["start_s"] + plan["seconds"], abs=0.11)
-    assert not (job.parent / "out").exists()
-    assert run(["plan", str(job)]) == 0
+    assert not (job.parent / "out").exists() and plan["notes"] == []
+    assert run(["plan", str(job), "--set", "run.device=cuda"]) == 0
     text = capsys.readouterr().out
     assert f"{width} columns at 100 Hz" in text
+    assert "that of this machine's cores" in " ".join(text.split())
     (said,) = re.findall(r"about (\d+) s here: (\d+) s to start", text)
     assert int(said[0]) >= int(said[1]) >= RAY_START_S
 

@@ -29,6 +29,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus = write_corpus(folder / "corpus", CLIPS)
     job = write_job(folder / "job.yaml", corpus, folder / "out")
     with driver(str(job), ray_address=None) as running:
+        # The job leaves the device open, and this Ray has no GPU.
+        assert "the models run on CPU" in running.wait_for("note")["text"]
         assert running.wait_for("workers_ready")["device"] == "cpu"
         running.wait_for("shard_done", 2)
         started = psutil.Process(running.process.pid).children(recursive=True)
