@@ -5,6 +5,7 @@ Times are the best of several runs of one process; the plain loop runs once, on 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -23,6 +24,7 @@ LOOP_S = 0.02
 _HEAD = ("what", "threads", "seconds of audio per second", "against the plain loop")
 
 
+@functools.cache
 def clips_of(kind: str) -> list[np.ndarray]:
     """A batch of speech-like or noise clips at 74 dB SPL, where RMS 1 is 100 dB SPL."""
     clips = []

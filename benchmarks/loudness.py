@@ -41,7 +41,7 @@ _HEAD = ("model", "signal", "streams", "threads", "seconds of audio per second",
 _MEMORY_HEAD = ("model", *(f"{n} minutes: peak (growth)" for n in STREAMED_MINUTES))
 
 
-def _signal(kind: str, ears: int, seconds: float = CLIP_S) -> np.ndarray:
+def signal_of(kind: str, ears: int, seconds: float = CLIP_S) -> np.ndarray:
     """(ear, time) in Pa, or (time,) for one ear; ears hear different things."""
     waves = []
     for ear in range(ears):
@@ -67,7 +67,7 @@ def _speed_rows() -> list[tuple[str, ...]]:
     rows = []
     for model, ears in (("moore2016", 2), ("glasberg2002", 1)):
         for kind in ("noise", "speech"):
-            clip = _signal(kind, ears)
+            clip = signal_of(kind, ears)
             for streams, request in _STREAMS.items():
                 for threads in (2, 1):
                     extractor = build_extractor(model, streams=request, threads=threads)
@@ -90,7 +90,7 @@ def _streamed_mb(model: str, minutes: int) -> Mapping[str, float]:
 
 def _print_streamed(model: str, minutes: int) -> None:
     extractor = build_extractor(model, streams=_PATTERNS, threads=2)
-    second = _signal("noise", max(extractor.input_channels), 1.0)
+    second = signal_of("noise", max(extractor.input_channels), 1.0)
     stream = extractor.open_stream()
     for _ in range(_WARM_S):
         stream.push(second)

@@ -47,7 +47,7 @@ CASES = (
 )
 
 
-def _signals(model: Any, kind: str) -> list[np.ndarray]:
+def signals_of(model: Any, kind: str) -> list[np.ndarray]:
     """The clips in the model's unit: an amplitude of 1 is 2 Pa where RMS 1 is 100 dB SPL."""
     scale = np.float32(2.0 if model.input_unit == "pa" else 1.0)
     return [scale * clip for clip in clips_of(kind)]
@@ -58,7 +58,7 @@ def _loop_rate(model: Any) -> float:
     for stage in model.modules():
         if hasattr(stage, "backend"):
             stage.backend = "reference"
-    x = torch.from_numpy(_signals(model, "speech")[0][: int(LOOP_S * FS_HZ)])
+    x = torch.from_numpy(signals_of(model, "speech")[0][: int(LOOP_S * FS_HZ)])
     with torch.no_grad():
         model(x[:50])
         return rate_of(lambda: model(x), LOOP_S, repeats=1)
@@ -69,7 +69,7 @@ def _scipy_rate(case: Case, model: Any) -> float | None:
     if case.model not in PIPELINES:
         return None
     samples = int(_SCIPY_S * FS_HZ)
-    wave = _signals(model, "speech")[0][samples : 2 * samples].astype(np.float64)
+    wave = signals_of(model, "speech")[0][samples : 2 * samples].astype(np.float64)
     _check(case, wave, np.asarray(PIPELINES[case.model](model, wave)))
     return rate_of(lambda: PIPELINES[case.model](model, wave), _SCIPY_S, repeats=2)
 
@@ -94,7 +94,7 @@ def _row(case: Case) -> tuple[str, ...]:
     extractor = build_extractor(case.model, fs_hz=FS_HZ, params=case.params, threads=THREADS)
     rates = []
     for kind in ("speech", "noise"):
-        clips = _signals(model, kind)
+        clips = signals_of(model, kind)
         extractor.extract(clips)
         rates.append(rate_of(lambda c=clips: extractor.extract(c), BATCH * CLIP_S))
     scipy = _scipy_rate(case, model)

@@ -23,7 +23,7 @@ _WANTED_S, _WANTED_MB = 0.5, 2048
 _WARM_SAMPLES = 1000
 
 
-def _step(model: Dau1997, x: torch.Tensor) -> None:
+def step(model: Dau1997, x: torch.Tensor) -> None:
     """The loss is the mean square of every modulation output; x wants its gradient too."""
     model.zero_grad()
     leaf = x.detach().requires_grad_()
@@ -35,14 +35,14 @@ def _prepare() -> tuple[Dau1997, torch.Tensor]:
     torch.set_num_threads(THREADS)
     x = 0.05 * torch.randn(1, FS_HZ, generator=torch.Generator().manual_seed(0))
     model = Dau1997(FS_HZ, learnable=True)
-    _step(model, x[:, :_WARM_SAMPLES])
+    step(model, x[:, :_WARM_SAMPLES])
     return model, x
 
 
 def _print_memory() -> None:
     model, x = _prepare()
     whole, before = peak_mb(), reset_peak_mb()
-    _step(model, x)
+    step(model, x)
     print(json.dumps([peak_mb() - before, max(whole, peak_mb())]))
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     best = cpu = float("inf")
     for _ in range(_STEPS):
         begin, busy = time.perf_counter(), time.process_time()
-        _step(model, x)
+        step(model, x)
         best = min(best, time.perf_counter() - begin)
         cpu = min(cpu, time.process_time() - busy)
     output = 4 * FS_HZ * model.modulation.offsets[-1] / 2**20

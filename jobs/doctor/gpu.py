@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from earmill.jobs.doctor.check import Check, State, checked
 from earmill.jobs.doctor.kernels import UnequalError
+from earmill.pipeline.common.one_line import named_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,9 +27,10 @@ def gpu_checks(*, wanted: bool) -> Iterator[Check]:
     """Nothing more where there is none, which fails only if it is wanted."""
     from amtcore.errors import BackendError
     from amtcore.features.registry import BUILT_IN
+    from amtcore.kernels.backends.chosen import gpu_backend
 
     try:
-        backend = _backend()
+        backend = gpu_backend().name
     except BackendError as error:
         yield Check(
             "GPU", State.FAILED if wanted else State.NO, str(error).removeprefix("no GPU: ")
@@ -38,14 +39,7 @@ def gpu_checks(*, wanted: bool) -> Iterator[Check]:
     yield checked("GPU", lambda: _facts(backend))
     yield checked("PTX", lambda: _probe(backend))
     for name in BUILT_IN:
-        yield checked(f"{name} on the GPU", partial(_against_cpu, name, backend))
-
-
-def _backend() -> str:
-    from amtcore.kernels.warp.driver.available import find_device
-
-    find_device("cuda")
-    return "cuda"
+        yield _model_check(name, backend)
 
 
 def _facts(backend: str) -> str:
@@ -59,17 +53,29 @@ def _facts(backend: str) -> str:
 def _probe(backend: str) -> str:
     from amtcore.kernels.warp.driver import CudaLauncher
     from amtcore.kernels.warp.driver.probe import probe
+    from amtcore.kernels.warp.interpreter import InterpretedLauncher
+    from amtcore.kernels.warp.launching import Launcher
 
-    launcher = CudaLauncher()
+    launcher: Launcher = InterpretedLauncher() if backend == "interpreted" else CudaLauncher()
     probe(launcher)
     return f"loaded and launched: {launcher.name} adds two vectors"
 
 
-def _against_cpu(name: str, backend: str) -> str:
+def _model_check(name: str, backend: str) -> Check:
     from amtcore.features.build import build_extractor
 
-    here, there = build_extractor(name), build_extractor(name, backend=backend)
-    clips = [noise(here, seconds, seed) for seed, seconds in enumerate(SECONDS[backend])]
+    what = f"{name} on the GPU"
+    try:
+        there = build_extractor(name, backend=backend)
+    except Exception as error:
+        return Check(what, State.FAILED, named_line(error))
+    if there.backend.name == "cpu":
+        return Check(what, State.NO, "stays on the CPU, whatever the device")
+    return checked(what, lambda: _against_cpu(name, build_extractor(name), there))
+
+
+def _against_cpu(name: str, here: Extractor, there: Extractor) -> str:
+    clips = [noise(here, seconds, seed) for seed, seconds in enumerate(SECONDS[there.backend.name])]
     pairs = [
         (as_array(got[stream.name]), as_array(expected[stream.name]))
         for got, expected in zip(there.extract(clips), here.extract(clips), strict=True)

@@ -12,6 +12,8 @@ from earmill.jobs.doctor.check import Check, State, checked
 from earmill.jobs.doctor.gpu import noise
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from amtcore.features.base import Extractor
 
 #: A launch that fills a GPU; fewer where its memory does not hold so many.
@@ -71,26 +73,34 @@ def _measured(name: str, gpu: bool) -> Speed:
     cpu = times_real_time([extractor])
     if not gpu:
         return Speed(name, cpu)
-    rate, clips = gpu_rate(build_extractor(name, backend="cuda"))
-    return Speed(name, cpu, rate, clips)
+    there = build_extractor(name, backend="cuda")
+    if there.backend.name == "cpu":
+        return Speed(name, cpu)
+    return Speed(name, cpu, *gpu_rate(there))
 
 
 def gpu_rate(extractor: Extractor, clips: int = CLIPS, clip_s: float = CLIP_S) -> tuple[float, int]:
     """Seconds of audio per second, and the clips in a launch that memory allowed."""
+    clip = noise(extractor, clip_s, 0)
+    seconds, clips = as_large_as_fits(
+        lambda count: best_of(partial(extractor.extract, [clip] * count), _REPEATS), clips
+    )
+    return clips * clip_s / seconds, clips
+
+
+def as_large_as_fits(measure: Callable[[int], float], count: int) -> tuple[float, int]:
+    """What is measured for so many clips, or half as many until the GPU's memory holds them."""
     from amtcore.errors import DeviceMemoryError
     from amtcore.kernels.warp.driver.failures import device_errors
 
-    clip = noise(extractor, clip_s, 0)
     while True:
         try:
-            with device_errors(f"extracting {clips} clips"):
-                seconds = best_of(partial(extractor.extract, [clip] * clips), _REPEATS)
+            with device_errors(f"extracting {count} clips"):
+                return measure(count), count
         except DeviceMemoryError:
-            if clips == 1:
+            if count == 1:
                 raise
-            clips //= 2
-        else:
-            return clips * clip_s / seconds, clips
+            count //= 2
 
 
 def best_of(run: Callable[[], object], repeats: int) -> float:
@@ -105,21 +115,33 @@ def best_of(run: Callable[[], object], repeats: int) -> float:
 
 
 def _cycles() -> str:
-    """Of pooled Dau1997, whose 31 channels are one warp; samples lie on the device."""
     import torch
 
     from amtcore.features.build import build_extractor
     from amtcore.kernels.warp.driver.device_facts import device_facts
 
     facts, extractor = device_facts(), build_extractor("dau1997", backend="cuda")
-    clip: Any = torch.from_numpy(noise(extractor, CLIP_S, 0)).cuda()
+    clip = torch.from_numpy(noise(extractor, CLIP_S, 0)).cuda()
+    return cycles_of(extractor, clip, facts.clock_hz, facts.warp_instructions_per_s)
 
-    def seconds(clips: int) -> float:
-        return best_of(lambda: extractor.extract([clip] * clips), _REPEATS)
 
-    alone = seconds(1) * facts.clock_hz / len(clip)
-    filled = seconds(CLIPS) * facts.warp_instructions_per_s / (CLIPS * len(clip))
+def cycles_of(extractor: Extractor, clip: Tensor, clock_hz: float, slots_hz: float) -> str:
+    """What a sample takes of a model whose channels are one warp, as pooled Dau1997's.
+
+    Args:
+        clip: On the device, so that nothing but features is copied.
+        clock_hz: Of the multiprocessors.
+        slots_hz: Warp instructions that the whole device can start in a second.
+    """
+
+    def seconds(count: int) -> float:
+        clips: Any = [clip] * count
+        return best_of(lambda: extractor.extract(clips), _REPEATS)
+
+    alone = seconds(1) * clock_hz / len(clip)
+    per_clip, count = as_large_as_fits(lambda count: seconds(count) / count, CLIPS)
     return (
-        f"{alone:,.0f} a sample for one warp alone, {filled:,.0f} a sample and warp in {CLIPS}, "
-        "counted at the highest clock over all schedulers"
+        f"a sample takes {alone:,.0f} cycles for one warp alone, and "
+        f"{per_clip * slots_hz / len(clip):,.0f} instructions' time a warp with {count} clips, at "
+        "the highest clock with all schedulers busy"
     )

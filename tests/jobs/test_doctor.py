@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from amtcore import AdaptLoop
+from amtcore.features import registry
 from amtcore.features.build import build_extractor
 from amtcore.features.registry import BUILT_IN
 from earmill.jobs.cli import run
-from earmill.jobs.doctor import kernels, machine, services, speed
+from earmill.jobs.doctor import gpu, kernels, machine, services, speed
 from earmill.jobs.doctor.check import Check, State, checked
-from earmill.jobs.doctor.kernels import kernel_checks, worst_error
+from earmill.jobs.doctor.kernels import UnequalError, kernel_checks, worst_error
 from earmill.jobs.doctor.report import markdown
 from earmill.jobs.doctor.services import storage_check
 from earmill.jobs.doctor.speed import Speed, gpu_answers, gpu_rate
@@ -207,3 +208,24 @@ def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch)
 def test_clips_for_a_model_of_two_ears_have_two() -> None:
     both = speed.noise(build_extractor("moore2016"), 0.1, 0)
     assert both.shape == (2, 3200) and both.dtype == np.float32
+
+
+def test_the_gpu_is_compared_with_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where PTX is interpreted: equal bit for bit, and a model that is not is a failure."""
+    monkeypatch.setenv("AMTCORE_GPU", "interpreted")
+    two = {name: BUILT_IN[name] for name in ("dau1997", "moore2016")}
+    monkeypatch.setattr(registry, "BUILT_IN", two)
+    found = {check.what: check for check in gpu.gpu_checks(wanted=True)}
+    assert {check.state for check in found.values()} <= {State.OK, State.NO}, found
+    assert "interpreter of PTX in its place" in found["GPU"].text
+    assert "interpreted adds two vectors" in found["PTX"].text
+    assert found["dau1997 on the GPU"].text.startswith("equal to the CPU bit for bit in ")
+    here, there = build_extractor("dau1997"), build_extractor("dau1997", backend="interpreted")
+    right = there.extract
+
+    def wrong(clips: Any) -> Any:
+        return [{name: frames * 1.0001 for name, frames in made.items()} for made in right(clips)]
+
+    monkeypatch.setattr(there, "extract", wrong)
+    with pytest.raises(UnequalError, match="differs from the CPU by 1"):
+        gpu._against_cpu("dau1997", here, there)

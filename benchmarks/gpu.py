@@ -1,0 +1,229 @@
+"""The models on this machine's GPU against its processor: `python -m benchmarks.gpu`.
+
+Every figure of the GPU is of whole calls, samples copied there and features back, as a job makes
+them; the shares say what of a call's time on the device was copying. Times are the best of several
+runs of one process. Without a device it says so in one line and exits with 2.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from amtcore import Dau1997, set_num_threads
+from amtcore.errors import BackendError, DeviceMemoryError
+from amtcore.features.base import Extractor
+from amtcore.features.build import build_extractor
+from amtcore.features.registry import get_model
+from amtcore.kernels.warp.driver.device_facts import DeviceFacts, device_facts
+from amtcore.kernels.warp.driver.failures import device_errors
+from benchmarks import loudness, models
+from benchmarks.kernel import FS_HZ
+from benchmarks.report import table, write_section
+from benchmarks.training import step
+from earmill.jobs.doctor.speed import as_large_as_fits, best_of, cycles_of
+
+THREADS = 2
+CLIP_S = 4.0
+#: Clips of a launch, each tried down to what memory holds; of the processor.
+BATCHES, CPU_CLIPS = (1500, 4500), 10
+#: Signals of a second in a training step.
+STEP_BATCHES = (1, 16, 64)
+_REPEATS = 3
+_POOLED_HEAD = ("model", "clips", "CPU, two threads", "GPU", "against the CPU", "wanted",
+                "kernels", "to the device", "back")  # fmt: skip
+_STEP_HEAD = ("signals of 1 s", "CPU, two threads", "GPU", "against the CPU", "wanted")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model in its unit.
+
+    Args:
+        label, model, params: As in the table, as registered, as built.
+        clips: A few signals; batches repeat them.
+        wanted: What the GPU has to reach.
+        batches: Clips of a launch.
+    """
+
+    label: str
+    model: str
+    clips: Sequence[np.ndarray]
+    params: Mapping[str, Any]
+    wanted: str = ""
+    batches: Sequence[int] = BATCHES[:1]
+
+    def extractor(self, backend: str) -> Extractor:
+        """For the processor or the GPU."""
+        fs_hz = FS_HZ if self.model not in ("moore2016", "glasberg2002") else loudness.FS_HZ
+        return build_extractor(self.model, fs_hz=fs_hz, params=self.params, backend=backend)
+
+
+def cases() -> list[Case]:
+    """Every model on speech at 74 dB SPL; Dau1997 also in a larger launch."""
+    found = [
+        Case(each.label, each.model, _speech(each.model), each.params) for each in models.CASES
+    ]
+    for name, ears in (("moore2016", 2), ("glasberg2002", 1)):
+        clip = loudness.signal_of("speech", ears, CLIP_S)
+        found.append(Case(name.capitalize(), name, [clip], {}))
+    wanted = {"dau1997": "25000 on an H100", "moore2016": "20 times the CPU"}
+    found = [replace(each, wanted=wanted.get(each.model, "")) for each in found]
+    return [replace(found[0], batches=BATCHES), *found[1:]]
+
+
+def _speech(model: str) -> list[np.ndarray]:
+    return [clip[: round(CLIP_S * FS_HZ)] for clip in models.signals_of(get_model(model), "speech")]
+
+
+def pooled_rows(case: Case, gpu: str = "cuda") -> list[tuple[str, ...]]:
+    """Seconds of audio per second on both, and what of the GPU's time is copying."""
+    here, there = case.extractor("cpu"), case.extractor(gpu)
+    clips = _repeated(case.clips, CPU_CLIPS)
+    cpu = CPU_CLIPS * CLIP_S / best_of(lambda: here.extract(clips), _REPEATS)
+    if there.backend.name != gpu:
+        return [(case.label, "", f"{cpu:.0f}", "stays on the CPU", "", case.wanted, "", "", "")]
+    rows = []
+    for wanted_clips in case.batches:
+        seconds, count = as_large_as_fits(
+            lambda n: best_of(partial(there.extract, _repeated(case.clips, n)), _REPEATS),
+            wanted_clips,
+        )
+        rate = count * CLIP_S / seconds
+        shares = device_shares(partial(there.extract, _repeated(case.clips, count)))
+        rows.append(
+            (case.label, str(count), f"{cpu:.0f}", f"{rate:.0f}", f"{rate / cpu:.0f}", case.wanted,
+             *(f"{100 * share:.0f} %" for share in shares))
+        )  # fmt: skip
+    return rows
+
+
+def _repeated(clips: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
+    return [clips[k % len(clips)] for k in range(count)]
+
+
+def device_shares(run: Callable[[], object]) -> tuple[float, float, float]:
+    """Shares of kernels, copies to the device and copies back in the device's busy time."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    return shares_of({each.key: each.self_device_time_total for each in seen.key_averages()})
+
+
+def shares_of(times: Mapping[str, float]) -> tuple[float, float, float]:
+    """The same from the time of each thing the device did."""
+    to_device = sum(time for name, time in times.items() if "Memcpy HtoD" in name)
+    back = sum(time for name, time in times.items() if "Memcpy DtoH" in name)
+    whole = sum(times.values()) or 1.0
+    return 1.0 - (to_device + back) / whole, to_device / whole, back / whole
+
+
+def step_rows(device: str = "cuda") -> list[tuple[str, ...]]:
+    """A training step of Dau1997 on both, in seconds of audio per second."""
+    cpu = 1.0 / _step_seconds(Dau1997(FS_HZ, learnable=True), 1, "cpu")
+    model = Dau1997(FS_HZ, learnable=True).to(device)
+    rows = []
+    for batch in STEP_BATCHES:
+        try:
+            with device_errors(f"a step of {batch}"):
+                gpu = batch / _step_seconds(model, batch, device)
+        except DeviceMemoryError:
+            rows.append((str(batch), f"{cpu:.1f}", "out of memory", "", ""))
+            break
+        wanted = "20 times" if batch == STEP_BATCHES[-1] else ""
+        rows.append((str(batch), f"{cpu:.1f}", f"{gpu:.1f}", f"{gpu / cpu:.0f}", wanted))
+    return rows
+
+
+def _step_seconds(model: Dau1997, batch: int, device: str) -> float:
+    generator = torch.Generator().manual_seed(0)
+    x = (0.05 * torch.randn(batch, FS_HZ, generator=generator)).to(device)
+
+    def run() -> None:
+        step(model, x)
+        if x.is_cuda:
+            torch.cuda.synchronize()
+
+    return best_of(run, _REPEATS)
+
+
+_START = """
+import time
+begin = time.perf_counter()
+import numpy as np
+from amtcore.features.build import build_extractor
+from amtcore.features.registry import get_model
+build_extractor("dau1997", fs_hz=44100, backend="cuda").extract([np.zeros(4410, np.float32)])
+print(time.perf_counter() - begin)
+"""
+
+
+def start_rows() -> list[tuple[str, str]]:
+    """A worker's start to its first features: nothing compiled; PTX kept; all kept."""
+
+    def seconds(ptx: str, driver: str) -> str:
+        environment = os.environ | {"NUMBA_CACHE_DIR": ptx, "CUDA_CACHE_PATH": driver}
+        command = [sys.executable, "-c", _START]
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        return f"{float(done.stdout):.2f}"
+
+    with tempfile.TemporaryDirectory() as ptx, tempfile.TemporaryDirectory() as driver:
+        nothing = seconds(ptx, driver)
+        with tempfile.TemporaryDirectory() as empty:
+            only_ptx = seconds(ptx, empty)
+        return [
+            ("worker start to first features on the GPU, nothing compiled", nothing),
+            ("the same, PTX in its cache, the driver's cache empty", only_ptx),
+            ("the same, both kept", seconds(ptx, driver)),
+        ]
+
+
+def cycles(facts: DeviceFacts, gpu: str = "cuda") -> str:
+    """What a sample of pooled Dau1997 takes; its 31 channels are one warp a clip."""
+    extractor = build_extractor("dau1997", fs_hz=FS_HZ, backend=gpu)
+    clip = torch.from_numpy(_speech("dau1997")[0]).to(extractor.backend.device)
+    said = cycles_of(extractor, clip, facts.clock_hz, facts.warp_instructions_per_s)
+    return f"Pooled Dau1997: {said}."
+
+
+def main() -> None:
+    """Measure and write the section."""
+    try:
+        facts = device_facts()
+    except BackendError as error:
+        print(f"benchmarks.gpu: {error}", file=sys.stderr)
+        sys.exit(2)
+    set_num_threads(THREADS)
+    torch.set_num_threads(THREADS)
+    begin = time.perf_counter()
+    pooled = [row for case in cases() for row in pooled_rows(case)]
+    parts = [
+        f"{facts}.",
+        "Seconds of audio per second, float32, clips of "
+        f"{CLIP_S:g} s of speech at 74 dB SPL, samples and features copied. Shares are of the "
+        "device's busy time in a call.",
+        table(_POOLED_HEAD, pooled),
+        cycles(facts),
+        "A training step of a learnable Dau1997: forward and backward over whole seconds at full "
+        "rate, gradients of the input and of every constant; seconds of audio per second.",
+        table(_STEP_HEAD, step_rows()),
+        table(("what", "seconds"), start_rows()),
+    ]
+    parts.append(f"The whole section took {time.perf_counter() - begin:.0f} s.")
+    write_section("GPU", "python -m benchmarks.gpu", "\n\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()
