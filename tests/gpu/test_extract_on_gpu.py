@@ -13,8 +13,13 @@ import torch
 from amtcore.features.build import build_extractor
 from amtcore.features.registry import BUILT_IN
 from earmill.jobs.doctor.gpu import as_array, noise
+from earmill.pipeline.audio.resample import ON_DEVICES
+from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker.device import DeviceInput, find_gpu
+from earmill.pipeline.worker.self_check import check_resampler
 from tests.chaos.jobs import assert_equal_datasets, write_corpus, write_job
 from tests.compare import Tolerance, assert_close
 
@@ -87,15 +92,37 @@ def test_a_stream_gives_what_the_whole_gives(name: str) -> None:
 
 
 def test_a_job_on_the_gpu_equals_the_job_on_the_cpu(tmp_path: Path) -> None:
-    """Byte for byte; the resampler is one that both can do."""
+    """Byte for byte, as the resampler is soxr and so one of the CPU in both."""
     corpus = write_corpus(tmp_path / "corpus", 12, seconds=1.0)
     for device in ("cpu", "cuda"):
         job = write_job(tmp_path / f"{device}.yaml", corpus, tmp_path / device)
-        overrides = (
-            f"run.device={device}",
-            "name=same",
-            "audio.resampler=torchaudio_kaiser_best",
-        )
+        overrides = (f"run.device={device}", "name=same")
         end = run_job(JobSpec.load(str(job), overrides=overrides))
         assert end.exit_code == 0 and end.rows_bad == 0, end.message
     assert_equal_datasets(tmp_path / "cuda", tmp_path / "cpu")
+
+
+def test_the_resampler_on_the_gpu_is_that_of_the_cpu_whatever_the_company() -> None:
+    resampler = DeviceInput(find_gpu()).resampler
+    assert 0.0 < check_resampler(resampler)  # a library of its own, so not the same sums
+    rng = np.random.default_rng(0)
+    clips = [
+        torch.from_numpy(rng.standard_normal((1, n)).astype(np.float32)).cuda()
+        for n in (7, 16000, 90_000, 250_000, 16000)
+    ]
+    for rates in ((16000, 44100), (44100, 16000), (22050, 44100)):
+        together = resampler(clips, *rates)
+        for clip, made in zip(clips, together, strict=True):
+            assert torch.equal(made, resampler([clip], *rates)[0])
+
+
+def test_a_job_resampled_on_the_gpu_says_so_and_is_the_same_every_time(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus", 12, seconds=1.0)
+    for name in ("one", "two"):
+        job = write_job(tmp_path / f"{name}.yaml", corpus, tmp_path / name)
+        overrides = ("run.device=cuda", "name=same", f"audio.resampler={ON_DEVICES}")
+        assert run_job(JobSpec.load(str(job), overrides=overrides)).rows_bad == 0
+    assert_equal_datasets(tmp_path / "one", tmp_path / "two")
+    for record in commits(Layout.open(str(tmp_path / "one"))).values():
+        assert record.info["device"]["backends"] == {"dau1997": "cuda"}
+        assert record.info["device"]["driver"] and record.info["device"]["self_check"]["resampler"]
