@@ -57,7 +57,7 @@ test-jobs: setup
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup
 	$(BIN)/python -c "from amtcore.kernels.warp.driver.available import find_device; find_device('cuda')"
-	$(BIN)/python -m pytest -m gpu tests
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 bench: setup
 	$(BIN)/python -m benchmarks.run

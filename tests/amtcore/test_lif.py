@@ -259,11 +259,3 @@ def test_wrong_shapes_are_named(change, message) -> None:  # type: ignore[no-unt
 def test_forced_backends_raise_when_they_cannot_run() -> None:
     with pytest.raises(BackendError, match="backend must be one of"):
         lif(*_inputs(3, 2, torch.float32), math.inf, backend="fpga")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_runs_the_plain_loop() -> None:
-    inputs = _inputs(5, 2, torch.float64)
-    moved = lif(*(value.cuda() for value in inputs), math.inf)
-    assert torch.equal(moved[0].cpu(), lif(*inputs, math.inf)[0])
