@@ -86,12 +86,14 @@ def test_a_stream_gives_what_the_whole_gives(name: str) -> None:
     parts = [stream.push(piece) for piece in np.array_split(clip, 7, axis=-1)]
     parts.append(stream.finish())
     (wanted,) = there.extract([clip])
-    for name_of_stream, values in wanted.items():
-        pieces = [as_array(part[name_of_stream]) for part in parts if name_of_stream in part]
-        np.testing.assert_array_equal(np.concatenate(pieces), as_array(values))
+    got = {
+        each: np.concatenate([as_array(part[each]) for part in parts if each in part])
+        for each in wanted
+    }
+    assert_equal(name, [got], [wanted])
 
 
-def test_a_job_on_the_gpu_equals_the_job_on_the_cpu(tmp_path: Path) -> None:
+def test_a_job_on_the_gpu_equals_the_job_on_the_cpu(ray_session: None, tmp_path: Path) -> None:
     """Byte for byte, as the resampler is soxr and so one of the CPU in both."""
     corpus = write_corpus(tmp_path / "corpus", 12, seconds=1.0)
     for device in ("cpu", "cuda"):
@@ -116,7 +118,9 @@ def test_the_resampler_on_the_gpu_is_that_of_the_cpu_whatever_the_company() -> N
             assert torch.equal(made, resampler([clip], *rates)[0])
 
 
-def test_a_job_resampled_on_the_gpu_says_so_and_is_the_same_every_time(tmp_path: Path) -> None:
+def test_a_job_resampled_on_the_gpu_says_so_and_is_the_same_every_time(
+    ray_session: None, tmp_path: Path
+) -> None:
     corpus = write_corpus(tmp_path / "corpus", 12, seconds=1.0)
     for name in ("one", "two"):
         job = write_job(tmp_path / f"{name}.yaml", corpus, tmp_path / name)

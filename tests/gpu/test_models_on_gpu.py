@@ -33,6 +33,14 @@ def assert_same(name: str, dtype: str, got: Any, expected: Any) -> None:
             assert_close(a.detach().cpu(), b.detach(), bound)
 
 
+def assert_same_here(name: str, got: Tensor, expected: Tensor) -> None:
+    """Two ways on the device; libraries may choose another algorithm for another batch."""
+    if CASES[name].exact:
+        assert torch.equal(got, expected)
+    else:
+        assert_close(got.detach().cpu(), expected.detach().cpu(), LIBRARIES)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_are_those_of_the_cpu(name: str, dtype: str, device: torch.device) -> None:
@@ -70,7 +78,7 @@ def test_chunks_equal_the_whole_exactly(name: str, device: torch.device) -> None
         expected = case.traces(whole(model)(x))
         got = in_chunks(case, model, x, [1, n // 3, n // 3])
     for mine, (wanted, _) in zip(got, expected, strict=True):
-        assert torch.equal(mine, wanted)
+        assert_same_here(name, mine, wanted)
 
 
 def _captured(call: Any, x: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
@@ -132,7 +140,8 @@ def test_compiled_training_step_equals_eager(name: str, device: torch.device) ->
         loss = sum((y.square().sum() for y in outputs), x.new_zeros(()))
         results.append((outputs, torch.autograd.grad(loss, (leaf, *model.parameters()))))
     (got, got_gradients), (expected, expected_gradients) = results
-    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    for a, b in zip(got, expected, strict=True):
+        assert_same_here(name, a, b)
     for a, b in zip(got_gradients, expected_gradients, strict=True):
         assert_close(a.cpu(), b.cpu(), SUMS)
 
