@@ -7,6 +7,7 @@ real processes and a Ray of its own, which is told of one GPU that the interpret
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker import actor
 from tests.chaos.jobs import assert_equal_datasets, driver, write_corpus, write_job
+from tests.pipeline.again_jobs import OneByOne
 
 CLIPS = 12
 ON_GPU = ("run.device=cuda", f"audio.resampler={ON_DEVICES}")
@@ -60,9 +62,19 @@ def run_and_kill(job: Path) -> None:
         running.process.wait()
 
 
+def run_on_cpu(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Rows of a job that no GPU has seen, its shards one after another in this process."""
+    with monkeypatch.context() as here:
+        here.chdir(Path.cwd())
+        here.setattr(driver_module, "ray_session", lambda address: nullcontext())
+        here.setattr(driver_module, "wait_for_nodes", lambda *_, **__: [])
+        here.setattr(driver_module, "_scheduler", lambda job, *_: OneByOne(job, None))
+        return run_job(spec).rows_ok
+
+
 @pytest.mark.usefixtures("a_gpu_in_the_session_s_ray")
 def test_a_job_killed_and_resumed_on_the_gpu_equals_the_job_on_the_cpu(
-    job: Path, tmp_path: Path
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_and_kill(job)
     assert 0 < len(committed_shards(Layout.open(str(tmp_path / "out")))) < CLIPS
@@ -72,7 +84,7 @@ def test_a_job_killed_and_resumed_on_the_gpu_equals_the_job_on_the_cpu(
     assert any(isinstance(event, events.JobStarted) and event.shards_done for event in seen)
 
     on_cpu = [f"audio.resampler={ON_DEVICES}", "run.device=cpu", f"output.uri={tmp_path / 'cpu'}"]
-    assert run_job(JobSpec.load(job, on_cpu)).rows_ok == CLIPS
+    assert run_on_cpu(JobSpec.load(job, on_cpu), monkeypatch) == CLIPS
     assert_equal_datasets(tmp_path / "out", tmp_path / "cpu")
     for record in commits(Layout.open(str(tmp_path / "out"))).values():
         assert record.info["device"]["backends"] == {"dau1997": "interpreted"}
