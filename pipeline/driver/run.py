@@ -314,8 +314,11 @@ def _scheduler(
 def _spawn(job: _Job, place: Placement, make_runner: RunnerFactory) -> object:
     from earmill.pipeline.worker.actor import spawn_worker
 
-    rows_a_shard = job.plan.rows / len(job.plan.shards)
-    shards = shards_in_flight(rows_a_shard) if place.num_gpus else CONCURRENT_SHARDS
+    count = len(job.plan.shards)
+    in_flight = shards_in_flight(
+        job.plan.rows / count, sum(shard.seconds for shard in job.plan.shards) / count
+    )
+    shards = in_flight if place.num_gpus else CONCURRENT_SHARDS
     work = WorkerJob(
         spec=job.spec,
         plan_id=job.plan.plan_id,

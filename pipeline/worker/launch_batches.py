@@ -31,6 +31,7 @@ LAUNCH_CLIPS = 1500
 LAUNCH_BYTES = 2**30
 LAUNCH_THREADS = 2
 LINGER_S = 0.5
+USUAL_RATE_HZ, BYTES_A_SAMPLE = 48000, 4
 # More shards in flight cost memory for what is decoded ahead, and gain nothing.
 MOST_SHARDS = 64
 
@@ -51,10 +52,14 @@ class DeviceFull(MemoryError):
     """The launch does not fit into the device's memory."""
 
 
-def shards_in_flight(rows_a_shard: float) -> int:
-    """How many shards keep the launches full while others are decoded and written."""
-    wanted = 2 * LAUNCH_THREADS * LAUNCH_CLIPS / max(1.0, rows_a_shard)
-    return min(MOST_SHARDS, max(4, math.ceil(wanted)))
+def shards_in_flight(rows_a_shard: float, seconds_a_shard: float) -> int:
+    """How many shards keep the launches full while as many are decoded and written.
+
+    A launch is full by its clips or by their bytes, so what is decoded stays within twice that.
+    """
+    bytes_a_shard = seconds_a_shard * USUAL_RATE_HZ * BYTES_A_SAMPLE
+    a_launch = min(LAUNCH_CLIPS / max(1.0, rows_a_shard), LAUNCH_BYTES / max(1.0, bytes_a_shard))
+    return min(MOST_SHARDS, max(4, math.ceil(2 * LAUNCH_THREADS * a_launch)))
 
 
 @dataclass(eq=False)

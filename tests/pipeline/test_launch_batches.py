@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from earmill.pipeline.common.errors import DeviceLost
 from earmill.pipeline.worker.launch_batches import (
+    LAUNCH_BYTES,
     LAUNCH_CLIPS,
     LAUNCH_THREADS,
     MOST_SHARDS,
@@ -231,7 +232,14 @@ def test_whatever_meets_each_shard_gets_its_own(
 
 
 def test_shards_in_flight_fill_two_launches_and_what_is_decoded_behind_them() -> None:
-    assert shards_in_flight(LAUNCH_CLIPS) == 2 * LAUNCH_THREADS
-    assert shards_in_flight(150) == 20 * LAUNCH_THREADS
-    assert shards_in_flight(1) == shards_in_flight(0.0) == MOST_SHARDS
-    assert shards_in_flight(10**6) == 4
+    assert shards_in_flight(LAUNCH_CLIPS, 600.0) == 2 * LAUNCH_THREADS
+    assert shards_in_flight(300, 600.0) == 10 * LAUNCH_THREADS
+    assert shards_in_flight(1, 1.0) == shards_in_flight(0.0, 0.0) == MOST_SHARDS
+    assert shards_in_flight(10**6, 600.0) == 4
+
+
+@pytest.mark.parametrize("seconds", [60.0, 600.0, 3600.0])
+def test_shards_of_long_clips_are_bounded_by_their_bytes(seconds: float) -> None:
+    """Else 64 shards of ten minutes would hold 7 GB of samples."""
+    held = (shards_in_flight(5, seconds) - 1) * seconds * 48000 * 4
+    assert held <= max(2 * LAUNCH_THREADS * LAUNCH_BYTES, 3 * seconds * 48000 * 4)
