@@ -7,12 +7,12 @@ on the end of a signal belongs to none: T samples give as many frames as in othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.features.base import (
@@ -28,22 +28,29 @@ from amtcore.features.base import (
     module_constants,
 )
 from amtcore.features.feature_model import check_options
+from amtcore.features.loudness_pooling import (
+    LONG,
+    PER_CLIP,
+    PER_CLIP_RATE_HZ,
+    SHORT,
+    SPECIFIC,
+    SUMMARY,
+    SUMMARY_COLUMNS,
+    ClipNumbers,
+    Pooler,
+    StreamPlan,
+)
+from amtcore.features.loudness_waves import Carried, LoudnessWaves, Signal
 from amtcore.features.module_model import ModuleModel
+from amtcore.kernels.backends.base import Backend
 from amtcore.kernels.backends.chosen import get_backend
 from amtcore.kernels.fused.cpu import POOLS
 from amtcore.kernels.fused.program import frame_ratio
 from amtcore.kernels.vector.threads import get_num_threads
-from amtcore.models.loudness import Loudness, LoudnessModel, LoudnessState
+from amtcore.models.loudness import LoudnessModel, LoudnessState
 from amtcore.scales.phon import PhonTable
 
-SHORT, LONG = "short_term_loudness", "long_term_loudness"
-SPECIFIC, SUMMARY = "specific_loudness", "loudness_summary"
 UNITS = ("sone", "phon")
-#: Numbers of a clip: maxima, and the short-term loudness exceeded in so many per cent of the time.
-SUMMARY_COLUMNS = ("stl_max", "ltl_max", "n5", "n10", "n50")
-EXCEEDED_PERCENT = (5.0, 10.0, 50.0)
-#: `StreamInfo.pool` and `frame_rate_hz` of a stream of one row a clip.
-PER_CLIP, PER_CLIP_RATE_HZ = "clip", 0.0
 _OPTIONS = {
     SHORT: ("frame_rate_hz", "pool", "unit"),
     LONG: ("frame_rate_hz", "pool", "unit"),
@@ -52,94 +59,6 @@ _OPTIONS = {
 }
 #: What a model is given at a time: bounds the memory of a long clip.
 _PIECE_S = 16.0
-_STATISTICS: dict[str, Callable[[Frames], Frames]] = {
-    "mean": lambda part: part.mean(0),
-    "rms": lambda part: np.sqrt(np.square(part).mean(0)),
-    "max": lambda part: part.max(0),
-    "subsample": lambda part: part[0],
-}
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How one stream is made.
-
-    Args:
-        info: What it is.
-        ratio: Model frames per frame as an exact fraction; None is one row a clip.
-        phon: Table that turns sone into phon; None leaves sone.
-    """
-
-    info: StreamInfo
-    ratio: tuple[int, int] | None
-    phon: PhonTable | None
-
-    def n_frames(self, outputs: int) -> int:
-        """Whole frames of so many model frames."""
-        if self.ratio is None:
-            return min(outputs, 1)
-        return outputs * self.ratio[1] // self.ratio[0]
-
-    def source(self, loudness: Loudness) -> Frames:
-        """(frame, column) of one clip as the model has it; for numbers of a clip both traces."""
-        if self.info.name == SPECIFIC:
-            return loudness.specific[0].numpy()
-        if self.info.name == SUMMARY:
-            return torch.stack((loudness.short[0], loudness.long[0]), -1).numpy()
-        trace = loudness.short if self.info.name == SHORT else loudness.long
-        return trace[0].unsqueeze(-1).numpy()
-
-    def finished(self, frames: Frames) -> Frames:
-        """Frames in the stream's unit."""
-        if self.phon is None:
-            return frames
-        return self.phon.phon(torch.from_numpy(np.ascontiguousarray(frames))).numpy()
-
-
-class _Pooler:
-    """Model frames of one clip, in order, to the frames of one stream."""
-
-    def __init__(self, plan: _Plan, ratio: tuple[int, int]) -> None:
-        self._plan, self._ratio = plan, ratio
-        self._waiting: list[Frames] = []
-        self._first = self._made = 0  # model frame at the head of the waiting, frames made
-
-    def push(self, outputs: Frames, last: bool) -> Frames:
-        """Frames that these model frames complete; the last ones complete no more than others."""
-        samples, frames = self._ratio
-        if samples == frames:
-            return self._plan.finished(outputs)
-        rows = np.concatenate([*self._waiting, outputs])
-        statistic = _STATISTICS[self._plan.info.pool]
-        end, pooled = self._first + len(rows), []
-        while (edge := -(-(self._made + 1) * samples // frames)) <= end:
-            begin = -(-self._made * samples // frames)
-            pooled.append(statistic(rows[begin - self._first : edge - self._first]))
-            self._made += 1
-        keep = -(-self._made * samples // frames) - self._first
-        self._waiting, self._first = [rows[keep:]], self._first + keep
-        empty = np.empty((0, rows.shape[1]), rows.dtype)
-        return self._plan.finished(np.stack(pooled).astype(rows.dtype) if pooled else empty)
-
-
-class _ClipNumbers:
-    """Both traces of one clip, in order, to its one row of numbers."""
-
-    def __init__(self, plan: _Plan) -> None:
-        self._plan = plan
-        self._short = bytearray()  # one piece of memory that grows: many small ones scatter
-        self._long_max = 0.0
-
-    def push(self, outputs: Frames, last: bool) -> Frames:
-        """Nothing until the last model frames have come."""
-        self._short += outputs[:, 0].tobytes()
-        self._long_max = float(np.maximum(self._long_max, outputs[:, 1].max(initial=0.0)))
-        if not (last and self._short):
-            return np.empty((0, self._plan.info.width), outputs.dtype)
-        short = np.frombuffer(self._short, outputs.dtype)
-        exceeded = np.quantile(short, [1.0 - percent / 100.0 for percent in EXCEEDED_PERCENT])
-        row = np.array([[short.max(), self._long_max, *exceeded]], outputs.dtype)
-        return self._plan.finished(row)
 
 
 class LoudnessStream(ExtractStream):
@@ -152,17 +71,17 @@ class LoudnessStream(ExtractStream):
         The frames of all pushes and of `finish`, put together, are those of the whole signal.
     """
 
-    def __init__(self, model: LoudnessModel, plans: Sequence[_Plan]) -> None:
+    def __init__(self, model: LoudnessModel, plans: Sequence[StreamPlan]) -> None:
         self._model, self._plans = model, plans
         self._poolers = [
-            _ClipNumbers(plan) if plan.ratio is None else _Pooler(plan, plan.ratio)
-            for plan in plans
+            ClipNumbers(plan) if plan.ratio is None else Pooler(plan, plan.ratio) for plan in plans
         ]
         self._state: LoudnessState | None = None
 
     def push(self, chunk: Frames) -> Made:
         """Feed the next samples in Pa, (time,) or (ear, time); returns the frames they complete."""
-        pieces = as_ears(chunk, self._model).split(round(_PIECE_S * self._model.fs), -1)
+        signal = get_backend("cpu").upload(as_ears(chunk, self._model)).to(self._model.dtype)
+        pieces = signal.split(round(_PIECE_S * self._model.fs), -1)
         return joined([self._take(piece, last=False) for piece in pieces])
 
     def finish(self) -> Made:
@@ -170,25 +89,69 @@ class LoudnessStream(ExtractStream):
         ears = 1 if self._state is None else self._state.blocks.tail.shape[1]
         return self._take(torch.zeros(ears, 0, dtype=self._model.dtype), last=True)
 
-    def _take(self, signal: torch.Tensor, last: bool) -> Made:
+    def _take(self, signal: Tensor, last: bool) -> Made:
         batch = signal if self._model.input_channels == (1,) else signal.unsqueeze(0)
         with torch.no_grad():
             loudness, self._state = self._model.stream_loudness(batch, self._state, last)
         made: Made = {}
         for plan, pooler in zip(self._plans, self._poolers, strict=True):
-            outputs = plan.source(loudness)
+            outputs = plan.source(loudness)[0].numpy()
             made[plan.info.name] = pooler.push(outputs[:-1] if last else outputs, last)
         return made
 
 
+class WaveStream(ExtractStream):
+    """The same on a GPU.
+
+    Invariants:
+        The frames of all pushes and of `finish`, put together, are those of the whole signal.
+    """
+
+    def __init__(self, waves: LoudnessWaves, model: LoudnessModel) -> None:
+        self._waves, self._model, self._finishers = waves, model, waves.finishers()
+        self._tail: Tensor | None = None
+        self._samples = self._frames = 0  # so far
+        self._carried = Carried()
+
+    def push(self, chunk: Frames) -> Made:
+        """Feed the next samples in Pa, (time,) or (ear, time); returns the frames they complete."""
+        signal = self._waves.as_given(as_ears(chunk, self._model))
+        size = round(_PIECE_S * self._model.fs)
+        starts = range(0, max(signal.shape[-1], 1), size)
+        return joined([self._take(signal[:, at : at + size], last=False) for at in starts])
+
+    def finish(self) -> Made:
+        """The frames that were waiting for what follows the last sample."""
+        ears = 1 if self._tail is None else len(self._tail)
+        return self._take(np.zeros((ears, 0), self._waves.dtype), last=True)
+
+    def _take(self, piece: Any, last: bool) -> Made:
+        with self._waves.backend.stream():
+            return self._take_next(self._waves.backend.upload(piece), last)
+
+    def _take_next(self, piece: Tensor, last: bool) -> Made:
+        grid, known = self._model.grid(), piece
+        if self._tail is not None:
+            if len(self._tail) != len(piece):
+                raise ShapeError(f"expected {len(self._tail)} ears as before, got {len(piece)}")
+            known = torch.cat((self._tail, piece), -1)
+        first = self._samples + piece.shape[-1] - known.shape[-1]
+        self._samples += piece.shape[-1]
+        end = self._samples // grid.hop if last else grid.complete(self._samples)
+        part = Signal(known, first, self._samples, self._frames, end, not last, self._carried)
+        keep = max(end * grid.hop - grid.reach, 0) - first
+        self._tail, self._frames = known[:, keep:].clone(), end
+        return self._waves.made([part], [self._finishers], last)[0]
+
+
 class LoudnessExtractor(Extractor):
-    """One warm loudness model and its streams; not for several callers at once.
+    """One warm loudness model and its streams; on the processor not for several callers at once.
 
     Build it with `build.build_extractor`.
     """
 
     def __init__(
-        self, name: str, model: LoudnessModel, plans: Sequence[_Plan], params: Params
+        self, name: str, model: LoudnessModel, plans: Sequence[StreamPlan], params: Params
     ) -> None:
         super().__init__(
             name,
@@ -201,8 +164,18 @@ class LoudnessExtractor(Extractor):
             input_channels=model.input_channels,
         )
         self._module, self._plans = model, plans
+        self._waves: LoudnessWaves | None = None
 
-    def constants(self) -> list[tuple[str, torch.Tensor]]:
+    def place(self, backend: Backend) -> None:
+        """Compute there from now on; a GPU takes many clips at once."""
+        # Designed where the module is; moving waits until all is there, for whatever stream.
+        taps = self._module.ear.taps().detach().to(backend.device)
+        self.backend, self._waves = backend, None
+        self._module.to(backend.device)
+        if backend.name != "cpu":
+            self._waves = LoudnessWaves(self._module, self._plans, backend, taps)
+
+    def constants(self) -> list[tuple[str, Tensor]]:
         """Those of the model."""
         return module_constants(self._module)
 
@@ -217,18 +190,22 @@ class LoudnessExtractor(Extractor):
         Args:
             clips: Signals in Pa at `fs_hz`, (time,) or, with two ears, (2, time).
         Returns:
-            Per clip, stream name -> (frames, width). Clips are processed one after another, so a
-            clip's values do not depend on its neighbours.
+            Per clip, stream name -> (frames, width). A clip's values do not depend on its
+            neighbours: the processor takes one after another, a GPU as `loudness_waves` says.
         """
-        return [self._extract_one(clip) for clip in clips]
+        if self._waves is None:
+            return [self._extract_one(clip) for clip in clips]
+        return self._waves.extract([as_ears(clip, self._module) for clip in clips])
 
     def _extract_one(self, clip: Frames) -> Made:
         stream = self.open_stream()
         return joined([stream.push(clip), stream.finish()])
 
-    def open_stream(self) -> LoudnessStream:
+    def open_stream(self) -> ExtractStream:
         """Start on a long signal; end it with `finish`."""
-        return LoudnessStream(self._module, self._plans)
+        if self._waves is None:
+            return LoudnessStream(self._module, self._plans)
+        return WaveStream(self._waves, self._module)
 
 
 def joined(parts: Sequence[Made]) -> Made:
@@ -236,18 +213,22 @@ def joined(parts: Sequence[Made]) -> Made:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def as_ears(clip: Frames, model: LoudnessModel) -> torch.Tensor:
-    """(ear, time) in the model's type; raises for a shape the model does not take."""
-    array = np.asarray(clip)
-    ears = array[None] if array.ndim == 1 else array
-    floating = np.issubdtype(array.dtype, np.floating)
+def as_ears(clip: Any, model: LoudnessModel) -> Any:
+    """(ear, time), an array or a tensor; raises for a shape the model does not take."""
+    given = clip.detach() if isinstance(clip, Tensor) else np.asarray(clip)
+    ears = given[None] if given.ndim == 1 else given
+    floating = (
+        given.is_floating_point()
+        if isinstance(given, Tensor)
+        else np.issubdtype(given.dtype, np.floating)
+    )
     if ears.ndim != 2 or ears.shape[0] not in model.input_channels or not floating:
         allowed = " or ".join(str(number) for number in model.input_channels)
         raise ShapeError(
             f"expected a floating-point signal (time,) or (ear, time) with {allowed} ears, got "
-            f"{array.dtype} of shape {array.shape}"
+            f"{given.dtype} of shape {tuple(given.shape)}"
         )
-    return get_backend("cpu").upload(ears).to(model.dtype)
+    return ears
 
 
 class LoudnessFeatureModel(ModuleModel[LoudnessModel]):
@@ -280,7 +261,7 @@ def _plan(
     name: str,
     options: Mapping[str, Any],
     table: PhonTable | None,
-) -> _Plan:
+) -> StreamPlan:
     kind = described.kind(name)
     check_options(name, options, _OPTIONS[name])
     unit = options.get("unit", kind.unit)
@@ -304,7 +285,7 @@ def _plan(
         mfc_hz=(),
         columns=SUMMARY_COLUMNS if name == SUMMARY else (),
     )
-    return _Plan(info, ratio, table if unit == "phon" else None)
+    return StreamPlan(info, ratio, table if unit == "phon" else None)
 
 
 def _rate(

@@ -95,6 +95,11 @@ class FrameBlocks:
             replace(segment, frames=count) for segment, count in zip(segments, counts, strict=True)
         ]
 
+    def complete(self, samples: int) -> int:
+        """Frames of the blocks that so many samples complete, whatever follows."""
+        left = samples + self.reach - self.segment_samples
+        return max(left // (BLOCK_FRAMES * self.hop) + 1, 0) * BLOCK_FRAMES
+
     @property
     def segment_samples(self) -> int:
         """Samples of a block."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.models.base import Kwargs
-from amtcore.models.loudness import Loudness, LoudnessModel
+from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
 from amtcore.models.stage_arguments import stage_arguments
 from amtcore.stages.base import Stage, check_fs
 from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
@@ -136,21 +136,20 @@ class Glasberg2002(LoudnessModel):
             }
         return stages
 
-    def _integrate(self, analysed: dict[str, Tensor], state: dict[str, Tensor] | None) -> Loudness:
+    def _integrate(self, analysed: dict[str, Tensor], over_time: OverTime) -> Loudness:
         specific = analysed["specific"][:, 0]
-        before = (state["short"], state["long"]) if state else None
-        (short, long), after = self.loudness_integration.stream(specific, before)
+        now = self.loudness_integration.instantaneous(specific)
+        short = over_time("short", self.loudness_integration.short_term, now)
+        long = over_time("long", self.loudness_integration.long_term, short)
         stages = {}
         if self.return_stages:
             stages = {"stl": short, "specific_loudness": specific}
             stages |= {name: analysed[name][:, 0] for name in ("excitation", "erb_excitation")}
             stages |= {
                 "psd": analysed["psd"][:, 0],
-                "inst": self.loudness_integration.instantaneous(specific),
+                "inst": now,
             }
-        return Loudness(
-            short, long, 2.0 * specific, stages, dict(zip(("short", "long"), after, strict=True))
-        )
+        return Loudness(short, long, 2.0 * specific, stages, over_time.after)
 
     def _by_modules(self, signal: Tensor) -> Loudness:
         psd, freqs = self.multi_fft(self.outer_middle_ear(signal)[:, 0])

@@ -6,6 +6,7 @@ A frame needs samples after its instant (half a window, half a filter), so a str
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,31 @@ from amtcore.stages.states import check_state
 
 #: Samples up to this count as 0 (-306 dB SPL): powers of them would be denormal, hence slow.
 SILENT_PA = 1e-20
+
+
+#: The next frames (batch, frame, ..) and the state before them, None at the start -> frames of the
+#: same shape and the state after them.
+Recurrence = Callable[[Tensor, Any], tuple[Tensor, Any]]
+
+
+class OverTime:
+    """Runs recurrences over some frames of signals.
+
+    Args:
+        before: States after the frames before these, by name; empty at the start.
+
+    Attributes:
+        after: States after these frames.
+    """
+
+    def __init__(self, before: Mapping[str, Any]) -> None:
+        self._before = before
+        self.after: dict[str, Any] = {}
+
+    def __call__(self, name: str, recurrence: Recurrence, x: Tensor) -> Tensor:
+        """What the recurrence of this name makes of the frames."""
+        y, self.after[name] = recurrence(x, self._before.get(name))
+        return y
 
 
 @dataclass(frozen=True)
@@ -105,7 +131,7 @@ class LoudnessModel(Converted):
         """(batch, ear, time) -> stages (batch, ear, frame, ..), among them "specific"."""
         raise NotImplementedError
 
-    def _integrate(self, analysed: dict[str, Tensor], state: dict[str, Tensor] | None) -> Loudness:
+    def _integrate(self, analysed: dict[str, Tensor], over_time: OverTime) -> Loudness:
         """Specific loudness (batch, ear, frame, channel) to loudness over time."""
         raise NotImplementedError
 
@@ -188,7 +214,7 @@ class LoudnessModel(Converted):
             check_state(self, state, LoudnessState)
         signal, batched = self._as_batch(x)
         signal = torch.nn.functional.hardshrink(signal, SILENT_PA)
-        grid = self._grid()
+        grid = self.grid()
         before = grid.start(signal) if state is None else state.blocks
         if before.tail.shape[:-1] != signal.shape[:-1]:
             raise ShapeError(
@@ -201,7 +227,8 @@ class LoudnessModel(Converted):
         loudness = self._run(segments, blocks, state.integration if state else None)
         return loudness, LoudnessState(blocks, loudness.state, batched)
 
-    def _grid(self) -> FrameBlocks:
+    def grid(self) -> FrameBlocks:
+        """How signals are cut into blocks."""
         reach = (self.running_spectrum.windows[0] + self.ear.order) // 2
         return FrameBlocks(self.hop_length, reach)
 
@@ -215,11 +242,26 @@ class LoudnessModel(Converted):
             lambda segment: self._block(segment, taps, blocks.samples), shown, blocks.tail.device
         )
         stages = {name: torch.cat([part[name] for part in analysed], 2) for name in analysed[0]}
-        return self._integrate(stages, state)
+        return self._integrate(stages, OverTime(state or {}))
+
+    def run_blocks(self, x: Tensor, inside: Tensor, taps: Tensor, over_time: OverTime) -> Loudness:
+        """Loudness of blocks of any signals at once.
+
+        Args:
+            x: (block, ear, samples) in Pa in the working type: see `FrameBlocks`.
+            inside: (block, 1, samples), whether there is signal.
+            taps: Of the ear filter.
+            over_time: Runs recurrences over the frames of each signal, one block after another.
+        """
+        half = self.ear.order // 2
+        silenced = torch.where(inside, torch.nn.functional.hardshrink(x, SILENT_PA), 0.0)
+        filtered = self.ear.filter_valid(silenced, taps)
+        heard = torch.where(inside[..., half : half + filtered.shape[-1]], filtered, 0.0)
+        return self._integrate(self._analyse(heard), over_time)
 
     def _nothing(self, tail: Tensor) -> Segment:
         """A block of no frames, for chunks that complete none."""
-        silence = tail.new_zeros(*tail.shape[:-1], 2 * self._grid().reach)
+        silence = tail.new_zeros(*tail.shape[:-1], 2 * self.grid().reach)
         # The sum of nothing is 0, and hangs on the input: its gradient is 0, not missing.
         return Segment(silence + tail[..., :0].sum(-1, keepdim=True), 0, 0)
 
@@ -238,7 +280,7 @@ class LoudnessModel(Converted):
     def phon_table(self) -> PhonTable:
         """The model's own loudness of steady 1 kHz tones, both ears alike."""
         levels = table_levels()
-        reach = self._grid().reach
+        reach = self.grid().reach
         with torch.no_grad():
             x = tones(levels, self.fs, 2 * reach).to(self.ear.gain_db, non_blocking=True)
             filtered = self.ear.filter_valid(x.unsqueeze(1), self.ear.taps())

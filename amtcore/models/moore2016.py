@@ -8,7 +8,6 @@ that 1 kHz at 40 dB SPL is 1 sone (page: 2.1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.models.base import Kwargs
 from amtcore.models.block_threads import map_blocks
 from amtcore.models.frame_blocks import BLOCK_FRAMES
-from amtcore.models.loudness import Loudness, LoudnessModel
+from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
 from amtcore.models.stage_arguments import stage_arguments
 from amtcore.stages.binaural_loudness import Moore2016BinauralLoudness
 from amtcore.stages.excitation import Moore2016ExcitationPattern
@@ -144,27 +143,20 @@ class Moore2016(LoudnessModel):
             stages |= {"components": components, "excitation": excitation}
         return stages
 
-    def _integrate(self, analysed: dict[str, Tensor], state: dict[str, Tensor] | None) -> Loudness:
-        before: Mapping[str, Tensor] = state or {}
-        after: dict[str, Tensor] = {}
+    def _integrate(self, analysed: dict[str, Tensor], over_time: OverTime) -> Loudness:
         specific = analysed["specific"]
-        smooth, after["short"] = self.temporal_integration.stream(
-            _rows(specific), before.get("short")
-        )
+        smooth = over_time("short", self.temporal_integration.stream, _rows(specific))
         by_ear = _ears(smooth, specific)
         left, right = self._inhibited(by_ear)
         short = [self.binaural_loudness.total(ear) for ear in (left, right)]
-        long = []
-        for name, agc, loudness in zip(
-            EARS, (self.ltl_agc_left, self.ltl_agc_right), short, strict=True
-        ):
-            trace, after[name] = agc.stream(loudness, before.get(name))
-            long.append(trace)
-        loudest = before.get("loudest", specific.new_zeros(specific.shape[0]))
-        total = long[0] + long[1]
-        after["loudest"] = _loudest(loudest, total)
+        agcs = self.ltl_agc_left, self.ltl_agc_right
+        long = [
+            over_time(name, agc.stream, loudness)
+            for name, agc, loudness in zip(EARS, agcs, short, strict=True)
+        ]
+        total = over_time("loudest", _loudest, long[0] + long[1])
         stages = self._stages(analysed, by_ear, short, long) if self.return_stages else {}
-        return Loudness(short[0] + short[1], total, left + right, stages, after)
+        return Loudness(short[0] + short[1], total, left + right, stages, over_time.after)
 
     def _by_modules(self, signal: Tensor) -> Loudness:
         filtered = self.outer_middle_ear(signal)
@@ -175,7 +167,7 @@ class Moore2016(LoudnessModel):
         short = list(self.binaural_loudness(by_ear[0], by_ear[-1]))
         long = [self.ltl_agc_left(short[0]), self.ltl_agc_right(short[1])]
         total = long[0] + long[1]
-        after = {"loudest": _loudest(total.new_zeros(total.shape[0]), total)}
+        after = {"loudest": _loudest(total, None)[1]}
         analysed = {"filtered": filtered, "components": components, "excitation": excitation,
                     "specific": specific}  # fmt: skip
         stages = self._stages(analysed, by_ear, short, long) if self.return_stages else {}
@@ -253,6 +245,7 @@ def _ears(rows: Tensor, specific: Tensor) -> tuple[Tensor, ...]:
     return rows.reshape(batch, frames, ears, channels).unbind(2)
 
 
-def _loudest(before: Tensor, total: Tensor) -> Tensor:
-    """(batch,): the largest of (batch, frame) and of what came before."""
-    return torch.cat((before.unsqueeze(-1), total), -1).amax(-1)
+def _loudest(total: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(batch, frame) as it is, and (batch,): the largest of it and of what came before."""
+    most = total.new_zeros(total.shape[0]) if before is None else before
+    return total, torch.cat((most.unsqueeze(-1), total), -1).amax(-1)

@@ -222,14 +222,23 @@ class LoudnessIntegration(Stage):
             state: What the previous chunk returned; None at the start.
         """
         specific = self.as_input(specific, (3,), "(batch, frame, channel)")
-        now = self.instantaneous(specific).unsqueeze(-1)
-        rest = now.new_zeros(now.shape[0], 1)
-        before = (rest, rest) if state is None else state
-        fast = self._rates(self.tau_attack, self.tau_release)
-        slow = self._rates(self.ltl_tau_attack, self.ltl_tau_release)
-        short, short_state = attack_release(now, fast, before[0], self.backend)
-        long, long_state = attack_release(short, slow, before[1], self.backend)
-        return (short.squeeze(-1), long.squeeze(-1)), (short_state, long_state)
+        before = (None, None) if state is None else state
+        short, short_state = self.short_term(self.instantaneous(specific), before[0])
+        long, long_state = self.long_term(short, before[1])
+        return (short, long), (short_state, long_state)
+
+    def short_term(self, now: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Instantaneous to short-term loudness, (batch, frame), and the state after it."""
+        return self._smoothed(now, self._rates(self.tau_attack, self.tau_release), state)
+
+    def long_term(self, short: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Short-term to long-term loudness, (batch, frame), and the state after it."""
+        return self._smoothed(short, self._rates(self.ltl_tau_attack, self.ltl_tau_release), state)
+
+    def _smoothed(self, x: Tensor, rates: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        before = x.new_zeros(x.shape[0], 1) if state is None else state
+        y, after = attack_release(x.unsqueeze(-1), rates, before, self.backend)
+        return y.squeeze(-1), after
 
     def forward(self, specific: Tensor) -> tuple[Tensor, Tensor]:
         """The whole signal at once."""

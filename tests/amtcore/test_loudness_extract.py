@@ -14,7 +14,7 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.features import loudness as loudness_extract
 from amtcore.features.base import Extractor, StreamInfo
 from amtcore.features.build import build_extractor, list_models
-from amtcore.features.loudness import SUMMARY_COLUMNS
+from amtcore.features.loudness_pooling import SUMMARY_COLUMNS
 from amtcore.kernels.fused.reference import pool_frames
 from amtcore.kernels.vector.threads import parallel_for
 from amtcore.models.block_threads import can_share, map_blocks

@@ -93,6 +93,37 @@ def test_a_stream_gives_what_the_whole_gives(name: str) -> None:
     assert_equal(name, [got], [wanted])
 
 
+@pytest.mark.parametrize("name", ["dau1997", "moore2016"])
+def test_tensors_that_are_still_in_the_making_are_waited_for(name: str) -> None:
+    there = build_extractor(name, backend="cuda")
+    clip = noise(there, 0.2, 0)
+    (expected,) = there.extract([clip])
+    ready, given = torch.from_numpy(clip).cuda(), torch.zeros(clip.shape, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    given.copy_(ready)
+    tensors: Any = [given]
+    assert_equal(name, there.extract(tensors), [expected])
+
+
+@pytest.mark.parametrize("name", LOUDNESS)
+def test_company_and_chunks_change_no_bit_of_loudness(name: str) -> None:
+    """Transforms and products of one shape, see `loudness_waves`."""
+    there = build_extractor(name, backend="cuda")
+    seconds = np.random.default_rng(0).uniform(0.01, 3.0, 150)
+    clips = [noise(there, float(s), seed) for seed, s in enumerate(seconds)]
+    together = there.extract(clips)
+    backwards = there.extract(clips[::-1])[::-1]
+    for k in range(0, len(clips), 7):
+        stream = there.open_stream()
+        parts = [*map(stream.push, np.array_split(clips[k], 3, axis=-1)), stream.finish()]
+        (alone,) = there.extract([clips[k]])
+        for each, values in together[k].items():
+            chunked = np.concatenate([as_array(part[each]) for part in parts])
+            for other in (backwards[k][each], alone[each], chunked):
+                np.testing.assert_array_equal(as_array(other), as_array(values))
+
+
 def test_a_job_on_the_gpu_equals_the_job_on_the_cpu(ray_session: None, tmp_path: Path) -> None:
     """Byte for byte, as the resampler is soxr and so one of the CPU in both."""
     corpus = write_corpus(tmp_path / "corpus", 12, seconds=1.0)

@@ -56,12 +56,15 @@ class WarpBackend(Backend):
         return WarpChain(self._launcher, chain)
 
     def stream(self) -> AbstractContextManager[Any]:
-        """A stream of this thread's own, where there are streams."""
+        """A stream of this thread's own, where there are streams; it goes on from where the
+        caller's is, on which tensors that are given may still be in the making."""
         if self.device.type != "cuda":
             return nullcontext()
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)
-        return torch.cuda.stream(self._own.stream)
+        own: torch.cuda.Stream = self._own.stream
+        own.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(own)
 
     def upload(self, clip: Samples | Tensor) -> Tensor:
         return gathered([clip], self.device).view(clip.shape)

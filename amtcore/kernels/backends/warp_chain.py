@@ -88,10 +88,14 @@ class WarpChain:
 def gathered(clips: Sequence[Samples], device: torch.device) -> Tensor:
     """All samples, one clip after another, on the device; those of the host by way of one piece of
     memory that it can read by itself."""
-    if all(isinstance(clip, Tensor) for clip in clips):
-        return torch.cat([clip.detach().reshape(-1) for clip in clips])  # type: ignore[union-attr]
-    rows = [torch.as_tensor(clip).reshape(-1) for clip in clips]
-    pinned = device.type == "cuda"
-    room = torch.empty(sum(map(len, rows)), dtype=rows[0].dtype, pin_memory=pinned)
-    torch.cat(rows, out=room)
+    if any(isinstance(clip, Tensor) for clip in clips):
+        parts = [
+            clip.detach().to(device) if isinstance(clip, Tensor) else gathered([clip], device)
+            for clip in clips
+        ]
+        return torch.cat([part.reshape(-1) for part in parts])
+    rows = [np.ravel(clip) for clip in clips]  # by numpy: torch warns of memory that is read-only
+    dtype, pinned = torch.from_numpy(np.empty(0, rows[0].dtype)).dtype, device.type == "cuda"
+    room = torch.empty(sum(map(len, rows)), dtype=dtype, pin_memory=pinned)
+    np.concatenate(rows, out=room.numpy())
     return room.to(device, non_blocking=True)

@@ -1,0 +1,119 @@
+"""From a loudness model's frames to those of one stream: pooled, or one row of numbers a clip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from amtcore.features.base import Frames, StreamInfo
+from amtcore.models.loudness import Loudness
+from amtcore.scales.phon import PhonTable
+
+SHORT, LONG = "short_term_loudness", "long_term_loudness"
+SPECIFIC, SUMMARY = "specific_loudness", "loudness_summary"
+#: Numbers of a clip: maxima, and the short-term loudness exceeded in so many per cent of the time.
+SUMMARY_COLUMNS = ("stl_max", "ltl_max", "n5", "n10", "n50")
+EXCEEDED_PERCENT = (5.0, 10.0, 50.0)
+#: `StreamInfo.pool` and `frame_rate_hz` of a stream of one row a clip.
+PER_CLIP, PER_CLIP_RATE_HZ = "clip", 0.0
+_STATISTICS: dict[str, Callable[[Frames], Frames]] = {
+    "mean": lambda part: part.mean(0),
+    "rms": lambda part: np.sqrt(np.square(part).mean(0)),
+    "max": lambda part: part.max(0),
+    "subsample": lambda part: part[0],
+}
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """How one stream is made.
+
+    Args:
+        info: What it is.
+        ratio: Model frames per frame as an exact fraction; None is one row a clip.
+        phon: Table that turns sone into phon; None leaves sone.
+    """
+
+    info: StreamInfo
+    ratio: tuple[int, int] | None
+    phon: PhonTable | None
+
+    @property
+    def unpooled(self) -> bool:
+        """Whether it is made of all model frames as they are."""
+        return self.ratio is None or self.ratio[0] == self.ratio[1]
+
+    @property
+    def source_width(self) -> int:
+        """Columns of `source`."""
+        return 2 if self.info.name == SUMMARY else self.info.width
+
+    def n_frames(self, outputs: int) -> int:
+        """Whole frames of so many model frames."""
+        if self.ratio is None:
+            return min(outputs, 1)
+        return outputs * self.ratio[1] // self.ratio[0]
+
+    def source(self, loudness: Loudness) -> Tensor:
+        """(batch, frame, column) as the model has it; for numbers of a clip both traces."""
+        if self.info.name == SPECIFIC:
+            return loudness.specific
+        if self.info.name == SUMMARY:
+            return torch.stack((loudness.short, loudness.long), -1)
+        return (loudness.short if self.info.name == SHORT else loudness.long).unsqueeze(-1)
+
+    def finished(self, frames: Frames) -> Frames:
+        """Frames in the stream's unit."""
+        if self.phon is None:
+            return frames
+        return self.phon.phon(torch.from_numpy(np.ascontiguousarray(frames))).numpy()
+
+
+class Pooler:
+    """Model frames of one clip, in order, to the frames of one stream."""
+
+    def __init__(self, plan: StreamPlan, ratio: tuple[int, int]) -> None:
+        self._plan, self._ratio = plan, ratio
+        self._waiting: list[Frames] = []
+        self._first = self._made = 0  # model frame at the head of the waiting, frames made
+
+    def push(self, outputs: Frames, last: bool) -> Frames:
+        """Frames that these model frames complete; the last ones complete no more than others."""
+        samples, frames = self._ratio
+        if samples == frames:
+            return self._plan.finished(outputs)
+        rows = np.concatenate([*self._waiting, outputs])
+        statistic = _STATISTICS[self._plan.info.pool]
+        end, pooled = self._first + len(rows), []
+        while (edge := -(-(self._made + 1) * samples // frames)) <= end:
+            begin = -(-self._made * samples // frames)
+            pooled.append(statistic(rows[begin - self._first : edge - self._first]))
+            self._made += 1
+        keep = -(-self._made * samples // frames) - self._first
+        self._waiting, self._first = [rows[keep:]], self._first + keep
+        empty = np.empty((0, rows.shape[1]), rows.dtype)
+        return self._plan.finished(np.stack(pooled).astype(rows.dtype) if pooled else empty)
+
+
+class ClipNumbers:
+    """Both traces of one clip, in order, to its one row of numbers."""
+
+    def __init__(self, plan: StreamPlan) -> None:
+        self._plan = plan
+        self._short = bytearray()  # one piece of memory that grows: many small ones scatter
+        self._long_max = 0.0
+
+    def push(self, outputs: Frames, last: bool) -> Frames:
+        """Nothing until the last model frames have come."""
+        self._short += outputs[:, 0].tobytes()
+        self._long_max = float(np.maximum(self._long_max, outputs[:, 1].max(initial=0.0)))
+        if not (last and self._short):
+            return np.empty((0, self._plan.info.width), outputs.dtype)
+        short = np.frombuffer(self._short, outputs.dtype)
+        exceeded = np.quantile(short, [1.0 - percent / 100.0 for percent in EXCEEDED_PERCENT])
+        row = np.array([[short.max(), self._long_max, *exceeded]], outputs.dtype)
+        return self._plan.finished(row)
