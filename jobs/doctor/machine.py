@@ -45,7 +45,10 @@ def _processor() -> str:
     has = binding.get_host_cpu_features()
     features = [name for name in _FEATURES if has.get(name)]
     cpu = binding.get_host_cpu_name()
-    return f"{processor_name()} ({cpu}; {', '.join(features) or 'no vectors'}), {_cores()} cores"
+    vectors = ", ".join(features) or "no vectors"
+    # What else runs here is in every speed that is measured below.
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{processor_name()} ({cpu}; {vectors}), {_cores()} cores{load}"
 
 
 def _cores() -> int:

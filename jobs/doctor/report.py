@@ -12,7 +12,8 @@ from earmill.pipeline.dataset.provenance import processor_name
 
 def markdown(command: str, checks: Sequence[Check], speeds: Sequence[Speed]) -> str:
     """A heading, the machine, every check, and the speeds if they were measured."""
-    shown = [check for check in checks if not check.names_a_place]
+    has_row = {f"speed of {speed.model}" for speed in speeds}
+    shown = [c for c in checks if not c.names_a_place and c.what not in has_row]
     gpu = next((c.text for c in shown if c.what == "GPU" and c.state is State.OK), None)
     parts = [
         f"## Doctor: {(gpu or processor_name()).partition(',')[0]}",

@@ -17,7 +17,7 @@ from amtcore.errors import (
     WrongDeviceError,
 )
 from amtcore.kernels.warp.driver import launcher as launching
-from amtcore.kernels.warp.driver.failures import LOST, device_errors
+from amtcore.kernels.warp.driver.failures import LOST, device_error, device_errors
 from amtcore.kernels.warp.driver.launcher import CudaLauncher, pack
 from amtcore.kernels.warp.driver.modules import count_parameters
 from amtcore.kernels.warp.driver.probe import probe
@@ -244,6 +244,13 @@ def test_a_lost_device_has_its_class(code: int, driver: FakeDriver, launcher: Cu
     driver.answers["cuLaunchKernel"] = code
     with pytest.raises(DeviceLostError, match=f"{LOST[code]}.*start a new one"):
         launcher.launch(ADD, 1, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"), [(46, "nvidia-smi -q -d COMPUTE"), (214, "health"), (700, "LAUNCH_BLOCKING")]
+)
+def test_a_lost_device_comes_with_a_hint(code: int, hint: str) -> None:
+    assert hint in str(device_error(code, "launching"))
 
 
 def test_another_error_is_named(driver: FakeDriver, launcher: CudaLauncher) -> None:

@@ -190,10 +190,12 @@ def test_the_block_has_a_row_for_each_check_and_model() -> None:
         Check("GPU", State.OK, "NVIDIA H100, sm_90"),
         Check("PTX", State.OK, "a | b"),
         Check("storage /home/x", State.OK, "created", names_a_place=True),
+        Check("speed of dau1997", State.OK, "302 x real time"),
     ]
     block = markdown("earmill doctor", checks, [Speed("dau1997", 301.6, 25000.4, 1500)])
     assert block.startswith("## Doctor: NVIDIA H100\n\n`earmill doctor` on ")
     assert "| PTX | ok | a \\| b |" in block and "/home/x" not in block
+    assert "speed of" not in block  # it has a row of its own
     assert block.endswith("| dau1997 | 302 | 25000 | 1500 |")
     assert gpu_answers(checks)
     assert not gpu_answers([Check("GPU", State.OK, "none: interpreted"), checks[1]])

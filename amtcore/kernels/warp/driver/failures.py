@@ -38,7 +38,12 @@ LOST = {
     719: "CUDA_ERROR_LAUNCH_FAILED",
     999: "CUDA_ERROR_UNKNOWN",
 }
-_HARDWARE = {46, 214, 220, 226}
+_HEALTH = "look at nvidia-smi -q and the kernel log for the device's health"
+_HINTS = {
+    46: "another process may hold the GPU for itself (nvidia-smi -q -d COMPUTE)",
+    **dict.fromkeys((214, 220, 226), _HEALTH),
+}
+_HINT = "CUDA_LAUNCH_BLOCKING=1 tells which kernel it was"
 _CAPTURE = range(900, 909)
 #: What libraries of torch say where they could not allocate.
 _NO_ALLOCATION = ("CUFFT_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
@@ -130,12 +135,7 @@ def device_error(code: int, doing: str) -> BackendError:
             f"{doing}: the GPU has too little free memory; use smaller batches, or stop other "
             "programs on it (nvidia-smi lists them)"
         )
-    hint = (
-        "look at nvidia-smi -q and the kernel log for the device's health"
-        if code in _HARDWARE
-        else "CUDA_LAUNCH_BLOCKING=1 tells which kernel it was"
-    )
     return DeviceLostError(
         f"{doing}: {LOST[code]}, in this or an earlier kernel; this process cannot use the GPU "
-        f"any more: start a new one; {hint}"
+        f"any more: start a new one; {_HINTS.get(code, _HINT)}"
     )
