@@ -236,7 +236,11 @@ class LaunchBatcher(Generic[Clip, Made]):
         self, shares: list[_Share[Clip, Made]], clips: Sequence[Clip], error: DeviceFull
     ) -> Iterable[list[_Share[Clip, Made]]]:
         if len(clips) == 1:
-            self._fail(shares[0][0], error)
+            advice = (
+                "set run.device to cpu, audio.max_seconds lower, or leave the GPU to fewer workers "
+                "(run.gpus_per_worker)"
+            )
+            self._fail(shares[0][0], DeviceFull(f"one clip alone is too large: {error}; {advice}"))
             return ()
         with self._changed:
             # Bytes, not clips: two long clips that do not fit say nothing of a thousand short ones.

@@ -181,8 +181,9 @@ def test_one_clip_that_does_not_fit_fails_its_shard_and_no_other(batch: Batch) -
         batch(device, most_bytes=10**6), [clips(0, 5), [*clips(10, 3), Sized(50, 101)]]
     )
     assert good.result() == [0, 3, 6, 9, 12]
-    with pytest.raises(DeviceFull, match="1 clips do not fit"):
+    with pytest.raises(DeviceFull, match="one clip alone is too large: 1 clips do not") as caught:
         bad.result()
+    assert "set run.device to cpu" in str(caught.value)
 
 
 def test_an_error_reaches_the_shard_whose_clips_it_is_about(batch: Batch) -> None:
