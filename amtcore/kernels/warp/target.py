@@ -111,6 +111,12 @@ class _Dispatcher(Dispatcher):
 
     targetdescr = _TARGET
 
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """One compiled function for all constants: they arrive when it becomes part of a kernel."""
+        return super().get_call_template(
+            tuple(map(types.unliteral, args)), {k: types.unliteral(v) for k, v in kws.items()}
+        )
+
     def compile(self, sig: Any) -> Any:
         """As numba calls it where a call with these types is met."""
         args, _ = sigutils.normalize_signature(sig)

@@ -1,0 +1,56 @@
+"""Every kernel compiled for a GPU, run by the interpreter: the processor's numbers, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from amtcore.kernels.backends.chosen import get_backend
+from amtcore.kernels.fused.operations import OPERATIONS
+from amtcore.kernels.warp.launching import Kernel
+from benchmarks.sass import assemble, contracts
+
+from .warp_cases import DTYPES, Case, all_cases, interpreted, operations, recorder
+
+CASES = all_cases()
+ARCHITECTURES = ("sm_80", "sm_90")
+_looked_at: set[str] = set()
+
+
+def test_no_operation_is_left_out() -> None:
+    assert {op.code for op in operations(torch.float32).values()} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_kernel(case: Case, dtype: torch.dtype) -> None:
+    wanted = case.call(get_backend("cpu"), dtype)
+    recorder().used.clear()
+    got = case.call(interpreted(), dtype)
+    assert recorder().used
+    assert len(wanted) == len(got)
+    for want, have in zip(map(np.asarray, wanted), map(np.asarray, got), strict=True):
+        assert want.shape == have.shape and want.dtype == have.dtype
+        if dtype == torch.float32:
+            # Denormals that are stored and not computed with are left as they are: they count as 0.
+            tiny = np.finfo(np.float32).tiny
+            want, have = (np.where(np.abs(each) < tiny, 0.0, each) for each in (want, have))
+            np.testing.assert_array_equal(have, want)
+        else:
+            np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-300)
+    assert any(np.asarray(want).any() for want in wanted)
+    for kernel in recorder().used.values():
+        check_machine_code(kernel)
+
+
+def check_machine_code(kernel: Kernel) -> None:
+    """What the assembler of a GPU makes of a kernel."""
+    if kernel.name in _looked_at:
+        return
+    _looked_at.add(kernel.name)
+    for architecture in ARCHITECTURES:
+        made = assemble(kernel.ptx, architecture)
+        spilled = made.spill_store_bytes, made.spill_load_bytes, made.stack_bytes
+        assert spilled == (0, 0, 0), f"{kernel.name} spills on {architecture}: {made}"
+        assert not contracts(kernel.ptx, architecture), kernel.name
