@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-models test-pipeline test-jobs test-gpu kernels lint lock bench clean
+.PHONY: setup demo test test-interpreted test-long test-models test-pipeline test-jobs test-gpu kernels lint lock bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -47,6 +47,20 @@ kernels: setup
 
 test-models: setup
 	$(BIN)/python -m pytest src/amtcore tests/amtcore
+	$(INTERPRETED) -k "$(CUT)"
+
+# The reference data through the kernels of a GPU, run by their interpreter: one file a model in
+# single precision here, all of them in `make test-interpreted`.
+GOLDEN := golden_dau1997 king2019 osses2021 paulick2024 glasberg2002 moore2016 lif_golden
+INTERPRETED := $(BIN)/python -m pytest --backend interpreted $(GOLDEN:%=tests/amtcore/test_%.py)
+CUT := stored and float32 and not reference and (click_44100 or lif__a or tone1k_40)
+
+test-interpreted: setup
+	$(INTERPRETED)
+
+# Longer versions of tests that are in `make test` as well: more kills, more models.
+test-long: setup
+	$(BIN)/python -m pytest -m long tests
 
 test-pipeline: setup
 	$(BIN)/python -m pytest src/earmill tests/pipeline

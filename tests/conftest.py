@@ -1,4 +1,4 @@
-"""Session-wide fixtures: one Ray instance, fixed seeds, no stray environment."""
+"""Session-wide fixtures: what computes, one Ray instance, fixed seeds, no stray environment."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ import pytest
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--backend interpreted`: the operators of CPU tensors run on it."""
+    parser.addoption("--backend", default="cpu", help="what computes: cpu or interpreted")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _computing(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.config.getoption("--backend") == "cpu":
+        yield
+        return
+    from amtcore.kernels.backends.chosen import computing_with
+
+    with computing_with(request.config.getoption("--backend")):
+        yield
 
 
 @pytest.fixture(scope="session")

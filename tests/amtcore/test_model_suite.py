@@ -146,7 +146,13 @@ def test_kernels_equal_the_plain_loops(name: str) -> None:
         assert_close(got.detach(), expected.detach(), ROUTES64)
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Whose operators others compile as well.
+_ALIKE = ("jepsen2008", "osses2021", "king2019_none", "king2019_resampled")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in _ALIKE)) for name in CASES]
+)
 def test_compiled_training_step_equals_eager(name: str) -> None:
     """One graph without breaks, forward and backward."""
     torch._dynamo.reset()
