@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import c_char_p, c_int, c_uint64, c_void_p
 from dataclasses import dataclass, field
@@ -64,6 +64,7 @@ class FakeDriver:
         answers: Function -> CUresult it returns instead of doing anything.
         version: As cuDriverGetVersion gives it.
         log: What the PTX compiler writes into the error log.
+        run: Does what the device would do with a launch.
     """
 
     answers: dict[str, int] = field(default_factory=dict)
@@ -77,6 +78,7 @@ class FakeDriver:
     loads: list[bytes] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     entered: list[int] = field(default_factory=list)
+    run: Callable[[Launch], None] | None = None
     _here: threading.local = field(default_factory=threading.local)
 
     def load(self) -> dict[str, Any]:
@@ -181,9 +183,12 @@ class FakeDriver:
         ptx = self.loads[function - FUNCTION - 1]
         addresses = (c_void_p * ptx.count(b".param .")).from_address(parameters)
         words = [c_uint64.from_address(each).value for each in addresses]
-        self.launches.append(
-            Launch(function, tuple(shape[:3]), tuple(shape[3:]), shared_bytes, stream or 0, words)
+        launch = Launch(
+            function, tuple(shape[:3]), tuple(shape[3:]), shared_bytes, stream or 0, words
         )
+        self.launches.append(launch)
+        if self.run is not None:
+            self.run(launch)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> None:
