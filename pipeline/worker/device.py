@@ -17,6 +17,7 @@ import numpy as np
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.stand_in import INTERPRETED, is_interpreted
+from earmill.pipeline.dataset.provenance import processor_name
 from earmill.pipeline.worker.launch_batches import LAUNCH_BYTES, DeviceFull
 from earmill.pipeline.worker.prepare import Clip, Unresampled
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-
+# What the kernel module of NVIDIA's driver says; torch and libcuda know only its CUDA.
 DRIVER_VERSION = "/sys/module/nvidia/version"
 
 
@@ -52,15 +53,18 @@ class Gpu:
 
     def describe(self) -> dict[str, Any]:
         """What provenance records of it."""
-        import torch
+        from amtcore.kernels.warp.driver.device_facts import device_facts
 
-        from earmill.pipeline.dataset.provenance import processor_name
-
+        kind = {"device": "cuda", "backend": self.backend}
         if self.device.type != "cuda":
-            name, driver = f"interpreter on {processor_name()}", None
-        else:
-            name, driver = torch.cuda.get_device_name(self.device), nvidia_driver()
-        return {"device": "cuda", "backend": self.backend, "name": name, "driver": driver}
+            return kind | {"name": f"interpreter on {processor_name()}", "driver": None}
+        facts = device_facts(self.device)
+        return kind | {
+            "name": facts.name,
+            "capability": "{}.{}".format(*facts.capability),
+            "driver": nvidia_driver(),
+            "driver_cuda": "{}.{}".format(*facts.driver_cuda),
+        }
 
 
 class GpuUnusable(DeviceError):

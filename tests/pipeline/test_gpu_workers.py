@@ -7,9 +7,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 import earmill.pipeline.driver.ray_session as session
 from amtcore.errors import BackendError, DeviceLostError, DeviceMemoryError
+from amtcore.kernels.warp.driver import device_facts
+from amtcore.kernels.warp.driver.device_facts import DeviceFacts
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.driver import events, placement
 from earmill.pipeline.driver.placement import check_device
@@ -20,7 +23,7 @@ from earmill.pipeline.driver.shard_tracker import Ledger
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.worker import actor, device
 from earmill.pipeline.worker.actor import ShardWorker, spawn_worker
-from earmill.pipeline.worker.device import check_gpu, choose_gpu, device_errors, find_gpu
+from earmill.pipeline.worker.device import Gpu, check_gpu, choose_gpu, device_errors, find_gpu
 from earmill.pipeline.worker.launch_batches import DeviceFull
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, ShardOrder, WorkerInfo
 from tests.pipeline.runners import shard
@@ -86,8 +89,6 @@ def test_a_device_s_errors_are_a_launch_too_large_or_a_worker_lost() -> None:
         raise DeviceLostError("a launch: gone")
     with pytest.raises(BackendError, match="rejected"), device_errors("x"):
         raise BackendError("the driver rejected the PTX")
-    import torch
-
     with (
         pytest.raises(DeviceFull, match="a launch of 7 clips"),
         device_errors("a launch of 7 clips"),
@@ -95,13 +96,23 @@ def test_a_device_s_errors_are_a_launch_too_large_or_a_worker_lost() -> None:
         raise torch.cuda.OutOfMemoryError("tried to allocate")
 
 
-def test_the_driver_of_nvidia_is_read_where_it_is(
+def test_provenance_names_the_gpu_and_its_driver(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     version = tmp_path / "version"
     version.write_text("570.86.15\n")
     monkeypatch.setattr(device, "DRIVER_VERSION", str(version))
     assert device.nvidia_driver() == "570.86.15"
+    facts = DeviceFacts("NVIDIA H100 PCIe", (9, 0), 80 << 30, 114, 1.755e9, (12, 8))
+    monkeypatch.setattr(device_facts, "device_facts", lambda device: facts)
+    assert Gpu("cuda", torch.device("cuda", 0)).describe() == {
+        "device": "cuda",
+        "backend": "cuda",
+        "name": "NVIDIA H100 PCIe",
+        "capability": "9.0",
+        "driver": "570.86.15",
+        "driver_cuda": "12.8",
+    }
     version.unlink()
     assert device.nvidia_driver() is None
 
