@@ -6,8 +6,10 @@ a small copy per call. The pooled chain keeps it packed between the chunks of a 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -98,24 +100,26 @@ def bank_layout(
     return filters, columns
 
 
+@functools.lru_cache(maxsize=64)
+def _places(offsets: tuple[int, ...], most: int, device: torch.device) -> Tensor:
+    """Where each filter is among `most` places a channel."""
+    counts = [end - begin for begin, end in pairwise(offsets)]
+    places = [c * most + m for c, count in enumerate(counts) for m in range(count)]
+    return torch.tensor(places, dtype=torch.int64).to(device)
+
+
 def spread(values: Tensor, offsets: Sequence[int], most: int) -> Tensor:
     """(.., filter, value) -> (.., channel, most * value), zeros where a channel has no filter m."""
     channels, width = len(offsets) - 1, values.shape[-1]
-    wide = values.new_zeros(*values.shape[:-2], channels, most, width)
-    for channel in range(channels):
-        count = offsets[channel + 1] - offsets[channel]
-        wide[..., channel, :count, :] = values[..., offsets[channel] : offsets[channel + 1], :]
-    return wide.flatten(-2)
+    wide = values.new_zeros(*values.shape[:-2], channels * most, width)
+    wide[..., _places(tuple(offsets), most, values.device), :] = values.detach()
+    return wide.unflatten(-2, (channels, most)).flatten(-2)
 
 
 def gather(wide: Tensor, offsets: Sequence[int], most: int) -> Tensor:
     """The inverse of `spread`."""
-    split = wide.unflatten(-1, (most, -1))
-    parts = [
-        split[..., channel, : offsets[channel + 1] - offsets[channel], :]
-        for channel in range(len(offsets) - 1)
-    ]
-    return torch.cat(parts, -2)
+    places = _places(tuple(offsets), most, wide.device)
+    return wide.unflatten(-1, (most, -1)).flatten(-3, -2)[..., places, :]
 
 
 def run_bank(
