@@ -62,7 +62,7 @@ def _run_ops(ops: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any)
 
 
 @njit
-def _pool(y: Any, n: int, pool: int, first: bool, state: Any, s: int) -> None:
+def pool_samples(y: Any, n: int, pool: int, first: bool, state: Any, s: int) -> None:
     """Add `n` samples of one frame to its running statistic in state row `s`."""
     total = vload(state, s * LANES)
     if pool == 0:
@@ -82,7 +82,7 @@ def _pool(y: Any, n: int, pool: int, first: bool, state: Any, s: int) -> None:
 
 
 @njit
-def _frame_bounds(f: int, frame: Any) -> Any:
+def frame_bounds(f: int, frame: Any) -> Any:
     """First output of frame `f`, first one after it, and after how many samples the last is there;
     `frame` as in the kernel."""
     num, den, start, stride, delay = frame[0], frame[1], frame[2], frame[3], frame[4]
@@ -91,13 +91,13 @@ def _frame_bounds(f: int, frame: Any) -> Any:
 
 
 @njit
-def _start(mode: int, frame: Any) -> Any:
+def first_frame(mode: int, frame: Any) -> Any:
     """Outputs before this stretch, number of the frame it begins in, and the bounds of that."""
     if mode != POOL_BANK:
         return 0, 0, 0, 0, 0
     made = max(0, -(-(frame[2] - frame[4]) // frame[3]))
     f = made * frame[1] // frame[0]
-    begin, end, last = _frame_bounds(f, frame)
+    begin, end, last = frame_bounds(f, frame)
     return made, f, begin, end, last
 
 
@@ -161,7 +161,7 @@ def _build(digest: str) -> Any:
         a, b = aligned(block * LANES, x), aligned(block * LANES, x)
         side, turned = aligned(BLOCK * LANES, x), aligned(BLOCK * LANES, x)
         emitted, t = 0, 0  # frames and samples so far
-        made, f, begin, end, last = _start(mode, frame)
+        made, f, begin, end, last = first_frame(mode, frame)
         while t < length:
             n = min(block, length - t)
             if mode == POOL_BANK:
@@ -176,13 +176,13 @@ def _build(digest: str) -> Any:
                 if mode == STORE_BANK:
                     store_rows(b, n, rows[m], made, out, turned)
                 else:
-                    _pool(b, n, pool, made == begin, state, filters[m, 3])
+                    pool_samples(b, n, pool, made == begin, state, filters[m, 3])
             made += n
             if mode == POOL_BANK and made == end:
                 _emit(filters, rows, pool, end - begin, state, out[emitted])
                 emitted += 1
                 f += 1
-                begin, end, last = _frame_bounds(f, frame)
+                begin, end, last = frame_bounds(f, frame)
 
     return run
 

@@ -18,7 +18,14 @@ from typing import Any
 
 from numba import njit, types
 
-from amtcore.kernels.fused.cpu import POOL_BANK, POOLS, STORE, _frame_bounds, _pool, _start
+from amtcore.kernels.fused.cpu import (
+    POOL_BANK,
+    POOLS,
+    STORE,
+    first_frame,
+    frame_bounds,
+    pool_samples,
+)
 from amtcore.kernels.fused.filters import get_filter
 from amtcore.kernels.fused.operations import DECIMATE, get_operation
 from amtcore.kernels.vector.simd import LANES, own_number, vload, vsplat, vsqrt, vstore
@@ -111,7 +118,7 @@ def _operations(program: Program) -> Any:
 
 def _outputs(program: Program) -> Any:
     """What becomes of `n` outputs of the operations in `a`: filtered, then stored or pooled."""
-    lines, scope = [], {"_store": _store, "_pool": _pool}
+    lines, scope = [], {"_store": _store, "pool_samples": pool_samples}
     if not program.filters:
         lines = ["_store(a, n, row, rate, made, out, place)"]
     for m, row in enumerate(program.filters):
@@ -120,7 +127,7 @@ def _outputs(program: Program) -> Any:
         if program.pool is None:
             lines.append(f"_store(b, n, columns[first + {m * LANES}], rate, made, out, place)")
         else:
-            lines.append(f"_pool(b, n, {program.pool}, opens, state, {row[3]})")
+            lines.append(f"pool_samples(b, n, {program.pool}, opens, state, {row[3]})")
     parameters = "a, b, n, coef, state, row, columns, first, rate, made, opens, out, place"
     return write(parameters, lines, scope)
 
@@ -187,7 +194,7 @@ def kernel_of(program: Program) -> Callable[..., None]:
             source = begin_of[clip] + (0 if shared else min(row, channels - 1) * length)
             own = row if row < channels else -1
             frame = (num, den, integers(starts)[clip], stride, delay)
-            made, f, begin, end, last = _start(mode, frame)
+            made, f, begin, end, last = first_frame(mode, frame)
             t = 0
             while t < length:
                 n = 1
@@ -208,7 +215,7 @@ def kernel_of(program: Program) -> Callable[..., None]:
                     emit(end - begin, state, columns, first, out, place)
                     place += width
                     f += 1
-                    begin, end, last = _frame_bounds(f, frame)
+                    begin, end, last = frame_bounds(f, frame)
             move_state(held, own_state)
 
     return kernel
