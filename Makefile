@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-interpreted test-long test-models test-pipeline test-jobs test-gpu kernels lint lock bench clean
+.PHONY: setup demo test test-interpreted test-long test-models test-pipeline test-jobs test-gpu kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -72,6 +72,10 @@ test-jobs: setup
 test-gpu: setup
 	$(BIN)/python -c "from amtcore.kernels.warp.driver.available import find_device; find_device('cuda')"
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# Every kernel for GPUs through ptxas, which triton brings; needs no GPU. Minutes.
+gpu-kernels: setup
+	$(BIN)/python -m benchmarks.gpu_kernels
 
 bench: setup
 	$(BIN)/python -m benchmarks.run

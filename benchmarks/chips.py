@@ -1,19 +1,18 @@
 """What a kernel would reach on a chip, reckoned from its machine code.
 
-    cycles of a scheduler per round = max(instructions issued, busiest pipe, one warp alone / warps)
+    cycles of a scheduler = max(instructions issued, busiest pipe, cycles of one warp alone / warps)
 
 A scheduler issues one instruction a cycle, whatever its kind; a pipe with fewer lanes than a warp
 has threads takes several cycles for one; and too few warps leave the scheduler waiting for
-results. What this leaves out: misses of the first-level cache, rare paths, bank conflicts, power.
+results. What this leaves out: misses of the first-level cache, bank conflicts, power.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.sass import Assembled, Code, Instruction
+from benchmarks.sass import Assembled, Instruction
 
 #: Schedulers of a multiprocessor, their registers, and its blocks at most; one block is one warp.
 SCHEDULERS, REGISTERS, BLOCKS = 4, 16384, 32
@@ -40,6 +39,8 @@ class Chip:
         multiprocessors: How many it has.
         clock_hz: Boost clock of the data sheet.
         shared_bytes: Shared memory of a multiprocessor.
+        bytes_s, flops_s: Memory's bandwidth, and what matrix products in single precision reach
+            (80 % of the data sheet's).
         fma, integer, special, memory, double: Lanes.
     """
 
@@ -48,6 +49,8 @@ class Chip:
     multiprocessors: int
     clock_hz: float
     shared_bytes: int
+    bytes_s: float
+    flops_s: float
     fma: int
     integer: int = 64
     special: int = 16
@@ -55,8 +58,10 @@ class Chip:
     double: int = 64
 
 
-H100 = Chip("H100 SXM", "sm_90", 132, 1.755e9, 228 * 1024, fma=128)
-A100 = Chip("A100", "sm_80", 108, 1.41e9, 164 * 1024, fma=64, double=32)
+H100 = Chip("H100 SXM", "sm_90", 132, 1.755e9, 228 * 1024, 3.35e12, 0.8 * 67e12, fma=128)
+A100 = Chip(
+    "A100 80 GB", "sm_80", 108, 1.41e9, 164 * 1024, 2.04e12, 0.8 * 19.5e12, fma=64, double=32
+)
 
 
 def pipe_of(each: Instruction) -> str:
@@ -72,13 +77,17 @@ def pipe_of(each: Instruction) -> str:
     return "memory" if each.name.startswith(_MEMORY) else "integer"
 
 
-def bound_cycles(code: Code, path: Sequence[int], chip: Chip) -> float:
-    """Cycles that a scheduler cannot go below for the path, with as many warps as one likes."""
-    counts = Counter(pipe_of(code.instructions[k]) for k in path)
+def bound_cycles(mix: Mapping[str, float], chip: Chip) -> float:
+    """Cycles that a scheduler cannot go below, with as many warps as one likes.
+
+    Args:
+        mix: How many instructions go through each pipe.
+        chip: Where.
+    """
     lanes = {"fma": chip.fma, "integer": chip.integer, "special": chip.special,
              "memory": chip.memory, "double": chip.double}  # fmt: skip
-    busy = [counts[pipe] * 32 * SCHEDULERS / lanes[pipe] for pipe in lanes]
-    return max(float(len(path)), *busy)
+    busy = [mix.get(pipe, 0.0) * 32 * SCHEDULERS / lanes[pipe] for pipe in lanes]
+    return max(float(sum(mix.values())), *busy)
 
 
 def resident_warps(kernel: Assembled, chip: Chip) -> int:
@@ -86,16 +95,3 @@ def resident_warps(kernel: Assembled, chip: Chip) -> int:
     of_warp = -(-kernel.registers * 32 // _REGISTER_PORTION) * _REGISTER_PORTION
     shared = -(-kernel.shared_bytes // _SHARED_PORTION) * _SHARED_PORTION + _SYSTEM_SHARED
     return min(SCHEDULERS * (REGISTERS // max(of_warp, 1)), chip.shared_bytes // shared, BLOCKS)
-
-
-def times_real_time(cycles: float, chip: Chip, rounds_hz: float, warps: int) -> float:
-    """Seconds of audio a second.
-
-    Args:
-        cycles: Of a scheduler per round.
-        chip: Where.
-        rounds_hz: Rounds that a second of audio takes in each of its warps.
-        warps: That one clip takes.
-    """
-    schedulers = chip.multiprocessors * SCHEDULERS
-    return schedulers * chip.clock_hz / (cycles * rounds_hz * warps)

@@ -16,6 +16,7 @@ SCRIPTS = (
     "loudness",
     "job",
     "decoding",
+    "gpu_reckoned",
 )
 
 

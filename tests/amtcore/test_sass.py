@@ -6,16 +6,10 @@ from collections import Counter
 
 import pytest
 
-from benchmarks import sass
-from benchmarks.chips import (
-    A100,
-    H100,
-    bound_cycles,
-    pipe_of,
-    resident_warps,
-    times_real_time,
-)
-from benchmarks.sass import Assembled, Code
+from benchmarks import sass, sass_flow
+from benchmarks.chips import A100, H100, bound_cycles, pipe_of, resident_warps
+from benchmarks.sass import Assembled
+from benchmarks.sass_flow import Code, code_of
 
 CHIPS = ("sm_80", "sm_90")
 
@@ -57,7 +51,7 @@ RARE = _kernel(
 
 def _code(ptx: str, arch: str) -> tuple[Assembled, Code]:
     assembled = sass.assemble(ptx, arch)
-    return assembled, sass.disassemble(assembled.cubin)
+    return assembled, code_of(sass.disassemble(assembled.cubin))
 
 
 def _names(code: Code, path: list[int]) -> Counter[str]:
@@ -67,7 +61,7 @@ def _names(code: Code, path: list[int]) -> Counter[str]:
 @pytest.mark.parametrize("arch", CHIPS)
 def test_once_round_a_loop(arch: str) -> None:
     assembled, code = _code(FUSED, arch)
-    path = sass.shortest_path(code, sass.main_loop(code))
+    path = sass_flow.shortest_path(code, sass_flow.innermost(code))
     counts = _names(code, path)
     rounds = counts["LDG"]  # ptxas may unroll
     assert rounds >= 1 and counts["FFMA"] == 20 * rounds
@@ -75,14 +69,14 @@ def test_once_round_a_loop(arch: str) -> None:
     assert assembled.spill_store_bytes == assembled.spill_load_bytes == assembled.stack_bytes == 0
     assert 8 <= assembled.registers < 64
     # Each of the 20 waits for the one before: 4 cycles is what an fma takes on both chips.
-    assert 20 * 4 * rounds <= sass.cycles_alone(code, path) < 20 * 4 * rounds + 120
+    assert 20 * 4 * rounds <= sass_flow.cycles_alone(code, path) < 20 * 4 * rounds + 120
 
 
 @pytest.mark.parametrize("arch", CHIPS)
 def test_what_is_rare_is_not_on_the_path(arch: str) -> None:
     _, code = _code(RARE, arch)
-    loop = sass.main_loop(code)
-    counts = _names(code, sass.shortest_path(code, loop))
+    loop = sass_flow.innermost(code)
+    counts = _names(code, sass_flow.shortest_path(code, loop))
     assert counts["FADD"] == counts["LDG"] >= 1 and counts["FFMA"] == 0
     assert len(loop.body) > 50, "the rare part belongs to the loop, wherever it lies"
 
@@ -98,10 +92,10 @@ setp.lt.u64 %p2, %r7, %r3;
 @%p2 bra $inner;
 """
     _, code = _code(_kernel(inner), "sm_90")
-    outer, *inside = sorted(sass.loops_of(code), key=lambda loop: -len(loop.body))
+    outer, *inside = sorted(sass_flow.loops_of(code), key=lambda loop: -len(loop.body))
     assert inside and all(loop.body < outer.body for loop in inside)
-    own = [code.instructions[k].name for k in sass.own(outer, [outer, *inside])]
-    assert "LDG" in own and "FADD" not in own
+    body = [code.instructions[k].name for k in sass_flow.innermost(code).body]
+    assert "FADD" in body and "LDG" not in body
 
 
 @pytest.mark.parametrize("arch", CHIPS)
@@ -130,21 +124,43 @@ def test_a_tool_that_is_not_there() -> None:
         sass.tool("no_such_tool")
 
 
+def _mix(code: Code, path: list[int]) -> Counter[str]:
+    return Counter(pipe_of(code.instructions[k]) for k in path)
+
+
 def test_the_busiest_pipe_bounds() -> None:
     """A reciprocal keeps the 16 special lanes busy for 8 cycles of a scheduler, an fma the 128 of
     the one chip for one cycle and the 64 of the other for two."""
     reciprocals = _kernel("rcp.approx.ftz.f32 %f1, %f1; add.rn.ftz.f32 %f1, %f1, %f2;" * 20)
     for ptx, chip, least in ((reciprocals, H100, 160), (FUSED, A100, 40)):
         _, code = _code(ptx, chip.arch)
-        path = sass.shortest_path(code, sass.main_loop(code))
-        rounds = _names(code, path)["LDG"]
-        assert bound_cycles(code, path, chip) == least * rounds
+        path = sass_flow.shortest_path(code, sass_flow.innermost(code))
+        assert bound_cycles(_mix(code, path), chip) == least * _names(code, path)["LDG"]
     _, code = _code(FUSED, "sm_90")
-    path = sass.shortest_path(code, sass.main_loop(code))
-    assert bound_cycles(code, path, H100) == len(path), "one instruction a cycle"
-    assert {pipe_of(each) for each in code.instructions} <= {
-        "fma", "special", "integer", "memory", "double", "issue"
-    }  # fmt: skip
+    path = sass_flow.shortest_path(code, sass_flow.innermost(code))
+    assert bound_cycles(_mix(code, path), H100) == len(path), "one instruction a cycle"
+
+
+@pytest.mark.parametrize("arch", CHIPS)
+def test_all_that_is_executed(arch: str) -> None:
+    """The loop's lines 1000 times, the others once; of the rare 50 fma every tenth time. ptxas
+    unrolls loops, so there are copies of each."""
+    for ptx, often, seldom, each in ((FUSED, 1000, 0, 20), (RARE, 1000, 100, 5)):
+        lines = ptx.splitlines()
+        begin, end = lines.index("$loop:") + 1, lines.index("@%p1 bra $loop;") + 1
+        rare = range(lines.index("@!%p2 bra $common;") + 2, end) if seldom else range(0)
+        hits = {
+            n: 1 if not begin < n <= end else seldom if n in rare and n < end - 3 else often
+            for n in range(1, len(lines) + 1)
+        }
+        _, code = _code(ptx, arch)
+        runs = sass_flow.executions(code, hits)
+        fma = sum(
+            count * sum(code.instructions[k].name == "FFMA" for k in run) for run, count in runs
+        )
+        total = sum(len(run) * count for run, count in runs)
+        assert fma == pytest.approx(each * often, rel=0.02)
+        assert each + 4 < total / often < 2.6 * each + 12
 
 
 def test_how_many_warps_a_multiprocessor_holds() -> None:
@@ -156,9 +172,3 @@ def test_how_many_warps_a_multiprocessor_holds() -> None:
     assert resident_warps(kernel(180, 0), H100) == 8
     assert resident_warps(kernel(32, 16384), H100) == 13, "17 kB of 228"
     assert resident_warps(kernel(32, 16384), A100) == 9
-
-
-def test_times_real_time() -> None:
-    """260 cycles a sample of a clip of one warp at 44.1 kHz."""
-    assert times_real_time(260, H100, 44100, 1) == pytest.approx(80_816, abs=1)
-    assert times_real_time(260, H100, 44100, 2) == pytest.approx(40_408, abs=1)
