@@ -1,0 +1,164 @@
+"""What an hour of audio costs on CPU cores and on a GPU: from RESULTS.md and from prices.
+
+`python -m benchmarks.cost --core-hour 0.04 --gpu-hour 3 --cores 24` prints the table for one's own
+prices; without arguments it writes the one of docs/cost.md, whose prices are assumptions.
+
+    CPU   core seconds per second of audio = 1 / kernel rate of a core + rest of the job
+    GPU   rate of a node = min(rate of the GPU, cores / rest of the job)
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.report import RESULTS, table
+
+PAGE = Path(__file__).parents[1] / "docs" / "cost.md"
+_BEGIN, _END = "<!-- table: python -m benchmarks.cost -->\n", "<!-- end of the table -->"
+#: Threads of the measurements.
+_THREADS = 2
+_HEAD = ("model", "one core", "price on cores", "GPU", "GPU alone", "cores to feed it", "node",
+         "price on the node", "node / cores")  # fmt: skip
+#: Rows of the loudness section, and what the reckoned section calls them.
+_LOUDNESS = {"moore2016": "Moore2016, two ears", "glasberg2002": "Glasberg2002"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A GPU with its cores, and what they cost.
+
+    Args:
+        gpu: As RESULTS.md calls it.
+        gpu_hour: Price of the GPU for an hour.
+        cores: That feed it.
+        core_hour: Price of a core for an hour, in such a node and alone.
+    """
+
+    gpu: str
+    gpu_hour: float
+    cores: int
+    core_hour: float
+
+
+#: Assumptions: list prices differ between providers and years by factors.
+ASSUMED = (Node("H100 SXM", 3.0, 24, 0.04), Node("A100 80 GB", 1.5, 12, 0.04))
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What RESULTS.md says.
+
+    Args:
+        rest_s: Core seconds that a job takes besides the kernels, per second of audio.
+        of_core: Model -> seconds of audio a second of one core, kernels alone.
+        of_gpu: (model, GPU) -> the same of a GPU.
+    """
+
+    rest_s: float
+    of_core: dict[str, float]
+    of_gpu: dict[tuple[str, str], float]
+
+
+def rows_of(text: str, section: str) -> list[dict[str, str]]:
+    """The first table of a section, a row a mapping from column to cell."""
+    body = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    if body is None:
+        raise ValueError(f"expected a section {section!r} in RESULTS.md; run its benchmark")
+    lines = re.search(r"(^\|.*\|\n)+", body[1], re.M)
+    assert lines, f"section {section!r} has no table"
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]]
+                      for line in lines[0].splitlines())  # fmt: skip
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def speeds(text: str) -> Speeds:
+    """Read them."""
+    rests = [
+        _THREADS / float(row["job"])
+        - 2 * _THREADS / (float(row["kernel before"]) + float(row["kernel after"]))
+        for row in rows_of(text, "The whole job")
+    ]
+    of_core = {row["model"]: float(row["speech"]) / _THREADS for row in rows_of(text, "Models")}
+    for row in rows_of(text, "Loudness"):
+        if (row["signal"], row["streams"], row["threads"]) == ("speech", "traces, summary", "1"):
+            of_core[_LOUDNESS[row["model"]]] = float(row["seconds of audio per second"])
+    of_gpu = {
+        (row["model"], row["chip"]): float(row["times real time"])
+        for row in rows_of(text, "GPU, reckoned")
+    }
+    return Speeds(max(rests), of_core, of_gpu)
+
+
+def price_on_cores(core_rate: float, rest_s: float, core_hour: float) -> float:
+    """Of an hour of audio."""
+    return core_hour * (1.0 / core_rate + rest_s)
+
+
+def node_rate(gpu_rate: float, rest_s: float, node: Node) -> float:
+    """Seconds of audio a second of a node: its GPU's, or what its cores can feed."""
+    return min(gpu_rate, node.cores / rest_s)
+
+
+def price_on_node(gpu_rate: float, rest_s: float, node: Node) -> float:
+    """Of an hour of audio."""
+    hour = node.gpu_hour + node.cores * node.core_hour
+    return hour / node_rate(gpu_rate, rest_s, node)
+
+
+def cost_table(known: Speeds, nodes: tuple[Node, ...]) -> str:
+    """Every model that is known for a core and for a GPU; prices of 1000 hours of audio."""
+    rows = []
+    for (model, gpu), rate in known.of_gpu.items():
+        for node in (each for each in nodes if each.gpu == gpu and model in known.of_core):
+            cpu = 1000 * price_on_cores(known.of_core[model], known.rest_s, node.core_hour)
+            price = 1000 * price_on_node(rate, known.rest_s, node)
+            rows.append(
+                (
+                    model,
+                    f"{known.of_core[model]:.0f}",
+                    f"{cpu:.2f}",
+                    gpu,
+                    f"{rate:.0f}",
+                    f"{rate * known.rest_s:.0f}",
+                    f"{node_rate(rate, known.rest_s, node):.0f}",
+                    f"{price:.2f}",
+                    f"{price / cpu:.2f}",
+                )
+            )
+    return table(_HEAD, rows)
+
+
+def written(page: str, made: str) -> str:
+    """The page with this table in the place of its own."""
+    begin, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
+    return f"{page[:begin]}\n{made}\n\n{page[end:]}"
+
+
+def main() -> None:
+    """Print the table for given prices, or write that of the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--core-hour", type=float, help="price of a core for an hour")
+    parser.add_argument("--gpu-hour", type=float, help="price of the GPU for an hour")
+    parser.add_argument("--cores", type=int, help="cores of the node")
+    given = parser.parse_args()
+    known = speeds(RESULTS.read_text())
+    if all(value is None for value in vars(given).values()):
+        PAGE.write_text(written(PAGE.read_text(), cost_table(known, ASSUMED)))
+        return
+    nodes = tuple(
+        Node(
+            node.gpu,
+            node.gpu_hour if given.gpu_hour is None else given.gpu_hour,
+            node.cores if given.cores is None else given.cores,
+            node.core_hour if given.core_hour is None else given.core_hour,
+        )
+        for node in ASSUMED
+    )
+    print(cost_table(known, nodes))
+
+
+if __name__ == "__main__":
+    main()

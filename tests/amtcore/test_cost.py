@@ -1,0 +1,55 @@
+"""The page about costs says what RESULTS.md says, and its sums are right."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.cost import (
+    ASSUMED,
+    PAGE,
+    Node,
+    cost_table,
+    node_rate,
+    price_on_cores,
+    price_on_node,
+    rows_of,
+    speeds,
+    written,
+)
+from benchmarks.report import RESULTS
+
+
+def test_the_page_has_the_table_of_today() -> None:
+    page = PAGE.read_text()
+    made = cost_table(speeds(RESULTS.read_text()), ASSUMED)
+    assert written(page, made) == page, "run python -m benchmarks.cost"
+    assert len(made.splitlines()) > 10
+
+
+def test_what_the_text_says_of_the_figures() -> None:
+    known = speeds(RESULTS.read_text())
+    page = PAGE.read_text()
+    assert f"`r` is {1000 * known.rest_s:.1f} ms" in page
+    assert f"handles {1 / known.rest_s:.0f} seconds" in page
+
+
+def test_a_node_is_as_fast_as_its_slower_half() -> None:
+    node = Node("any", 3.0, 20, 0.05)
+    assert node_rate(30_000, 0.002, node) == 10_000
+    assert node_rate(4_000, 0.002, node) == 4_000
+    assert price_on_node(4_000, 0.002, node) == pytest.approx(4.0 / 4_000)
+
+
+def test_from_how_many_cores_on_a_gpu_pays() -> None:
+    """The rule of the page, on both sides of it."""
+    core_hour, gpu_hour, core_rate, rest_s = 0.04, 3.0, 150.0, 0.0025
+    least = gpu_hour * rest_s * core_rate / core_hour
+    on_cores = price_on_cores(core_rate, rest_s, core_hour)
+    for cores, pays in ((int(least), False), (int(least) + 1, True)):
+        node = Node("any", gpu_hour, cores, core_hour)
+        assert (price_on_node(1e9, rest_s, node) < on_cores) is pays
+
+
+def test_a_section_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="expected a section 'Nothing'"):
+        rows_of(RESULTS.read_text(), "Nothing")
