@@ -22,7 +22,8 @@ PTX_VERSION = "+ptx80"
 #: Warps of a multiprocessor that a kernel's registers must leave room for: told so, the compiler
 #: of the GPU keeps everything in registers instead of spilling some for yet more warps.
 _WARPS = 8
-_FLUSH = '"denormal-fp-math-f32"="preserve-sign,preserve-sign"'
+#: Of every function: flush denormals, and move no vote or shuffle to where fewer threads are.
+_EVERY = 'convergent "denormal-fp-math-f32"="preserve-sign,preserve-sign"'
 
 _LAUNCH = f'"nvvm.reqntid"="{THREADS}" "nvvm.minctasm"="{_WARPS}"'
 
@@ -41,9 +42,9 @@ def _parse(text: str, layout: str) -> Any:
     return module
 
 
-def _flushing(text: str) -> str:
-    """The same module, every function of which flushes denormals."""
-    return re.sub(r"^(define .*?) ?\{$", rf"\1 {_FLUSH} {{", text, flags=re.MULTILINE)
+def _attributed(text: str) -> str:
+    """The same module, whose functions have the attributes of all."""
+    return re.sub(r"^(define .*?) ?\{$", rf"\1 {_EVERY} {{", text, flags=re.MULTILINE)
 
 
 def _entry(name: str, inner: str, parameters: int) -> str:
@@ -52,7 +53,7 @@ def _entry(name: str, inner: str, parameters: int) -> str:
     kinds = ", ".join(["ptr", "ptr", *("i64" for _ in names)])
     return f"""
 declare i32 @"{inner}"({kinds})
-define ptx_kernel void @{name}({", ".join(names)}) {_LAUNCH} {_FLUSH} {{
+define ptx_kernel void @{name}({", ".join(names)}) {_LAUNCH} {_EVERY} {{
   %result = alloca ptr
   %error = alloca ptr
   %status = call i32 @"{inner}"({", ".join(["ptr %result", "ptr %error", *names])})
@@ -75,7 +76,7 @@ def assemble(
     """
     machine = _machine(architecture)
     layout = str(machine.target_data)
-    module = _parse(_flushing(text), layout)
+    module = _parse(_attributed(text), layout)
     for function in module.functions:
         if not function.is_declaration and function.name != inner:
             function.linkage = "internal"

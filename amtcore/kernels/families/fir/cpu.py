@@ -16,6 +16,7 @@ from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
     LANES,
     fma,
+    own_number,
     store_four_sums,
     vload,
     vsplat,
@@ -174,7 +175,7 @@ def decimate_block(
     Coefficient rows from `c`: the taps. State rows from `s`: the samples that the next output
     lacks, then the last K - 1 samples. `b` is scratch.
     """
-    lacking, count = int(state[s * LANES]), 0
+    lacking, count = int(own_number(vload(state, s * LANES))), 0
     past, base = taps - 1, s + 1
     while lacking <= n:
         first = lacking - taps  # of the window, counted from the first sample of the block
