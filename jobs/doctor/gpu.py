@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 #: Clips of several lengths, so that a warp takes more than one; the interpreter needs seconds each.
 SECONDS = {"cuda": (0.5, 0.05, 0.3, 0.2), "interpreted": (0.012, 0.02)}
-#: Spectra are transforms of a library, which sums in its own order on every device.
-_WITH_SPECTRA = ("glasberg2002", "moore2016")
-_SPECTRA_BOUND = 1e-4
+#: Spectra and Hilbert envelopes are a library's transforms, in its own order on every device.
+WITH_TRANSFORMS = ("king2019", "glasberg2002", "moore2016")
+_TRANSFORMS_BOUND = 1e-4
 
 
 def gpu_checks(*, wanted: bool) -> Iterator[Check]:
@@ -84,8 +84,8 @@ def _against_cpu(name: str, here: Extractor, there: Extractor) -> str:
     if all(np.array_equal(got, expected) for got, expected in pairs):
         return f"equal to the CPU bit for bit in {sum(b.size for _, b in pairs):,} values"
     error = max(_error(got, expected) for got, expected in pairs)
-    if name in _WITH_SPECTRA and error <= _SPECTRA_BOUND:
-        return f"within {error:.0e} of the CPU, whose spectra are another library's"
+    if name in WITH_TRANSFORMS and error <= _TRANSFORMS_BOUND:
+        return f"within {error:.0e} of the CPU, where transforms are another library's"
     raise UnequalError(
         f"differs from the CPU by {error:.1e}, expected the same numbers; use device cpu, and "
         "report this line with the GPU's"
