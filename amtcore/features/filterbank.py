@@ -155,25 +155,36 @@ class WholeFeatures:
 
     def extract(self, clips: Sequence[Any]) -> list[Samples]:
         """Per clip (frames, width), columns channel by channel."""
+        frames: dict[int, list[Any]] = {}
         if len(clips) < get_num_threads() or self._backend.name != "cpu":
-            return [self._one(clip) for clip in clips]
-        frames: dict[int, Samples] = {}
-        parallel_for(lambda i: frames.update({i: self._one(clips[i])}), len(clips))
-        return [frames[i] for i in range(len(clips))]
+            frames = {i: self._pooled(clip) for i, clip in enumerate(clips)}
+        else:
+            parallel_for(lambda i: frames.update({i: self._pooled(clips[i])}), len(clips))
+        bands = [band for i in range(len(clips)) for band in frames[i]]
+        arrays = iter(self._backend.download(bands))
+        return [self._by_channel(clip, arrays) for clip in clips]
 
-    def _one(self, clip: Any) -> Samples:
+    def _by_channel(self, clip: Any, bands: Iterator[Samples]) -> Samples:
+        """The next bands of (frames, channel) as (frames, width)."""
         out = np.empty((self.n_frames(len(clip)), self.width), self._compiled.coef.dtype)
-        if len(out) == 0:
-            return out
+        if len(out):
+            for m in range(self._n_bands):
+                out[:, m :: self._n_bands] = next(bands)
+        return out
+
+    def _pooled(self, clip: Any) -> list[Any]:
+        """Frames of every band where the backend computes; nothing where there are none."""
+        if self.n_frames(len(clip)) == 0:
+            return []
+        frames = []
         with torch.no_grad():
             x = self._backend.upload(clip).reshape(1, 1, -1)
             rest = self._rest.unsqueeze(0)
             channels, _ = self._backend.run_program(self._table, x, self._coef, rest)
-            for m, band in enumerate(self._bands(channels)):
+            for band in self._bands(channels):
                 samples = self._backend.clip_of(band[0])
-                frames = self._pooling.push([samples], self._pooling.fresh(1), 0)
-                out[:, m :: self._n_bands] = self._backend.download(frames)[0]
-        return out
+                frames += self._pooling.push([samples], self._pooling.fresh(1), 0)
+        return frames
 
     def open(self) -> PooledStream:
         """Not possible: raises what to ask for instead."""

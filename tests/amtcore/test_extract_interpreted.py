@@ -1,0 +1,167 @@
+"""Every model's streams by kernels for GPUs, interpreted, against the processor's: bit for bit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amtcore.features.base import Extractor
+from amtcore.features.build import build_extractor
+from amtcore.features.spike_events import SpikeEvents
+from amtcore.features.spike_stream import join
+from amtcore.kernels.backends.chosen import computing_with
+
+from ..compare import Tolerance, assert_close
+
+FS = 16000
+#: Ragged; one makes no frame, one has no sample.
+LENGTHS = (2400, 37, 0, 1601, 160)
+FEW = {"flow": 400.0, "fhigh": 900.0}
+Streams = Mapping[str, Mapping[str, Any]]
+CASES: dict[str, tuple[str, dict[str, Any], Streams]] = {
+    "dau1997": (
+        "dau1997",
+        FEW,
+        {"modulation": {}, "spikes": {"step_rate_hz": 500.0}},
+    ),
+    "osses2021": (
+        "osses2021",
+        {"fhigh": 300.0},
+        {"adaptation": {"frame_rate_hz": 33.3, "pool": "subsample"}},
+    ),
+    "king2019": (
+        "king2019",
+        {"basef": 1000.0, "phase_insens": "none"},
+        {"modulation": {"pool": "rms"}},
+    ),
+    "king2019-hilbert": (
+        "king2019",
+        {"basef": 1000.0, "phase_insens": "hilbert"},
+        {"modulation": {}, "envelope": {}},
+    ),
+    "king2019-subfs": (
+        "king2019",
+        {"basef": 1000.0, "phase_insens": "none", "subfs": 1000.0},
+        {"modulation": {}},
+    ),
+    "paulick2024": (
+        "paulick2024",
+        {"flow": 500.0, "fhigh": 700.0},
+        {
+            "modulation": {},
+            "velocity": {"pool": "max"},
+            "spikes": {"source": "envelope", "gain": 2e5},
+        },
+    ),
+}
+#: Whose streams need whole clips.
+WHOLE = ("king2019-hilbert", "king2019-subfs")
+SPECTRA = Tolerance(1e-6, "transforms of another library in single precision")
+
+
+def clips() -> list[np.ndarray]:
+    """Noise that begins and ends anywhere."""
+    make = np.random.default_rng(0)
+    return [(0.05 * make.standard_normal(n)).astype(np.float32) for n in LENGTHS]
+
+
+@functools.cache
+def built(case: str, backend: str, dtype: str = "float32") -> Extractor:
+    model, params, streams = CASES[case]
+    return build_extractor(
+        model, fs_hz=FS, params=params, streams=streams, dtype=dtype, backend=backend
+    )
+
+
+@functools.cache
+def made(case: str) -> list[dict[str, Any]]:
+    """What the kernels for GPUs make of the clips."""
+    with computing_with("interpreted"):
+        return built(case, "interpreted").extract(clips())
+
+
+def assert_same(
+    got: Mapping[str, Any], expected: Mapping[str, Any], near: Tolerance | None = None
+) -> None:
+    """Stream by stream, every bit, or for frames nearly."""
+    assert got.keys() == expected.keys()
+    for name, wanted in expected.items():
+        mine = got[name]
+        if isinstance(wanted, SpikeEvents):
+            assert mine.n_frames == wanted.n_frames, name
+            mine, wanted = mine.to_columns(), wanted.to_columns()
+        assert mine.dtype == wanted.dtype and mine.shape == wanted.shape, name
+        if near is None:
+            np.testing.assert_array_equal(mine, wanted, name)
+        else:
+            assert_close(mine, wanted, near, name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features_are_those_of_the_processor(case: str) -> None:
+    here = built(case, "cpu")
+    for got, expected, clip in zip(made(case), here.extract(clips()), clips(), strict=True):
+        assert_same(got, expected, SPECTRA if case == "king2019-hilbert" else None)
+        for name, count in here.n_frames(len(clip)).items():
+            wanted = got[name]
+            assert (wanted.n_frames if isinstance(wanted, SpikeEvents) else len(wanted)) == count
+    heard = [values for values in made(case)[0].values() if isinstance(values, np.ndarray)]
+    assert all(map(np.any, heard))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_company_and_tensors_change_nothing(case: str) -> None:
+    there = built(case, "interpreted")
+    tensors: list[Any] = [torch.from_numpy(clip) for clip in clips()]
+    with computing_with("interpreted"):
+        for clip, expected in zip(clips(), made(case), strict=True):
+            assert_same(there.extract([clip])[0], expected)
+        for got, expected in zip(there.extract(tensors), made(case), strict=True):
+            assert_same(got, expected)
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - set(WHOLE)))
+def test_chunks_equal_the_whole(case: str) -> None:
+    there, clip = built(case, "interpreted"), clips()[0]
+    with computing_with("interpreted"):
+        for kind in (np.asarray, torch.from_numpy):
+            stream: Any = there.open_stream()
+            ends = (0, 0, 1, 700, 701, len(clip))
+            parts = [stream.push(kind(clip[a:b])) for a, b in pairwise(ends)]
+            parts.append(stream.finish())
+            got = {name: join([part[name] for part in parts]) for name in parts[0]}
+            assert_same(got, made(case)[0])
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_bands_of_all_clips_come_to_the_host_in_one_go(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, taken = built(case, "interpreted"), []
+    download = there.backend.download
+    monkeypatch.setattr(there.backend, "download", lambda f: taken.append(len(f)) or download(f))
+    with computing_with("interpreted"):
+        made_now = there.extract(clips())
+    assert len(taken) == len(there.streams), "one a stream, not one a band and clip"
+    for got, expected in zip(made_now, made(case), strict=True):
+        assert_same(got, expected)
+
+
+def test_memory_that_is_read_only_is_taken() -> None:
+    there, clip = built("dau1997", "interpreted"), clips()[0]
+    clip.setflags(write=False)
+    assert_same(there.extract([clip])[0], made("dau1997")[0])
+
+
+@pytest.mark.parametrize("name", ["melspectrogram", "mfcc"])
+def test_models_of_frames_stay_on_the_processor(name: str) -> None:
+    there = build_extractor(name, fs_hz=FS, backend="interpreted")
+    assert there.backend.name == "cpu" and there.describe()["backend"] == "cpu"
+    for clip in clips():
+        assert_same(there.extract([clip])[0], build_extractor(name, fs_hz=FS).extract([clip])[0])
