@@ -10,6 +10,7 @@ makes times of them. What torch does in the loudness models is counted apart, se
 from __future__ import annotations
 
 import functools
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from amtcore.kernels.families.envelope.reference import hilbert_envelope
 from amtcore.kernels.warp.interpreter import Profile
 from amtcore.kernels.warp.launching import Kernel
 from benchmarks.chips import A100, H100, SCHEDULERS, Chip, bound_cycles, pipe_of, resident_warps
-from benchmarks.gpu_kernels import Recording, recorded
+from benchmarks.gpu_kernels import recorded
 from benchmarks.report import table, write_section
 from benchmarks.sass import assemble, disassemble
 from benchmarks.sass_flow import (
@@ -37,13 +38,14 @@ from benchmarks.sass_flow import (
 )
 from benchmarks.torch_work import LAUNCH_S, TorchWork, torch_work
 from earmill.jobs.demo_audio import speech
+from tests.amtcore.warp_cases import Recorder
 
 FS_HZ, LOUDNESS_FS_HZ = 44100, 32000
 CLIP_S, SHORT_S = 1.0, 0.25
 #: A job's launch for the loudness models.
 BATCH, BATCH_CLIP_S = 64, 10.0
 #: What kernels ask ptxas to keep room for, and what they might.
-_ASKED, _MORE_WARPS = ".minnctapersm 8", (12, 16)
+_ASKED, _ASKED_WARPS = re.compile(r"\.minnctapersm \d+"), (8, 12, 16)
 _HEAD = ("model", "chip", "registers", "spilled", "warps a multiprocessor", "fewest", "executed",
          "one warp alone", "bound by", "times real time")  # fmt: skip
 
@@ -165,7 +167,7 @@ def _speech(fs_hz: int, seconds: float) -> np.ndarray:
     return (0.05 * wave / np.sqrt(np.mean(wave**2))).astype(np.float32)
 
 
-def run_model(case: Case, seconds: float) -> tuple[Recording, int]:
+def run_model(case: Case, seconds: float) -> tuple[Recorder, int]:
     """Its kernels, run on so much speech, and the warps that a clip takes."""
     extractor = build_extractor(case.model, fs_hz=FS_HZ, params=case.params)
     scale = np.float32(2.0 if extractor.input_unit == "pa" else 1.0)
@@ -202,19 +204,18 @@ def _row(
     )
 
 
-def _more_warps(case: Case, launcher: Recording) -> str:
+def _more_warps(case: Case, launcher: Recorder) -> str:
     """What ptxas would make of a model's kernel if more warps were to share a multiprocessor."""
-    (kernel,) = (each for each in launcher.kernels.values() if _ASKED in each.ptx)
+    (kernel,) = launcher.used.values()
     profile, lines = launcher.profile(kernel), []
-    for warps in _MORE_WARPS:
-        asked = f".minnctapersm {warps}"
-        other = Kernel(kernel.name, kernel.ptx.replace(_ASKED, asked))
+    for warps in _ASKED_WARPS:
+        other = Kernel(kernel.name, _ASKED.sub(f".minnctapersm {warps}", kernel.ptx))
         part = executed(other, profile, H100, case.seconds)
         lines.append(
             f"{warps}: {part.registers} registers, {part.spilled_bytes} bytes spilled, "
             f"{1.0 / part.seconds(H100):.0f} times real time"
         )
-    return f"{case.label} with other numbers of warps asked for, {H100.name}: {'; '.join(lines)}."
+    return f"{case.label} by the number of warps asked for, {H100.name}: {'; '.join(lines)}."
 
 
 def chain_rows() -> tuple[list[tuple[str, ...]], list[str]]:
@@ -222,12 +223,12 @@ def chain_rows() -> tuple[list[tuple[str, ...]], list[str]]:
     rows, notes = [], []
     for case in CASES:
         launcher, warps = run_model(case, case.seconds)
-        if case.in_registers and len(launcher.kernels) == 1:
+        if case.in_registers and len(launcher.used) == 1:
             notes.append(_more_warps(case, launcher))
         for chip in (H100, A100):
             parts = [
                 executed(kernel, launcher.profile(kernel), chip, case.seconds)
-                for kernel in launcher.kernels.values()
+                for kernel in launcher.used.values()
             ]
             work = _envelope_work() if case.envelopes else None
             per = FS_HZ * warps
@@ -259,7 +260,7 @@ def loudness_rows() -> tuple[list[tuple[str, ...]], list[str]]:
         for chip in (H100, A100):
             parts = [
                 executed(kernel, launcher.profile(kernel), chip, SHORT_S)
-                for kernel in launcher.kernels.values()
+                for kernel in launcher.used.values()
             ]
             rows.append(_row(label, chip, parts, 1000.0, work))
     return rows, notes

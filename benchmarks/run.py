@@ -17,6 +17,7 @@ SCRIPTS = (
     "job",
     "decoding",
     "gpu_reckoned",
+    "cost",
 )
 
 

@@ -176,8 +176,3 @@ def disassemble(cubin: bytes) -> Listing:
             control = (low | int(second[1], 16) << 64) >> 105
             instructions[-1] = replace(instructions[-1], control=control)
     return Listing(tuple(instructions), labels)
-
-
-def contracts(ptx: str, arch: str) -> bool:
-    """Whether ptxas makes another code of the kernel when it may contract products and sums."""
-    return assemble(ptx, arch, True).cubin != assemble(ptx, arch, False).cubin

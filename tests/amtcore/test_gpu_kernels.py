@@ -1,13 +1,9 @@
-"""Kernels through ptxas: accepted, nothing spilled, nothing contracted that the PTX kept apart.
-
-A few of them here; `make gpu-kernels` checks all.
-"""
+"""What `make gpu-kernels` would find wrong, and what is reckoned of Dau1997."""
 
 from __future__ import annotations
 
 import re
 
-import pytest
 import torch
 
 from benchmarks.chips import A100, H100
@@ -19,24 +15,12 @@ from benchmarks.sass import assemble
 MOST = 270
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["AdaptLoop", "Moore2016AGC"])
-def test_kernels_of_a_class_forward_and_backward(name: str, dtype: torch.dtype) -> None:
-    with recorded() as launcher:
-        run_case(name, dtype)
-    assert len(launcher.kernels) == 2, "one forward, one of the gradients"
-    for kernel in launcher.kernels.values():
-        for chip in (A100, H100):
-            fault, _ = fault_of(kernel.ptx, chip.arch)
-            assert not fault, f"{kernel.name} {fault} on {chip.name}"
-
-
 def test_faults_are_seen() -> None:
     """Of a kernel that is given too few registers, and of one whose rounding is not asked for."""
     with recorded() as launcher:
         run_case("AdaptLoop", torch.float32)
-    first, *_ = launcher.kernels.values()
-    tight = first.ptx.replace(".minnctapersm 8", ".maxnreg 24")
+    first, *_ = launcher.used.values()
+    tight = re.sub(r"\.minnctapersm \d+", ".maxnreg 24", first.ptx)
     assert fault_of(tight, "sm_90")[0] == "spills"
     loose = re.sub(r"\b(add|mul|sub)\.rn\.", r"\1.", first.ptx)
     assert fault_of(loose, "sm_90")[0] == "contracts"
@@ -45,7 +29,7 @@ def test_faults_are_seen() -> None:
 def test_dau1997_of_speech() -> None:
     case = CASES[0]
     launcher, warps = run_model(case, seconds=0.1)
-    (kernel,) = launcher.kernels.values()
+    (kernel,) = launcher.used.values()
     profile = launcher.profile(kernel)
     hits = hits_of(kernel.ptx, profile)
     assert sum(hits.values()) == profile.instructions
@@ -56,6 +40,5 @@ def test_dau1997_of_speech() -> None:
         assert found.registers == assemble(kernel.ptx, chip.arch).registers <= 255
         per_sample = found.instructions / 44100
         assert found.fewest < per_sample < 2 * found.fewest, "speech makes more than the fewest"
-        if chip is H100:
-            assert found.fewest <= MOST
+        assert found.fewest <= MOST
         assert 1.0 / found.seconds(chip) > 10_000

@@ -101,8 +101,10 @@ setp.lt.u64 %p2, %r7, %r3;
 @pytest.mark.parametrize("arch", CHIPS)
 def test_contraction_is_seen(arch: str) -> None:
     product_and_sum = "mul{0}.f32 %f3, %f2, %f1; add{0}.f32 %f1, %f3, %f2;"
-    assert sass.contracts(_kernel(product_and_sum.format("")), arch)
-    assert not sass.contracts(_kernel(product_and_sum.format(".rn")), arch)
+    for rounding, contracted in (("", True), (".rn", False)):
+        ptx = _kernel(product_and_sum.format(rounding))
+        free, apart = (sass.assemble(ptx, arch, contract).cubin for contract in (True, False))
+        assert (free != apart) is contracted
 
 
 def test_spills_are_seen() -> None:

@@ -159,11 +159,7 @@ class WarpBackend(Backend):
         items = batch * groups_of(channels)
         if items and samples:
             kernel = compiled(
-                "adjoint",
-                program,
-                lambda: adjoint.adjoint_of(program),
-                adjoint.PARAMETERS,
-                program.double,
+                "adjoint", program, lambda: adjoint.adjoint_of(program), adjoint.PARAMETERS
             )
             size = adjoint.work_size(program, samples)
             most = max(_WORK_BYTES // (size * x.element_size()), 1)

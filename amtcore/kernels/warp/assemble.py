@@ -19,12 +19,13 @@ TRIPLE = "nvptx64-nvidia-cuda"
 #: The oldest GPU that kernels are made for; newer ones compile its PTX for themselves.
 ARCHITECTURE = "sm_80"
 PTX_VERSION = "+ptx80"
-#: Warps of a multiprocessor that a kernel's registers must leave room for, in float32 and float64.
-#: Told so, the compiler of the GPU spills none for yet more warps, nor takes them all for fewer:
-#: with 12 there is enough to do while one waits.
-_WARPS = {False: 12, True: 8}
+#: Warps of a multiprocessor that a kernel's registers must leave room for: told so, the compiler
+#: of the GPU keeps everything in registers instead of spilling some for yet more warps.
+_WARPS = 8
 #: Of every function: flush denormals, and move no vote or shuffle to where fewer threads are.
 _EVERY = 'convergent "denormal-fp-math-f32"="preserve-sign,preserve-sign"'
+
+_LAUNCH = f'"nvvm.reqntid"="{THREADS}" "nvvm.minctasm"="{_WARPS}"'
 
 
 @functools.cache
@@ -46,14 +47,13 @@ def _attributed(text: str) -> str:
     return re.sub(r"^(define .*?) ?\{$", rf"\1 {_EVERY} {{", text, flags=re.MULTILINE)
 
 
-def _entry(name: str, inner: str, parameters: int, double: bool) -> str:
+def _entry(name: str, inner: str, parameters: int) -> str:
     """A kernel that passes its parameters on to numba's function."""
-    launch = f'"nvvm.reqntid"="{THREADS}" "nvvm.minctasm"="{_WARPS[double]}"'
     names = [f"i64 %a{i}" for i in range(parameters)]
     kinds = ", ".join(["ptr", "ptr", *("i64" for _ in names)])
     return f"""
 declare i32 @"{inner}"({kinds})
-define ptx_kernel void @{name}({", ".join(names)}) {launch} {_EVERY} {{
+define ptx_kernel void @{name}({", ".join(names)}) {_LAUNCH} {_EVERY} {{
   %result = alloca ptr
   %error = alloca ptr
   %status = call i32 @"{inner}"({", ".join(["ptr %result", "ptr %error", *names])})
@@ -63,12 +63,7 @@ define ptx_kernel void @{name}({", ".join(names)}) {launch} {_EVERY} {{
 
 
 def assemble(
-    text: str,
-    inner: str,
-    name: str,
-    parameters: int,
-    double: bool,
-    architecture: str = ARCHITECTURE,
+    text: str, inner: str, name: str, parameters: int, architecture: str = ARCHITECTURE
 ) -> str:
     """PTX of a kernel.
 
@@ -77,7 +72,6 @@ def assemble(
         inner: The kernel's function in it.
         name: What the entry is to be called.
         parameters: How many 64-bit integers it takes.
-        double: Whether its numbers are float64, each of which takes two registers.
         architecture: The GPU.
     """
     machine = _machine(architecture)
@@ -89,7 +83,7 @@ def assemble(
             function.add_function_attribute("alwaysinline")
     module.get_function(inner).linkage = "external"
     module.get_function(inner).add_function_attribute("alwaysinline")
-    kernel = _parse(_entry(name, inner, parameters, double), layout)
+    kernel = _parse(_entry(name, inner, parameters), layout)
     kernel.link_in(module)
     kernel.get_function(inner).linkage = "internal"
     for variable in kernel.global_variables:

@@ -20,11 +20,7 @@ _kernels: dict[str, Kernel] = {}
 
 
 def compiled(
-    what: str,
-    key: object,
-    make: Callable[[], Callable[..., None]],
-    parameters: int,
-    double: bool,
+    what: str, key: object, make: Callable[[], Callable[..., None]], parameters: int
 ) -> Kernel:
     """A kernel by its key.
 
@@ -33,7 +29,6 @@ def compiled(
         key: All that its code depends on beside the sources; its `repr` counts.
         make: Builds the Python function, where the kernel is not there yet.
         parameters: How many the function has.
-        double: Whether its numbers are float64, of which the key must tell as well.
     """
     text = f"{what} {key!r} {ARCHITECTURE}"
     with _lock:
@@ -42,7 +37,7 @@ def compiled(
 
             def compile_now() -> str:
                 module, inner = lower(make(), parameters)
-                return assemble(module, inner, name, parameters, double)
+                return assemble(module, inner, name, parameters)
 
             _kernels[text] = Kernel(name, cached_ptx(text, compile_now))
         return _kernels[text]

@@ -35,9 +35,8 @@ from amtcore.kernels.warp.written import write
 
 #: Samples of a block in shared memory.
 BLOCK = 32
-#: Of the 168 registers of a thread that leave room for 12 warps, what coefficients and states may
-#: take, and states alone.
-_ALL_IN_REGISTERS, _STATES_IN_REGISTERS = 112, 90
+#: Of the 255 registers of a thread, what coefficients and states may take, and states alone.
+_ALL_IN_REGISTERS, _STATES_IN_REGISTERS = 140, 120
 
 Row = tuple[int, int, int, int]
 
