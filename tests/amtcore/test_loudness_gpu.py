@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -11,15 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from amtcore import Glasberg2002, Moore2016
 from amtcore.errors import ShapeError
 from amtcore.features import loudness, loudness_waves
 from amtcore.features.base import Extractor
 from amtcore.features.build import build_extractor
-from amtcore.features.loudness_waves import Signal, cut_into_waves, grouped
+from amtcore.features.loudness import LoudnessExtractor
+from amtcore.features.loudness_waves import LoudnessWaves, Signal, cut_into_waves, grouped
 from amtcore.kernels.backends.chosen import computing_with
 from amtcore.models.loudness import LoudnessModel
 
 from ..compare import Tolerance, assert_close
+from .device_watch import CUDA, AbsentDevice
 from .loudness_golden import noise, one_thread  # noqa: F401
 
 STREAMS = {
@@ -154,6 +158,50 @@ def test_double_precision_and_maxima() -> None:
         made = build_extractor("moore2016", streams=streams, dtype="float64", backend=backend)
         got.append(made.extract([clip])[0]["specific_loudness"])
     assert_close(got[1], got[0], Tolerance(1e-12, "float64 products of other shapes"))
+
+
+class _AbsentBackend:
+    """Of a GPU that is not there; its tensors have shapes only."""
+
+    name, device = "cuda", torch.device(CUDA)
+
+    def __init__(self, absent: AbsentDevice) -> None:
+        self._absent, self.taken = absent, 0
+
+    def stream(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def upload(self, given: np.ndarray) -> torch.Tensor:
+        there = torch.from_numpy(given)
+        return self._absent.like(there, there.dtype)
+
+    def share(self, parts: list[np.ndarray]) -> list[torch.Tensor]:
+        return [self.upload(part) for part in parts]
+
+    def download(self, frames: list[torch.Tensor]) -> list[np.ndarray]:
+        self.taken += 1
+        return [np.ones(part.shape, np.float32) for part in frames]
+
+
+@pytest.mark.parametrize("build", [Moore2016, Glasberg2002])
+def test_nothing_waits_for_a_gpu_until_all_waves_are_on_their_way(
+    build: Callable[[], LoudnessModel], shapes: list[tuple[int, ...]]
+) -> None:
+    absent, model = AbsentDevice(CUDA), build()
+    extractor = build_extractor(model._get_name().lower(), streams={"short_term_loudness": {}})
+    assert isinstance(extractor, LoudnessExtractor)
+    backend: Any = _AbsentBackend(absent)
+    taps = absent.like(model.ear.taps(), torch.float64)
+    waves = LoudnessWaves(absent.take(model), extractor._plans, backend, taps)
+    clips = [np.zeros((ears, 32 * 3000), np.float32) for ears in model.input_channels] * 8
+    with absent.watching():
+        made = waves.extract(clips)
+    assert [len(each["short_term_loudness"]) for each in made] == [3000] * len(clips)
+    blocks = 8 * 24  # of 128 frames; a wave has 128, those of each ear counted
+    assert [shape[:2] for shape in shapes] == {
+        (1,): [(128, 1)] * 2, (1, 2): [(128, 1)] * 2 + [(64, 2)] * (blocks // 64)
+    }[model.input_channels]  # fmt: skip
+    assert backend.taken == len(model.input_channels), "once for all clips of as many ears"
 
 
 def test_bad_clips() -> None:
