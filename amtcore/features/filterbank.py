@@ -23,7 +23,9 @@ from amtcore.kernels.fused.program import BlockOp, PooledChain, lay_out
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 from amtcore.stages.base import Stage
 
-Bands = Callable[[Tensor], Iterator[Tensor]]
+Bands = Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]
+#: Signals whose channels a GPU holds at once.
+_CHANNEL_BYTES = 2**28
 
 
 class FrontEnd:
@@ -120,11 +122,12 @@ class _FusedStream:
 
 class WholeFeatures:
     """A stream that needs the whole clip: channels at full rate, then one modulation band at a
-    time, so that memory is that of a few bands of as many clips as there are threads.
+    time, so that memory is that of a few bands of as many clips as there are threads. On a GPU
+    clips of similar length run together.
 
     Args:
         ops: Operations up to the bands' input.
-        bands: (1, channel, time) -> every band in turn, (1, channel, time').
+        bands: See `models.base.WholeBands`.
         n_bands: How many there are.
         pooling: Pools one band of all channels.
         rates: (up, down): time' = floor(time * up / down).
@@ -155,14 +158,35 @@ class WholeFeatures:
 
     def extract(self, clips: Sequence[Any]) -> list[Samples]:
         """Per clip (frames, width), columns channel by channel."""
+        groups = self._groups(clips)
         frames: dict[int, list[Any]] = {}
+
+        def run(k: int) -> None:
+            made = self._pooled([clips[i] for i in groups[k]])
+            frames.update(zip(groups[k], made, strict=True))
+
         if len(clips) < get_num_threads() or self._backend.name != "cpu":
-            frames = {i: self._pooled(clip) for i, clip in enumerate(clips)}
+            for k in range(len(groups)):
+                run(k)
         else:
-            parallel_for(lambda i: frames.update({i: self._pooled(clips[i])}), len(clips))
-        bands = [band for i in range(len(clips)) for band in frames[i]]
+            parallel_for(run, len(groups))
+        bands = [band for i in range(len(clips)) for band in frames.get(i, ())]
         arrays = iter(self._backend.download(bands))
         return [self._by_channel(clip, arrays) for clip in clips]
+
+    def _groups(self, clips: Sequence[Any]) -> list[list[int]]:
+        """Clips that have frames, as they run together: on the processor each alone."""
+        heard = [i for i, clip in enumerate(clips) if self.n_frames(len(clip))]
+        if self._backend.name == "cpu":
+            return [[i] for i in heard]
+        groups: list[list[int]] = []
+        most = 0  # as many as the first of the group, which is the longest, allows
+        for i in sorted(heard, key=lambda i: -len(clips[i])):
+            if not groups or len(groups[-1]) >= most:
+                most = _CHANNEL_BYTES // (self._coef.shape[0] * len(clips[i]) * 8)
+                groups.append([])
+            groups[-1].append(i)
+        return groups
 
     def _by_channel(self, clip: Any, bands: Iterator[Samples]) -> Samples:
         """The next bands of (frames, channel) as (frames, width)."""
@@ -172,18 +196,23 @@ class WholeFeatures:
                 out[:, m :: self._n_bands] = next(bands)
         return out
 
-    def _pooled(self, clip: Any) -> list[Any]:
-        """Frames of every band where the backend computes; nothing where there are none."""
-        if self.n_frames(len(clip)) == 0:
-            return []
-        frames = []
+    def _pooled(self, clips: Sequence[Any]) -> list[list[Any]]:
+        """Frames of every clip and band where the backend computes."""
+        frames: list[list[Any]] = [[] for _ in clips]
         with torch.no_grad():
-            x = self._backend.upload(clip).reshape(1, 1, -1)
-            rest = self._rest.unsqueeze(0)
+            # What follows the end of a clip changes nothing before it: no operation looks ahead.
+            signals = [
+                clip if isinstance(clip, Tensor) else self._backend.upload(clip)
+                for clip in self._backend.share(list(clips))
+            ]
+            x = torch.nn.utils.rnn.pad_sequence(signals, batch_first=True).unsqueeze(1)
+            rest = self._rest.expand(len(clips), *self._rest.shape)
             channels, _ = self._backend.run_program(self._table, x, self._coef, rest)
-            for band in self._bands(channels):
-                samples = self._backend.clip_of(band[0])
-                frames += self._pooling.push([samples], self._pooling.fresh(1), 0)
+            for band in self._bands(channels, [len(signal) for signal in signals]):
+                samples = [self._backend.clip_of(of_clip[0]) for of_clip in band]
+                made = self._pooling.push(samples, self._pooling.fresh(len(samples)), 0)
+                for of_clip, pooled in zip(frames, made, strict=True):
+                    of_clip.append(pooled)
         return frames
 
     def open(self) -> PooledStream:

@@ -119,13 +119,14 @@ class WholeBands:
     """Modulation bands that need the whole signal.
 
     Args:
-        bands: (1, channel, time) -> every band in turn, (1, channel, time').
+        bands: (batch, channel, time) and the length of each signal -> every band in turn: of each
+            signal (1, channel, time').
         count: How many there are.
         fs_hz: Their sampling rate.
         rates: (up, down) from the model's rate to theirs.
     """
 
-    bands: Callable[[Tensor], Iterator[Tensor]]
+    bands: Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]
     count: int
     fs_hz: float
     rates: tuple[int, int] = (1, 1)

@@ -7,7 +7,7 @@ output in the same unit after compression.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -187,9 +187,10 @@ class King2019(TimeDomainModel):
         rates = (self.resampler.up, self.resampler.down)
         return WholeBands(self._resampled_bands, count, self.resampler.fs_out, rates)
 
-    def _resampled_bands(self, x: Tensor) -> Iterator[Tensor]:
+    def _resampled_bands(self, x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
         assert self.resampler is not None
-        yield from map(self.resampler, self.modulation_filterbank.bands(x))
+        for band in self.modulation_filterbank.bands(x, samples):
+            yield [self.resampler(of_signal) for of_signal in band]
 
     def mfc_by_column(self) -> Tensor:
         """Modulation centre frequency in Hz of each column of the modulation stream."""

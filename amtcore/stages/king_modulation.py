@@ -8,7 +8,7 @@ envelope of the band, scaled to the band's RMS, which needs the whole signal.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -144,11 +144,21 @@ class King2019ModulationFilterbank(BlockStage):
         offsets = tuple(range(0, count * channels + 1, count))
         return Bank((BANK_TWO_SECTIONS,) * count, coef, offsets)
 
-    def bands(self, x: Tensor) -> Iterator[Tensor]:
-        """One filter after another over a whole signal, each (batch, channel, time)."""
+    def bands(self, x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
+        """One filter after another over whole signals.
+
+        Args:
+            x: (batch, channel, time), whatever behind the end of a signal.
+            samples: Length of each signal.
+        Returns:
+            For each filter the band of every signal, (1, channel, its time).
+        """
         for m, rows in enumerate(self.coefficients()):
             y, _ = self._filter(x, rows.unsqueeze(0), self._rest(x, 1))
-            yield self._finished(y.squeeze(2), m)
+            band = y.squeeze(2)
+            # In memory of its own: then a transform sees the same, whatever was beside a signal.
+            whole = (band[i : i + 1, :, :count].contiguous() for i, count in enumerate(samples))
+            yield [self._finished(each, m) for each in whole]
 
     def _rest(self, x: Tensor, filters: int) -> Tensor:
         return x.new_zeros(x.shape[0], x.shape[1] * filters, _STATES)

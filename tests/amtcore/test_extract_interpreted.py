@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from amtcore.features import filterbank
 from amtcore.features.base import Extractor
 from amtcore.features.build import build_extractor
 from amtcore.features.spike_events import SpikeEvents
@@ -141,17 +142,26 @@ def test_chunks_equal_the_whole(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", WHOLE)
-def test_bands_of_all_clips_come_to_the_host_in_one_go(
+def test_bands_of_all_clips_are_made_and_come_to_the_host_in_one_go(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, taken = built(case, "interpreted"), []
-    download = there.backend.download
+    there, taken, filtered = built(case, "interpreted"), [], []
+    download, run_bank = there.backend.download, there.backend.run_bank
     monkeypatch.setattr(there.backend, "download", lambda f: taken.append(len(f)) or download(f))
+    monkeypatch.setattr(
+        there.backend, "run_bank", lambda x, *rest: filtered.append(len(x)) or run_bank(x, *rest)
+    )
     with computing_with("interpreted"):
-        made_now = there.extract(clips())
-    assert len(taken) == len(there.streams), "one a stream, not one a band and clip"
-    for got, expected in zip(made_now, made(case), strict=True):
-        assert_same(got, expected)
+        together = there.extract(clips())
+        assert len(taken) == len(there.streams), "one a stream, not one a band and clip"
+        heard = sum(len(made_of["modulation"]) > 0 for made_of in together)
+        assert heard > 1 and set(filtered) == {heard}, "a launch for all"
+        monkeypatch.setattr(filterbank, "_CHANNEL_BYTES", 0)  # one at a time
+        apart = there.extract(clips())
+    assert set(filtered) == {heard, 1}
+    for one, other, expected in zip(together, apart, made(case), strict=True):
+        assert_same(one, expected)
+        assert_same(other, expected)
 
 
 def test_memory_that_is_read_only_is_taken() -> None:
