@@ -13,6 +13,8 @@ from torch import Tensor
 
 #: Samples of a block of rows: what its transforms use stays in the caches.
 _BLOCK_SAMPLES = 2**19
+#: The same for a GPU, which wants much at a time: its memory bounds it, about 30 bytes a sample.
+_DEVICE_BLOCK_SAMPLES = 2**26
 _FAST_FACTORS = (2, 3, 5, 7, 11)
 _ODD_PARTS = (1, 3, 5, 9)
 
@@ -87,7 +89,8 @@ def hilbert_envelope(rows: Tensor) -> Tensor:
     """(row, time), same shape out; see `op.hilbert_envelope`."""
     quadrature = Quadrature(rows.shape[1], rows)
     envelopes = []
-    for block in rows.split(2 * max(1, _BLOCK_SAMPLES // (2 * rows.shape[1]))):
+    samples = _BLOCK_SAMPLES if rows.device.type == "cpu" else _DEVICE_BLOCK_SAMPLES
+    for block in rows.split(2 * max(1, samples // (2 * rows.shape[1]))):
         # One sample that is no finite number makes NaN of its row, gradient and all, but not of
         # the row that shares its transform: 0 times the square of what was left out is NaN or 0.
         fine = are_finite(block)
