@@ -19,6 +19,7 @@ from amtcore.features.spike_stream import join
 from amtcore.kernels.backends.chosen import computing_with
 
 from ..compare import Tolerance, assert_close
+from . import test_torch_module
 
 FS = 16000
 #: Ragged; one makes no frame, one has no sample.
@@ -170,9 +171,15 @@ def test_memory_that_is_read_only_is_taken() -> None:
     assert_same(there.extract([clip])[0], made("dau1997")[0])
 
 
-@pytest.mark.parametrize("name", ["melspectrogram", "mfcc"])
+@pytest.mark.parametrize("name", ["melspectrogram", "mfcc", "torch_module"])
 def test_models_of_frames_stay_on_the_processor(name: str) -> None:
-    there = build_extractor(name, fs_hz=FS, backend="interpreted")
+    asked: dict[str, Any] = {"model": name, "fs_hz": FS}
+    if name == "torch_module":
+        asked |= {
+            "params": test_torch_module._params(),
+            "streams": {"e": test_torch_module.ENCODED},
+        }
+    here, there = build_extractor(**asked), build_extractor(**asked, backend="interpreted")
     assert there.backend.name == "cpu" and there.describe()["backend"] == "cpu"
-    for clip in clips():
-        assert_same(there.extract([clip])[0], build_extractor(name, fs_hz=FS).extract([clip])[0])
+    for got, expected in zip(there.extract(clips()), here.extract(clips()), strict=True):
+        assert_same(got, expected)
