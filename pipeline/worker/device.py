@@ -144,9 +144,11 @@ def nvidia_driver() -> str | None:
 
 def exact_convolutions() -> None:
     """Float32 as it is, and one algorithm for one shape: torch would round the factors of a
-    convolution to 10 bits. For the whole process, as torch knows it no other way."""
+    convolution, and if told so of a product, to 10 bits. For the whole process, as torch knows it
+    no other way."""
     import torch
 
+    torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from amtcore.features.build import build_extractor
 from amtcore.features.registry import BUILT_IN, get_model
 from tests.amtcore.model_cases import CASES, leaves
 
@@ -33,6 +34,13 @@ def compile_streams() -> None:
             extractor.extract([signal])
 
 
+def compile_for_gpus() -> None:
+    """One clip through the interpreter: its scheduler, and the kernel that most tests take."""
+    dau = build_extractor("dau1997", backend="interpreted")
+    dau.extract([np.zeros(1000, np.float32)])
+
+
 if __name__ == "__main__":
     compile_models()
     compile_streams()
+    compile_for_gpus()
