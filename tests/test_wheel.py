@@ -137,6 +137,7 @@ def test_the_wheel_holds_two_packages_and_nothing_else_at_the_top(wheel: Path) -
     assert not [name for name in names if name.endswith(".pyc") or "/tests/" in name]
 
 
+@pytest.mark.long
 def test_a_job_runs_in_a_folder_with_hostile_names(installed: Installed) -> None:
     """Driver and workers, from a script beside them; then the command on what it wrote."""
     (installed.folder / "mine.py").write_text(SCRIPT)

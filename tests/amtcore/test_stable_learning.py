@@ -25,6 +25,8 @@ QUICK = (
     "LoudnessIntegration", "Moore2016AGC", "Moore2016BinauralLoudness", "HeadphoneFilter",
     "MiddleEarFilter", "OuterMiddleEarFilter", "LoudnessEar", "LIFExodus", "Dau1997",
 )  # fmt: skip
+#: Of these, what takes longest and is made of the others.
+SLOW = ("Dau1997", "IHCPaulick2024")
 STAGES = [name for name in LEARNERS if isinstance(CASES[name].build(), HasConstants)]
 LIMITS: dict[str, Limit] = {
     "around": around(2e-8),
@@ -84,7 +86,9 @@ def _assert_stable(case: Case, model: nn.Module) -> None:
         assert parameter.grad is None or torch.isfinite(parameter.grad).all(), key
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in SLOW)) for name in QUICK]
+)
 def test_a_thousand_steps_at_the_usual_rate(name: str) -> None:
     _assert_stable(CASES[name], _learn(CASES[name], 1e-3, 1000))
 

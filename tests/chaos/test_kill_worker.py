@@ -69,6 +69,7 @@ class MakePoisoned:
         return ShardRunner(self.job, make_rows=PoisonedRows)
 
 
+@pytest.mark.long
 def test_a_row_that_kills_its_worker_is_found_and_the_rest_commits(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", 2)
     job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_seconds=100)
