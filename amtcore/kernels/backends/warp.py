@@ -18,7 +18,7 @@ from torch import Tensor
 from amtcore.kernels.backends import warp_families
 from amtcore.kernels.backends.base import Backend, Chain, Gradients, Samples
 from amtcore.kernels.backends.warp_chain import WarpChain, gathered
-from amtcore.kernels.backends.warp_launch import Clips, rows_of, run_forward, start
+from amtcore.kernels.backends.warp_launch import Clips, rows_of, run_forward, start, warps_of
 from amtcore.kernels.families.envelope import reference as envelope
 from amtcore.kernels.fused.filters import get_filter
 from amtcore.kernels.fused.operations import get_adjoint
@@ -159,7 +159,11 @@ class WarpBackend(Backend):
         items = batch * groups_of(channels)
         if items and samples:
             kernel = compiled(
-                "adjoint", program, lambda: adjoint.adjoint_of(program), adjoint.PARAMETERS
+                "adjoint",
+                program,
+                lambda: adjoint.adjoint_of(program),
+                adjoint.PARAMETERS,
+                warps_of(program.double),
             )
             size = adjoint.work_size(program, samples)
             most = max(_WORK_BYTES // (size * x.element_size()), 1)

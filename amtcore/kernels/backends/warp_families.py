@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amtcore.kernels.backends.warp_launch import start
+from amtcore.kernels.backends.warp_launch import start, warps_of
 from amtcore.kernels.families.fir.cpu import TILE
 from amtcore.kernels.families.fir.reference import windows
 from amtcore.kernels.families.lif.cpu import BETA
@@ -37,7 +37,7 @@ def fir(launcher: Launcher, x: Tensor, taps: Tensor, stride: int, first: int, co
     if stride == 1:
         parts = _parts(count, TILE)
         seen = windows(x.detach(), first, parts * TILE + length - 1).contiguous()
-        kernel = compiled("fir", double, lambda: families.fir(double), 9)
+        kernel = compiled("fir", double, lambda: families.fir(double), 9, warps_of(double))
         given = response.contiguous(), length, y, count
     else:
         parts, whole = _parts(count, families.STRIDED), _parts(length, LANES) * LANES
@@ -45,7 +45,9 @@ def fir(launcher: Launcher, x: Tensor, taps: Tensor, stride: int, first: int, co
         # Above 0 where the last vector of taps is taps, see the processor's kernel.
         marks = (torch.arange(LANES, device=x.device) < length + LANES - whole).to(x.dtype)
         response = torch.cat((torch.nn.functional.pad(response, (0, whole - length)), marks))
-        kernel = compiled("strided_fir", double, lambda: families.strided_fir(double), 10)
+        kernel = compiled(
+            "strided_fir", double, lambda: families.strided_fir(double), 10, warps_of(double)
+        )
         given = response, whole + LANES, y, count, stride  # type: ignore[assignment]
     warps = min(launcher.resident_warps(kernel), rows * parts)
     start(launcher, kernel, warps, rows, parts, seen, seen.shape[1], *given)
@@ -68,7 +70,9 @@ def attack_release(
     rows, rates, last = _padded(x), _padded(coef.T), _padded(state)
     out, groups = torch.empty_like(rows), groups_of(channels)
     if batch * groups:
-        kernel = compiled("attack_release", double, lambda: families.attack_release(double), 8)
+        kernel = compiled(
+            "attack_release", double, lambda: families.attack_release(double), 8, warps_of(double)
+        )
         warps = min(launcher.resident_warps(kernel), batch * groups)
         start(launcher, kernel, warps, batch, groups, frames, rows, out, rates, last)
     return out[..., :channels].contiguous(), last[..., :channels].contiguous()
@@ -85,7 +89,11 @@ def attack_release_adjoint(
     g_rates, groups = rates.new_zeros(batch, *rates.shape), groups_of(channels)
     if batch * groups:
         kernel = compiled(
-            "attack_release_adjoint", double, lambda: families.attack_release_adjoint(double), 12
+            "attack_release_adjoint",
+            double,
+            lambda: families.attack_release_adjoint(double),
+            12,
+            warps_of(double),
         )
         warps = min(launcher.resident_warps(kernel), batch * groups)
         start(
@@ -113,7 +121,9 @@ def lower_skirt(
     double, frames = _is_double(intensity), len(intensity)
     out = intensity.new_empty(frames, len(rate))
     if out.numel():
-        kernel = compiled("lower_skirt", double, lambda: families.lower_skirt(double), 13)
+        kernel = compiled(
+            "lower_skirt", double, lambda: families.lower_skirt(double), 13, warps_of(double)
+        )
         given = (t.detach().contiguous() for t in (intensity, slope, rate, fc_hz, f_hz))
         _skirt_launch(launcher, kernel, intensity, frames, 3, len(rate), *given, out)
     return out
@@ -130,7 +140,11 @@ def lower_skirt_adjoint(
     g_rate = rate.new_zeros(_parts(frames, ITEM_FRAMES), len(rate))
     if g_rate.numel():
         kernel = compiled(
-            "lower_skirt_adjoint", double, lambda: families.lower_skirt_adjoint(double), 16
+            "lower_skirt_adjoint",
+            double,
+            lambda: families.lower_skirt_adjoint(double),
+            16,
+            warps_of(double),
         )
         given = (t.detach().contiguous() for t in (intensity, slope, rate, fc_hz, f_hz, gout))
         _skirt_launch(
@@ -153,7 +167,7 @@ def lif(
     packed = pack_tensor(state)
     if batch * groups and steps:
         key = double, synapses, record
-        kernel = compiled("lif", key, lambda: neurons.forward(*key), 15)
+        kernel = compiled("lif", key, lambda: neurons.forward(*key), 15, warps_of(double))
         warps = min(launcher.resident_warps(kernel), batch * groups)
         start(
             launcher, kernel, warps, batch, groups, steps, count, starts.shape[2],
@@ -174,7 +188,7 @@ def lif_adjoint(
     gcoef = packed.new_zeros(batch, *packed.shape)
     if batch * groups and steps:
         key = double, synapses, record
-        kernel = compiled("lif_adjoint", key, lambda: neurons.adjoint(*key), 17)
+        kernel = compiled("lif_adjoint", key, lambda: neurons.adjoint(*key), 17, warps_of(double))
         warps = min(launcher.resident_warps(kernel), batch * groups)
         start(
             launcher, kernel, warps, batch, groups, steps, count, x.detach().contiguous(), packed,

@@ -14,7 +14,7 @@ from amtcore.kernels.vector.lanes import groups_of
 from amtcore.kernels.warp import forward
 from amtcore.kernels.warp.compiler import compiled
 from amtcore.kernels.warp.forward import Program, Row
-from amtcore.kernels.warp.launching import Kernel, Launcher
+from amtcore.kernels.warp.launching import FEW_WARPS, MANY_WARPS, Kernel, Launcher
 
 
 def rows_of(table: NDArray[Any]) -> tuple[Row, ...]:
@@ -55,6 +55,11 @@ class Clips:
         return cls(table.to(device, non_blocking=True))
 
 
+def warps_of(double: bool) -> int:
+    """What kernels with few numbers in registers leave room for."""
+    return FEW_WARPS if double else MANY_WARPS
+
+
 def start(launcher: Launcher, kernel: Kernel, warps: int, *arguments: Tensor | int) -> None:
     """Launch a kernel whose first parameter is its queue."""
     queue = torch.zeros(1, dtype=torch.int64, device=launcher.device)
@@ -81,7 +86,9 @@ def run_forward(
     count, groups = clips.table.shape[1], groups_of(channels)
     if count == 0 or x.numel() == 0:
         return
-    kernel = compiled("forward", program, lambda: forward.kernel_of(program), forward.PARAMETERS)
+    kernel = compiled(
+        "forward", program, lambda: forward.kernel_of(program), forward.PARAMETERS, program.warps
+    )
     order, begins, lengths, places, starts = clips.table.unbind()
     warps = min(launcher.resident_warps(kernel), count * groups)
     start(

@@ -19,13 +19,8 @@ TRIPLE = "nvptx64-nvidia-cuda"
 #: The oldest GPU that kernels are made for; newer ones compile its PTX for themselves.
 ARCHITECTURE = "sm_80"
 PTX_VERSION = "+ptx80"
-#: Warps of a multiprocessor that a kernel's registers must leave room for: told so, the compiler
-#: of the GPU keeps everything in registers instead of spilling some for yet more warps.
-_WARPS = 8
 #: Of every function: flush denormals, and move no vote or shuffle to where fewer threads are.
 _EVERY = 'convergent "denormal-fp-math-f32"="preserve-sign,preserve-sign"'
-
-_LAUNCH = f'"nvvm.reqntid"="{THREADS}" "nvvm.minctasm"="{_WARPS}"'
 
 
 @functools.cache
@@ -47,13 +42,14 @@ def _attributed(text: str) -> str:
     return re.sub(r"^(define .*?) ?\{$", rf"\1 {_EVERY} {{", text, flags=re.MULTILINE)
 
 
-def _entry(name: str, inner: str, parameters: int) -> str:
+def _entry(name: str, inner: str, parameters: int, warps: int) -> str:
     """A kernel that passes its parameters on to numba's function."""
+    launch = f'"nvvm.reqntid"="{THREADS}" "nvvm.minctasm"="{warps}"'
     names = [f"i64 %a{i}" for i in range(parameters)]
     kinds = ", ".join(["ptr", "ptr", *("i64" for _ in names)])
     return f"""
 declare i32 @"{inner}"({kinds})
-define ptx_kernel void @{name}({", ".join(names)}) {_LAUNCH} {_EVERY} {{
+define ptx_kernel void @{name}({", ".join(names)}) {launch} {_EVERY} {{
   %result = alloca ptr
   %error = alloca ptr
   %status = call i32 @"{inner}"({", ".join(["ptr %result", "ptr %error", *names])})
@@ -63,7 +59,12 @@ define ptx_kernel void @{name}({", ".join(names)}) {_LAUNCH} {_EVERY} {{
 
 
 def assemble(
-    text: str, inner: str, name: str, parameters: int, architecture: str = ARCHITECTURE
+    text: str,
+    inner: str,
+    name: str,
+    parameters: int,
+    warps: int,
+    architecture: str = ARCHITECTURE,
 ) -> str:
     """PTX of a kernel.
 
@@ -72,6 +73,7 @@ def assemble(
         inner: The kernel's function in it.
         name: What the entry is to be called.
         parameters: How many 64-bit integers it takes.
+        warps: Of a multiprocessor that its registers must leave room for.
         architecture: The GPU.
     """
     machine = _machine(architecture)
@@ -83,7 +85,7 @@ def assemble(
             function.add_function_attribute("alwaysinline")
     module.get_function(inner).linkage = "external"
     module.get_function(inner).add_function_attribute("alwaysinline")
-    kernel = _parse(_entry(name, inner, parameters), layout)
+    kernel = _parse(_entry(name, inner, parameters, warps), layout)
     kernel.link_in(module)
     kernel.get_function(inner).linkage = "internal"
     for variable in kernel.global_variables:

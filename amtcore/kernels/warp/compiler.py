@@ -20,7 +20,11 @@ _kernels: dict[str, Kernel] = {}
 
 
 def compiled(
-    what: str, key: object, make: Callable[[], Callable[..., None]], parameters: int
+    what: str,
+    key: object,
+    make: Callable[[], Callable[..., None]],
+    parameters: int,
+    warps: int,
 ) -> Kernel:
     """A kernel by its key.
 
@@ -29,15 +33,16 @@ def compiled(
         key: All that its code depends on beside the sources; its `repr` counts.
         make: Builds the Python function, where the kernel is not there yet.
         parameters: How many the function has.
+        warps: Of a multiprocessor that its registers must leave room for.
     """
-    text = f"{what} {key!r} {ARCHITECTURE}"
+    text = f"{what} {key!r} {warps} {ARCHITECTURE}"
     with _lock:
         if text not in _kernels:
             name = f"{what}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
             def compile_now() -> str:
                 module, inner = lower(make(), parameters)
-                return assemble(module, inner, name, parameters)
+                return assemble(module, inner, name, parameters, warps)
 
             _kernels[text] = Kernel(name, cached_ptx(text, compile_now))
         return _kernels[text]

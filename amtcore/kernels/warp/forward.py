@@ -27,16 +27,20 @@ from amtcore.kernels.fused.cpu import (
     pool_samples,
 )
 from amtcore.kernels.fused.filters import get_filter
-from amtcore.kernels.fused.operations import DECIMATE, get_operation
+from amtcore.kernels.fused.operations import BROKEN_STICK, DECIMATE, HAIR_CELL, get_operation
 from amtcore.kernels.vector.simd import LANES, own_number, vload, vsplat, vsqrt, vstore
 from amtcore.kernels.vector.warp_lowering import lane_id, private_rows
 from amtcore.kernels.warp.device import numbers_at, shared_rows, take
+from amtcore.kernels.warp.launching import FEW_WARPS, MANY_WARPS
 from amtcore.kernels.warp.written import write
 
 #: Samples of a block in shared memory.
 BLOCK = 32
-#: Of the 255 registers of a thread, what coefficients and states may take, and states alone.
-_ALL_IN_REGISTERS, _STATES_IN_REGISTERS = 140, 120
+#: Registers that coefficients and states may take together, and states alone.
+_ALL_IN_REGISTERS, _STATES_IN_REGISTERS = 112, 90
+#: Up to how many there is room for many warps: of states alone, and of all where every sample takes
+#: an exponential or a logarithm, whose series are in registers as well.
+_STATES_OF_MANY_WARPS, _WITH_POWERS = 50, 100
 
 Row = tuple[int, int, int, int]
 
@@ -79,6 +83,19 @@ class Program:
         """Whether coefficients are in registers too."""
         registers = (self.states + self.coefs) * self.words
         return self.states_in_registers and registers <= _ALL_IN_REGISTERS
+
+    @property
+    def warps(self) -> int:
+        """How many of a multiprocessor its registers leave room for."""
+        if self.double:
+            return FEW_WARPS
+        most = _STATES_OF_MANY_WARPS
+        held = self.states if self.states_in_registers else 0
+        if self.coefs_in_registers:
+            powers = any(code in (BROKEN_STICK, HAIR_CELL) for code, *_ in self.ops)
+            most = _WITH_POWERS if powers else _ALL_IN_REGISTERS
+            held += self.coefs
+        return MANY_WARPS if held <= most else FEW_WARPS
 
 
 #: How many parameters a kernel has, see `kernel_of`.

@@ -16,6 +16,10 @@ from torch import Tensor
 
 #: Threads of a block: one warp.
 THREADS = 32
+#: Warps of a multiprocessor that a kernel's registers leave room for. Told so, a GPU's compiler
+#: spills none for yet more warps, nor takes them all for fewer: with many there is something to do
+#: while one waits. Few for a kernel that holds more in registers, as those of float64 do.
+MANY_WARPS, FEW_WARPS = 12, 8
 
 
 @dataclass(frozen=True)
