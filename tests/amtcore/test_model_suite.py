@@ -147,7 +147,7 @@ def test_kernels_equal_the_plain_loops(name: str) -> None:
 
 
 #: Whose operators others compile as well.
-_ALIKE = ("jepsen2008", "osses2021", "king2019_none", "king2019_resampled")
+_ALIKE = ("jepsen2008", "osses2021", "king2019_none", "king2019_resampled", "glasberg2002")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ QUICK = (
     "MiddleEarFilter", "OuterMiddleEarFilter", "LoudnessEar", "LIFExodus", "Dau1997",
 )  # fmt: skip
 #: Of these, what takes longest and is made of the others.
-SLOW = ("Dau1997", "IHCPaulick2024")
+SLOW = ("Dau1997", "IHCPaulick2024", "ButterworthFilter", "ModulationFilterbank")
 STAGES = [name for name in LEARNERS if isinstance(CASES[name].build(), HasConstants)]
 LIMITS: dict[str, Limit] = {
     "around": around(2e-8),

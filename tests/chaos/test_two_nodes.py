@@ -15,7 +15,7 @@ from earmill.pipeline.storage.layout import Layout
 from tests.chaos.conftest import Reference
 from tests.chaos.jobs import ROOT, assert_equal_datasets, write_job
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
 
 def test_two_nodes_give_the_one_node_result(tmp_path: Path, reference: Reference) -> None:

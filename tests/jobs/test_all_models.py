@@ -93,7 +93,13 @@ def test_every_model_is_run_by_a_job() -> None:
     assert run_here == {model.name for model in list_models()}
 
 
-@pytest.mark.parametrize("name", JOBS)
+#: Of these, what goes through a job as others do.
+ALIKE = ("osses2021", "king2019", "glasberg2002")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in ALIKE)) for name in JOBS]
+)
 def test_speech_through_the_job_equals_the_model(
     name: str, extracted: Callable[[str], Path]
 ) -> None:
