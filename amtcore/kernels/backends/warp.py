@@ -162,7 +162,6 @@ class WarpBackend(Backend):
                 "adjoint",
                 program,
                 lambda: adjoint.adjoint_of(program),
-                adjoint.PARAMETERS,
                 warps_of(program.double),
             )
             size = adjoint.work_size(program, samples)

@@ -37,7 +37,7 @@ def fir(launcher: Launcher, x: Tensor, taps: Tensor, stride: int, first: int, co
     if stride == 1:
         parts = _parts(count, TILE)
         seen = windows(x.detach(), first, parts * TILE + length - 1).contiguous()
-        kernel = compiled("fir", double, lambda: families.fir(double), 9, warps_of(double))
+        kernel = compiled("fir", double, lambda: families.fir(double), warps_of(double))
         given = response.contiguous(), length, y, count
     else:
         parts, whole = _parts(count, families.STRIDED), _parts(length, LANES) * LANES
@@ -46,7 +46,7 @@ def fir(launcher: Launcher, x: Tensor, taps: Tensor, stride: int, first: int, co
         marks = (torch.arange(LANES, device=x.device) < length + LANES - whole).to(x.dtype)
         response = torch.cat((torch.nn.functional.pad(response, (0, whole - length)), marks))
         kernel = compiled(
-            "strided_fir", double, lambda: families.strided_fir(double), 10, warps_of(double)
+            "strided_fir", double, lambda: families.strided_fir(double), warps_of(double)
         )
         given = response, whole + LANES, y, count, stride  # type: ignore[assignment]
     warps = min(launcher.resident_warps(kernel), rows * parts)
@@ -71,7 +71,7 @@ def attack_release(
     out, groups = torch.empty_like(rows), groups_of(channels)
     if batch * groups:
         kernel = compiled(
-            "attack_release", double, lambda: families.attack_release(double), 8, warps_of(double)
+            "attack_release", double, lambda: families.attack_release(double), warps_of(double)
         )
         warps = min(launcher.resident_warps(kernel), batch * groups)
         start(launcher, kernel, warps, batch, groups, frames, rows, out, rates, last)
@@ -92,7 +92,6 @@ def attack_release_adjoint(
             "attack_release_adjoint",
             double,
             lambda: families.attack_release_adjoint(double),
-            12,
             warps_of(double),
         )
         warps = min(launcher.resident_warps(kernel), batch * groups)
@@ -122,7 +121,7 @@ def lower_skirt(
     out = intensity.new_empty(frames, len(rate))
     if out.numel():
         kernel = compiled(
-            "lower_skirt", double, lambda: families.lower_skirt(double), 13, warps_of(double)
+            "lower_skirt", double, lambda: families.lower_skirt(double), warps_of(double)
         )
         given = (t.detach().contiguous() for t in (intensity, slope, rate, fc_hz, f_hz))
         _skirt_launch(launcher, kernel, intensity, frames, 3, len(rate), *given, out)
@@ -143,7 +142,6 @@ def lower_skirt_adjoint(
             "lower_skirt_adjoint",
             double,
             lambda: families.lower_skirt_adjoint(double),
-            16,
             warps_of(double),
         )
         given = (t.detach().contiguous() for t in (intensity, slope, rate, fc_hz, f_hz, gout))
@@ -167,7 +165,7 @@ def lif(
     packed = pack_tensor(state)
     if batch * groups and steps:
         key = double, synapses, record
-        kernel = compiled("lif", key, lambda: neurons.forward(*key), 15, warps_of(double))
+        kernel = compiled("lif", key, lambda: neurons.forward(*key), warps_of(double))
         warps = min(launcher.resident_warps(kernel), batch * groups)
         start(
             launcher, kernel, warps, batch, groups, steps, count, starts.shape[2],
@@ -188,7 +186,7 @@ def lif_adjoint(
     gcoef = packed.new_zeros(batch, *packed.shape)
     if batch * groups and steps:
         key = double, synapses, record
-        kernel = compiled("lif_adjoint", key, lambda: neurons.adjoint(*key), 17, warps_of(double))
+        kernel = compiled("lif_adjoint", key, lambda: neurons.adjoint(*key), warps_of(double))
         warps = min(launcher.resident_warps(kernel), batch * groups)
         start(
             launcher, kernel, warps, batch, groups, steps, count, x.detach().contiguous(), packed,

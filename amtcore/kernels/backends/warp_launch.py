@@ -86,9 +86,7 @@ def run_forward(
     count, groups = clips.table.shape[1], groups_of(channels)
     if count == 0 or x.numel() == 0:
         return
-    kernel = compiled(
-        "forward", program, lambda: forward.kernel_of(program), forward.PARAMETERS, program.warps
-    )
+    kernel = compiled("forward", program, lambda: forward.kernel_of(program), program.warps)
     order, begins, lengths, places, starts = clips.table.unbind()
     warps = min(launcher.resident_warps(kernel), count * groups)
     start(

@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit, types
+from numba import njit
 
 from amtcore.kernels.fused.cpu import BLOCK
 from amtcore.kernels.fused.filters import get_filter
 from amtcore.kernels.fused.operations import get_adjoint
 from amtcore.kernels.vector.simd import LANES, own_number, vload, vsplat, vstore
 from amtcore.kernels.vector.warp_lowering import lane_id
-from amtcore.kernels.warp.device import numbers_at, take, warp_id
+from amtcore.kernels.warp.device import integers_at, numbers_of, take, warp_id
 from amtcore.kernels.warp.forward import Program
 from amtcore.kernels.warp.written import write
 
-#: How many parameters a kernel has, see `adjoint_of`.
-PARAMETERS = 17
-_INTEGERS = numbers_at(types.int64)
 _ROW = BLOCK * LANES
 
 
@@ -90,7 +87,7 @@ def adjoint_of(program: Program) -> Callable[..., None]:
     time); coefficients and states packed; the gradient of the last state becomes that of the first,
     and gcoef is added to. `work` holds `work_size` numbers a warp.
     """
-    numbers = numbers_at(types.float64 if program.double else types.float32)
+    numbers = numbers_of(program.double)
     coefs, states, filters = program.coefs, program.states, len(program.filters)
     again, backwards, taped = _again(program), _backwards(program), taped_rows(program)
     shared = program.shared
@@ -100,7 +97,7 @@ def adjoint_of(program: Program) -> Callable[..., None]:
         gy_at: int, gx_at: int, coef_at: int, gcoef_at: int, state_at: int, gstate_at: int,
         columns_at: int, work_at: int, work_size: int, x_rows: int,
     ) -> None:  # fmt: skip
-        x, gy, gx, columns = numbers(x_at), numbers(gy_at), numbers(gx_at), _INTEGERS(columns_at)
+        x, gy, gx, columns = numbers(x_at), numbers(gy_at), numbers(gx_at), integers_at(columns_at)
         work = numbers(work_at)[warp_id() * work_size :]
         a, b, g, ga = work, work[_ROW:], work[2 * _ROW :], work[3 * _ROW :]
         scratch = work[4 * _ROW :]

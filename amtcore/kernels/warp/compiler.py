@@ -13,7 +13,7 @@ from collections.abc import Callable
 from amtcore.kernels.warp.assemble import ARCHITECTURE, assemble
 from amtcore.kernels.warp.launching import Kernel
 from amtcore.kernels.warp.ptx_cache import cached_ptx
-from amtcore.kernels.warp.target import lower
+from amtcore.kernels.warp.target import count_parameters, lower
 
 _lock = threading.Lock()
 _kernels: dict[str, Kernel] = {}
@@ -23,7 +23,6 @@ def compiled(
     what: str,
     key: object,
     make: Callable[[], Callable[..., None]],
-    parameters: int,
     warps: int,
 ) -> Kernel:
     """A kernel by its key.
@@ -32,7 +31,6 @@ def compiled(
         what: A word for it, which begins its name.
         key: All that its code depends on beside the sources; its `repr` counts.
         make: Builds the Python function, where the kernel is not there yet.
-        parameters: How many the function has.
         warps: Of a multiprocessor that its registers must leave room for.
     """
     text = f"{what} {key!r} {warps} {ARCHITECTURE}"
@@ -41,8 +39,9 @@ def compiled(
             name = f"{what}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
             def compile_now() -> str:
-                module, inner = lower(make(), parameters)
-                return assemble(module, inner, name, parameters, warps)
+                function = make()
+                module, inner = lower(function)
+                return assemble(module, inner, name, count_parameters(function), warps)
 
             _kernels[text] = Kernel(name, cached_ptx(text, compile_now))
         return _kernels[text]

@@ -63,6 +63,15 @@ def numbers_at(dtype: types.Type) -> Any:
     return numbers
 
 
+#: Arrays of sizes and places by address.
+integers_at = numbers_at(types.int64)
+
+
+def numbers_of(double: bool) -> Any:
+    """Arrays of the working type by address."""
+    return numbers_at(types.float64 if double else types.float32)
+
+
 @intrinsic(prefer_literal=True)
 def shared_rows(typing: Any, like: Any, count: Any) -> Any:
     """A flat array of a literal count of numbers in the memory of this warp's block."""

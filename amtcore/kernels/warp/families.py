@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit, types
+from numba import njit
 
 from amtcore.kernels.families.attack_release.cpu import smooth, smooth_adjoint
 from amtcore.kernels.families.fir.cpu import TILE, tile, window_sum
@@ -17,21 +17,15 @@ from amtcore.kernels.families.roex.cpu import skirts, skirts_adjoint
 from amtcore.kernels.families.roex.runner import ITEM_FRAMES
 from amtcore.kernels.vector.simd import LANES, own_number, vload
 from amtcore.kernels.vector.warp_lowering import lane_id
-from amtcore.kernels.warp.device import numbers_at, shared_rows, take, warp_id
+from amtcore.kernels.warp.device import integers_at, numbers_of, shared_rows, take, warp_id
 
 Kernel = Callable[..., None]
-_INTEGERS = numbers_at(types.int64)
 #: Outputs with a stride that a warp makes in one go.
 STRIDED = 32
 
 
-def numbers_of(double: bool) -> Any:
-    """Arrays of the working type by address."""
-    return numbers_at(types.float64 if double else types.float32)
-
-
 def attack_release(double: bool) -> Kernel:
-    """Rows (frame, row) of a clip; an item is one clip's group of lanes. 8 parameters."""
+    """Rows (frame, row) of a clip; an item is one clip's group of lanes."""
     numbers = numbers_of(double)
 
     def kernel(
@@ -53,7 +47,7 @@ def attack_release(double: bool) -> Kernel:
 
 
 def attack_release_adjoint(double: bool) -> Kernel:
-    """The same with gradients, those of the rates by clip. 12 parameters."""
+    """The same with gradients, those of the rates by clip."""
     numbers = numbers_of(double)
 
     def kernel(
@@ -77,7 +71,7 @@ def attack_release_adjoint(double: bool) -> Kernel:
 
 
 def fir(double: bool) -> Kernel:
-    """TILE outputs an item, of rows that hold all samples of whole tiles. 9 parameters."""
+    """TILE outputs an item, of rows that hold all samples of whole tiles."""
     numbers = numbers_of(double)
 
     def kernel(
@@ -101,8 +95,7 @@ def fir(double: bool) -> Kernel:
 
 
 def strided_fir(double: bool) -> Kernel:
-    """STRIDED outputs an item, `stride` samples apart; taps as the processor pads them. 10
-    parameters."""
+    """STRIDED outputs an item, `stride` samples apart; taps as the processor pads them."""
     numbers = numbers_of(double)
 
     def kernel(
@@ -157,7 +150,7 @@ def _present(
 
 
 def lower_skirt(double: bool) -> Kernel:
-    """A few frames an item; `work` holds 3 rows of `room` numbers a warp. 13 parameters."""
+    """A few frames an item; `work` holds 3 rows of `room` numbers a warp."""
     numbers = numbers_of(double)
 
     def kernel(
@@ -165,7 +158,7 @@ def lower_skirt(double: bool) -> Kernel:
         rate_at: int, fc_at: int, f_at: int, out_at: int, where: int, work_at: int, room: int,
     ) -> None:  # fmt: skip
         rate, fc_hz = numbers(rate_at)[:filters], numbers(fc_at)[:filters]
-        f_hz, places = numbers(f_at), _INTEGERS(where)[warp_id() * room :]
+        f_hz, places = numbers(f_at), integers_at(where)[warp_id() * room :]
         work = numbers(work_at)[warp_id() * 3 * room :]
         i, s, f = work, work[room:], work[2 * room :]
         fine = _all_finite(rate, filters)
@@ -185,8 +178,7 @@ def lower_skirt(double: bool) -> Kernel:
 
 
 def lower_skirt_adjoint(double: bool) -> Kernel:
-    """The same with gradients, those of the rates by item; `work` holds 5 rows a warp. 16
-    parameters."""
+    """The same with gradients, those of the rates by item; `work` holds 5 rows a warp."""
     numbers = numbers_of(double)
 
     def kernel(
@@ -195,7 +187,7 @@ def lower_skirt_adjoint(double: bool) -> Kernel:
         grate_at: int, where: int, work_at: int, room: int,
     ) -> None:  # fmt: skip
         rate, fc_hz = numbers(rate_at)[:filters], numbers(fc_at)[:filters]
-        f_hz, places = numbers(f_at), _INTEGERS(where)[warp_id() * room :]
+        f_hz, places = numbers(f_at), integers_at(where)[warp_id() * room :]
         work = numbers(work_at)[warp_id() * 5 * room :]
         i, s, f, gi, gs = work, work[room:], work[2 * room :], work[3 * room :], work[4 * room :]
         fine, lane = _all_finite(rate, filters), lane_id()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import njit, types
+from numba import njit
 
 from amtcore.kernels.fused.cpu import (
     POOL_BANK,
@@ -30,7 +30,7 @@ from amtcore.kernels.fused.filters import get_filter
 from amtcore.kernels.fused.operations import BROKEN_STICK, DECIMATE, HAIR_CELL, get_operation
 from amtcore.kernels.vector.simd import LANES, own_number, vload, vsplat, vsqrt, vstore
 from amtcore.kernels.vector.warp_lowering import lane_id, private_rows
-from amtcore.kernels.warp.device import numbers_at, shared_rows, take
+from amtcore.kernels.warp.device import integers_at, numbers_of, shared_rows, take
 from amtcore.kernels.warp.launching import FEW_WARPS, MANY_WARPS
 from amtcore.kernels.warp.written import write
 
@@ -96,10 +96,6 @@ class Program:
             most = _WITH_POWERS if powers else _ALL_IN_REGISTERS
             held += self.coefs
         return MANY_WARPS if held <= most else FEW_WARPS
-
-
-#: How many parameters a kernel has, see `kernel_of`.
-PARAMETERS = 19
 
 
 @njit
@@ -174,7 +170,7 @@ def kernel_of(program: Program) -> Callable[..., None]:
     samples of x, `places` in numbers of the output, `starts` in samples since the signal began. The
     rest is as in `fused.cpu`; `width` is that of a frame.
     """
-    numbers, integers = numbers_at(types.float64 if program.double else types.float32), _INTEGERS
+    numbers, integers = numbers_of(program.double), integers_at
     coefs, states, filters = program.coefs, program.states, len(program.filters)
     in_registers, coefs_kept = program.states_in_registers, program.coefs_in_registers
     block = 1 if in_registers else BLOCK
@@ -236,6 +232,3 @@ def kernel_of(program: Program) -> Callable[..., None]:
             move_state(held, own_state)
 
     return kernel
-
-
-_INTEGERS = numbers_at(types.int64)

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from amtcore.kernels.families.lif.adjoint import DRIVEN, find_windows, tile
 from amtcore.kernels.families.lif.cpu import BETA, BLOCK, step
 from amtcore.kernels.vector.simd import LANES, vload, vsplat, vstore
-from amtcore.kernels.warp.device import shared_rows, take, warp_id
-from amtcore.kernels.warp.families import numbers_of
+from amtcore.kernels.warp.device import numbers_of, shared_rows, take, warp_id
 
 Kernel = Callable[..., None]
 
 
 def forward(double: bool, synapses: int, record: bool) -> Kernel:
-    """As `families.lif.cpu`; `most_at` is the address of the most spikes of a step. 15
-    parameters."""
+    """As `families.lif.cpu`; `most_at` is the address of the most spikes of a step."""
     numbers, rows, states = numbers_of(double), BETA + synapses, 1 + synapses
 
     def kernel(
@@ -56,7 +54,7 @@ def work_rows(synapses: int) -> int:
 
 
 def adjoint(double: bool, synapses: int, recorded: bool) -> Kernel:
-    """As `families.lif.adjoint`; `work` holds `work_rows` a warp. 17 parameters."""
+    """As `families.lif.adjoint`; `work` holds `work_rows` a warp."""
     numbers, rows, states = numbers_of(double), BETA + synapses, 1 + synapses
     work_size, taped = work_rows(synapses) * LANES, BLOCK * (DRIVEN + synapses) * LANES
 

@@ -7,6 +7,7 @@ arrays, tuples, integers, loops. There are no exceptions, no reference counts an
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -164,17 +165,21 @@ def _compile(function: Callable[..., Any], args: Sequence[Any], result: Any) -> 
         )
 
 
-def lower(function: Callable[..., None], parameters: int) -> tuple[str, str]:
+def count_parameters(function: Callable[..., None]) -> int:
+    """How many 64-bit integers a kernel takes."""
+    return len(inspect.signature(function).parameters)
+
+
+def lower(function: Callable[..., None]) -> tuple[str, str]:
     """LLVM IR of a kernel and of all it calls, not yet optimised.
 
     Args:
-        function: A Python function of this many 64-bit integers; returns nothing.
-        parameters: How many.
+        function: A Python function of 64-bit integers; returns nothing.
     Returns:
         The module's text, and the name of the kernel's function in it, which numba calls with two
         pointers (for a result and an exception) before the parameters.
     """
-    made = _compile(function, [types.int64] * parameters, types.void)
+    made = _compile(function, [types.int64] * count_parameters(function), types.void)
     with global_compiler_lock:
         made.library._ensure_finalized()
         return made.library.get_llvm_str(), made.fndesc.llvm_func_name
