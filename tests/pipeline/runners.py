@@ -16,10 +16,12 @@ A commit is a file made with O_EXCL, as on a real local output.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,10 +70,11 @@ class FileRunner:
         return ""
 
     def run(self, order: ShardOrder) -> None:
-        started = len(list(self.root.glob("running-*")))
         mark = self.root / f"running-{order.attempt}"
-        mark.touch()
-        (self.root / f"seen-{started + 1}").touch()
+        with self._counting():
+            mark.touch()
+            running = len(list(self.root.glob("running-*")))
+            (self.root / f"seen-{running}").touch()
         try:
             ids = [item.row_id for item in order.shard.items if item.row_id not in order.culprits]
             self._process(ids, order.shard.shard_id)
@@ -105,6 +108,13 @@ class FileRunner:
                 time.sleep(3600)
         if sum(row_id.startswith("pair-") for row_id in ids) > 1:
             os._exit(139)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """One at a time, of threads and processes alike: two that begin together are two."""
+        with (self.root / "counting").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _meet(self) -> None:
         for _ in range(1000):
