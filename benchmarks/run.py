@@ -14,6 +14,7 @@ SCRIPTS = (
     "training",
     "lif",
     "loudness",
+    "alternatives",
     "job",
     "decoding",
     "gpu_reckoned",
