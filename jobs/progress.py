@@ -25,6 +25,8 @@ LINE_EVERY_S = 5.0
 SAME_LINE_EVERY_S = 60.0
 # Below this much work the rate says nothing.
 RATE_AFTER_S = 0.5
+# Of a second of audio; what costs less is not told.
+LEAST_MS = 0.005
 # Columns of the bar, and of the spinner and the gaps beside it.
 BAR_WIDTH = 20
 BAR_MARGIN = 4
@@ -230,6 +232,15 @@ def news(event: events.Event) -> str | None:
     return None
 
 
+def cost(event: events.Event) -> str | None:
+    """What the audio of a run has cost, the dearest first; None while it is not over."""
+    if not isinstance(event, events.JobFinished) or not (event.cpu_s and event.seconds):
+        return None
+    by_ms = sorted(((1000 * s / event.seconds, part) for part, s in event.cpu_s.items()))[::-1]
+    parts = ", ".join(f"{part} {ms:.2f}" for ms, part in by_ms if ms >= LEAST_MS)
+    return f"CPU milliseconds per second of audio: {parts}"
+
+
 class PlainLines:
     """News as lines, totals every few seconds."""
 
@@ -244,6 +255,8 @@ class PlainLines:
         line = news(event)
         if line is not None:
             self._print(line)
+            if spent := cost(event):
+                self._print(spent)
         elif self._tally.working and self._clock() - self._last >= self._pause_s():
             self._done_s = self._tally.done_s
             self._print(totals(self._tally))
@@ -304,6 +317,8 @@ class Bar:
         if line is not None:
             style = "yellow" if isinstance(event, _WARNINGS) else None
             self._bar.console.print(visible(line), style=style, soft_wrap=True)
+        if spent := cost(event):
+            self._bar.console.print(spent, soft_wrap=True)
         if isinstance(event, events.JobStarted):
             self._task = self._bar.add_task("", total=event.seconds_total)
             self._bar.start()

@@ -22,6 +22,7 @@ from earmill.pipeline.audio.decoder_input import DecoderInput
 from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, Decoder, DecoderError, open_decoder
 from earmill.pipeline.audio.time_span import TimeSpan, ends_before, frame_span
 from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.cpu_time import HASH, doing
 from earmill.pipeline.common.errors import (
     ChannelIndexError,
     EmptyFileError,
@@ -112,7 +113,8 @@ class BlockReader:
             raise EmptyFileError(f"{uri}: expected audio, got an empty file")
         self._probe = self._probed(stream)
         # A failure here is the disk's, not the file's: it stays an OSError.
-        self._bytes_sha256 = _digest(stream)
+        with doing(HASH):
+            self._bytes_sha256 = _digest(stream)
         self._input = DecoderInput(open_prefixed(stream, self._probe.prefix, self._probe.offset))
         self._file = self._opened()
         try:
@@ -161,7 +163,8 @@ class BlockReader:
             if len(block) == 0:
                 break
             self._check_finite(block, position)
-            self._pcm_sha256.update(np.ascontiguousarray(block, dtype="<f4").data)
+            with doing(HASH):
+                self._pcm_sha256.update(np.ascontiguousarray(block, dtype="<f4").data)
             position += len(block)
             self._frames += len(block)
             self._check_length(self._frames)

@@ -49,7 +49,8 @@ class CommitRecord(Strict):
         frames: Stream name to frames in the shard.
         values_sha256: Stream name to the digest of `earmill.pipeline.formats.digest`.
         files: Every file, those inside a Zarr store included.
-        info: How it came about: timings_s, device, versions, worker, created.
+        info: How it came about: timings_s, cpu_s (see `common.cpu_time`), device, versions, worker,
+            created.
         generation: How often the shard was committed before.
         replaces: The attempt of the generation before; None for the first and where that record
             could not be read.

@@ -19,6 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.cpu_time import (
+    CHECK,
+    COMMIT,
+    ENCODE,
+    FOR_FILES,
+    HASH,
+    current,
+    doing,
+    in_order,
+)
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
@@ -76,7 +86,8 @@ def publish_shard(
 
     Args:
         attrs: Stored in the data files: spec_sha256, and nothing that differs between attempts.
-        info: Stored in the commit record: device, versions, worker, timings_s.
+        info: Stored in the commit record: device, versions, worker, timings_s. The CPU seconds of
+            what this thread counts for join them.
         dtype: Of the stream arrays in `rows`, float16 or float32.
         plan_rows: The shard's row ids as planned. Given, every one must be covered and the rows
             are put in that order, whatever order the batches came in.
@@ -98,7 +109,8 @@ def publish_shard(
         check_rows(rows, bad, streams, dtype=dtype, plan_rows=plan_rows)
         rows, bad = in_plan_order(rows, bad, plan_rows)
         replaces = check_replacement(layout, shard_id, generation, rows) if generation else None
-        digest = digest_rows(rows, streams, dtype)
+        with doing(HASH):
+            digest = digest_rows(rows, streams, dtype)
         with layout.scratch(f"{shard_id}-{attempt}") as folder:
             shard.encode(folder, rows, bad, streams, formats, digest)
             record = CommitRecord(
@@ -156,9 +168,10 @@ class _Shard:
         self.timings_s: dict[str, float] = {}
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
+    def _timed(self, name: str, part: str) -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        with doing(part, libraries=FOR_FILES):
+            yield
         self.timings_s[name] = round(time.perf_counter() - start, 6)
 
     def encode(
@@ -173,22 +186,23 @@ class _Shard:
         """Write every part under `folder` at its later relative path, and check the features."""
         for fmt in formats:
             name = paths.data_path(self.shard_id, self.attempt, format_of(fmt).suffix)
-            with self._timed(f"encode_{fmt}"):
+            with self._timed(f"encode_{fmt}", ENCODE):
                 path = encode(fmt, rows, streams, folder=folder, name=name, encoding=self.encoding)
-            with self._timed(f"check_{fmt}"):
+            with self._timed(f"check_{fmt}", CHECK):
                 _check_same(digest, read_back(fmt, path, streams), fmt)
             self.parts.append(name)
-        name = paths.rows_path(self.shard_id, self.attempt)
-        write_table(row_table(rows, streams, self.encoding.extra_types), folder / name)
-        self.parts.append(name)
-        if bad:
-            name = paths.quarantine_path(self.shard_id, self.attempt)
-            write_table(quarantine_table(bad), folder / name)
+        with self._timed("encode_rows", ENCODE):
+            name = paths.rows_path(self.shard_id, self.attempt)
+            write_table(row_table(rows, streams, self.encoding.extra_types), folder / name)
             self.parts.append(name)
+            if bad:
+                name = paths.quarantine_path(self.shard_id, self.attempt)
+                write_table(quarantine_table(bad), folder / name)
+                self.parts.append(name)
 
     def hash_files(self, folder: Path) -> tuple[OutFile, ...]:
         """Size and sha256 of every file that was written."""
-        with self._timed("hash"):
+        with self._timed("hash", HASH):
             files = sorted(path for path in folder.rglob("*") if path.is_file())
             return tuple(
                 OutFile(path.relative_to(folder).as_posix(), path.stat().st_size, _sha256(path))
@@ -198,7 +212,7 @@ class _Shard:
     def upload(self, folder: Path, files: Sequence[OutFile]) -> None:
         """Bring every part to the output and look that it arrived in full length."""
         try:
-            with self._timed("upload"):
+            with self._timed("upload", COMMIT):
                 for name in self.parts:
                     local = folder / name
                     put = self.layout.upload_dir if local.is_dir() else self.layout.upload_file
@@ -223,10 +237,12 @@ class _Shard:
         """Create the record; a lost race removes this attempt's files again."""
         created = datetime.now(UTC).isoformat(timespec="milliseconds")
         timings_s = {**record.info.get("timings_s", {}), **self.timings_s}
-        info = {**record.info, "timings_s": timings_s, "created": created}
+        info = {**record.info, "timings_s": timings_s, **_cpu_so_far(), "created": created}
         text = replace(record, info=info).to_json()
         name = paths.commit_path(self.shard_id, record.generation)
-        if self.layout.put_if_absent(name, text.encode()):
+        with doing(COMMIT):
+            created_now = self.layout.put_if_absent(name, text.encode())
+        if created_now:
             return True
         # A PUT whose answer got lost is repeated by the client and then refused by its own effect.
         winner = read_commit(self.layout, self.shard_id, record.generation)
@@ -242,6 +258,12 @@ class _Shard:
                 self.layout.delete(name)
             except OSError:
                 continue
+
+
+def _cpu_so_far() -> dict[str, Any]:
+    """CPU seconds of the attempt by part, up to its record."""
+    tally = current()
+    return {} if tally is None else {"cpu_s": in_order(tally.seconds())}
 
 
 def _check_same(expected: ShardDigest, got: ShardDigest, fmt: str) -> None:

@@ -201,6 +201,8 @@ class JobFinished(Event):
         seconds: Audio of good rows that this run committed, as decoded, in seconds.
         wall_s: How long the work took.
         times_real_time: seconds / wall_s, start-up left out.
+        cpu_s: CPU seconds in that time by part: those of `common.cpu_time`, of the driver and of
+            Ray, and `idle`, those of the workers' cores that nobody used.
     """
 
     kind: ClassVar[str] = "summary"
@@ -216,3 +218,4 @@ class JobFinished(Event):
     wall_s: float
     times_real_time: float
     bad_by_class: dict[str, int] = field(default_factory=dict)
+    cpu_s: dict[str, float] = field(default_factory=dict)

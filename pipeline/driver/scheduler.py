@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from earmill.pipeline.driver import events
+from earmill.pipeline.driver.cpu_account import CpuAccount
 from earmill.pipeline.driver.deadlines import Deadlines
 from earmill.pipeline.driver.pool import DEAD, READY, WARMING, WORK, Call, Pool, Slot
 from earmill.pipeline.driver.shard_tracker import Assignment, Ledger, Result, ShardWork
@@ -63,6 +64,7 @@ class Scheduler:
         self._on_tick = on_tick
         self._started = self._last_status = clock()
         self._working_since: float | None = None
+        self._cpu: CpuAccount | None = None
         self._drain_until: float | None = None
 
     def run(self) -> Result:
@@ -82,6 +84,8 @@ class Scheduler:
             self._stop.watched = False
             if self._working_since is not None:
                 self._ledger.result.worked_s = self._clock() - self._working_since
+            if self._cpu is not None:
+                self._ledger.result.cpu_s = self._cpu.seconds()
             self._pool.close()
         return self._ledger.result
 
@@ -152,6 +156,8 @@ class Scheduler:
             return
         if isinstance(outcome, Lost):
             self._settle_lost(call, outcome)
+        elif self._cpu is not None:
+            self._cpu.heard((slot.index, call.generation), outcome.cpu_s)
         if call.kind == "status":
             if isinstance(outcome, Outcome):
                 slot.under_way(outcome.value)
@@ -248,6 +254,7 @@ class Scheduler:
         if self._working_since is not None or slot.info is None:
             return
         self._working_since = self._clock()
+        self._cpu = CpuAccount(self._pool.slots)
         self._sink(
             events.WorkersReady(
                 workers=len(self._pool.slots),

@@ -56,6 +56,7 @@ class Result:
         failed: Shard id -> reason. fatal: Why nothing more was tried.
         stopped: Ended by request. seconds: Audio of the good rows committed during this run.
         worked_s: Wall seconds from the first warm worker to the end.
+        cpu_s: CPU seconds in that time, by part; see `driver.cpu_account`.
     """
 
     done: dict[str, Committed] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class Result:
     stopped: bool = False
     seconds: float = 0.0
     worked_s: float = 0.0
+    cpu_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)

@@ -67,6 +67,7 @@ def summarise(
         wall_s=round(result.worked_s, 3),
         times_real_time=round(result.seconds / result.worked_s, 2) if result.worked_s else 0.0,
         bad_by_class=by_class,
+        cpu_s=dict(result.cpu_s),
     )
 
 

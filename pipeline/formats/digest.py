@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from earmill.pipeline.common.cpu_time import HASH, doing
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.spill import pieces
 from earmill.pipeline.formats.stream_layout import layout_of
@@ -60,7 +61,8 @@ class StreamHasher:
         """Add (n, width) values."""
         block = np.ascontiguousarray(frames, dtype=self._dtype)
         self._frames += len(block)
-        self._values.update(block.reshape(-1).view(np.uint8).data)
+        with doing(HASH):
+            self._values.update(block.reshape(-1).view(np.uint8).data)
 
     def digest(self, *row_counts: Counts) -> StreamDigest:
         """The digest, given the frame count of every row, and the further counts of its layout."""

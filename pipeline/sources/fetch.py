@@ -29,6 +29,7 @@ from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.cpu_time import FETCH, carried
 from earmill.pipeline.common.errors import AbsentError, RowError, SourceOutage, UnreadableError
 from earmill.pipeline.common.faults import Fault, fault_of
 from earmill.pipeline.common.one_line import named_line
@@ -256,7 +257,7 @@ def fetch_all(
 
 def _started(pool: ThreadPoolExecutor, group: list[Item], options: Options, load: Load) -> _Task:
     task = _Task(group)
-    task.future = pool.submit(load_blob, group[0], options, task, load)
+    task.future = pool.submit(carried(FETCH, load_blob), group[0], options, task, load)
     return task
 
 

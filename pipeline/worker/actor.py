@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -92,13 +93,14 @@ class ShardWorker:
             warm = self.warm_up()
             if not warm.ok or self._runner is None:
                 return warm
+        outcome = Outcome(ok=True)
         try:
             call(self._runner)
         except PublishError as error:
-            return _failed("publish", error.__cause__ or error)
+            outcome = _failed("publish", error.__cause__ or error)
         except Exception as error:
-            return _failed("rows", error)
-        return Outcome(ok=True)
+            outcome = _failed("rows", error)
+        return replace(outcome, cpu_s=self._runner.cpu_s())
 
 
 def _failed(stage: str, error: BaseException) -> Outcome:

@@ -12,6 +12,15 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from earmill.pipeline.common.cpu_time import (
+    DECODE,
+    ENCODE,
+    FOR_MODELS,
+    MODEL,
+    CpuTally,
+    counted,
+    doing,
+)
 from earmill.pipeline.formats.casting import Caster
 from earmill.pipeline.worker.batching import form_batches
 from earmill.pipeline.worker.device import DeviceInput, Gpu, as_array, device_errors
@@ -69,7 +78,7 @@ class Extraction:
         streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
         wholes = [Stored() for _ in range(channels)]
         pieces = prefetched(
-            clip.pieces(),
+            counted(DECODE, clip.pieces()),
             lambda piece: piece,
             pool=self._pool,
             nbytes=lambda piece: sum(s.nbytes for signals in piece for s in signals),
@@ -80,10 +89,14 @@ class Extraction:
             for piece in pieces:
                 for channel, signals in enumerate(piece):
                     for stream, signal in zip(streams[channel], signals, strict=True):
-                        self._spill(wholes[channel], stream.push(signal))
+                        with doing(MODEL, libraries=FOR_MODELS):
+                            made = stream.push(signal)
+                        self._spill(wholes[channel], made)
             for whole, of_models in zip(wholes, streams, strict=True):
                 for stream in of_models:
-                    self._spill(whole, stream.finish())
+                    with doing(MODEL, libraries=FOR_MODELS):
+                        made = stream.finish()
+                    self._spill(whole, made)
         return wholes
 
     def close(self) -> None:
@@ -101,10 +114,12 @@ class Extraction:
         return [*features]
 
     def _model(self, index: int, signals: Sequence[Any]) -> Sequence[Made]:
-        return extracted(self._extractors[index], signals)
+        with doing(MODEL, libraries=FOR_MODELS):
+            return extracted(self._extractors[index], signals)
 
     def _spill(self, whole: Stored, made: Made) -> None:
-        spill(whole, made, self._cast, self._spill_folder)
+        with doing(ENCODE):
+            spill(whole, made, self._cast, self._spill_folder)
 
 
 class GpuExtraction(Extraction):
@@ -112,10 +127,18 @@ class GpuExtraction(Extraction):
 
     Args:
         gpu: The one that the extractors were built for.
+        cpu: Gets the launches' CPU time.
     """
 
-    def __init__(self, extractors: Sequence[Extractor], gpu: Gpu, **options: Any) -> None:
+    def __init__(
+        self,
+        extractors: Sequence[Extractor],
+        gpu: Gpu,
+        cpu: CpuTally | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(extractors, **options)
+        self._cpu = cpu
         self._input = DeviceInput(gpu)
         # Models without kernels for GPUs stay on the processor, where one caller may use them.
         self._one_caller = {
@@ -147,7 +170,11 @@ class GpuExtraction(Extraction):
 
     def _extract(self, clips: Sequence[Clip]) -> list[Made]:
         count = "one clip" if len(clips) == 1 else f"{len(clips)} clips"
-        with self._input.stream(), device_errors(f"a launch of {count}"):
+        with (
+            doing(MODEL, self._cpu),
+            self._input.stream(),
+            device_errors(f"a launch of {count}"),
+        ):
             return self._through(self._input.signals(clips))
 
     def _model(self, index: int, signals: Sequence[Any]) -> Sequence[Made]:
@@ -157,8 +184,10 @@ class GpuExtraction(Extraction):
             return super()._model(index, [as_array(signal) for signal in signals])
 
 
-def extraction_on(gpu: Gpu | None, extractors: Sequence[Extractor], **options: Any) -> Extraction:
+def extraction_on(
+    gpu: Gpu | None, extractors: Sequence[Extractor], cpu: CpuTally | None, **options: Any
+) -> Extraction:
     """The models on what they were built for."""
     if gpu is None:
         return Extraction(extractors, **options)
-    return GpuExtraction(extractors, gpu, **options)
+    return GpuExtraction(extractors, gpu, cpu, **options)

@@ -64,6 +64,7 @@ class Outcome:
         message: One line for people. permanent: Trying again is pointless.
         outage: Kind of an outage, see `common.patience`; it says nothing of the shard.
         info: Set by a good warm-up. value: Set by a status call.
+        cpu_s: Set by shards: CPU seconds of the process since it was warm, by part.
     """
 
     ok: bool
@@ -73,6 +74,7 @@ class Outcome:
     outage: str = ""
     info: WorkerInfo | None = None
     value: float = 0.0
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,9 @@ class Runner(Protocol):
 
     def seconds_in_flight(self) -> float:
         """Audio seconds extracted so far in shards that are still running."""
+
+    def cpu_s(self) -> Mapping[str, float]:
+        """CPU seconds of the process since it was warm, by part, all in all."""
 
     def waits_for(self) -> str:
         """The kind of outage that a read which takes long now would be; empty if none does."""

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_channels
 from earmill.pipeline.audio.decode import AudioFacts, BlockReader, open_blocks
 from earmill.pipeline.audio.resample import AudioResampler, ResampleStream, resampled_length
+from earmill.pipeline.common.cpu_time import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
 
@@ -211,7 +212,8 @@ class Preparer:
         by_rate = {}
         for fs_hz in {target.fs_hz for target in self.targets}:
             resampler = self.resampler(rate_hz, fs_hz)
-            by_rate[fs_hz] = np.stack([resampler.process(ear) for ear in ears])
+            with doing(RESAMPLE):
+                by_rate[fs_hz] = np.stack([resampler.process(ear) for ear in ears])
         return self.ready(by_rate, gains)
 
     def _for_device(
@@ -323,19 +325,21 @@ class LongClip:
     def _push(
         self, streams: dict[float, list[ResampleStream]], ears: Signal, gains: tuple[float, ...]
     ) -> tuple[Signal, ...]:
-        by_rate = {
-            rate: np.stack([s.push(ear) for s, ear in zip(of_ears, ears, strict=True)])
-            for rate, of_ears in streams.items()
-        }
+        with doing(RESAMPLE):
+            by_rate = {
+                rate: np.stack([s.push(ear) for s, ear in zip(of_ears, ears, strict=True)])
+                for rate, of_ears in streams.items()
+            }
         return self._preparer.ready(by_rate, gains)
 
     def _finish(
         self, streams: dict[float, list[ResampleStream]], gains: tuple[float, ...]
     ) -> tuple[Signal, ...]:
-        by_rate = {
-            rate: np.stack([stream.finish() for stream in of_ears])
-            for rate, of_ears in streams.items()
-        }
+        with doing(RESAMPLE):
+            by_rate = {
+                rate: np.stack([stream.finish() for stream in of_ears])
+                for rate, of_ears in streams.items()
+            }
         return self._preparer.ready(by_rate, gains)
 
 

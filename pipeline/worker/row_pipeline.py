@@ -17,6 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from earmill.pipeline.audio.resample import ON_DEVICES
+from earmill.pipeline.common.cpu_time import (
+    DECODE,
+    ENCODE,
+    FETCH,
+    CpuTally,
+    carried,
+    counted,
+)
 from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.formats.casting import Caster, as_stored
@@ -64,6 +72,7 @@ class RowProcessor:
         spill_folder: Where these files lie; None takes the system's folder for temporary files.
         gpu: What the extractors were built for, where that is not the CPU.
         shards: How many may be in flight.
+        cpu: Gets the CPU time of launches, which several shards share.
     """
 
     def __init__(
@@ -77,6 +86,7 @@ class RowProcessor:
         spill_folder: str | None = None,
         gpu: Gpu | None = None,
         shards: int = CONCURRENT_SHARDS,
+        cpu: CpuTally | None = None,
     ) -> None:
         self._source, self._extractors = source, tuple(extractors)
         self._witnesses = Witnesses()
@@ -97,6 +107,7 @@ class RowProcessor:
         self.extraction = extraction_on(
             gpu,
             self._extractors,
+            cpu=cpu,
             cast=self._cast,
             pool=self._pool,
             spill_folder=spill_folder,
@@ -156,8 +167,8 @@ class RowProcessor:
                 return quarantined(item.row_id, item, error, attempts)
 
         return prefetched(
-            fetch_confirmed(self._source, items, self._witnesses, witnesses),
-            work,
+            counted(FETCH, fetch_confirmed(self._source, items, self._witnesses, witnesses)),
+            carried(DECODE, work),
             pool=self._pool,
             nbytes=_nbytes,
             budget_bytes=self._ahead_bytes,
@@ -166,8 +177,8 @@ class RowProcessor:
         )
 
     def later(self, work: Callable[..., FeatureRow | QuarantineRow], *args: Any) -> Future[Any]:
-        """Run something in the decode threads."""
-        return self._pool.submit(work, *args)
+        """Make a row ready to be written, in the decode threads."""
+        return self._pool.submit(carried(ENCODE, work), *args)
 
     def row_id(self, item: Item, channel: int) -> str:
         """The row id of one channel of a planned row."""

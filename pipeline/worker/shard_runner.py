@@ -22,6 +22,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from earmill.pipeline.common.cpu_time import (
+    ENCODE,
+    FOR_FILES,
+    FOR_MODELS,
+    MODEL,
+    OTHER,
+    CpuTally,
+    doing,
+)
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard
@@ -114,14 +123,18 @@ class ShardRunner:
         self._rows: RowProcessor | None = None
         self._in_flight: dict[str, float] = {}
         self._lock = threading.Lock()
+        self._cpu, self._cpu_before_s = CpuTally(), 0.0
 
     def warm_up(self) -> WorkerInfo:
         """Open the source, build models and run them and the writers once; cheap when repeated."""
         if self._rows is None:
             sweep()  # what workers that were killed on this machine have left
             source = open_source(self._spec.source)
-            models = warm_models(self._spec, self._job.threads, self._job.device)
-            self._exercise_writers(models)
+            # Who starts a library's threads is who they are counted for from now on.
+            with doing(MODEL, CpuTally(), libraries=FOR_MODELS):
+                models = warm_models(self._spec, self._job.threads, self._job.device)
+            with doing(ENCODE, CpuTally(), libraries=FOR_FILES):
+                self._exercise_writers(models)
             self._rows = self._make_rows(
                 self._spec,
                 source,
@@ -130,13 +143,15 @@ class ShardRunner:
                 spill_folder=self._layout.root if self._layout.is_local else None,
                 gpu=models.gpu,
                 shards=self._shards(models),
+                cpu=self._cpu,
             )
             self._models = models
+            self._cpu_before_s = time.process_time()
         return self._info_of(self._warm)
 
     def run(self, order: ShardOrder) -> None:
         """Process the shard and publish it, unless another attempt has done so already."""
-        with patient():
+        with patient(), doing(OTHER, CpuTally(self._cpu)):
             self._run(order)
 
     def _run(self, order: ShardOrder) -> None:
@@ -158,6 +173,10 @@ class ShardRunner:
 
     def probe(self, items: Sequence[Item]) -> None:
         """Process and encode rows and forget them: either may be what kills the worker."""
+        with doing(OTHER, self._cpu):
+            self._probe(items)
+
+    def _probe(self, items: Sequence[Item]) -> None:
         with self._line() as my_turn:
             rows = self._extracted(items, my_turn=my_turn)
         try:
@@ -171,6 +190,13 @@ class ShardRunner:
         """Audio seconds through the models in shards that are not published yet."""
         with self._lock:
             return sum(self._in_flight.values())
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds of the process since it was warm, by part; what nobody claims is `other`."""
+        found = self._cpu.seconds()
+        spent_s = time.process_time() - self._cpu_before_s
+        found[OTHER] = found.get(OTHER, 0.0) + max(0.0, spent_s - sum(found.values()))
+        return found
 
     def waits_for(self) -> str:
         """`source` while a read of it takes long."""

@@ -18,6 +18,7 @@ from earmill.jobs.progress import (
     Tally,
     audio,
     bytes_text,
+    cost,
     make_reporter,
     totals,
 )
@@ -161,6 +162,23 @@ def test_json_lines_are_one_object_each_and_the_summary_is_last() -> None:
     assert records[2]["audio_s_done"] == 158.0 and records[2]["share_done"] == 0.208
     assert records[2]["audio_s_left"] == 792.0
     assert records[-1]["exit_code"] == 0 and records[-1]["bad_by_class"] == {"truncated": 50}
+
+
+def test_the_last_lines_say_what_a_second_of_audio_has_cost() -> None:
+    end = events.JobFinished(
+        "done", 0, "done: ...", "out", 10, 0, 450, 50, 800.0, 20.0, 40.0, {},
+        {"fetch": 0.0016, "model": 2.8, "idle": 0.4},
+    )  # fmt: skip
+    stream = io.StringIO()
+    PlainLines(stream, Clock())(end)
+    said = "CPU milliseconds per second of audio: model 3.50, idle 0.50"
+    assert stream.getvalue().splitlines() == ["done: ...", said]
+    screen = io.StringIO()
+    bar = Bar(console(file=screen, width=100))
+    bar(end)
+    bar.close()
+    assert said in screen.getvalue()
+    assert cost(READY) is None
 
 
 def test_plain_lines_tell_news_at_once_and_totals_now_and_then() -> None:

@@ -66,6 +66,9 @@ class FileRunner:
     def seconds_in_flight(self) -> float:
         return 0.0
 
+    def cpu_s(self) -> dict[str, float]:
+        return {"model": 0.25}  # in all, so no sum of several
+
     def waits_for(self) -> str:
         return ""
 

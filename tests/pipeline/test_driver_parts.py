@@ -227,6 +227,9 @@ class Failing:
     def seconds_in_flight(self) -> float:
         return 1.5
 
+    def cpu_s(self) -> dict[str, float]:
+        return {}
+
     def waits_for(self) -> str:
         return ""
 

@@ -196,6 +196,9 @@ class Raising:
     def seconds_in_flight(self) -> float:
         return 0.0
 
+    def cpu_s(self) -> dict[str, float]:
+        return {}
+
     def waits_for(self) -> str:
         return ""
 

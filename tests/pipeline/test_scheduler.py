@@ -71,6 +71,9 @@ def test_every_shard_is_committed_once_and_two_are_in_flight_per_worker(tmp_path
     assert not result.failed and not result.fatal and not result.stopped
     # Ten rows as they were decoded, not as they were planned.
     assert result.seconds == pytest.approx(15.0) and result.worked_s > 0
+    # The worker says each time what it has spent in all; the rest is the driver's side.
+    assert result.cpu_s["model"] == 0.25
+    assert result.cpu_s["driver"] > 0 and result.cpu_s["idle"] > 0
     assert sorted(event.shard_id for event in run.said(events.ShardDone)) == sorted(result.done)
     assert run.said(events.ShardRetry) == []
     assert not (tmp_path / "seen-3").exists()

@@ -1,0 +1,67 @@
+"""What a run cost, in CPU seconds by part: its workers, its driver, Ray, and cores that waited.
+
+Workers say what they have spent whenever a shard of theirs ends, all in all since they were warm;
+the last word of each process counts. What a process that died had spent since then is lost. Of
+Ray's processes those count that this run has started: in a cluster they serve others too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import psutil
+
+from earmill.pipeline.common.cpu_time import DRIVER, IDLE, RAY, in_order
+
+if TYPE_CHECKING:
+    from earmill.pipeline.driver.pool import Slot
+
+
+class CpuAccount:
+    """One run's CPU time, from the first warm worker on.
+
+    Args:
+        slots: The places of the workers, as they are later too.
+    """
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._slots = slots
+        self._of_workers: dict[tuple[int, int], Mapping[str, float]] = {}
+        self._began_s = time.monotonic()
+        self._driver_before_s = time.process_time()
+        self._ray_before_s = self._of_ray()
+
+    def heard(self, worker: tuple[int, int], cpu_s: Mapping[str, float]) -> None:
+        """What a worker, by slot and generation, has spent so far."""
+        if cpu_s:
+            self._of_workers[worker] = cpu_s
+
+    def seconds(self) -> dict[str, float]:
+        """CPU seconds by part, those that were not used among them."""
+        spent = dict[str, float]()
+        for of_worker in self._of_workers.values():
+            for part, seconds in of_worker.items():
+                spent[part] = spent.get(part, 0.0) + seconds
+        spent[DRIVER] = time.process_time() - self._driver_before_s
+        now_s = self._of_ray()
+        spent[RAY] = sum(s - self._ray_before_s.get(pid, 0.0) for pid, s in now_s.items())
+        threads = sum(slot.info.threads for slot in self._slots if slot.info is not None)
+        worked_s = time.monotonic() - self._began_s
+        spent[IDLE] = max(0.0, threads * worked_s - sum(spent.values()))
+        return in_order(spent)
+
+    def _of_ray(self) -> dict[int, float]:
+        """CPU seconds of the processes below this one that are no workers of ours."""
+        workers = {slot.info.pid for slot in self._slots if slot.info is not None}
+        found = {}
+        for process in psutil.Process(os.getpid()).children(recursive=True):
+            try:
+                times = process.cpu_times()
+            except psutil.Error:
+                continue
+            if process.pid not in workers:
+                found[process.pid] = times.user + times.system
+        return found

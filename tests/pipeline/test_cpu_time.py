@@ -1,0 +1,212 @@
+"""Where CPU time goes: parts that add up, in one thread, in several, and in those of libraries."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from earmill.pipeline.common import cpu_time
+from earmill.pipeline.common.cpu_time import (
+    CpuTally,
+    LibraryThreads,
+    carried,
+    counted,
+    current,
+    doing,
+    in_order,
+)
+from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.driver.cpu_account import CpuAccount
+from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.sources import open_source
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker.messages import ShardOrder
+from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
+from tests.chaos.jobs import write_corpus, write_job
+
+# Clocks of threads and of the process are read one after the other, and their owners run on.
+CLOCKS_S = 0.002
+
+
+def spend(seconds: float) -> None:
+    """Keep this thread's processor busy."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_time_goes_to_the_innermost_part_and_none_of_it_twice() -> None:
+    whole = CpuTally()
+    tally = CpuTally(whole)
+    begin = time.thread_time()
+    with doing("decode", tally):
+        spend(0.02)
+        with doing("hash"):
+            spend(0.01)
+        spend(0.005)
+    spent = time.thread_time() - begin
+    spend(0.01)
+    found = tally.seconds()
+    assert found["hash"] == pytest.approx(0.01, abs=CLOCKS_S)
+    assert found["decode"] == pytest.approx(0.025, abs=CLOCKS_S)
+    assert sum(found.values()) == pytest.approx(spent, abs=CLOCKS_S)
+    assert whole.seconds() == found
+    assert current() is None
+
+
+def test_a_part_counts_for_nobody_where_nobody_counts() -> None:
+    with doing("hash"):
+        assert current() is None
+
+
+def test_an_error_ends_its_part() -> None:
+    tally = CpuTally()
+    with doing("decode", tally):
+        with pytest.raises(ValueError, match="broken"), doing("hash"):
+            spend(0.005)
+            raise ValueError("broken")
+        assert current() is tally
+    assert tally.seconds()["hash"] >= 0.005
+
+
+def test_work_and_items_made_in_other_threads_count_for_who_asked() -> None:
+    tally = CpuTally()
+    closed = []
+
+    def items() -> Iterator[int]:
+        try:
+            while True:
+                spend(0.005)
+                yield 1
+        finally:
+            closed.append(True)
+
+    with doing("other", tally):
+        work, made = carried("encode", spend), counted("fetch", items())
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work, 0.01).result()
+        assert pool.submit(lambda: next(made) + next(made)).result() == 2
+        pool.submit(spend, 0.01).result()
+        made.close()  # type: ignore[attr-defined]
+    assert closed
+    assert tally.seconds()["encode"] == pytest.approx(0.01, abs=CLOCKS_S)
+    assert tally.seconds()["fetch"] == pytest.approx(0.01, abs=CLOCKS_S)
+
+
+class Library:
+    """A thread that spends what it is told to, and says nothing to anybody."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+
+    def __call__(self, seconds: float) -> None:
+        self._pool.submit(spend, seconds).result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+@pytest.fixture(name="libraries")
+def two_libraries() -> Iterator[tuple[Library, Library, Library]]:
+    found = Library(), Library(), Library()
+    yield found
+    for library in found:
+        library.close()
+
+
+def test_a_library_s_threads_work_for_what_has_started_them(
+    libraries: tuple[Library, Library, Library], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray, kernels, zarr = libraries
+    ray(0.001)
+    monkeypatch.setattr(cpu_time, "library_threads", LibraryThreads())
+    tally = CpuTally()
+    with doing("model", tally, libraries=cpu_time.FOR_MODELS):
+        kernels(0.01)
+        ray(0.01)
+    with doing("encode", tally, libraries=cpu_time.FOR_FILES):
+        zarr(0.02)
+    with doing("check", tally, libraries=cpu_time.FOR_FILES):
+        zarr(0.005)
+        kernels(0.015)
+    with doing("model", tally, libraries=cpu_time.FOR_MODELS):
+        pass
+    found = tally.seconds()
+    assert found["model"] == pytest.approx(0.025, abs=2 * CLOCKS_S)
+    assert found["encode"] == pytest.approx(0.02, abs=2 * CLOCKS_S)
+    assert found["check"] == pytest.approx(0.005, abs=2 * CLOCKS_S)
+
+
+def test_a_thread_that_says_what_it_does_is_no_library_s() -> None:
+    tally, done = CpuTally(), threading.Event()
+
+    def ours() -> None:
+        with doing("decode", tally):
+            spend(0.01)
+        done.wait()
+
+    threads = LibraryThreads()
+    thread = threading.Thread(target=ours)
+    thread.start()
+    while "decode" not in tally.seconds():
+        time.sleep(0.001)
+    assert threads.spent(cpu_time.FOR_MODELS) < CLOCKS_S
+    done.set()
+    thread.join()
+
+
+def test_a_worker_s_parts_are_its_process_s_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    corpus = write_corpus(tmp_path / "corpus", 6, seconds=4.0)
+    spec = JobSpec.load(write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_seconds=9))
+    plan = make_plan(open_source(spec.source), spec)
+    runner = ShardRunner(WorkerJob(spec, plan.plan_id, 2, str(tmp_path)))
+    runner.warm_up()
+    before = time.process_time()
+    assert len(plan.shards) > 1
+    with ThreadPoolExecutor(2) as pool:
+        orders = [ShardOrder(shard, f"{i:08x}") for i, shard in enumerate(plan.shards)]
+        list(pool.map(runner.run, orders))
+    found, spent = runner.cpu_s(), time.process_time() - before
+    assert list(in_order(found)) == list(cpu_time.PARTS)
+    assert all(seconds > 0 for seconds in found.values())
+    assert sum(found.values()) == pytest.approx(spent, rel=0.02, abs=0.01)
+    # What nobody claims: threads that wake and wait, and this test's own.
+    assert found["other"] < 0.2 * spent
+    # The commit records share all of it that was spent before they were written.
+    records = [record.info["cpu_s"] for record in commits(Layout.open(spec.output.uri)).values()]
+    for part in set(cpu_time.PARTS) - {"other", "commit"}:
+        told = sum(record[part] for record in records)
+        assert 0 < told <= found[part] + CLOCKS_S, part
+    assert sum(record["model"] for record in records) == pytest.approx(found["model"], abs=0.01)
+
+
+def worker(pid: int, threads: int) -> Any:
+    return SimpleNamespace(info=SimpleNamespace(pid=pid, threads=threads))
+
+
+def test_a_run_adds_up_the_last_words_of_its_workers() -> None:
+    account = CpuAccount([worker(-1, 500), worker(-2, 500)])
+    account.heard((0, 1), {"model": 1.0, "fetch": 0.5})
+    account.heard((0, 1), {"model": 3.0, "fetch": 1.0})
+    account.heard((0, 1), {})
+    account.heard((0, 2), {"model": 0.25})
+    account.heard((1, 1), {"model": 2.0, "hash": 0.5})
+    spend(0.01)
+    found = account.seconds()
+    assert {part: found[part] for part in ("fetch", "model", "hash")} == {
+        "fetch": 1.0, "model": 5.25, "hash": 0.5,
+    }  # fmt: skip
+    assert found["driver"] >= 0.01 and found["ray"] >= 0
+    # A thousand cores for a hundredth of a second, less what the workers say.
+    assert found["idle"] > 1.0
