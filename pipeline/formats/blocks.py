@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -30,7 +31,7 @@ class IoCounts:
 
 
 class BlockCache:
-    """Decoded blocks, least recently used thrown away first.
+    """Decoded blocks, least recently used thrown away first. Safe in several threads.
 
     Args:
         max_bytes: Bound on what is kept. The newest block is always kept, even when larger.
@@ -42,31 +43,35 @@ class BlockCache:
         self.counts = counts
         self.nbytes = 0
         self._blocks: OrderedDict[Hashable, DecodedBlock] = OrderedDict()
+        self._lock = Lock()
 
     def get(self, key: Hashable) -> DecodedBlock | None:
         """A kept block, now the most recently used, or None."""
-        if key in self._blocks:
-            self._blocks.move_to_end(key)
-        return self._blocks.get(key)
+        with self._lock:
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+            return self._blocks.get(key)
 
     def put(self, key: Hashable, block: DecodedBlock) -> DecodedBlock:
         """Keep a block that was just read; its arrays become read-only."""
         for array in block:
             array.flags.writeable = False
         size = _nbytes(block)
-        self.counts.blocks_read += 1
-        self.counts.bytes_read += size
-        # Read twice, as by two openings of one shard, it is kept and weighed once.
-        self.nbytes += size - _nbytes(self._blocks.pop(key, ()))
-        self._blocks[key] = block
-        while self.nbytes > self.max_bytes and len(self._blocks) > 1:
-            self.nbytes -= _nbytes(self._blocks.popitem(last=False)[1])
+        with self._lock:
+            self.counts.blocks_read += 1
+            self.counts.bytes_read += size
+            # Read twice, as by two openings of one shard, it is kept and weighed once.
+            self.nbytes += size - _nbytes(self._blocks.pop(key, ()))
+            self._blocks[key] = block
+            while self.nbytes > self.max_bytes and len(self._blocks) > 1:
+                self.nbytes -= _nbytes(self._blocks.popitem(last=False)[1])
         return block
 
     def clear(self) -> None:
         """Drop every block."""
-        self._blocks.clear()
-        self.nbytes = 0
+        with self._lock:
+            self._blocks.clear()
+            self.nbytes = 0
 
 
 def _nbytes(block: DecodedBlock) -> int:

@@ -42,15 +42,19 @@ def read_events(
     from amtcore.features.spike_events import SpikeEvents
 
     rows = (0, n_events) if span == (0, n_steps) else _rows_of(read, n_events, span)
-    events = read(*rows)
+    events = SpikeEvents.from_columns(read(*rows), span[0], span[1] - span[0], n_channels)
     # Counts are put where the events say: outside the span they would land on others, or nowhere.
-    low, high = (span[0], 0), (span[1], n_channels)
-    if len(events) and ((events[:, :2] < low).any() or (events[:, :2] >= high).any()):
+    if not (_within(events.frame, *span) and _within(events.channel, 0, n_channels)):
         raise CommitError(
             f"expected events of steps {span[0]} to {span[1] - 1} in {n_channels} channels, the "
             "file holds others: run `earmill verify`"
         )
-    return SpikeEvents.from_columns(events, span[0], span[1] - span[0], n_channels)
+    return events
+
+
+def _within(values: np.ndarray, low: int, high: int) -> bool:
+    """Whether all values are in [low, high)."""
+    return not len(values) or (int(values.min()) >= low and int(values.max()) < high)
 
 
 def _rows_of(read: Read, n_events: int, span: tuple[int, int]) -> tuple[int, int]:

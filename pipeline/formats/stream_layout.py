@@ -24,6 +24,7 @@ from earmill.pipeline.formats.event_rows import (
     events_problem,
     read_events,
 )
+from earmill.pipeline.formats.half import converted
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -183,11 +184,7 @@ class FrameLayout(StreamLayout):
         self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
     ) -> np.ndarray:
         """Values in their unit; exact in float32, as scales are powers of two."""
-        stored = read(*span)
-        if self.scale_factor == 1.0:
-            return stored.astype(dtype, copy=False)
-        exact = np.result_type(stored.dtype, np.float32, dtype)
-        return (stored.astype(exact) * exact.type(self.scale_factor)).astype(dtype, copy=False)
+        return converted(read(*span), dtype, self.scale_factor)
 
     def value_attrs(self) -> dict[str, Any]:
         attrs: dict[str, Any] = {"long_name": f"{self.model} {self.name}", "units": self.unit}

@@ -131,6 +131,11 @@ class Layout:
         """The whole content of one file."""
         return bytes(self.fs.cat_file(self.inside(rel)))
 
+    @store_call("read")
+    def read_range(self, rel: str, start: int, length: int) -> bytes:
+        """Bytes [start, start + length) of one file; fewer where it ends before."""
+        return bytes(self.fs.cat_file(self.inside(rel), start=start, end=start + length))
+
     @store_call("written")
     def write_bytes(self, rel: str, data: bytes) -> None:
         """Write or replace one small file: temporary file and rename locally, one PUT elsewhere."""

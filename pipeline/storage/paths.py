@@ -1,4 +1,4 @@
-"""The on-disk layout (version 2) as a grammar, and the functions that spell its names.
+"""The on-disk layout (version 3) as a grammar, and the functions that spell its names.
 
 Paths are relative to the root of a dataset and use `/`::
 
@@ -25,8 +25,9 @@ Paths are relative to the root of a dataset and use `/`::
 are part of the dataset the commits say, and the cards list them one by one. Names that start with
 a dot are unfinished work: no listing shows them and no reader trusts them. A file that no commit
 names is garbage of a crashed attempt. Nothing is edited or renamed later but `current.json` and the
-cards, which are replaced whole, and the version in dataset.json, which becomes 2 before a commit of
-version 1 is replaced. Version 1 has neither snapshots nor current.json nor generations.
+cards, which are replaced whole, and the version in dataset.json, which is raised before a commit of
+an earlier version is replaced. Version 1 has neither snapshots nor current.json nor generations;
+versions 1 and 2 have zstd instead of blosc in their Zarr stores.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from __future__ import annotations
 import re
 import secrets
 
-LAYOUT_VERSION = 2
-READABLE_VERSIONS = (1, 2)
+LAYOUT_VERSION = 3
+READABLE_VERSIONS = (1, 2, 3)
 
 DATASET_FILE = "dataset.json"
 DRIVER_FILE = "driver.json"
@@ -70,8 +71,9 @@ def is_readable(version: object) -> bool:
 
 
 def readable_versions() -> str:
-    """The versions for a message: `1 or 2`."""
-    return " or ".join(str(version) for version in READABLE_VERSIONS)
+    """The versions for a message: `1, 2 or 3`."""
+    *first, last = map(str, READABLE_VERSIONS)
+    return f"{', '.join(first)} or {last}"
 
 
 def is_shard_id(name: str) -> bool:

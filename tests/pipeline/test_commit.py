@@ -99,8 +99,8 @@ def test_a_record_survives_json(tmp_path: Path) -> None:
     [
         (lambda data: json.dumps(data)[:-30], "not a commit record"),
         (
-            lambda data: json.dumps({**data, "layout_version": 3}),
-            "expected layout version 1 or 2, got 3",
+            lambda data: json.dumps({**data, "layout_version": 4}),
+            "expected layout version 1, 2 or 3, got 4",
         ),
         (lambda data: json.dumps({k: v for k, v in data.items() if k != "files"}), "files"),
         (lambda data: json.dumps({**data, "colour": "red"}), "colour"),

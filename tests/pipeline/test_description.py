@@ -65,8 +65,8 @@ def test_another_job_is_refused_in_one_line(
     ("text", "message"),
     [
         (
-            lambda data: json.dumps({**data, "layout_version": 3}),
-            "expected layout version 1 or 2, got 3",
+            lambda data: json.dumps({**data, "layout_version": 4}),
+            "expected layout version 1, 2 or 3, got 4",
         ),
         (lambda data: json.dumps(data)[:50], "not readable"),
         (lambda data: json.dumps({k: data[k] for k in data if k != "plan_id"}), "plan_id"),

@@ -137,8 +137,8 @@ def test_what_is_no_feature_set_is_said(small: Path, finalised: Path, tmp_path: 
         open_features(tmp_path / "nowhere")
     copy = shutil.copytree(small, tmp_path / "copy")
     path = copy / "dataset.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"layout_version": 3}))
-    with pytest.raises(OutputError, match="layout version 1 or 2, got 3"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layout_version": 4}))
+    with pytest.raises(OutputError, match="layout version 1, 2 or 3, got 4"):
         open_features(copy)
     damaged = shutil.copytree(finalised, tmp_path / "damaged")
     (index,) = (damaged / "index").iterdir()

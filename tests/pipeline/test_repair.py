@@ -15,6 +15,7 @@ from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.dataset.where import parse_where
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import LAYOUT_VERSION
 from tests.chaos.jobs import committed_files
 from tests.pipeline.again_jobs import (
     ALSO_BAD,
@@ -95,7 +96,7 @@ def test_a_replaced_commit_of_version_1_raises_the_version(job: Job, go: Any) ->
     assert json.loads(job.layout.read_bytes("dataset.json"))["layout_version"] == 1
     job.restore(BAD)
     go(job.spec, quarantined(parse_where(f"row_id = '{BAD}'")))
-    assert json.loads(job.layout.read_bytes("dataset.json"))["layout_version"] == 2
+    assert json.loads(job.layout.read_bytes("dataset.json"))["layout_version"] == LAYOUT_VERSION
     assert verify(job.layout).problems == [] and job.bad() == {ALSO_BAD: "truncated"}
 
 

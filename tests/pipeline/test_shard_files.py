@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,19 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
-from zarr.core.buffer import default_buffer_prototype
 
 import earmill.pipeline.formats.parquet.write as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, ShardReader
 from earmill.pipeline.formats.parquet.read import ParquetShard
-from earmill.pipeline.formats.trust import Promise
-from earmill.pipeline.formats.zarr.read import MAX_RUN, ZarrShard, _runs
-from earmill.pipeline.formats.zarr.store import LayoutStore
+from earmill.pipeline.formats.zarr.read import ZarrShard
 from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import STREAMS, chunked_seconds, make_row, stream, values, write_set
@@ -182,17 +177,21 @@ class TestFetched:
             again.read("loudness", FrameSpan("other", 3, 0, 0, 5))
         again.close()
 
-    @given(st.sets(st.integers(0, 400)))
-    @example(set(range(3 * MAX_RUN)) | {500})
+    @given(st.sets(st.integers(0, 30)), st.sampled_from([1, 700, 1 << 20]))
     @settings(max_examples=60, deadline=None)
-    def test_runs_are_the_numbers_without_gaps(self, numbers: set[int]) -> None:
-        runs = list(_runs(sorted(numbers)))
-        assert [number for run in runs for number in run] == sorted(numbers)
+    def test_requests_are_neighbours_of_one_object(
+        self, root: Path, wanted: set[int], most: int
+    ) -> None:
+        shard: Any = Opened(root, "zarr").shard
+        shard._request_bytes = most
+        runs = list(shard._requests("modulation", sorted(wanted)))
+        assert [chunk for run in runs for chunk in run] == sorted(wanted)
         for run in runs:
             assert run == list(range(run[0], run[0] + len(run)))
-            assert 1 <= len(run) <= MAX_RUN
-        for one, two in pairwise(runs):
-            assert len(one) == MAX_RUN or two[0] > one[-1] + 1
+            assert run[0] // 3 == run[-1] // 3, "three chunks lie in an object"
+            assert len(run) == 1 or most > 1
+        if most == 1 << 20:  # nothing is asked for twice where once is enough
+            assert all(two[0] > one[-1] + 1 or not two[0] % 3 for one, two in pairwise(runs))
 
 
 def divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
@@ -224,94 +223,3 @@ def test_a_divided_row_reads_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.testing.assert_array_equal(parquet.read("modulation", 2, 0, 100), values(2, 100, 7))
     with pytest.raises(CommitError, match="expects 501 of modulation"):
         parquet.read("modulation", 1, 0, 501, **place)
-
-
-class TestStore:
-    """The store as Zarr sees it: one metadata file, chunks, nothing else, no writing."""
-
-    @pytest.fixture
-    def store(self, root: Path) -> LayoutStore:
-        opened = Opened(root, "zarr")
-        return LayoutStore(opened.layout, opened.rel, opened.promise)
-
-    @staticmethod
-    def get(store: LayoutStore, key: str, byte_range: Any = None) -> bytes | None:
-        found = asyncio.run(store.get(key, default_buffer_prototype(), byte_range))
-        return None if found is None else found.to_bytes()
-
-    def test_ranges_are_those_of_the_object(self, store: LayoutStore, root: Path) -> None:
-        key = "loudness/values/c/0/0"
-        content = (root / store.rel / key).read_bytes()
-        assert self.get(store, key) == content
-        ranges = [
-            (RangeByteRequest(3, 20), content[3:20]),
-            (OffsetByteRequest(17), content[17:]),
-            (SuffixByteRequest(9), content[-9:]),
-        ]
-        for byte_range, part in ranges:
-            assert self.get(store, key, byte_range) == part
-        keys = [(key, byte_range) for byte_range, _ in ranges]
-        found = asyncio.run(store.get_partial_values(default_buffer_prototype(), keys))
-        assert [each.to_bytes() for each in found if each] == [part for _, part in ranges]
-
-    def test_the_index_of_an_object_is_asked_for_once(
-        self, store: LayoutStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked = []
-        real = LayoutStore._cat
-
-        def counting(self: LayoutStore, key: str, start: int | None, end: int | None) -> bytes:
-            asked.append((key, start, end))
-            return real(self, key, start, end)
-
-        monkeypatch.setattr(LayoutStore, "_cat", counting)
-        key = "modulation/values/c/0/0"
-        tails = [self.get(store, key, SuffixByteRequest(16)) for _ in range(3)]
-        assert len(set(tails)) == 1
-        assert asked == [(key, -16, None)]
-        self.get(store, key, SuffixByteRequest(8))
-        self.get(store, "modulation/values/c/1/0", SuffixByteRequest(16))
-        self.get(store, key, RangeByteRequest(0, 4))
-        self.get(store, key, RangeByteRequest(0, 4))
-        assert len(asked) == 5, "other tails, other objects and the data itself are fetched"
-
-    def test_a_missing_chunk_is_an_error_a_missing_key_is_none(self, store: LayoutStore) -> None:
-        with pytest.raises(CommitError, match=r"c/99/0 is missing although the shard is committed"):
-            self.get(store, "loudness/values/c/99/0")
-        for key in ("loudness/zarr.json", ".zgroup", "loudness/values/zarr.json", "nowhere"):
-            assert self.get(store, key) is None
-
-    def test_metadata_other_than_what_was_committed_is_refused(self, root: Path) -> None:
-        opened = Opened(root, "zarr")
-        nothing = Promise(opened.promise.rows, opened.promise.frames, opened.promise.columns, {})
-        store = LayoutStore(opened.layout, opened.rel, nothing)
-        with pytest.raises(CommitError, match=r"zarr\.json is not the one that was committed"):
-            self.get(store, "zarr.json")
-
-    def test_nothing_is_written_listed_or_removed(self, store: LayoutStore, root: Path) -> None:
-        buffer = default_buffer_prototype().buffer.from_bytes(b"x")
-        before = sorted(path for path in root.rglob("*"))
-        for call in (store.set("zarr.json", buffer), store.delete("zarr.json")):
-            with pytest.raises(ValueError, match="published shards are read-only"):
-                asyncio.run(call)
-        for listing in (
-            lambda: store.list(),
-            lambda: store.list_prefix(""),
-            lambda: store.list_dir(""),
-        ):
-            with pytest.raises(NotImplementedError):
-                listing()
-        assert sorted(path for path in root.rglob("*")) == before
-        assert not (store.supports_writes or store.supports_deletes or store.supports_listing)
-
-    def test_keys_that_exist(self, store: LayoutStore) -> None:
-        assert asyncio.run(store.exists("zarr.json"))
-        assert not asyncio.run(store.exists("loudness/values/c/99/0"))
-
-    def test_stores_are_equal_by_place(self, store: LayoutStore, root: Path) -> None:
-        opened = Opened(root, "zarr")
-        same = LayoutStore(Layout.open(str(root)), store.rel, opened.promise)
-        other = LayoutStore(opened.layout, "data/other.zarr", opened.promise)
-        elsewhere = LayoutStore(Layout.open("memory://x"), store.rel, opened.promise)
-        assert store == same
-        assert store not in (other, elsewhere, "text")

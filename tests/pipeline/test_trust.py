@@ -22,6 +22,9 @@ from tests.pipeline.reader_data import make_row, write_set
 
 FORMATS = ("zarr", "parquet")
 DAMAGE = r"row 'speaker 0/clip_0000\.wav', stream modulation: .*shard 00000 is missing or damaged"
+CRC = (
+    r"row 'speaker 0/clip_0000\.wav', stream modulation: .*/0/0, (index of chunks|chunk 0): the CRC"
+)
 ROWS = 3
 
 
@@ -80,7 +83,7 @@ def test_every_flipped_bit_of_a_zarr_object_is_found(copy: Path) -> None:
     path = store_of(copy) / "modulation/values/c/0/0"
     for position in range(0, path.stat().st_size, path.stat().st_size // 40):
         undo = flip(path, position)
-        with pytest.raises(CommitError, match=DAMAGE):
+        with pytest.raises(CommitError, match=CRC):
             first_values(copy, "zarr")
         undo()
     assert len(first_values(copy, "zarr")) == 300

@@ -1,67 +1,84 @@
-"""Random access to one Zarr store: runs of chunks, decoded once."""
+"""Random access to one Zarr store: chunks decoded once, straight into the block that is kept.
+
+Not through zarr, which would open the same bytes: its general path costs more than decoding. What
+zarr reads as silence, a chunk that is not there, is an error here, as writers write every chunk.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import zarr
 
-from earmill.pipeline.formats.blocks import (
-    BlockCache,
-    FrameSpan,
-    other_row,
-    outside,
-)
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, other_row, outside
 from earmill.pipeline.formats.trust import Promise
-from earmill.pipeline.formats.zarr.store import LayoutStore
+from earmill.pipeline.formats.zarr.arrays import (
+    FrameChunks,
+    read_index,
+    read_numbers,
+    read_strings,
+)
+from earmill.pipeline.formats.zarr.trust import read_metadata
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.stored_file import StoredFile
 
-# Chunks of about 1 MB in one request: bounds what a row of hours holds beside its own result.
-MAX_RUN = 64
+# Of one request: a local file gives each chunk by itself as fast, and its bytes stay in the cache
+# of the processor until they are decoded.
+REMOTE_REQUEST_BYTES = 8 * 2**20
 
 
 class ZarrShard:
-    """A shard's Zarr store; reads only the inner chunks a span touches."""
+    """A shard's Zarr store; reads only the inner chunks a span touches. Safe in several threads."""
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
-        self._rel, self._cache = rel, cache
-        # Format 2 knows filters that run code; of format 3 the store lets only our codecs through.
-        self._group = zarr.open_group(
-            LayoutStore(layout, rel, promise), mode="r", zarr_format=3, use_consolidated=True
-        )
-        self._values: dict[str, Any] = {}
-        self._rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._layout, self._rel, self._promise, self._cache = layout, rel, promise, cache
+        self._arrays: Mapping[str, Any] = read_metadata(layout, rel, promise)
+        self._values = {
+            stream: FrameChunks.of(f"{rel}/{stream}", self._arrays[f"{stream}/values"])
+            for stream in promise.columns
+        }
+        self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
+        self._rows: dict[str, tuple[list[str], np.ndarray]] = {}
+        self._objects: dict[tuple[str, int], tuple[StoredFile, np.ndarray]] = {}
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
         """A fresh array; see `ShardReader`."""
         first, last = span.start + span.first, span.start + span.last
         self._check_row(stream, span)
-        values = self._array(stream)
-        end = self._end_of(stream, span.row, values.shape[0])
+        values = self._values[stream]
+        end = self._end_of(stream, span.row, values.n_frames)
         if last > end:
             raise outside(self._rel, stream, span.last, end - span.start)
-        step = values.chunks[0]
-        frames = np.empty((last - first, values.shape[1]), values.dtype)
-        for chunk, block in self._blocks(stream, values, range(first // step, -(-last // step))):
+        step = values.chunk_frames
+        frames = np.empty((last - first, values.width), values.dtype)
+        for chunk, block in self._blocks(stream, range(first // step, -(-last // step))):
             low, high = max(first, chunk * step), min(last, (chunk + 1) * step)
             frames[low - first : high - first] = block[low - chunk * step : high - chunk * step]
         return frames
 
     def close(self) -> None:
-        """Nothing to do: stores hold no handle between reads."""
+        """Nothing to do: no handle is held between reads."""
 
     def _check_row(self, stream: str, span: FrameSpan) -> None:
         """Refuse a row that the store has elsewhere or not at all."""
         if stream not in self._rows:
-            group = self._group[stream]
-            self._rows[stream] = group["row_id"][:], group["row_start"][:]
+            self._rows[stream] = self._read_rows(stream)
         ids, starts = self._rows[stream]
         if span.row >= len(ids) or ids[span.row] != span.row_id:
             raise other_row(self._rel, span, ids[span.row] if span.row < len(ids) else None)
         if starts[span.row] != span.start:
             raise outside(self._rel, f"{stream}: a start at", span.start, int(starts[span.row]))
+
+    def _read_rows(self, stream: str) -> tuple[list[str], np.ndarray]:
+        """Row ids and where the rows start."""
+
+        def place(name: str) -> tuple[Layout, str, Any, Promise]:
+            key = f"{stream}/{name}"
+            return self._layout, f"{self._rel}/{key}", self._arrays[key], self._promise
+
+        return read_strings(*place("row_id")), read_numbers(*place("row_start"))
 
     def _end_of(self, stream: str, row: int, n_frames: int) -> int:
         """Where the frames of a row end: where the next ones start. What the index says of its
@@ -69,35 +86,67 @@ class ZarrShard:
         _, starts = self._rows[stream]
         return min(int(starts[row + 1]) if row + 1 < len(starts) else n_frames, n_frames)
 
-    def _array(self, stream: str) -> Any:
-        if stream not in self._values:
-            self._values[stream] = self._group[f"{stream}/values"]
-        return self._values[stream]
-
-    def _blocks(self, stream: str, values: Any, chunks: range) -> Iterator[tuple[int, np.ndarray]]:
-        """Decoded chunks with their numbers, in any order; runs of missing ones in one request."""
-        step, missing = values.chunks[0], []
+    def _blocks(self, stream: str, chunks: range) -> Iterator[tuple[int, np.ndarray]]:
+        """Decoded chunks with their numbers, in any order."""
+        missing = []
         for chunk in chunks:
             block = self._cache.get((self._rel, stream, chunk))
             if block is None:
                 missing.append(chunk)
             else:
                 yield chunk, block[0]
-        for run in _runs(missing):
-            joined = values[run[0] * step : (run[-1] + 1) * step]
-            for i, chunk in enumerate(run):
-                # A copy: a view would keep the whole run alive behind the cache's back.
-                piece = joined[i * step : (i + 1) * step].copy()
-                yield chunk, self._cache.put((self._rel, stream, chunk), (piece,))[0]
+        yield from self._load(stream, missing)
 
+    def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """Fetch, decode and keep chunks; neighbours of an object come in one request."""
+        values = self._values[stream]
+        for run in self._requests(stream, chunks):
+            file, spans = self._object(stream, run[0] // values.object_chunks)
+            places = [values.object_of(chunk)[1] for chunk in run]
+            start, end = int(spans[places[0], 0]), int(spans[places[-1], 1])
+            stored = file.read(start, end - start)
+            for chunk, place in zip(run, places, strict=True):
+                low, high = spans[place] - start
+                try:
+                    frames = values.decode(chunk, stored[low:high])
+                except CommitError as err:
+                    raise CommitError(f"{file.layout.url(file.rel)}, chunk {place}: {err}") from err
+                yield chunk, self._cache.put((self._rel, stream, chunk), (frames,))[0]
 
-def _runs(numbers: Iterable[int]) -> Iterator[list[int]]:
-    """Group increasing integers into runs without gaps, none longer than a request should be."""
-    run: list[int] = []
-    for number in numbers:
-        if run and (number != run[-1] + 1 or len(run) == MAX_RUN):
+    def _requests(self, stream: str, chunks: Iterable[int]) -> Iterator[list[int]]:
+        """Increasing chunks in runs that lie end to end in one object, of bounded size."""
+        object_of = self._values[stream].object_of
+        run: list[int] = []
+        nbytes = 0
+        for chunk in chunks:
+            number, place = object_of(chunk)
+            low, high = self._object(stream, number)[1][place].tolist()
+            if low < 0:
+                raise CommitError(
+                    f"{self._rel}/{stream}/values: chunk {chunk} is missing although the shard is "
+                    "committed; run `earmill verify`"
+                )
+            if run and (
+                object_of(run[-1])[0] != number
+                or self._object(stream, number)[1][object_of(run[-1])[1], 1] != low
+                or nbytes + high - low > self._request_bytes
+            ):
+                yield run
+                run, nbytes = [], 0
+            run.append(chunk)
+            nbytes += high - low
+        if run:
             yield run
-            run = []
-        run.append(number)
-    if run:
-        yield run
+
+    def _object(self, stream: str, number: int) -> tuple[StoredFile, np.ndarray]:
+        """An object of a stream, and where its chunks lie; its index is read once."""
+        key = stream, number
+        if key not in self._objects:
+            rel = f"{self._rel}/{stream}/values/c/{number}/0"
+            if rel not in self._promise.files:
+                raise CommitError(
+                    f"{self._layout.url(rel)} is missing from the commit; run `earmill verify`"
+                )
+            file = StoredFile(self._layout, rel, self._promise.files[rel].bytes)
+            self._objects[key] = file, read_index(file, self._values[stream].object_chunks)
+        return self._objects[key]

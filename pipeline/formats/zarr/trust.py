@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from earmill.pipeline.formats.trust import Promise, refused
+from earmill.pipeline.storage.layout import Layout
 
 MB = 2**20
 ROOT_METADATA = "zarr.json"
@@ -22,11 +23,21 @@ MAX_CHUNKS_PER_OBJECT = 2**16
 # Centre frequencies of columns or neurons.
 AXES, MAX_AXIS = ("fc_hz", "mfc_hz"), 2**20
 # What our writers use and have used; none of them can run code.
-CODECS = frozenset({"sharding_indexed", "bytes", "zstd", "crc32c", "vlen-utf8"})
+CODECS = frozenset({"sharding_indexed", "bytes", "blosc", "zstd", "crc32c", "vlen-utf8"})
 
 
-def checked_metadata(rel: str, content: bytes, promise: Promise) -> bytes:
-    """The root metadata of the Zarr store at `rel`, if all of it is as promised.
+def read_metadata(layout: Layout, rel: str, promise: Promise) -> Mapping[str, Any]:
+    """The metadata of every group and array of the Zarr store at `rel`; raises as
+    `checked_metadata`."""
+    key = f"{rel}/{ROOT_METADATA}"
+    # No more than was committed, and a byte that would show that there is more.
+    most = min(promise.files[key].bytes if key in promise.files else 0, MAX_METADATA_BYTES)
+    return checked_metadata(rel, layout.read_range(key, 0, most + 1), promise)
+
+
+def checked_metadata(rel: str, content: bytes, promise: Promise) -> Mapping[str, Any]:
+    """What the root metadata of the Zarr store at `rel` says of its members, if all of it is as
+    promised.
 
     Raises:
         CommitError: It is not the committed file, or describes something our writers do not write.
@@ -36,7 +47,7 @@ def checked_metadata(rel: str, content: bytes, promise: Promise) -> bytes:
         raise refused(rel, f"its {ROOT_METADATA} is not the one that was committed")
     try:
         root = json.loads(content)
-        members = root["consolidated_metadata"]["metadata"]
+        members: Mapping[str, Any] = root["consolidated_metadata"]["metadata"]
         if root["zarr_format"] != 3 or root["node_type"] != "group":
             raise refused(rel, "expected a group of Zarr format 3")
         for path, member in members.items():
@@ -47,7 +58,7 @@ def checked_metadata(rel: str, content: bytes, promise: Promise) -> bytes:
             _check_values(rel, stream, members[f"{stream}/values"], promise)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise refused(rel, f"its metadata makes no sense: {type(err).__name__}: {err}") from err
-    return content
+    return members
 
 
 def _check_codecs(path: str, array: Mapping[str, Any]) -> None:

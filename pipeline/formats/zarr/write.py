@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from zarr.codecs import Crc32cCodec, ZstdCodec
+from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 from earmill.pipeline.formats.digest import ShardDigest, digest_blocks
 from earmill.pipeline.formats.rows import FeatureRow
@@ -40,8 +40,10 @@ OBJECTS_PER_STREAM = 1 + 4 + 3
 CHUNK_BYTES = 2**20
 CHUNKS_PER_OBJECT = 64
 # The checksum is the last step of writing, hence the first of reading. Objects have one over their
-# index of chunks by default.
-CODECS = (ZstdCodec(level=3), Crc32cCodec())
+# index of chunks by default. For values as measured on features of all models, see the section on
+# codecs of benchmarks/RESULTS.md; zarr gives blosc the size of a value, so that bits are shuffled.
+VALUE_CODECS = (BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle"), Crc32cCodec())
+INDEX_CODECS = (ZstdCodec(level=3), Crc32cCodec())
 # Without it zarr drops blocks that equal the fill value, and -0.0 would come back as 0.0.
 _KEEP_ALL = {"write_empty_chunks": True}
 
@@ -89,7 +91,7 @@ def _group_attrs(info: StreamInfo, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chunk_frames(width: int, dtype: str) -> int:
-    """Frames in an inner chunk of about 1 MB; a function of the stream alone."""
+    """Frames in an inner chunk of about 1 MB."""
     return max(1, CHUNK_BYTES // (width * np.dtype(dtype).itemsize))
 
 
@@ -101,7 +103,8 @@ def _write_values(
     dtype: str,
 ) -> None:
     total, width = sum(len(values) for values in frames), layout.stored_width
-    chunk = chunk_frames(width, dtype)
+    # A chunk is decoded whole, so that of a short stream has no more frames than there are.
+    chunk = max(1, min(total, chunk_frames(width, dtype)))
     # No larger than the data: zarr allots a whole object while it packs one.
     per_object = max(1, min(CHUNKS_PER_OBJECT, -(-total // chunk)))
     array = group.create_array(
@@ -111,7 +114,7 @@ def _write_values(
         chunks=(chunk, width),
         shards=(chunk * per_object, width),
         filters=None,
-        compressors=CODECS,
+        compressors=VALUE_CODECS,
         fill_value=0,
         dimension_names=("obs", COLUMN),
         attributes=_values_attrs(info, layout),
@@ -174,7 +177,7 @@ def _write_index(
         dtype=values.dtype.name,
         chunks=(max(1, len(values)),),
         filters=None,
-        compressors=CODECS,
+        compressors=INDEX_CODECS,
         dimension_names=(axis,),
         attributes=attrs,
         config=_KEEP_ALL,
@@ -188,7 +191,7 @@ def _write_ids(group: zarr.Group, row_ids: Sequence[str]) -> None:
         shape=(len(row_ids),),
         dtype="string",
         chunks=(max(1, len(row_ids)),),
-        compressors=CODECS,
+        compressors=INDEX_CODECS,
         dimension_names=("row",),
         attributes={"long_name": "row id", "cf_role": "timeseries_id"},
         config=_KEEP_ALL,

@@ -1,0 +1,156 @@
+"""The arrays of a store as our writers make them: frames in objects of chunks, and short vectors.
+
+    object = chunk* index crc       of `values`; index: (offset, bytes) of every chunk, uint64
+    file   = chunk                  of a vector such as `row_start`: one chunk
+
+A chunk of frames is always whole: the last of a stream has zeros behind its frames. See
+`formats.zarr.chunk_codecs` for what a chunk is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.trust import Promise, refused
+from earmill.pipeline.formats.zarr.chunk_codecs import CRC, ChunkCodec, strings
+from earmill.pipeline.formats.zarr.trust import MAX_METADATA_BYTES
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.stored_file import Bytes, StoredFile
+
+ENTRY_BYTES = 16
+KEYS = {"name": "default", "configuration": {"separator": "/"}}
+INDEX_CODECS = ["bytes", "crc32c"]
+
+
+@dataclass(frozen=True)
+class FrameChunks:
+    """How the frames of a stream lie in chunks and objects.
+
+    Args:
+        n_frames, width, dtype: Of the whole array.
+        chunk_frames: Frames in a chunk.
+        object_chunks: Chunks in an object.
+        codec: Of a chunk.
+    """
+
+    n_frames: int
+    width: int
+    dtype: np.dtype[Any]
+    chunk_frames: int
+    object_chunks: int
+    codec: ChunkCodec
+
+    @classmethod
+    def of(cls, place: str, array: Mapping[str, Any]) -> FrameChunks:
+        """Out of metadata that `zarr.trust` has checked.
+
+        Raises:
+            CommitError: Zarr could read it, but our writers do not write so.
+        """
+        (sharding,) = array["codecs"]
+        settings = sharding["configuration"]
+        chunk, whole = settings["chunk_shape"], array["chunk_grid"]["configuration"]["chunk_shape"]
+        index_codecs = [codec["name"] for codec in settings["index_codecs"]]
+        try:
+            codec = ChunkCodec.of(settings["codecs"])
+        except ValueError as err:
+            raise refused(place, str(err)) from err
+        usual = (
+            sharding["name"] == "sharding_indexed"
+            and settings.get("index_location", "end") == "end"
+            and index_codecs == INDEX_CODECS
+            and array["chunk_key_encoding"] == KEYS
+            and whole[0] % chunk[0] == 0
+        )
+        if not usual:
+            raise refused(place, "expected chunks in objects with an index at their end")
+        n_frames, width = array["shape"]
+        dtype, object_chunks = np.dtype(array["data_type"]), whole[0] // chunk[0]
+        return cls(n_frames, width, dtype, chunk[0], object_chunks, codec)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Decoded."""
+        return self.chunk_frames * self.width * self.dtype.itemsize
+
+    def object_of(self, chunk: int) -> tuple[int, int]:
+        """The object a chunk lies in, and its place there."""
+        return divmod(chunk, self.object_chunks)
+
+    def decode(self, chunk: int, stored: Bytes) -> NDArray[Any]:
+        """The frames of a chunk, without what is behind the last."""
+        frames = np.empty((self.chunk_frames, self.width), self.dtype)
+        self.codec.decode_into(frames, stored)
+        return frames[: self.n_frames - chunk * self.chunk_frames]
+
+
+def read_index(file: StoredFile, n_chunks: int) -> NDArray[np.int64]:
+    """Where the chunks of an object lie: (chunk, [first byte, byte behind]); -1 where none is.
+
+    Raises:
+        CommitError: The index is damaged, or points elsewhere.
+    """
+    nbytes = n_chunks * ENTRY_BYTES + CRC.nbytes
+    place = file.layout.url(file.rel)
+    try:
+        body = CRC.checked(file.read(max(0, file.nbytes - nbytes), min(nbytes, file.nbytes)))
+    except CommitError as err:
+        raise CommitError(f"{place}, index of chunks: {err}") from err
+    entries = body.view("<u8").reshape(-1, 2)
+    there = (entries != np.iinfo(np.uint64).max).any(axis=1)
+    offsets, sizes = entries[:, 0], entries[:, 1]
+    end = np.uint64(file.nbytes - nbytes)
+    inside = (offsets <= end) & (sizes <= end) & (offsets + sizes <= end)
+    if len(entries) != n_chunks or not (inside | ~there).all():
+        raise refused(place, "its index of chunks points out of the object")
+    spans = np.stack([offsets, offsets + sizes], axis=1).astype(np.int64)
+    spans[~there] = -1
+    return spans
+
+
+def read_numbers(
+    layout: Layout, rel: str, array: Mapping[str, Any], promise: Promise
+) -> NDArray[Any]:
+    """The numbers of a vector of one chunk.
+
+    Raises:
+        CommitError: They are damaged or missing.
+    """
+    content = _content(layout, rel, array, promise, "bytes")
+    values = content.view(np.dtype(array["data_type"]).newbyteorder("<"))
+    return _whole(rel, values, array)
+
+
+def read_strings(layout: Layout, rel: str, array: Mapping[str, Any], promise: Promise) -> list[str]:
+    """The texts of a vector of one chunk; raises as `read_numbers`."""
+    texts = strings(_content(layout, rel, array, promise, "vlen-utf8"))
+    return _whole(rel, texts, array)
+
+
+def _whole(rel: str, values: Any, array: Mapping[str, Any]) -> Any:
+    if array["shape"] != [len(values)]:
+        raise refused(rel, f"expected {array['shape']} values, its chunk holds {len(values)}")
+    return values
+
+
+def _content(
+    layout: Layout, rel: str, array: Mapping[str, Any], promise: Promise, first: str
+) -> Bytes:
+    key = f"{rel}/c/0"
+    if array["shape"] == [0]:
+        # No chunk is written of no values; vlen-utf8 has a count of them.
+        return np.zeros(4 if first == "vlen-utf8" else 0, np.uint8)
+    try:
+        codec = ChunkCodec.of(array["codecs"], first)
+    except ValueError as err:
+        raise refused(rel, str(err)) from err
+    if key not in promise.files:
+        raise refused(rel, "expected one chunk, the commit names none")
+    file = StoredFile(layout, key, promise.files[key].bytes)
+    return codec.decode_bytes(file.read(0, file.nbytes), MAX_METADATA_BYTES)

@@ -1,0 +1,80 @@
+"""One committed file, read by ranges: with plain system calls where it is local.
+
+Not by a memory map: a file that another process cuts short would then end the reading process by a
+signal, where a read can say what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.storage.layout import Layout
+
+Bytes = NDArray[np.uint8]
+
+
+class StoredFile:
+    """A file of a dataset that never changes; it holds no handle between reads.
+
+    Args:
+        layout: The dataset.
+        rel: The file in it.
+        nbytes: As the commit has them.
+    """
+
+    def __init__(self, layout: Layout, rel: str, nbytes: int) -> None:
+        self.layout, self.rel, self.nbytes = layout, rel, nbytes
+
+    @cached_property
+    def _path(self) -> str:
+        return self.layout.inside(self.rel)
+
+    def read(self, start: int, length: int) -> Bytes:
+        """Bytes [start, start + length), in an array of their own.
+
+        Raises:
+            CommitError: The file is missing, or has not so many.
+        """
+        if not 0 <= start <= start + length <= self.nbytes:
+            raise self._short(start, length, f"was committed with {self.nbytes} bytes")
+        try:
+            found = (
+                self._local(start, length) if self.layout.is_local else self._remote(start, length)
+            )
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as err:
+            raise CommitError(
+                f"{self.layout.url(self.rel)} is missing although it is committed; run "
+                "`earmill verify`"
+            ) from err
+        if len(found) != length:
+            raise self._short(start, length, f"ends after {start + len(found)}")
+        return found
+
+    def _local(self, start: int, length: int) -> Bytes:
+        found, done = np.empty(length, np.uint8), 0
+        handle = os.open(self._path, os.O_RDONLY)
+        try:
+            while done < length:
+                count = os.preadv(handle, [found[done:].data], start + done)
+                if not count:
+                    break
+                done += count
+        finally:
+            os.close(handle)
+        return found[:done]
+
+    def _remote(self, start: int, length: int) -> Bytes:
+        if not length:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(self.layout.read_range(self.rel, start, length), np.uint8)
+
+    def _short(self, start: int, length: int, why: str) -> CommitError:
+        return CommitError(
+            f"{self.layout.url(self.rel)}: expected {length} bytes from byte {start} on, the file "
+            f"{why}; it is damaged: run `earmill verify`"
+        )
