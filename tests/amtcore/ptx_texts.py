@@ -15,6 +15,11 @@ REGISTERS = """
     .reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<40>; .reg .b64 %d<40>;
     .reg .f32 %f<8>; .reg .f64 %g<8>;
 """
+LANES = np.arange(THREADS, dtype=np.int32)
+#: Each thread's address of a 32-bit number: %d1 of parameter `a`, %d2 of `b`.
+PLACES = """
+    ld.param.b64 %d30, [a]; mov.u32 %r30, %tid.x; mad.wide.u32 %d1, %r30, 4, %d30;
+"""
 #: Torch has few unsigned types; bits are bits.
 _SIGNED = {"u": "i"}
 
@@ -65,3 +70,14 @@ def per_thread(
     launcher = InterpretedLauncher(patience=patience)
     launcher.launch(made, count // THREADS, [tensor_of(each) for each in arrays])
     return output
+
+
+def launch(code: str, *arguments: torch.Tensor | int, warps: int = 1, before: str = "") -> None:
+    """Run a kernel of these instructions; its parameters are `a`, `b` ..."""
+    names = "a b c d"[: 2 * len(arguments)]
+    InterpretedLauncher().launch(kernel(code, names, before), warps, arguments)
+
+
+def words(count: int = THREADS) -> torch.Tensor:
+    """The numbers from 0 on, of 32 bits."""
+    return torch.arange(count, dtype=torch.int32)
