@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, SupportsIndex
 
 import numpy as np
+import pyarrow as pa
 
 from earmill.pipeline.reader.read_row import Row
 
@@ -31,6 +32,10 @@ class FeatureRows(Protocol):
     def fingerprint(self) -> str:
         """Changes when the set does."""
 
+    @property
+    def table(self) -> pa.Table:
+        """One line a row, in the order of the rows."""
+
     def block_rows(self) -> np.ndarray:
         """Rows per row group, in order: what is cheap to read together."""
 
@@ -38,3 +43,6 @@ class FeatureRows(Protocol):
 
     def __getitem__(self, index: SupportsIndex, /) -> Row:
         """Row by number."""
+
+    def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
+        """The frames of a row in a stretch of time."""

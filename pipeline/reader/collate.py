@@ -8,7 +8,9 @@ collated as dense counts (step, neuron) in float32, which is exact up to 2^24.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
+# Memory of this shape and dtype; None where there is no room.
+Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
+
+_memory = threading.local()
 
 
 class RowLike(Protocol):
@@ -100,6 +106,8 @@ class Batch:
         seconds: (B,) float64, clip lengths.
         extra: Carried-through columns, one mapping per row.
         features: Per stream `Padded`, `Packed` or a jagged nested tensor.
+        start_s: (B,) float64, where the features begin in their clips; not 0 only in crops.
+        sets: (B,) int64, number of the set that each row is from; 0 where there is one.
     """
 
     row_ids: tuple[str, ...]
@@ -107,6 +115,16 @@ class Batch:
     seconds: torch.Tensor
     extra: tuple[Mapping[str, Any], ...]
     features: Mapping[str, Any]
+    start_s: torch.Tensor
+    sets: torch.Tensor
+
+    @property
+    def padding_share(self) -> float:
+        """The share of the values of padded streams that is padding, from 0 to 1."""
+        padded = [value for value in self.features.values() if isinstance(value, Padded)]
+        held = sum(value.values.numel() for value in padded)
+        real = sum(int(value.lengths.sum()) * value.values.shape[-1] for value in padded)
+        return 1.0 - real / held if held else 0.0
 
     def __len__(self) -> int:
         return len(self.row_ids)
@@ -127,7 +145,27 @@ class Batch:
             name: f(value) if isinstance(value, torch.Tensor) else value.map(f)
             for name, value in self.features.items()
         }
-        return replace(self, indices=f(self.indices), seconds=f(self.seconds), features=features)
+        named: dict[str, Any] = {name: f(getattr(self, name)) for name in BATCH_TENSORS}
+        return replace(self, features=features, **named)
+
+
+BATCH_TENSORS = ("indices", "seconds", "start_s", "sets")
+
+
+@contextmanager
+def allocating(allocate: Allocate) -> Iterator[None]:
+    """Inside, collates of this thread put what they make into memory from `allocate`."""
+    before, _memory.allocate = getattr(_memory, "allocate", None), allocate
+    try:
+        yield
+    finally:
+        _memory.allocate = before
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    allocate = getattr(_memory, "allocate", None)
+    found = None if allocate is None else allocate(shape, dtype)
+    return torch.empty(tuple(shape), dtype=dtype) if found is None else found
 
 
 def as_tensor(features: Any) -> torch.Tensor:
@@ -165,9 +203,10 @@ def collate_padded(
     def pad(parts: list[torch.Tensor]) -> Padded:
         lengths = _lengths(parts)
         n_frames = -(-int(lengths.max()) // multiple_of) * multiple_of
-        values = parts[0].new_full((len(parts), n_frames, parts[0].shape[1]), pad_value)
+        values = _empty((len(parts), n_frames, parts[0].shape[1]), parts[0].dtype)
         for row, part in zip(values, parts, strict=True):
             row[: len(part)] = part
+            row[len(part) :] = pad_value
         return Padded(values, lengths)
 
     return _collate(rows, pad)
@@ -177,7 +216,7 @@ def collate_packed(rows: Sequence[RowLike]) -> Batch:
     """Rows end to end: (sum of lengths, width) with int64 offsets (B + 1,)."""
 
     def pack(parts: list[torch.Tensor]) -> Packed:
-        return Packed(torch.cat(parts), _offsets(_lengths(parts)))
+        return Packed(_joined(parts), _offsets(_lengths(parts)))
 
     return _collate(rows, pack)
 
@@ -188,7 +227,7 @@ def collate_jagged(rows: Sequence[RowLike]) -> Batch:
     def nest(parts: list[torch.Tensor]) -> torch.Tensor:
         lengths = _lengths(parts)
         return torch.nested.nested_tensor_from_jagged(
-            torch.cat(parts),
+            _joined(parts),
             _offsets(lengths),
             min_seqlen=int(lengths.min()),
             max_seqlen=int(lengths.max()),
@@ -213,6 +252,11 @@ def per_channel(features: Array, stream: StreamInfo) -> list[Array]:
             f"got {tuple(features.shape)}; pass one stream's features, frames first"
         )
     return [features[..., first:last].swapaxes(-1, -2) for first, last in pairwise(offsets)]
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    width, n_frames = parts[0].shape[1], sum(map(len, parts))
+    return torch.cat(parts, out=_empty((n_frames, width), parts[0].dtype))
 
 
 def _lengths(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -240,4 +284,6 @@ def _collate(rows: Sequence[RowLike], join: Callable[[list[torch.Tensor]], Any])
         seconds=torch.tensor([row.seconds for row in rows], dtype=torch.float64),
         extra=tuple(dict(row.extra) for row in rows),
         features={name: join([as_tensor(row.features[name]) for row in rows]) for name in names},
+        start_s=torch.tensor([getattr(row, "start_s", 0.0) for row in rows], dtype=torch.float64),
+        sets=torch.tensor([getattr(row, "set", 0) for row in rows], dtype=torch.int64),
     )

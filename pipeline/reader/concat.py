@@ -85,8 +85,8 @@ class ConcatenatedFeatures(TorchViews):
 
     def __getitem__(self, index: SupportsIndex) -> Row:
         """Row by number; negative numbers count from the end."""
-        number, each, local = self._place(index)
-        return replace(each[local], index=number)
+        number, which, local = self._place(index)
+        return replace(self.sets[which][local], index=number, set=which)
 
     def __iter__(self) -> Iterator[Row]:
         return (self[i] for i in range(len(self)))
@@ -110,21 +110,21 @@ class ConcatenatedFeatures(TorchViews):
 
     def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
         """The frames of a row in a stretch of time; see `Features.slice`."""
-        number, each, local = self._place(index)
-        return replace(each.slice(local, start_s, stop_s), index=number)
+        number, which, local = self._place(index)
+        return replace(self.sets[which].slice(local, start_s, stop_s), index=number, set=which)
 
     def provenance(self, index: SupportsIndex) -> dict[str, Any]:
         """Where a row came from; see `Features.provenance`."""
-        _, each, local = self._place(index)
-        return each.provenance(local)
+        _, which, local = self._place(index)
+        return self.sets[which].provenance(local)
 
     def close(self) -> None:
         """Close what this process has open; reading again opens it anew."""
         for each in self.sets:
             each.close()
 
-    def _place(self, index: SupportsIndex) -> tuple[int, Features, int]:
-        """Position over all sets, the set, and the position in it."""
+    def _place(self, index: SupportsIndex) -> tuple[int, int, int]:
+        """Position over all sets, number of the set, and the position in it."""
         if isinstance(index, str):
             raise TypeError(f"rows are numbered from 0, got {index!r}; use ds.by_id for row ids")
         number = operator.index(index)
@@ -132,7 +132,7 @@ class ConcatenatedFeatures(TorchViews):
             raise IndexError(f"row {number} of {len(self.sets)} sets with {len(self)} rows")
         number %= len(self)
         which = bisect_right(self._starts, number) - 1
-        return number, self.sets[which], number - self._starts[which]
+        return number, which, number - self._starts[which]
 
 
 def check_same_streams(first: Features, other: Features) -> None:

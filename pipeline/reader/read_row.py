@@ -19,6 +19,8 @@ class Row:
         features: Stream name to (n_frames, width), or to `SpikeEvents` for a stream
             of events.
         first_frame: Stream name to where the features start in the clip; not 0 only in a slice.
+        start_s: Where the slice was asked to start, s; 0 in a whole clip.
+        set: Number of the set that the row is from, where several are read as one.
     """
 
     index: int
@@ -27,6 +29,8 @@ class Row:
     extra: Mapping[str, Any]
     features: Mapping[str, Any] = field(repr=False)
     first_frame: Mapping[str, int]
+    start_s: float = 0.0
+    set: int = 0
 
     def map(self, f: Callable[[Any], Any]) -> Row:
         """The same row with `f` applied to each stream's features."""

@@ -23,7 +23,6 @@ is better mixing and more memory; `choose_window` makes it a full shuffle when t
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,13 +72,19 @@ def check_whole(name: str, value: Any) -> int:
     return operator.index(value)
 
 
-def _keys(n: int, *, seed: int, epoch: int, salt: int) -> NDArray[np.uint64]:
-    """n sort keys for one purpose (salt) of one epoch.
+def keys(n: int, *, seed: int, epoch: int, salt: int, part: int = 0) -> NDArray[np.uint64]:
+    """n sort keys for one purpose (salt) of one epoch, and of one set (part) of a mixture.
 
-    The counter starts 2^192 blocks apart for each purpose, so no two share a number.
+    The counter starts 2^192 blocks apart for each purpose and 2^128 for each part, so no two share
+    a number.
     """
-    words = {"key": (seed, epoch), "counter": (0, 0, 0, salt)}
+    words = {"key": (seed, epoch), "counter": (0, 0, part, salt)}
     return Philox(**{name: np.array(word, np.uint64) for name, word in words.items()}).random_raw(n)
+
+
+def unit(drawn: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Keys as numbers in [0, 1)."""
+    return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def check_counter(name: str, value: int) -> None:
@@ -99,22 +104,31 @@ def epoch_order(block_rows: Rows, settings: Settings, *, seed: int, epoch: int) 
     Returns:
         Row indices, int64, each of `range(sum(block_rows))` once.
     """
+    rows = block_order(block_rows, shuffle=settings.shuffle, seed=seed, epoch=epoch)
+    return rows[deal(len(rows), settings, seed=seed, epoch=epoch)]
+
+
+def block_order(block_rows: Rows, *, shuffle: bool, seed: int, epoch: int, part: int = 0) -> Rows:
+    """Rows of shuffled blocks, one block after the other; index order without `shuffle`."""
     check_counter("seed", seed)
     check_counter("epoch", epoch)
-    n_rows = int(block_rows.sum())
+    if not shuffle:
+        return np.arange(int(block_rows.sum()), dtype=np.int64)
+    drawn = keys(len(block_rows), seed=seed, epoch=epoch, salt=BLOCK_SALT, part=part)
+    return expand(block_rows, np.argsort(drawn, kind="stable"))
+
+
+def deal(n_rows: int, settings: Settings, *, seed: int, epoch: int) -> Rows:
+    """Positions of a sequence of rows in the order in which they come: shuffled inside windows,
+    lanes interleaved batch by batch."""
     if not settings.shuffle or n_rows == 0:
         return np.arange(n_rows, dtype=np.int64)
-    blocks = np.argsort(
-        _keys(len(block_rows), seed=seed, epoch=epoch, salt=BLOCK_SALT), kind="stable"
-    )
-    rows = _expand(block_rows, blocks)
-    keys = _keys(n_rows, seed=seed, epoch=epoch, salt=ROW_SALT)
     bounds = _lane_bounds(n_rows, settings)
-    rows = rows[_window_shuffle(bounds, keys, settings)]
-    return _interleave(rows, bounds, settings.batch_rows)
+    drawn = keys(n_rows, seed=seed, epoch=epoch, salt=ROW_SALT)
+    return _interleave(_window_shuffle(bounds, drawn, settings), bounds, settings.batch_rows)
 
 
-def _expand(block_rows: Rows, blocks: Rows) -> Rows:
+def expand(block_rows: Rows, blocks: Rows) -> Rows:
     """Rows of the blocks, one block after the other in the given block order."""
     first = np.cumsum(block_rows) - block_rows
     sizes = block_rows[blocks]
@@ -133,13 +147,18 @@ def _lane_bounds(n_rows: int, settings: Settings) -> Rows:
     return np.arange(lanes + 1, dtype=np.int64) * n_batches // lanes
 
 
-def _window_shuffle(bounds: Rows, keys: NDArray[np.uint64], settings: Settings) -> Rows:
+def _window_shuffle(bounds: Rows, drawn: NDArray[np.uint64], settings: Settings) -> Rows:
     """Positions, shuffled inside each window of each lane."""
-    position = np.arange(len(keys), dtype=np.int64)
-    lane_first = bounds * settings.batch_rows
+    window = windows(bounds * settings.batch_rows, len(drawn), settings.window_rows)
+    return np.lexsort((drawn, window)).astype(np.int64, copy=False)
+
+
+def windows(lane_first: Rows, n_rows: int, window_rows: int) -> Rows:
+    """Number of the window of each position, ascending, given where lanes start."""
+    position = np.arange(n_rows, dtype=np.int64)
     lane = np.searchsorted(lane_first, position, side="right") - 1
-    window = (position - lane_first[lane]) // settings.window_rows
-    return np.lexsort((keys, window, lane)).astype(np.int64, copy=False)
+    begins = (position - lane_first[lane]) % window_rows == 0
+    return np.cumsum(begins)
 
 
 def _interleave(rows: Rows, bounds: Rows, batch_rows: int) -> Rows:
@@ -202,28 +221,6 @@ def _even_tail(order: Rows, tail: Rows, world_size: int, even: Even) -> Rows:
         return tail[: len(tail) - excess]
     # np.resize repeats the order when it is shorter than the padding itself.
     return np.concatenate([tail, np.resize(order, world_size - excess)])
-
-
-def rank_rows(n_rows: int, *, rank: int, world_size: int, batch_rows: int, even: Even) -> int:
-    """`len(rank_share(...))` for `n_rows` rows still to come, without building the order."""
-    check_split(rank, world_size)
-    n_step = world_size * batch_rows
-    tail = n_rows % n_step
-    excess = tail % world_size
-    if check_even(even) is not False and excess and n_rows:
-        tail += -excess if even == "drop" else world_size - excess
-    piece = (rank + 1) * tail // world_size - rank * tail // world_size
-    return n_rows // n_step * batch_rows + piece
-
-
-def worker_batches(rows: Rows, *, worker: int, workers: int, batch_rows: int) -> Iterator[Rows]:
-    """The batches of one DataLoader worker: batch j belongs to worker j % workers.
-
-    The loader takes its workers in the same round robin, so with its `batch_size` equal to
-    `batch_rows` it hands out `rows` in order whatever the number of workers.
-    """
-    for start in range(worker * batch_rows, len(rows), workers * batch_rows):
-        yield rows[start : start + batch_rows]
 
 
 def choose_window(block_rows: Rows, *, total_bytes: int, window_bytes: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Torch datasets over a feature set: by index, and as a shuffled stream for many ranks and workers.
 
-The stream's order is a function of (seed, epoch) and its settings (see `reader.shuffle`); rank and
-world size are arguments, and torch.distributed is never touched. Its state is a few integers, and
+The stream's order is a function of (seed, epoch) and its settings (see `reader.batching`); rank and
+world size are arguments, and torch.distributed is never touched. Its state is a few numbers, and
 resuming slices the order instead of reading what came before. `FeatureLoader` counts what a
 DataLoader with workers has handed out; behind a bare one nobody knows, as workers read ahead, so
 there the stream refuses to say where it stands.
@@ -9,27 +9,33 @@ there the stream refuses to say where it stands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from earmill.pipeline.reader import shuffle as order
-from earmill.pipeline.reader.collate import Batch, as_tensor, collate_padded, is_sparse
+from earmill.pipeline.reader import stream_state as saved
+from earmill.pipeline.reader.batching import Batching, FixedBatches, Plan
+from earmill.pipeline.reader.buckets import bucketed, frames_of
+from earmill.pipeline.reader.collate import as_tensor, is_sparse
+from earmill.pipeline.reader.crops import Crop, Cropper
+from earmill.pipeline.reader.mixing import block_order
 
 if TYPE_CHECKING:
     from earmill.pipeline.reader.base import FeatureRows
     from earmill.pipeline.reader.read_row import Row
 
-# 2: another order, drawn by Philox.
-STATE_VERSION = 2
 WINDOW_BYTES = 128 * 2**20
-_PLACE = ("epoch", "start", "position", "world_size")
 # Slots of the shared state.
 EPOCH, START, SKIP, DONE, UNSEEN = range(5)
 COMPLETE = -1
+# Batches whose rows a set that reads ahead is told of.
+AHEAD_BATCHES = 3
+# Beside the values of a batch: lengths, and frames that `multiple_of` adds.
+SPARE_BYTES = 4 * 2**20
 
 
 def tensor_row(row: Row) -> Row:
@@ -66,17 +72,21 @@ class FeatureStream(IterableDataset["Row"]):
     the epoch again (from the resume point, if one was loaded and the epoch is still running).
 
     Args:
-        features: An opened feature set.
+        features: An opened feature set, or several: end to end, or mixed by weight (`mix`).
         shuffle: False gives index order.
         seed: Same on all ranks.
         epoch: The first epoch.
         rank: This process, from 0 to `world_size - 1`.
         world_size: Number of processes that share an epoch.
-        batch_size: Rows dealt to a worker at a time. Equal to the DataLoader's batch size, batches
-            do not depend on the number of workers.
-        even: False: no row repeats, ranks differ by one row at most. True or "pad": every rank
-            gets the same number, with up to `world_size - 1` rows repeated. "drop": the same
-            number, with up to `world_size - 1` rows left out of this epoch.
+        batch_size: Rows of a batch, dealt to a worker at a time; None for 1. With a budget, rows at
+            most, None for as many as it allows.
+        batch_frames: Budget: rows of a batch times frames of its longest, at most, counted in the
+            stream with most frames. Rows of similar length come together (`reader.buckets`).
+        batch_seconds: The same in seconds.
+        crop: Stretch of each clip to read; None for whole clips.
+        even: False: ranks differ by one row (with a budget: one batch) at most. True or "pad":
+            every rank gets the same number, with up to `world_size - 1` rows (batches) repeated.
+            "drop": the same number, with up to `world_size - 1` left out of this epoch.
         lanes: Interleaved sub-orders, see `reader.shuffle`. None chooses from the set's size.
         window_rows: Rows of a lane that are shuffled together. None chooses.
         window_bytes: What the windows may hold together where None chooses; keep it below the
@@ -95,7 +105,10 @@ class FeatureStream(IterableDataset["Row"]):
         epoch: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        batch_size: int = 1,
+        batch_size: int | None = None,
+        batch_frames: int | None = None,
+        batch_seconds: float | None = None,
+        crop: Crop | None = None,
         even: order.Even = False,
         lanes: int | None = None,
         window_rows: int | None = None,
@@ -104,19 +117,32 @@ class FeatureStream(IterableDataset["Row"]):
         order.check_split(rank, world_size)
         order.check_counter("seed", seed)
         order.check_counter("epoch", epoch)
-        self.features = features
+        if crop is not None and not isinstance(crop, Crop):
+            raise TypeError(f"expected crop=Crop(seconds) or None, got {crop!r}")
+        self.features, self.crop = features, crop
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.even = order.check_even(even)
-        self._block_rows = features.block_rows()
         chosen = order.choose_window(
-            self._block_rows, total_bytes=features.nbytes, window_bytes=window_bytes
+            features.block_rows(), total_bytes=features.nbytes, window_bytes=window_bytes
         )
         self.settings = order.Settings(
             shuffle=shuffle,
-            batch_rows=batch_size,
+            batch_rows=1 if batch_size is None else batch_size,
             lanes=chosen["lanes"] if lanes is None else lanes,
             window_rows=chosen["window_rows"] if window_rows is None else window_rows,
         )
+        self._cropper = None if crop is None else Cropper(crop, features, seed)
+        self.batching: Batching = FixedBatches(self.settings)
+        if batch_frames is not None or batch_seconds is not None:
+            self.batching = bucketed(
+                self.settings,
+                features,
+                self._cropper,
+                batch_frames=batch_frames,
+                batch_seconds=batch_seconds,
+                max_rows=batch_size,
+            )
+        self._plans: dict[Any, Plan] = {}
         # Shared memory: workers that outlive an epoch (persistent_workers) see the next one.
         self._state = torch.tensor([epoch, 0, 0, 0, 0]).share_memory_()
 
@@ -126,8 +152,29 @@ class FeatureStream(IterableDataset["Row"]):
         return int(self._state[EPOCH])
 
     def __len__(self) -> int:
-        """Rows of a whole epoch on this rank."""
-        return self._n_rows(start=0)
+        """Rows of the epoch on this rank; with a budget it may differ from epoch to epoch."""
+        return len(self._share(self.epoch, 0).rows)
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of the epoch on this rank."""
+        return self._share(self.epoch, 0).n_batches
+
+    def padding_share(self) -> float:
+        """The share of padding in the epoch's batches on this rank, from 0 to 1, if padded; of the
+        stream with most frames, and without reading any."""
+        frames = frames_of(self.features, self._cropper)
+        longest = max(frames.values(), key=lambda found: int(found.sum()))
+        return self._share(self.epoch, 0).padding_share(longest)
+
+    def batch_bytes(self) -> int:
+        """What a padded batch may take, at most, of values of 4 bytes and columns as they are."""
+        frames = frames_of(self.features, self._cropper)
+        widths = {name: info.width for name, info in self.features.streams.items()}
+        per_batch = self.batching.most_padded(frames)
+        return (
+            4 * sum(widths[name] * n_frames for name, n_frames in per_batch.items()) + SPARE_BYTES
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; no change if a resumed run is inside that epoch."""
@@ -138,23 +185,37 @@ class FeatureStream(IterableDataset["Row"]):
     def __iter__(self) -> Iterator[Row]:
         info = get_worker_info()
         if info is None:
-            yield from self._tracked(*self._left())
+            yield from self._tracked()
             return
         # What of this the loader hands out does not come back here.
         self._state[UNSEEN] = 1
-        yield from self.worker_rows(info.id, info.num_workers)
+        for batch in self.worker_batches(info.id, info.num_workers):
+            yield from batch
 
-    def worker_rows(self, worker: int, workers: int) -> Iterator[Row]:
-        """What one worker of a DataLoader reads, without a trace."""
-        split = {"worker": worker, "workers": workers}
-        rows, _ = self._left()
-        for batch in order.worker_batches(rows, **split, batch_rows=self.settings.batch_rows):
-            yield from map(self._read, batch)
+    def worker_batches(self, worker: int, workers: int) -> Iterator[Iterator[Row]]:
+        """What one worker of a DataLoader reads, without a trace: batch j is of worker j % workers.
 
-    def _left(self) -> tuple[order.Rows, int]:
-        """The rows from the resume point on, and how many come before it."""
+        The loader takes its workers in the same turn, so it hands out the plan in order.
+        """
+        plan = self.left()
+        mine = range(worker, plan.n_batches, workers)
+        for turn, number in enumerate(mine):
+            self._announce(plan, mine[turn : turn + AHEAD_BATCHES])
+            yield self.read(plan, number)
+
+    def left(self) -> Plan:
+        """The plan from the resume point on."""
         epoch, start, skip = self._state[:DONE].tolist()
-        return self._share(epoch, start)[skip:], skip
+        return self._share(epoch, start).after(skip)
+
+    def read(self, plan: Plan, number: int) -> Iterator[Row]:
+        """The rows of a batch of a plan, one by one as they are read."""
+        rows, passes = plan.batch(number)
+        starts: list[float | None] = [None] * len(rows)
+        if self._cropper is not None:
+            starts = self._cropper.starts_s(rows, passes)
+        for index, start_s in zip(rows.tolist(), starts, strict=True):
+            yield tensor_row(self._row(index, start_s))
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank stands, after the rows handed out so far; a few plain numbers.
@@ -171,214 +232,88 @@ class FeatureStream(IterableDataset["Row"]):
                 "known; iterate earmill.FeatureLoader(stream, num_workers=...) and "
                 "save its state_dict()"
             )
-        if done == COMPLETE or 0 < self._n_rows(start) <= done:
+        share = self._share(epoch, start)
+        if done == COMPLETE or 0 < len(share.rows) <= done:
             epoch, start, done = epoch + 1, 0, 0
         return {
-            "version": STATE_VERSION,
+            "version": saved.STATE_VERSION,
             "epoch": epoch,
             "start": start,
-            "position": done,
+            **self.batching.place(share, done),
             "world_size": self.world_size,
-        } | self._identity()
+        } | saved.identity(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken; another world size may take over between whole steps."""
-        if not isinstance(state, Mapping):
-            raise TypeError(f"expected what state_dict() returned, got {type(state).__name__}")
-        if state.get("version") != STATE_VERSION:
-            raise ValueError(
-                f"expected a reader state of version {STATE_VERSION}, got "
-                f"{state.get('version')!r}, whose rows come in another order; go on with the "
-                f"release that wrote it, or begin its epoch anew: set_epoch({state.get('epoch')!r})"
-            )
-        missing = sorted({*self._identity(), *_PLACE} - set(state))
-        if missing:
-            raise ValueError(f"expected what state_dict() returned, got one without {missing}")
-        self._check_place(state)
-        for name, here in self._identity().items():
-            if state[name] != here:
-                raise ValueError(
-                    f"the state was taken with {name}={state[name]!r}, this stream has {here!r}; "
-                    "open the same dataset with the same settings"
-                )
-        start, skip = state["start"], state["position"]
+        saved.check_state(state, saved.identity(self))
+        epoch, start = state["epoch"], state["start"]
+        whole = self._whole(epoch)
+        saved.check_within("start", start, self.batching.size(whole))
         if state["world_size"] != self.world_size:
-            start, skip = self._after_whole_steps(state), 0
-        self._set(epoch=state["epoch"], start=start, skip=skip)
+            start, skip = saved.after_whole_steps(self, whole, state), 0
+        else:
+            skip = self.batching.row(self._share(epoch, start), state)
+        self._set(epoch=epoch, start=start, skip=skip)
 
-    def _check_place(self, state: Mapping[str, Any]) -> None:
-        """Refuse a place outside of the epoch, from which rows would be left out in silence."""
-        order.check_counter("epoch", state["epoch"])
-        order.check_split(0, state["world_size"])
-        n_rows = int(self._block_rows.sum())
-        for name in ("start", "position"):
-            if not 0 <= order.check_whole(name, state[name]) <= n_rows:
-                raise ValueError(
-                    f"the state has {name}={state[name]}, this stream has rows 0 to {n_rows}; take "
-                    "it from state_dict() unchanged"
-                )
-
-    def _identity(self) -> dict[str, Any]:
-        """What must be equal for a position to mean the same row."""
-        chosen = self.settings
-        return {
-            "seed": self.seed,
-            "shuffle": chosen.shuffle,
-            "batch_size": chosen.batch_rows,
-            "lanes": chosen.lanes,
-            "window_rows": chosen.window_rows,
-            "even": "pad" if self.even is True else self.even,
-            "dataset": self.features.fingerprint,
-        }
-
-    def _after_whole_steps(self, state: Mapping[str, Any]) -> int:
-        """Rows that all ranks of the old world have had, if that is a prefix of the order."""
-        batch_rows, position, world = (
-            self.settings.batch_rows,
-            state["position"],
-            state["world_size"],
-        )
-        n_full = (int(self._block_rows.sum()) - state["start"]) // (world * batch_rows)
-        if position % batch_rows or position // batch_rows > n_full:
-            raise ValueError(
-                f"a state of world_size={world} taken after {position} rows does not end a whole "
-                f"step of {batch_rows} rows per rank, so world_size={self.world_size} cannot take "
-                "over; resume with the old world size or save between batches"
-            )
-        return int(state["start"] + position * world)
+    def __getstate__(self) -> dict[str, Any]:
+        """Without plans: a worker that is spawned makes its own in less time than they travel."""
+        return {**self.__dict__, "_plans": {}}
 
     def _set(self, *, epoch: int, start: int, skip: int) -> None:
         self._state.copy_(torch.tensor([epoch, start, skip, skip, 0]))
 
-    def _begin(self) -> int:
+    def begin(self) -> int:
         """The iteration starts at the resume point; returns it."""
         self._state[DONE] = self._state[SKIP]
         return int(self._state[SKIP])
 
-    def _done(self, position: int) -> None:
+    def done(self, position: int) -> None:
+        """So many rows of this rank's share were handed out."""
         self._state[DONE] = position
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
         """The epoch ran to its end: the next iteration starts from zero."""
         self._state[START:UNSEEN] = torch.tensor([0, 0, COMPLETE])
 
-    def _n_rows(self, start: int) -> int:
-        return order.rank_rows(
-            int(self._block_rows.sum()) - start,
-            rank=self.rank,
-            world_size=self.world_size,
-            batch_rows=self.settings.batch_rows,
-            even=self.even,
-        )
+    def _whole(self, epoch: int) -> Plan:
+        """The plan of all ranks; one is kept."""
+        key = "whole", epoch
+        if key not in self._plans:
+            chosen = {"seed": self.seed, "epoch": epoch}
+            rows, passes = block_order(self.features, shuffle=self.settings.shuffle, **chosen)
+            self._plans = {key: self.batching.whole(rows, passes, **chosen)}
+        return self._plans[key]
 
-    def _share(self, epoch: int, start: int) -> order.Rows:
-        rows = order.epoch_order(self._block_rows, self.settings, seed=self.seed, epoch=epoch)
-        return order.rank_share(
-            rows,
-            rank=self.rank,
-            world_size=self.world_size,
-            batch_rows=self.settings.batch_rows,
-            even=self.even,
-            start=start,
-        )
-
-    def _tracked(self, rows: np.ndarray, skip: int) -> Iterator[Row]:
-        self._begin()
-        for position, index in enumerate(rows, start=skip + 1):
-            row = self._read(index)
-            self._done(position)
-            yield row
-        self._complete()
-
-    def _read(self, index: SupportsIndex) -> Row:
-        return tensor_row(self.features[index])
-
-
-class _Counted(IterableDataset["Row"]):
-    """A stream behind a loader that counts what it hands out."""
-
-    def __init__(self, stream: FeatureStream) -> None:
-        self.stream = stream
-
-    def __len__(self) -> int:
-        return len(self.stream)
-
-    def __iter__(self) -> Iterator[Row]:
-        info = get_worker_info()
-        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        return self.stream.worker_rows(worker, workers)
-
-
-class FeatureLoader:
-    """A DataLoader over a `FeatureStream` that knows how far it got, workers or not.
-
-    Args:
-        stream: Its `batch_size` is the batch size.
-        num_workers: Reading processes; 0 reads in this one.
-        collate_fn: One of `earmill.pipeline.reader.collate`, or any function of a list of rows.
-        options: Passed on to `torch.utils.data.DataLoader`; batches stay in order.
-    Example:
-        for epoch in range(loader.epoch, 10):
-            loader.set_epoch(epoch)
-            for batch in loader:
-                ...
-                checkpoint = {"data": loader.state_dict()}
-    """
-
-    def __init__(
-        self,
-        stream: FeatureStream,
-        *,
-        num_workers: int = 0,
-        collate_fn: Callable[[list[Row]], Any] = collate_padded,
-        **options: Any,
-    ) -> None:
-        if not isinstance(stream, FeatureStream):
-            raise TypeError(
-                "expected a FeatureStream, as FeatureStream(ds, batch_size=8) makes it, got "
-                f"{type(stream).__name__}"
+    def _share(self, epoch: int, start: int) -> Plan:
+        """The plan of this rank."""
+        key = epoch, start
+        if key not in self._plans:
+            self._plans[key] = self.batching.share(
+                self._whole(epoch),
+                rank=self.rank,
+                world_size=self.world_size,
+                even=self.even,
+                start=start,
             )
-        if not options.get("in_order", True):
-            raise ValueError(
-                "in_order=False would make positions meaningless; leave it out, or use a bare "
-                "DataLoader without resume"
-            )
-        self.stream = stream
-        self._loader: DataLoader[Batch] = DataLoader(
-            _Counted(stream),  # type: ignore[arg-type]  # rows in, batches out
-            batch_size=stream.settings.batch_rows,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            **options,
-        )
+        return self._plans[key]
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that iterating gives."""
-        return self.stream.epoch
+    def _tracked(self) -> Iterator[Row]:
+        position = self.begin()
+        for batch in self.worker_batches(0, 1):
+            for row in batch:
+                position += 1
+                self.done(position)
+                yield row
+        self.complete()
 
-    def __len__(self) -> int:
-        """Batches of a whole epoch on this rank."""
-        return len(self._loader)
+    def _announce(self, plan: Plan, batches: Sequence[int]) -> None:
+        """Tell a set that reads ahead which rows come next, the first of them now."""
+        prefetch = getattr(self.features, "prefetch", None)
+        if prefetch is not None:
+            prefetch([row for number in batches for row in plan.batch(number)[0].tolist()])
 
-    def __iter__(self) -> Iterator[Any]:
-        stream, batch_rows = self.stream, self.stream.settings.batch_rows
-        last = stream._n_rows(int(stream._state[START]))
-        position = stream._begin()
-        for batch in self._loader:
-            position = min(position + batch_rows, last)
-            stream._done(position)
-            yield batch
-        stream._complete()
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `FeatureStream.set_epoch`."""
-        self.stream.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where this rank stands, after the batches handed out so far."""
-        return self.stream.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `FeatureStream.load_state_dict`; call it before iterating."""
-        self.stream.load_state_dict(state)
+    def _row(self, index: int, start_s: float | None) -> Row:
+        if start_s is None or self.crop is None:
+            return self.features[index]
+        row = self.features.slice(index, start_s, start_s + self.crop.seconds)
+        return replace(row, start_s=start_s)

@@ -52,10 +52,13 @@ if TYPE_CHECKING:
     )
     from earmill.pipeline.reader.collate import collate_padded as collate
     from earmill.pipeline.reader.concat import ConcatenatedFeatures
+    from earmill.pipeline.reader.crops import Crop
+    from earmill.pipeline.reader.feature_loader import FeatureLoader
     from earmill.pipeline.reader.features import Features
+    from earmill.pipeline.reader.mixing import MixedFeatures, mix
     from earmill.pipeline.reader.open import open_features
     from earmill.pipeline.reader.read_row import Row
-    from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureLoader, FeatureStream
+    from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureStream
     from earmill.pipeline.spec.job import JobSpec
 
 _ERRORS = "earmill.pipeline.common.errors"
@@ -68,10 +71,11 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "Calibration": ("amtcore.units", "Calibration"),
     "CommitError": (_ERRORS, "CommitError"),
     "ConcatenatedFeatures": ("earmill.pipeline.reader.concat", "ConcatenatedFeatures"),
+    "Crop": ("earmill.pipeline.reader.crops", "Crop"),
     "EarmillError": (_ERRORS, "EarmillError"),
     "Extractor": ("amtcore.features.base", "Extractor"),
     "FeatureDataset": (_TORCH, "FeatureDataset"),
-    "FeatureLoader": (_TORCH, "FeatureLoader"),
+    "FeatureLoader": ("earmill.pipeline.reader.feature_loader", "FeatureLoader"),
     "FeatureStream": (_TORCH, "FeatureStream"),
     "Features": ("earmill.pipeline.reader.features", "Features"),
     "JobCost": ("earmill.pipeline.planning.cost", "JobCost"),
@@ -79,6 +83,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "JobFinished": ("earmill.pipeline.driver.events", "JobFinished"),
     "JobSpec": ("earmill.pipeline.spec.job", "JobSpec"),
     "LockedError": (_ERRORS, "LockedError"),
+    "MixedFeatures": ("earmill.pipeline.reader.mixing", "MixedFeatures"),
     "ModelInfo": ("amtcore.features.build", "ModelInfo"),
     "OutputError": (_ERRORS, "OutputError"),
     "Report": ("earmill.pipeline.dataset.verify", "Report"),
@@ -100,6 +105,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "extract": ("earmill.api", "extract"),
     "formats": "earmill.formats",
     "list_models": ("amtcore.features.build", "list_models"),
+    "mix": ("earmill.pipeline.reader.mixing", "mix"),
     "models": "amtcore.models",
     "open_features": ("earmill.pipeline.reader.open", "open_features"),
     "per_channel": (_COLLATE, "per_channel"),
@@ -116,6 +122,7 @@ __all__ = [
     "Calibration",
     "CommitError",
     "ConcatenatedFeatures",
+    "Crop",
     "EarmillError",
     "Extractor",
     "FeatureDataset",
@@ -127,6 +134,7 @@ __all__ = [
     "JobFinished",
     "JobSpec",
     "LockedError",
+    "MixedFeatures",
     "ModelInfo",
     "OutputError",
     "Report",
@@ -149,6 +157,7 @@ __all__ = [
     "extract",
     "formats",
     "list_models",
+    "mix",
     "models",
     "open_features",
     "per_channel",

@@ -11,9 +11,8 @@ import pytest
 import xarray as xr
 
 from amtcore.features.build import build_extractor
-from earmill import open_features
+from earmill import FeatureLoader, open_features
 from earmill.pipeline.formats.registry import Encoding, encode
-from earmill.pipeline.reader.torch_datasets import FeatureLoader
 from tests.pipeline.event_data import STREAMS as EVENT_STREAMS
 from tests.pipeline.reader_data import STREAMS, Writer, ids, make_row, mixed_seconds, write_set
 

@@ -19,14 +19,13 @@ from torch.utils.data import DataLoader
 import earmill.pipeline.formats.parquet.write as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from amtcore.features.spike_events import SpikeEvents
-from earmill import open_features
+from earmill import FeatureLoader, open_features
 from earmill.pipeline.reader.collate import (
     collate_jagged,
     collate_packed,
     collate_padded,
     per_channel,
 )
-from earmill.pipeline.reader.torch_datasets import FeatureLoader
 from tests.pipeline.event_data import (
     N_NEURONS,
     SECONDS,

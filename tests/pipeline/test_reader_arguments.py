@@ -8,14 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earmill import open_features
-from earmill.pipeline.reader.features import Features
-from earmill.pipeline.reader.torch_datasets import (
-    STATE_VERSION,
-    FeatureDataset,
-    FeatureLoader,
-    FeatureStream,
-)
+from earmill import FeatureDataset, FeatureLoader, Features, FeatureStream, open_features
+from earmill.pipeline.reader.stream_state import STATE_VERSION
 
 from .reader_data import write_set
 
@@ -72,8 +66,8 @@ def test_whole_numbers_of_numpy_are_numbers(ds: Features) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
-    [({"position": -5}, ValueError, "has position=-5, this stream has rows 0 to 12"),
-     ({"position": 999}, ValueError, "has position=999"),
+    [({"position": -5}, ValueError, "has position=-5, expected a number from 0"),
+     ({"position": 999}, ValueError, "has position=999, this stream has 0 to 12"),
      ({"start": 99}, ValueError, "has start=99"),
      ({"position": 1.5}, TypeError, "position must be a whole number"),
      ({"epoch": "x"}, TypeError, "epoch must be a whole number"),

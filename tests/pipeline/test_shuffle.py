@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from earmill.pipeline.reader.batching import FixedBatches
 from earmill.pipeline.reader.shuffle import (
     Settings,
-    _keys,
     choose_window,
     epoch_order,
-    rank_rows,
+    keys,
     rank_share,
-    worker_batches,
 )
 
 blocks_st = st.lists(st.integers(1, 9), min_size=1, max_size=30).map(
@@ -38,6 +37,15 @@ def order_of(n_blocks: int, rows: int, **changes: int) -> np.ndarray:
     seed, epoch = chosen.pop("seed", 3), chosen.pop("epoch", 0)
     block_rows = np.full(n_blocks, rows, np.int64)
     return epoch_order(block_rows, Settings(shuffle=True, **chosen), seed=seed, epoch=epoch)
+
+
+def worker_batches(
+    share: np.ndarray, *, worker: int, workers: int, batch_rows: int
+) -> list[np.ndarray]:
+    """What one worker of a rank with this share reads, by the plan."""
+    one = FixedBatches(Settings(shuffle=False, batch_rows=batch_rows, lanes=1, window_rows=1))
+    plan = one.whole(share, share, seed=0, epoch=0)
+    return [plan.batch(number)[0] for number in range(worker, plan.n_batches, workers)]
 
 
 def philox(counter: tuple[int, ...], key: tuple[int, int]) -> list[int]:
@@ -62,7 +70,7 @@ def test_keys_are_philox_of_seed_epoch_and_purpose() -> None:
     assert philox((0, 0, 0, 0), (0, 0)) == [int(word, 16) for word in known.split()]
     for seed, epoch, salt in ((0, 0, 1), (7, 1, 2), (2**63 - 1, 2**63 - 1, 1)):
         expected = [w for k in (1, 2) for w in philox((k, 0, 0, salt), (seed, epoch))]
-        assert _keys(8, seed=seed, epoch=epoch, salt=salt).tolist() == expected
+        assert keys(8, seed=seed, epoch=epoch, salt=salt).tolist() == expected
 
 
 def test_order_is_pinned() -> None:
@@ -117,7 +125,6 @@ def test_ranks_and_workers_see_each_row_once(
             "even": even,
         }
         share = rank_share(order, **split)
-        assert len(share) == rank_rows(len(order), **split)
         dealt = [
             list(worker_batches(share, worker=w, workers=workers, batch_rows=chosen.batch_rows))
             for w in range(workers)
@@ -244,11 +251,11 @@ def test_choose_window_shuffles_a_small_set_whole_and_bounds_a_large_one() -> No
             "rank must be from 0 to world_size - 1 = 1, got 2",
         ),
         (
-            lambda: rank_rows(3, rank=0, world_size=0, batch_rows=1, even=False),
+            lambda: rank_share(np.arange(3), rank=0, world_size=0, batch_rows=1, even=False),
             "world_size must be at least 1, got 0",
         ),
         (
-            lambda: rank_rows(3, rank=0, world_size=2, batch_rows=1, even=bad_even),
+            lambda: rank_share(np.arange(3), rank=0, world_size=2, batch_rows=1, even=bad_even),
             "even must be False, True",
         ),
     ],

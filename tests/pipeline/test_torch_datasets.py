@@ -16,9 +16,8 @@ from hypothesis import settings
 from torch.utils.data import DataLoader
 
 import earmill.pipeline.formats.parquet.write as parquet_sink
-from earmill import Features, open_features
+from earmill import FeatureLoader, Features, open_features
 from earmill.pipeline.reader.collate import collate_jagged, collate_packed, collate_padded
-from earmill.pipeline.reader.torch_datasets import FeatureLoader
 from tests.pipeline.reader_data import (
     GROUPED_ROWS,
     ROWS_PER_GROUP,

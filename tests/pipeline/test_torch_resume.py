@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from earmill import open_features
-from earmill.pipeline.reader.torch_datasets import FeatureLoader, FeatureStream
+from earmill import FeatureLoader, FeatureStream, open_features
 from tests.pipeline.reader_data import (
     GROUPED_ROWS,
     ids,

@@ -1,0 +1,116 @@
+"""Stretches of clips for training: the same time of all streams, drawn anew in every epoch.
+
+A start falls on a frame of the slowest stream, so that streams whose rates are multiples of its
+rate always give the same number of frames; others may give one more or less. It is a function of
+(seed, pass, row): neither ranks nor workers nor the rest of the epoch change it. Only the frames of
+the stretch are read. A clip that is shorter than the crop is given whole.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from earmill.pipeline.formats.stream_layout import FRAME_EPSILON, layout_of
+from earmill.pipeline.reader.shuffle import Rows, unit
+
+if TYPE_CHECKING:
+    from earmill.pipeline.reader.base import FeatureRows
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A stretch of each clip.
+
+    Args:
+        seconds: Its length, s, above 0.
+        start_s: Where it begins in every clip, s; earlier in a clip that would end before it does.
+            None draws a start for each row in each epoch.
+    """
+
+    seconds: float
+    start_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_seconds("seconds", self.seconds)
+        if self.seconds == 0:
+            raise ValueError("Crop: seconds must be above 0, got 0")
+        if self.start_s is not None:
+            _check_seconds("start_s", self.start_s)
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"Crop: {name} must be a number of seconds, got {value!r}")
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"Crop: {name} must be seconds from 0, got {value!r}")
+
+
+class Cropper:
+    """Crops of the rows of one feature set.
+
+    Args:
+        crop: Which. features: Of which. seed: Of random starts.
+    """
+
+    def __init__(self, crop: Crop, features: FeatureRows, seed: int) -> None:
+        rates = [info.frame_rate_hz for info in features.streams.values() if info.frame_rate_hz]
+        if not rates:
+            raise ValueError(
+                f"expected a stream with frames in time to crop, got {list(features.streams)}; "
+                "leave out crop="
+            )
+        self._crop, self._seed, self._rate_hz = crop, seed, min(rates)
+        slowest = next(k for k, v in features.streams.items() if v.frame_rate_hz == self._rate_hz)
+        column = layout_of(features.streams[slowest]).length_column
+        self._frames = np.asarray(features.table.column(column).to_numpy())
+        self._n_frames = self.frames_at(self._rate_hz)
+
+    def frames_at(self, rate_hz: float) -> int:
+        """Frames of a crop in a stream of this rate."""
+        return max(1, math.ceil(self._crop.seconds * rate_hz - FRAME_EPSILON))
+
+    def most_frames_at(self, rate_hz: float) -> int:
+        """The same, and one more where crops do not begin on frames of the stream."""
+        return self.frames_at(rate_hz) + (rate_hz % self._rate_hz != 0)
+
+    def starts_s(self, rows: Rows, passes: Rows) -> list[float | None]:
+        """Where the crop of each row begins, s; None where the whole clip is given."""
+        latest = self._frames[rows] - self._n_frames
+        if self._crop.start_s is None:
+            drawn = uniform(self._seed, rows, passes)
+            frame = np.minimum(drawn * (latest + 1), latest).astype(np.int64)
+        else:
+            wanted = math.floor(self._crop.start_s * self._rate_hz + FRAME_EPSILON)
+            frame = np.minimum(wanted, latest)
+        return [
+            float(k / self._rate_hz) if last > 0 else None
+            for k, last in zip(frame.tolist(), latest.tolist(), strict=True)
+        ]
+
+    @property
+    def seconds(self) -> float:
+        """Length of a crop, s."""
+        return self._crop.seconds
+
+
+def uniform(seed: int, rows: Rows, passes: Rows) -> NDArray[np.float64]:
+    """A number in [0, 1) for each (seed, pass, row): SplitMix64 of Steele, Lea and Flood 2014
+    (doi:10.1145/2660193.2660195), whole numbers until the last step."""
+    state = _mixed(np.full(len(rows), seed, np.uint64))
+    for part in (passes, rows):
+        state = _mixed(state + (part.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
+    return unit(state)
+
+
+def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

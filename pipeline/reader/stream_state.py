@@ -1,0 +1,85 @@
+"""What the state of a stream holds, and when one is refused.
+
+A state is a few plain numbers: the epoch, a place in it, and everything that must be equal for that
+place to mean the same row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from earmill.pipeline.reader import shuffle as order
+from earmill.pipeline.reader.batching import Plan, check_within
+from earmill.pipeline.reader.mixing import MixedFeatures
+
+if TYPE_CHECKING:
+    from earmill.pipeline.reader.torch_datasets import FeatureStream
+
+__all__ = ["STATE_VERSION", "after_whole_steps", "check_state", "check_within", "identity"]
+
+# 2: another order, drawn by Philox.
+STATE_VERSION = 2
+_PLACE = ("epoch", "start", "position", "world_size")
+# What states written before these settings do not name.
+_LATER = ("batch_frames", "batch_seconds", "crop", "mixture")
+
+
+def identity(stream: FeatureStream) -> dict[str, Any]:
+    """What must be equal for a place to mean the same row."""
+    chosen, mixed = stream.settings, stream.features
+    found = {
+        "seed": stream.seed,
+        "shuffle": chosen.shuffle,
+        **stream.batching.identity(),
+        "lanes": chosen.lanes,
+        "window_rows": chosen.window_rows,
+        "even": "pad" if stream.even is True else stream.even,
+        "dataset": stream.features.fingerprint,
+    }
+    if stream.crop is not None:
+        found["crop"] = [stream.crop.seconds, stream.crop.start_s]
+    if isinstance(mixed, MixedFeatures):
+        found["mixture"] = [*mixed.counts]
+    return found
+
+
+def check_state(state: Any, here: Mapping[str, Any]) -> None:
+    """Refuse what is no state, or one of another stream.
+
+    Args:
+        here: What `identity` says of the stream that is to go on.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"expected what state_dict() returned, got {type(state).__name__}")
+    if state.get("version") != STATE_VERSION:
+        raise ValueError(
+            f"expected a reader state of version {STATE_VERSION}, got "
+            f"{state.get('version')!r}, whose rows come in another order; go on with the "
+            f"release that wrote it, or begin its epoch anew: set_epoch({state.get('epoch')!r})"
+        )
+    missing = sorted({*here, *_PLACE} - {*state, *_LATER})
+    if missing:
+        raise ValueError(f"expected what state_dict() returned, got one without {missing}")
+    order.check_counter("epoch", state["epoch"])
+    order.check_split(0, state["world_size"])
+    for name in ("start", "position"):
+        if order.check_whole(name, state[name]) < 0:
+            raise ValueError(f"the state has {name}={state[name]}, expected a number from 0")
+    for name in (*here, *_LATER):
+        if state.get(name) != here.get(name):
+            raise ValueError(
+                f"the state was taken with {name}={state.get(name)!r}, this stream has "
+                f"{here.get(name)!r}; open the same dataset with the same settings"
+            )
+
+
+def after_whole_steps(stream: FeatureStream, whole: Plan, state: Mapping[str, Any]) -> int:
+    """Where all ranks of another world stand, if that is a prefix of the order."""
+    try:
+        return stream.batching.start_after(whole, state)
+    except ValueError as err:
+        raise ValueError(
+            f"{err}, so world_size={stream.world_size} cannot take over; resume with the old world "
+            "size or save between batches"
+        ) from None
