@@ -25,6 +25,7 @@ from earmill.pipeline.formats.casting import (
     CastError,
     as_stored,
     cast_error,
+    halved,
     total,
 )
 from earmill.pipeline.formats.rows import OutFile
@@ -113,6 +114,46 @@ def test_the_error_of_a_cast_is_counted() -> None:
     ) or error.worst == pytest.approx(error.worst_normal)
     both = total([{"a": error}, {"a": error, "b": CastError()}])
     assert both == {"a": replace(error, nonzero=8, below=4, zeroed=2), "b": CastError()}
+
+
+def every_rounding() -> np.ndarray:
+    """All finite float16 that are not negative, what lies half-way between them, and the float32
+    next to each; then the negatives, and what is too small for float16 to know."""
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    edges = np.concatenate([halves, (halves[:-1] + halves[1:]) / 2])
+    near = [np.nextafter(edges, np.float32(to)) for to in (-np.inf, np.inf)]
+    found = np.concatenate([edges, *near, np.float32([1e-9, 1e-30, 1e-40, 1e-45])])
+    found = np.concatenate([found, -found])
+    return found[np.abs(found) <= 65504].astype(np.float32)
+
+
+@pytest.mark.parametrize("scale", [1.0, SCALE])
+def test_casts_and_their_errors_are_those_of_the_plain_way(scale: float) -> None:
+    scaled = every_rounding()
+    values = np.resize(scaled, (len(scaled) // 3 + 1, 3))
+    got, error = halved(values * np.float32(scale), 1.0 / scale)
+    exact = values * np.float32(scale) * np.float32(1.0 / scale)  # 1e-45 times a scale is nothing
+    plain = exact.astype(np.float16)
+    np.testing.assert_array_equal(got.view(np.uint16), plain.view(np.uint16))
+    there, kept = exact != 0, plain != 0
+    normal = np.abs(exact) >= SMALLEST_NORMAL
+    lost = np.abs(plain.astype(np.float32) - exact)
+    relative = np.divide(lost, np.abs(exact), out=np.zeros_like(lost), where=there)
+    assert error == CastError(
+        worst=float(relative[kept].max()),
+        worst_normal=float(relative[normal].max()),
+        nonzero=int(there.sum()),
+        below=int((there & ~normal).sum()),
+        zeroed=int((there & ~kept).sum()),
+    )
+    assert 0.9 < error.worst < 1 and error.worst_normal <= HALF_BIT
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_nothing_and_zeros_are_cast_without_an_error(dtype: type) -> None:
+    for shape in ((0, 3), (2, 0), (4, 2)):
+        got, error = halved(np.zeros(shape, dtype), 1.0)
+        assert got.shape == shape and got.dtype == np.float16 and error == CastError()
 
 
 @pytest.fixture(scope="module")
