@@ -5,7 +5,9 @@
     below it:  p(fc) - 0.35 (p(fc) / p(1 kHz)) (X - 51),  X the level per ERB at the component in dB
 
 (Glasberg and Moore 1990; ANSI S3.4-2007.) What does not depend on the signal is a
-matrix product: the level per ERB and the upper slopes. The lower slopes are a kernel.
+matrix product: the level per ERB and the upper slopes. The lower slopes are a kernel. In float32
+the many components between two channels are weighted at a few nodes, see `component_nodes`; in
+float64 every one for itself.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from amtcore.arguments import RATE, Number, Numbers, checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.kernels.ops.roex import lower_skirt
 from amtcore.scales.cam import CAM_FLOOR_HZ, CAM_SLOPE, cam_number, cam_space
-from amtcore.stages.base import Stage, product
+from amtcore.stages.base import product
+from amtcore.stages.component_nodes import ComponentStage
 from amtcore.stages.limits import Range
 from amtcore.stages.roex_slopes import (
     KHZ_PER_ERB,
@@ -76,11 +79,11 @@ def upper_weights(f_hz: Tensor, fc_hz: Tensor, base: Tensor) -> Tensor:
     return torch.where(f_hz[:, None] >= fc_hz, weight, 0.0)
 
 
-class _RoexFilters(Stage):
+class _RoexFilters(ComponentStage):
     """The filters themselves: intensity and level of components to excitation of channels."""
 
+    centres = "fc"
     fc: Tensor
-    frequencies: Tensor
     upper_slope_base: Tensor
     lower_slope_base: Tensor
     lower_slope_per_db: Tensor
@@ -97,24 +100,19 @@ class _RoexFilters(Stage):
         dtype: torch.dtype,
         backend: str | None,
     ) -> None:
-        super().__init__(fs, learnable, dtype, backend)
+        super().__init__(fs, frequencies, learnable, dtype, backend)
         check_lower_slope(lower_slope_base, lower_slope_per_db)
         self.constant("upper_slope_base", upper_slope_base, _BASES)
         self.constant("lower_slope_base", lower_slope_base, _BASES)
         self.constant("lower_slope_per_db", lower_slope_per_db, _CHANGES)
         self.register_buffer("fc", torch.as_tensor(np.asarray(fc_hz)).to(dtype))
-        self._components_hz = frequencies.detach().cpu().clone()
-
-    def tables(self) -> dict[str, Tensor]:
-        """The frequencies of the components."""
-        return {"frequencies": self._components_hz.to(self.dtype)}
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """What components at or above a channel's centre add to it."""
-        return {"upper": self._upper}
+        """What components at or above a channel's centre add to it, too."""
+        return {**super().derive(), "upper": self._upper}
 
     def _upper(self) -> Tensor:
-        weights = upper_weights(self.frequencies, self.fc, self.upper_slope_base)
+        weights = upper_weights(self.nodes_hz, self.fc, self.upper_slope_base)
         return weights.to(self.dtype)
 
     @property
@@ -131,14 +129,14 @@ class _RoexFilters(Stage):
         return (1.0 + change * (levels_db - REFERENCE_LEVEL_DB)).clamp(min=0.0)
 
     def _pattern(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
-        """Intensity and level per ERB, both (.., frame, component), -> (.., frame, channel)."""
+        """Intensity and level per ERB, both (.., frame, node), -> (.., frame, channel)."""
         rate = self.lower_slope_base.double() / _bandwidth(self.fc.double())
         below = lower_skirt(
             intensity.flatten(0, -2),
             self.relative_slope(levels_db).flatten(0, -2),
             rate.to(self.dtype),
             self.fc,
-            self.frequencies,
+            self.nodes_hz,
             self.backend,
         )
         upper = self.derived("upper", "upper_slope_base", "fc")
@@ -205,20 +203,22 @@ class Moore2016ExcitationPattern(_RoexFilters):
         )  # fmt: skip
         self.erb_step = erb_step
 
-    def tables(self) -> dict[str, Tensor]:
-        """What components add to the level per ERB at each other."""
-        f_hz = self._components_hz
-        weights = level_weights(f_hz, f_hz, SLOPE_BASE).to(self.dtype)
-        return {**super().tables(), "to_components": weights}
+    def derive(self) -> dict[str, Callable[[], Tensor]]:
+        """What components add to the level per ERB at each other, too."""
+        return {**super().derive(), "between_nodes": self._between_nodes}
+
+    def _between_nodes(self) -> Tensor:
+        return level_weights(self.nodes_hz, self.nodes_hz, SLOPE_BASE).to(self.dtype)
 
     def forward(self, intensity: Tensor) -> Tensor:
         """Excitation of the channels."""
         intensity = self.as_input(intensity, (2, 3, 4), "(.., frame, component)")
-        levels_db = level_db(product(intensity, self.get_buffer("to_components")))
-        return self._pattern(intensity, levels_db)
+        nodes = self.at_nodes(intensity)
+        levels_db = level_db(product(nodes, self.derived("between_nodes", "fc")))
+        return self._pattern(nodes, levels_db)
 
 
-class ERBIntegration(Stage):
+class ERBIntegration(ComponentStage):
     """Level per ERB of Glasberg2002: intensity in rounded-exponential bands at the channels.
 
     The page integrates a density from 50 Hz on; here the bands are those that set the slopes.
@@ -243,8 +243,8 @@ class ERBIntegration(Stage):
     150
     """
 
+    centres = "fc_erb"
     fc_erb: Tensor
-    frequencies: Tensor
     bandwidth_scale: Tensor
 
     @checked_arguments()
@@ -259,7 +259,7 @@ class ERBIntegration(Stage):
         learnable: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(fs, learnable, dtype)
+        super().__init__(fs, frequencies, learnable, dtype)
         if f_max is not None and not f_max <= self.fs / 2:
             raise ParameterError(
                 f"f_max must be at most half the sampling rate ({self.fs / 2:g} Hz), got {f_max:g}"
@@ -272,19 +272,14 @@ class ERBIntegration(Stage):
         self.constant("bandwidth_scale", bandwidth_scale, Range(1e-2, 100.0))
         fc_hz = torch.from_numpy(cam_space(lower, upper, erb_step))
         self.register_buffer("fc_erb", fc_hz.to(dtype))
-        self._components_hz = frequencies.detach().cpu().clone()
-
-    def tables(self) -> dict[str, Tensor]:
-        """The frequencies of the components."""
-        return {"frequencies": self._components_hz.to(self.dtype)}
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """What components add to the level per ERB of the channels."""
-        return {"bands": self._bands}
+        """What components add to the level per ERB of the channels, too."""
+        return {**super().derive(), "bands": self._bands}
 
     def _bands(self) -> Tensor:
         base = SLOPE_BASE / self.bandwidth_scale.double()
-        return level_weights(self.frequencies, self.fc_erb, base).to(self.dtype)
+        return level_weights(self.nodes_hz, self.fc_erb, base).to(self.dtype)
 
     @property
     def n_erb_bands(self) -> int:
@@ -295,7 +290,7 @@ class ERBIntegration(Stage):
         """Level per ERB at the channels."""
         intensity = self.as_input(intensity, (2, 3), "(.., frame, component)")
         bands = self.derived("bands", "bandwidth_scale", "fc_erb")
-        return level_db(product(intensity, bands))
+        return level_db(product(self.at_nodes(intensity), bands))
 
     def extra_repr(self) -> str:
         """Channels."""
@@ -370,12 +365,13 @@ class ExcitationPattern(_RoexFilters):
             )
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """Where the components lie between the channels, too."""
+        """Where the nodes lie between the channels, too."""
         own = {"between": lambda: self._places()[0], "share": lambda: self._places()[1]}
         return {**super().derive(), **own}
 
     def _places(self) -> tuple[Tensor, Tensor]:
-        below, share = _between(cam_number(self._components_hz), cam_number(self.fc.cpu()))
+        at_hz = self.nodes_hz.detach().cpu().double()
+        below, share = _between(cam_number(at_hz), cam_number(self.fc.cpu()))
         return torch.from_numpy(below), torch.from_numpy(share).to(self.dtype)
 
     def forward(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
@@ -384,7 +380,7 @@ class ExcitationPattern(_RoexFilters):
         levels_db = self.as_input(levels_db, (2, 3), "(.., frame, channel)")
         between, share = self.derived("between", "fc"), self.derived("share", "fc")
         low, high = levels_db[..., between], levels_db[..., between + 1]
-        return self._pattern(intensity, low + share * (high - low))
+        return self._pattern(self.at_nodes(intensity), low + share * (high - low))
 
 
 def _between(at: Array, grid: Array) -> tuple[NDArray[np.int64], Array]:

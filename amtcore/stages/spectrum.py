@@ -2,7 +2,13 @@
 
 Six Hann windows, each half as long as the one before, all centred on the frame's instant (Glasberg
 and Moore 2002); each serves one range of frequencies. The transform is a matrix
-product with the few bins a window serves, which costs less than whole FFTs of all six.
+product with the few bins a window serves, which costs less than whole FFTs of all six. All windows
+are symmetric about one instant, where only the power of a bin counts: so frames are folded there,
+
+    e[m] = x[c + m] + x[c - 1 - m],   o[m] = x[c + m] - x[c - 1 - m],   c = windows[0] / 2
+    power = (sum_m e[m] h[m] cos((m + 1/2) w))^2 + (sum_m o[m] h[m] sin((m + 1/2) w))^2
+
+which halves the products, and every window takes its share of the same e and o.
 """
 
 from __future__ import annotations
@@ -110,8 +116,10 @@ class WindowedSpectrum(Stage):
         """Every window's share of the transform, and the frequencies of the components."""
         tables = {}
         for i, (first, last) in enumerate(self._bins):
-            basis = _basis(self.windows, i, first, last) * 10.0 ** (self._window_log10 / 2)
-            tables[f"basis_{i}"] = basis.to(self.dtype)
+            gain = 10.0 ** (self._window_log10 / 2)
+            cosines, sines = _bases(self.windows, i, first, last)
+            tables[f"cosines_{i}"] = (gain * cosines).to(self.dtype)
+            tables[f"sines_{i}"] = (gain * sines).to(self.dtype)
         every = torch.cat([torch.arange(first, last) for first, last in self._bins])
         return {**tables, "frequencies": (every * self.bin_hz).to(self.dtype)}
 
@@ -141,16 +149,23 @@ class WindowedSpectrum(Stage):
         Returns:
             (.., frame, component), relative to (20 uPa)^2.
         """
-        longest = self.windows[0]
-        frames = (x.shape[-1] - longest) // self.hop_length + 1
+        even, odd = self._folded(x)
+        frames = even.shape[:-1]
+        # (frame, sample) of all signals; a component's frames lie together, as products are best.
+        even, odd = even.flatten(0, -2).mT, odd.flatten(0, -2).mT
         parts = []
         for i, length in enumerate(self.windows):
-            first = (longest - length) // 2
-            span = x[..., first : first + (frames - 1) * self.hop_length + length]
-            frame = span.unfold(-1, length, self.hop_length)
-            real, imaginary = product(frame, getattr(self, f"basis_{i}")).chunk(2, -1)
-            parts.append(real.square() + imaginary.square())
-        return torch.cat(parts, -1)
+            real = product(self.get_buffer(f"cosines_{i}"), even[: length // 2])
+            imaginary = product(self.get_buffer(f"sines_{i}"), odd[: length // 2])
+            parts.append(torch.addcmul(real.square(), imaginary, imaginary))
+        return torch.cat(parts).unflatten(1, frames).movedim(0, -1)
+
+    def _folded(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(.., time) -> sums and differences (.., frame, sample) about each frame's instant."""
+        half = self.windows[0] // 2
+        after = x[..., half:].unfold(-1, half, self.hop_length)
+        before = x[..., : x.shape[-1] - half].unfold(-1, half, self.hop_length).flip(-1)
+        return after + before, after - before
 
     def spectra(self, x: Tensor) -> Tensor:
         """(.., time) of a whole signal -> (.., frame, component)."""
@@ -180,18 +195,19 @@ def _checked_windows(windows: Sequence[int]) -> tuple[int, ...]:
     return lengths
 
 
-def _basis(windows: tuple[int, ...], i: int, first: int, last: int) -> Tensor:
-    """(window, 2 bins): cosines, then sines, times the Hann window, scaled to intensity.
+def _bases(windows: tuple[int, ...], i: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """(bin, half a window): cosines and sines times the Hann window, scaled to intensity.
 
     A window 2^i times shorter than the longest gives a tone 2^-2i of the power in each of 2^i times
     as many bins; the factor 2^i evens out their sum.
     """
     longest, length = windows[0], windows[i]
-    n = torch.arange(length, dtype=torch.float64)
-    hann = 0.5 - 0.5 * torch.cos(2.0 * math.pi * n / (length - 1))
-    angle = torch.outer(n, torch.arange(first, last, dtype=torch.float64)) * (2 * math.pi / longest)
+    place = torch.arange(length // 2, dtype=torch.float64) + 0.5
+    hann = 0.5 + 0.5 * torch.cos(2.0 * math.pi * place / (length - 1))
+    bins = torch.arange(first, last, dtype=torch.float64)
+    angle = torch.outer(bins, place) * (2 * math.pi / longest)
     peak = 2.0 / longest * 10.0 ** (PEAK_PA_DB / 20.0) * math.sqrt(longest / length)
-    return torch.cat((angle.cos(), angle.sin()), 1) * hann[:, None] * peak
+    return angle.cos() * hann * peak, angle.sin() * hann * peak
 
 
 class Moore2016Spectrum(WindowedSpectrum):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from amtcore.kernels.vector.elementary import vexp, vlog
+from amtcore.kernels.vector.elementary import vdecay, vexp, vlog
 from amtcore.kernels.vector.simd import (
     LANES,
     copysign,
@@ -82,3 +82,22 @@ def test_transposition_repeats_the_last_row(rows: int, columns: int, dtype: str)
     _turned(x, rows, columns, LANES, out)
     expected = x[np.minimum(np.arange(LANES), rows - 1), 3:].T
     np.testing.assert_array_equal(out, expected)
+
+
+@njit
+def _powers(x, out):  # type: ignore[no-untyped-def]
+    for i in range(len(x) // LANES):
+        vstore(out, i * LANES, vdecay(vload(x, i * LANES)))
+
+
+@pytest.mark.parametrize(("dtype", "low", "ulps"), [("float32", -125, 3), ("float64", -1021, 2)])
+def test_powers_of_two(dtype: str, low: float, ulps: int) -> None:
+    x = np.linspace(low, 0, 1000 * LANES).astype(dtype)
+    beyond = np.array([low - 1, -1e30, -np.inf, np.nan] * (LANES // 4), dtype)
+    out = np.empty(len(x) + LANES, dtype)
+    _powers(np.concatenate((x, beyond)), out)
+    expected = np.exp2(x.astype(np.longdouble))
+    inside = x > low
+    error = np.abs(out[: len(x)] - expected)[inside] / expected[inside]
+    assert error.max() < ulps * np.finfo(dtype).eps
+    assert out[len(x) - 1] == 1.0 and not out[len(x) :].any()

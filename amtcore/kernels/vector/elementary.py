@@ -15,6 +15,7 @@ from numba.extending import intrinsic, overload
 
 from amtcore.kernels.vector.simd import (
     fma,
+    llvm_intrinsic,
     vround,
     vsplat,
     where_greater,
@@ -56,7 +57,7 @@ def _power_of_two(typing: Any, exponent: Any) -> Any:
 
 
 _LARGEST_32, _LARGEST_64 = (float(np.finfo(kind).max) for kind in (np.float32, np.float64))
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 # ln 2 in two parts; the first has trailing zero bits, so that n * part is exact.
 _LN2_HIGH_32, _LN2_LOW_32 = 0.693145751953125, 1.42860682030941723212e-6
 _LN2_HIGH_64, _LN2_LOW_64 = 6.93147180369123816490e-1, 1.90821492927058770002e-10
@@ -85,7 +86,7 @@ def _choose_exp(value):  # type: ignore[no-untyped-def]
 
         def single(value):  # type: ignore[no-untyped-def]
             x = _within(value, -80.0, 89.0)
-            n = vround(x * vsplat(x, _LOG2_E))
+            n = vround(x * vsplat(x, LOG2_E))
             r = fma(n, vsplat(x, -_LN2_LOW_32), fma(n, vsplat(x, -_LN2_HIGH_32), x))
             p = vsplat(x, 1.0 / 5040.0)
             p = fma(p, r, vsplat(x, 1.0 / 720.0))
@@ -101,7 +102,7 @@ def _choose_exp(value):  # type: ignore[no-untyped-def]
 
     def double(value):  # type: ignore[no-untyped-def]
         x = _within(value, -700.0, 710.0)
-        n = vround(x * vsplat(x, _LOG2_E))
+        n = vround(x * vsplat(x, LOG2_E))
         r = fma(n, vsplat(x, -_LN2_LOW_64), fma(n, vsplat(x, -_LN2_HIGH_64), x))
         p = vsplat(x, 1.0 / 6227020800.0)
         inverse = 1.0 / 6227020800.0
@@ -189,3 +190,69 @@ def vlog(value: Any) -> Any:
     m = _mantissa(value)
     one = vsplat(value, 1.0)
     return _log_body(value, _exponent(value), (m - one) / (m + one))
+
+
+#: 2**f = 1 + f (c[0] + c[1] f + ..) for |f| <= 1/2, through Chebyshev points: relative error 2.1e-7
+#: (float32) and 9e-18 (float64).
+_POWERS_32 = (
+    0.6931471805599453, 0.2402234903802036, 0.05550381013796457, 0.009666368515385448,
+    0.0013381302537320797,
+)  # fmt: skip
+_POWERS_64 = (
+    0.6931471805599453, 0.24022650695910097, 0.0555041086648216, 0.009618129107606888,
+    0.0013333558146416936, 0.0001540353044173605, 1.525273382983612e-05, 1.321544258792169e-06,
+    1.0178062445845774e-07, 7.072585949269223e-09, 4.4549605981865186e-10,
+)  # fmt: skip
+
+
+@intrinsic
+def _scaled(typing: Any, number: Any, shifted: Any) -> Any:
+    """number * 2**n for the integer n in the lowest bits of `shifted`, by adding to the exponent:
+    right where the result is a normal number."""
+    width, shift = (32, 23) if number.scalar == types.float32 else (64, 52)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        integers = _like(args[0].type, ir.IntType(width))
+        bits = builder.shl(builder.bitcast(args[1], integers), _full(integers, shift))
+        return builder.bitcast(builder.add(builder.bitcast(args[0], integers), bits), args[0].type)
+
+    return signature(number, number, shifted), codegen
+
+
+@intrinsic
+def _power_series(typing: Any, f: Any) -> Any:
+    """2**f for |f| <= 1/2."""
+    terms = _POWERS_32 if f.scalar == types.float32 else _POWERS_64
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = args[0].type
+        fma_of, p = llvm_intrinsic(builder, "fma", kind, 3), _full(kind, terms[-1])
+        for term in (*terms[-2::-1], 1.0):
+            p = builder.call(fma_of, [p, args[0], _full(kind, term)])
+        return p
+
+    return signature(f, f), codegen
+
+
+def _decay_body(value):  # type: ignore[no-untyped-def]
+    raise TypeError("compiled code only")
+
+
+@overload(_decay_body)
+def _choose_decay(value):  # type: ignore[no-untyped-def]
+    shift, lowest = (23, -125.0) if value.scalar == types.float32 else (52, -1021.0)
+    whole = 1.5 * 2.0**shift
+
+    def body(value):  # type: ignore[no-untyped-def]
+        shifted = value + vsplat(value, whole)
+        p = _power_series(value - (shifted - vsplat(value, whole)))
+        return where_greater(value, vsplat(value, lowest), _scaled(p, shifted), vsplat(value, 0.0))
+
+    return body
+
+
+@njit
+def vdecay(value: Any) -> Any:
+    """2**value per lane, for values up to 0: half the steps of `vexp`. 0 below the normal range,
+    and of NaN: whoever needs that multiplies by something else that has it."""
+    return _decay_body(value)

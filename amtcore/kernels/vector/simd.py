@@ -140,7 +140,7 @@ for _operator, _instruction in (
     _overload_operator(_operator, _instruction)
 
 
-def _llvm(builder: Any, name: str, value: Any, arguments: int) -> Any:
+def llvm_intrinsic(builder: Any, name: str, value: Any, arguments: int) -> Any:
     """The LLVM intrinsic `name` for this type (llvmlite cannot name vector variants)."""
     count, element = "", value
     if isinstance(value, ir.VectorType):
@@ -155,7 +155,7 @@ def fma(typing: Any, factor: Any, other: Any, addend: Any) -> Any:
     """`factor * other + addend`, rounded once: results do not depend on the compiler's mood."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.call(_llvm(builder, "fma", args[0].type, 3), args)
+        return builder.call(llvm_intrinsic(builder, "fma", args[0].type, 3), args)
 
     return signature(factor, factor, other, addend), codegen
 
@@ -164,7 +164,7 @@ def _unary(name: str) -> Any:
     @intrinsic
     def function(typing: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return builder.call(_llvm(builder, name, args[0].type, 1), args)
+            return builder.call(llvm_intrinsic(builder, name, args[0].type, 1), args)
 
         return signature(value, value), codegen
 
@@ -181,7 +181,7 @@ def copysign(typing: Any, size: Any, sign: Any) -> Any:
     """The size of one vector with the sign of another, per lane."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.call(_llvm(builder, "copysign", args[0].type, 2), args)
+        return builder.call(llvm_intrinsic(builder, "copysign", args[0].type, 2), args)
 
     return signature(size, size, sign), codegen
 

@@ -139,7 +139,7 @@ def _present(
     would make one of the sums it is part of."""
     count = 0
     for j in range(components):
-        silent = intensity[j] <= 0 and _is_finite(intensity[j]) and _is_finite(slope[j])
+        silent = intensity[j] == 0 and _is_finite(intensity[j]) and _is_finite(slope[j])
         if not (fine and silent):
             where[count] = j
             i[count], s[count], f[count] = intensity[j], slope[j], f_hz[j]

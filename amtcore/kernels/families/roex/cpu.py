@@ -2,8 +2,8 @@
 
 Components of zero intensity are left out first, so quiet frames cost little. Both frequency axes
 ascend: the components below a filter's centre are a prefix, and only the last vector of a prefix
-holds some that are not (their distance is negative, they get no weight). A frame's sums have a
-fixed order, whatever its neighbours.
+holds some that are not (their distance is negative, they get no weight), so that the others need
+not ask. A frame's sums have a fixed order, whatever its neighbours.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from amtcore.kernels.vector.elementary import vexp
+from amtcore.kernels.vector.elementary import LOG2_E, vdecay, vexp
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
     LANES,
@@ -38,7 +38,7 @@ def _present(intensity: Any, slope: Any, f_hz: Any, where: Any, i: Any, s: Any, 
     """
     count = 0
     for j in range(f_hz.shape[0]):
-        if intensity[j] > 0:
+        if intensity[j] != 0:
             where[count] = j
             i[count], s[count], f[count] = intensity[j], slope[j], f_hz[j]
             count += 1
@@ -48,18 +48,28 @@ def _present(intensity: Any, slope: Any, f_hz: Any, where: Any, i: Any, s: Any, 
 
 
 @njit
+def _weight(slope: Any, away: Any) -> Any:
+    """(1 + x) exp(-x), x = slope away."""
+    x = slope * away
+    return (vsplat(x, 1.0) + x) * vdecay(x * vsplat(x, -LOG2_E))
+
+
+@njit
 def skirts(count: int, i: Any, s: Any, f: Any, rate: Any, fc_hz: Any, out: Any) -> None:
-    zero, one, below = vsplat(i, 0.0), vsplat(i, 1.0), 0
+    zero, below = vsplat(i, 0.0), 0
     for k in range(fc_hz.shape[0]):
         while below < count and f[below] < fc_hz[k]:
             below += 1
         centre, per_hz, total = vsplat(i, fc_hz[k]), vsplat(i, rate[k]), zero
-        for j in range(0, below, LANES):
-            distance = centre - vload(f, j)
-            slope = where_greater(distance, zero, vload(s, j), zero)
-            x = slope * (per_hz * vmax(distance, zero))
-            level = where_greater(distance, zero, vload(i, j), zero)
-            total = fma(level, (one + x) * vexp(zero - x), total)
+        whole = below - below % LANES
+        for j in range(0, whole, LANES):
+            away = per_hz * (centre - vload(f, j))
+            total = fma(vload(i, j), _weight(vload(s, j), away), total)
+        if whole < below:
+            away = per_hz * (centre - vload(f, whole))
+            away = where_greater(away, zero, away, zero)
+            level = where_greater(away, zero, vload(i, whole), zero)
+            total = fma(level, _weight(vload(s, whole), away), total)
         out[k] = vsum(total)
 
 

@@ -14,8 +14,8 @@ from amtcore.kernels.families.roex import reference
 from amtcore.kernels.families.roex.cpu import run_lower_skirt, run_lower_skirt_adjoint
 from amtcore.kernels.vector.threads import parallel_for
 
-#: Frames of one work item.
-ITEM_FRAMES = 16
+#: Frames of one work item; without gradients, which gather by item, larger ones cost less.
+ITEM_FRAMES, _FORWARD_FRAMES = 16, 64
 
 
 def _arrays(*tensors: Tensor) -> tuple[NDArray[Any], ...]:
@@ -24,16 +24,20 @@ def _arrays(*tensors: Tensor) -> tuple[NDArray[Any], ...]:
 
 def _strange(levels: NDArray[Any], slopes: NDArray[Any], rates: NDArray[Any]) -> NDArray[Any]:
     """Indices of the frames that hold something else than finite numbers: the kernel, which looks
-    at intensities above 0 only, would pass over it. They are left to the plain way."""
+    at what is there only, would pass over it. They are left to the plain way."""
+    with np.errstate(all="ignore"):
+        sums = levels.sum() + slopes.sum() + rates.sum()
+    if np.isfinite(sums):
+        return np.empty(0, np.int64)
     fine = np.isfinite(levels).all(1) & np.isfinite(slopes).all(1) & np.isfinite(rates).all()
     return np.flatnonzero(~fine)
 
 
-def _over_frames(one: Callable[[int, slice], None], frames: int) -> None:
+def _over_frames(one: Callable[[int, slice], None], frames: int, size: int) -> None:
     def item(i: int) -> None:
-        one(i, slice(i * ITEM_FRAMES, (i + 1) * ITEM_FRAMES))
+        one(i, slice(i * size, (i + 1) * size))
 
-    parallel_for(item, -(-frames // ITEM_FRAMES))
+    parallel_for(item, -(-frames // size))
 
 
 def forward(intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz: Tensor) -> Tensor:
@@ -48,7 +52,7 @@ def forward(intensity: Tensor, slope: Tensor, rate: Tensor, fc_hz: Tensor, f_hz:
             frames = (torch.from_numpy(values[strange]) for values in (levels, slopes))
             out[strange] = reference.lower_skirt(*frames, *map(torch.from_numpy, axes)).numpy()
 
-    _over_frames(one, len(levels))
+    _over_frames(one, len(levels), _FORWARD_FRAMES)
     return torch.from_numpy(out)
 
 
@@ -84,7 +88,7 @@ def adjoint(
         g_levels[strange], g_slopes[strange] = plain[0].numpy(), plain[1].numpy()
         g_rates[i] += plain[2].numpy()
 
-    _over_frames(one, len(levels))
+    _over_frames(one, len(levels), ITEM_FRAMES)
     return (
         torch.from_numpy(g_levels),
         torch.from_numpy(g_slopes),
