@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -29,7 +31,7 @@ def test_polynomials_between_two_channels_are_summed_exactly(nodes: int) -> None
     nodes_hz, parts = node_parts(F_HZ, FC_HZ, nodes)
     rng = np.random.default_rng(0)
     uneven, even = rng.random(len(F_HZ)), np.ones(len(F_HZ))
-    for low, high in zip(FC_HZ[:-1], FC_HZ[1:], strict=True):
+    for low, high in pairwise(FC_HZ):
         here, there = ((f >= low) & (f < high) for f in (F_HZ, nodes_hz))
         assert there.sum() == min(here.sum(), nodes)
         for intensity, degree in ((uneven, nodes - 1), (even, 2 * nodes - 1)):
