@@ -19,6 +19,7 @@ from pydantic import AfterValidator
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.format import format_name
+from earmill.pipeline.formats.moments import StoredMoments
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import OutFile
@@ -49,6 +50,8 @@ class CommitRecord(Strict):
         frames: Stream name to frames in the shard.
         values_sha256: Stream name to the digest of `earmill.pipeline.formats.digest`.
         files: Every file, those inside a Zarr store included.
+        moments: Name of each stream of frames to its statistics, see `formats.moments`; empty in
+            records of layout version 2 and before.
         info: How it came about: timings_s, cpu_s (see `common.cpu_time`), device, versions, worker,
             created.
         generation: How often the shard was committed before.
@@ -69,6 +72,7 @@ class CommitRecord(Strict):
     frames: Mapping[str, int]
     values_sha256: Mapping[str, str]
     files: tuple[OutFile, ...]
+    moments: Mapping[str, StoredMoments] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
     layout_version: int = LAYOUT_VERSION
     generation: int = 0

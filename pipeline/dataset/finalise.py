@@ -28,6 +28,7 @@ from earmill.pipeline.dataset.snapshot import (
     Current,
     Snapshot,
     described,
+    moments_of,
     name_of,
     read_current,
     read_snapshot,
@@ -89,7 +90,7 @@ def finalise(layout: Layout) -> Finalised:
     _refuse([line for shard in tables for line in table_problems(shard, plan[shard.record.shard])])
     index = build_index(tables, plan, dataset.streams)
     file = _store(layout, index)
-    snapshot = _store_snapshot(layout, dataset.plan_id, file, stored)
+    snapshot = _store_snapshot(layout, dataset, file, stored)
     cards = write_cards(layout, dataset, list(records.values()), index, file)
     layout.write_bytes(CURRENT_FILE, Current(snapshot, cards).to_json().encode())
     return Finalised(
@@ -261,17 +262,18 @@ def _store(layout: Layout, index: pa.Table) -> OutFile:
 
 
 def _store_snapshot(
-    layout: Layout, plan_id: str, index: OutFile, stored: Mapping[str, StoredCommit]
+    layout: Layout, dataset: DatasetFile, index: OutFile, stored: Mapping[str, StoredCommit]
 ) -> OutFile:
     """Write the snapshot of these commits and what they were indexed with."""
     snapshot = Snapshot(
         index=index,
-        plan=_read(layout, paths.plan_path(plan_id)),
+        plan=_read(layout, paths.plan_path(dataset.plan_id)),
         dataset=_read(layout, DATASET_FILE),
         commits={
             shard: CommitRef(one.record.generation, one.record.attempt, one.sha256)
             for shard, one in stored.items()
         },
+        moments=moments_of(stored, dataset.streams),
     )
     content = snapshot.to_json().encode()
     return _put_named(layout, paths.snapshot_path(name_of(content)), content)

@@ -39,6 +39,7 @@ from earmill.pipeline.dataset.commit_record import (
 from earmill.pipeline.dataset.replace import check_replacement
 from earmill.pipeline.dataset.row_coverage import check_rows, in_plan_order, plan_rows_covered
 from earmill.pipeline.formats.digest import ShardDigest, differences, digest_rows
+from earmill.pipeline.formats.moments import shard_moments
 from earmill.pipeline.formats.registry import (
     Encoding,
     encode,
@@ -111,6 +112,8 @@ def publish_shard(
         replaces = check_replacement(layout, shard_id, generation, rows) if generation else None
         with doing(HASH):
             digest = digest_rows(rows, streams, dtype)
+        with doing(CHECK):
+            moments = shard_moments(rows, streams)
         with layout.scratch(f"{shard_id}-{attempt}") as folder:
             shard.encode(folder, rows, bad, streams, formats, digest)
             record = CommitRecord(
@@ -122,6 +125,7 @@ def publish_shard(
                 dtype=dtype,
                 **_totals(rows, bad, plan_rows, digest),
                 files=shard.hash_files(folder),
+                moments=moments,
                 info=dict(info),
                 generation=generation,
                 replaces=replaces,

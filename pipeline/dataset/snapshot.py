@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit, parsed_json
+from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
@@ -54,12 +55,14 @@ class Snapshot(Strict):
 
     Args:
         index, plan, dataset: With their hashes. commits: By shard.
+        moments: Statistics of the dataset, of each stream that every commit has them of.
     """
 
     index: OutFile
     plan: OutFile
     dataset: OutFile
     commits: Mapping[str, CommitRef]
+    moments: Mapping[str, StoredMoments] = field(default_factory=dict)
     layout_version: int = LAYOUT_VERSION
 
     def to_json(self) -> str:
@@ -113,6 +116,13 @@ def _canonical(data: Mapping[str, Any]) -> str:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def moments_of(
+    stored: Mapping[str, StoredCommit], streams: Sequence[Mapping[str, Any]]
+) -> dict[str, StoredMoments]:
+    """Statistics of a dataset from those of its commits, in the order of shards."""
+    return dataset_moments([one.record.moments for _, one in sorted(stored.items())], streams)
 
 
 def described(path: str, content: bytes) -> OutFile:

@@ -19,6 +19,7 @@ from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.snapshot import (
     CARDS,
     Snapshot,
+    moments_of,
     name_of,
     read_checked,
     read_current,
@@ -66,6 +67,10 @@ def check_closing(
     for file in (snapshot.dataset, snapshot.plan, snapshot.index):
         found.problems += _changed(layout, file)
     _compare_commits(snapshot, stored, found)
+    if not found.problems and snapshot.moments != moments_of(stored, dataset.streams):
+        found.problems.append(
+            f"{current.snapshot.path}: its statistics are not those of the commits; {CLOSE_AGAIN}"
+        )
     return found
 
 

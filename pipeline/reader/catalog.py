@@ -32,11 +32,13 @@ from earmill.pipeline.dataset.commit_record import (
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
+    Snapshot,
     name_of,
     read_checked,
     read_current,
     read_snapshot,
 )
+from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
 from earmill.pipeline.formats.registry import chosen, installed
 from earmill.pipeline.formats.row_table import (
@@ -84,6 +86,7 @@ class Catalog:
             `extra_<name>`.
         paths: Known shards; after finalise it fills up as shards are opened.
         refs: The commits that the index was made of, where the dataset names them.
+        moments: Statistics of the streams of frames, where all commits have them.
     """
 
     dataset: DatasetFile
@@ -93,6 +96,7 @@ class Catalog:
     table: pa.Table
     paths: dict[str, ShardPaths] = field(default_factory=dict)
     refs: Mapping[str, CommitRef] = field(default_factory=dict)
+    moments: Mapping[str, StoredMoments] = field(default_factory=dict)
 
     def shard_paths(self, layout: Layout, shard: str) -> ShardPaths:
         """The files of a shard, from its commit record.
@@ -212,7 +216,8 @@ def load_catalog(layout: Layout) -> Catalog:
     """
     dataset = _dataset(layout)
     streams = _streams(dataset)
-    table, refs = _read_index(layout, dataset, streams)
+    table, snapshot = _read_index(layout, dataset, streams)
+    moments = {} if snapshot is None else snapshot.moments
     paths: dict[str, ShardPaths] = {}
     if table is None:
         records = commits(layout)
@@ -221,6 +226,8 @@ def load_catalog(layout: Layout) -> Catalog:
         dtype = dataset.spec["output"]["dtype"]
         paths = {k: _paths(layout, record, streams, dtype) for k, record in records.items()}
         table = _rows_of(layout, paths, streams)
+        ordered = [record.moments for _, record in sorted(records.items())]
+        moments = dataset_moments(ordered, dataset.streams)
     _check_rows(layout, table, streams)
     output = dataset.spec["output"]
     return Catalog(
@@ -230,7 +237,8 @@ def load_catalog(layout: Layout) -> Catalog:
         dtype=output["dtype"],
         table=table.combine_chunks(),
         paths=paths,
-        refs=refs,
+        refs={} if snapshot is None else snapshot.commits,
+        moments=moments,
     )
 
 
@@ -360,21 +368,21 @@ def _rows_of(
 
 def _read_index(
     layout: Layout, dataset: DatasetFile, streams: Mapping[str, StreamInfo]
-) -> tuple[pa.Table | None, Mapping[str, CommitRef]]:
-    """The good rows of the index that counts, in shard order, and the commits it was made of.
+) -> tuple[pa.Table | None, Snapshot | None]:
+    """The good rows of the index that counts, in shard order, and the snapshot that names it.
 
     No table before finalise. Of several indexes of layout version 1 nothing says which one counts:
     the commits are asked then.
     """
-    refs: Mapping[str, CommitRef] = {}
+    snapshot = None
     current = read_current(layout)
     if current is not None:
         snapshot = read_snapshot(layout, current)
-        content, refs = read_checked(layout, snapshot.index), snapshot.commits
+        content = read_checked(layout, snapshot.index)
     else:
         found = layout.list("index") if dataset.layout_version == 1 else []
         if len(found) != 1:
-            return None, refs
+            return None, None
         content = layout.read_bytes(found[0])
         if name_of(content) != Path(found[0]).stem:
             raise CommitError(
@@ -384,7 +392,8 @@ def _read_index(
     with named_damage(layout.url(), "the index"):
         table = table_of(content)
         good = table.filter(pc.equal(table.column("status"), "ok"))
-        return _shown(good, streams).sort_by([("shard", "ascending"), ("row", "ascending")]), refs
+        shown = _shown(good, streams)
+    return shown.sort_by([("shard", "ascending"), ("row", "ascending")]), snapshot
 
 
 def _shown(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:

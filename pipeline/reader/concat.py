@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import pyarrow as pa
 
+from earmill.pipeline.reader.statistics import together
 from earmill.pipeline.reader.torch_views import TorchViews
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
+    from earmill.pipeline.formats.moments import StreamStatistics
     from earmill.pipeline.reader.features import Features
     from earmill.pipeline.reader.read_row import Row
 
@@ -66,6 +68,11 @@ class ConcatenatedFeatures(TorchViews):
     def nbytes(self) -> int:
         """Size of all features as stored, uncompressed."""
         return sum(each.nbytes for each in self.sets)
+
+    @property
+    def statistics(self) -> dict[str, StreamStatistics]:
+        """Those of all sets together, every frame counted once; see `Features.statistics`."""
+        return together([each.statistics for each in self.sets])
 
     @property
     def fingerprint(self) -> str:

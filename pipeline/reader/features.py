@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import FrameSpan, IoCounts
+from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import named_damage
@@ -32,6 +33,7 @@ from earmill.pipeline.reader.catalog import (
 )
 from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.reader.read_row import Row
+from earmill.pipeline.reader.statistics import stored_statistics
 from earmill.pipeline.reader.torch_views import TorchViews
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
@@ -124,6 +126,21 @@ class Features(TorchViews):
     def nbytes(self) -> int:
         """Size of all features as stored, uncompressed."""
         return int(self._catalog.row_bytes.sum())
+
+    @property
+    def moments(self) -> Mapping[str, StoredMoments]:
+        """The statistics as they are stored, of the streams that have them."""
+        return self._catalog.moments
+
+    @property
+    def statistics(self) -> dict[str, StreamStatistics]:
+        """Mean, variance and range of every stream of frames, column by column over all good rows;
+        before the dataset is closed, over those committed by now.
+
+        Raises:
+            CommitError: The set was written before they were stored: see `compute_statistics`.
+        """
+        return stored_statistics(self)
 
     @property
     def fingerprint(self) -> str:

@@ -23,6 +23,7 @@ from earmill.pipeline.reader.buckets import bucketed, frames_of
 from earmill.pipeline.reader.collate import as_tensor, is_sparse
 from earmill.pipeline.reader.crops import Crop, Cropper
 from earmill.pipeline.reader.mixing import block_order
+from earmill.pipeline.reader.statistics import Normaliser, Of
 
 if TYPE_CHECKING:
     from earmill.pipeline.reader.base import FeatureRows
@@ -84,6 +85,8 @@ class FeatureStream(IterableDataset["Row"]):
             stream with most frames. Rows of similar length come together (`reader.buckets`).
         batch_seconds: The same in seconds.
         crop: Stretch of each clip to read; None for whole clips.
+        normalise: True: frames in float32 with mean 0 and variance 1 by the set's statistics; or
+            the statistics of each stream to normalise. Padding is put in after it.
         even: False: ranks differ by one row (with a budget: one batch) at most. True or "pad":
             every rank gets the same number, with up to `world_size - 1` rows (batches) repeated.
             "drop": the same number, with up to `world_size - 1` left out of this epoch.
@@ -109,6 +112,7 @@ class FeatureStream(IterableDataset["Row"]):
         batch_frames: int | None = None,
         batch_seconds: float | None = None,
         crop: Crop | None = None,
+        normalise: bool | Of = False,
         even: order.Even = False,
         lanes: int | None = None,
         window_rows: int | None = None,
@@ -132,6 +136,7 @@ class FeatureStream(IterableDataset["Row"]):
             window_rows=chosen["window_rows"] if window_rows is None else window_rows,
         )
         self._cropper = None if crop is None else Cropper(crop, features, seed)
+        self._normaliser = None if normalise is False else Normaliser(features, normalise)
         self.batching: Batching = FixedBatches(self.settings)
         if batch_frames is not None or batch_seconds is not None:
             self.batching = bucketed(
@@ -215,7 +220,10 @@ class FeatureStream(IterableDataset["Row"]):
         if self._cropper is not None:
             starts = self._cropper.starts_s(rows, passes)
         for index, start_s in zip(rows.tolist(), starts, strict=True):
-            yield tensor_row(self._row(index, start_s))
+            row = self._row(index, start_s)
+            if self._normaliser is not None:
+                row = replace(row, features=self._normaliser(row.features))
+            yield tensor_row(row)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank stands, after the rows handed out so far; a few plain numbers.

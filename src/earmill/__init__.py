@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.driver import events as events
     from earmill.pipeline.driver.events import JobFinished
     from earmill.pipeline.driver.stop_request import StopRequest
+    from earmill.pipeline.formats.moments import StreamStatistics
     from earmill.pipeline.planning.cost import JobCost
     from earmill.pipeline.reader.collate import (
         Batch,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.mixing import MixedFeatures, mix
     from earmill.pipeline.reader.open import open_features
     from earmill.pipeline.reader.read_row import Row
+    from earmill.pipeline.reader.statistics import compute_statistics
     from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureStream
     from earmill.pipeline.spec.job import JobSpec
 
@@ -96,11 +98,13 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "SpikeOptions": ("amtcore.features.spike_encoder", "SpikeOptions"),
     "StopRequest": ("earmill.pipeline.driver.stop_request", "StopRequest"),
     "StreamInfo": ("amtcore.features.base", "StreamInfo"),
+    "StreamStatistics": ("earmill.pipeline.formats.moments", "StreamStatistics"),
     "build_extractor": ("amtcore.features.build", "build_extractor"),
     "collate": (_COLLATE, "collate_padded"),
     "collate_jagged": (_COLLATE, "collate_jagged"),
     "collate_packed": (_COLLATE, "collate_packed"),
     "collate_padded": (_COLLATE, "collate_padded"),
+    "compute_statistics": ("earmill.pipeline.reader.statistics", "compute_statistics"),
     "events": "earmill.pipeline.driver.events",
     "extract": ("earmill.api", "extract"),
     "formats": "earmill.formats",
@@ -147,12 +151,14 @@ __all__ = [
     "SpikeOptions",
     "StopRequest",
     "StreamInfo",
+    "StreamStatistics",
     "__version__",
     "build_extractor",
     "collate",
     "collate_jagged",
     "collate_packed",
     "collate_padded",
+    "compute_statistics",
     "events",
     "extract",
     "formats",

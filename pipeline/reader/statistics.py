@@ -1,0 +1,142 @@
+"""Mean and variance of a set's streams, and features normalised by them.
+
+Jobs store them when a dataset is closed (see `formats.moments`); `compute_statistics` makes the
+same numbers of a set that was written before, by reading every row once. Events have none: their
+counts stay as they are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.moments import StreamStatistics, Summing, combined, has_statistics
+
+if TYPE_CHECKING:
+    from earmill.pipeline.reader.base import FeatureRows
+    from earmill.pipeline.reader.features import Features
+
+Of = Mapping[str, StreamStatistics]
+NAMED_COLUMNS = 8
+
+
+def stored_statistics(features: Features) -> dict[str, StreamStatistics]:
+    """See `Features.statistics`."""
+    moments, wanted = features.moments, framed(features)
+    missing = [name for name in wanted if name not in moments]
+    if missing:
+        raise CommitError(
+            f"{features!r} has no statistics of {missing}: it was written before they were stored; "
+            "earmill.compute_statistics(ds) reads every row once and gives them, also for "
+            "normalise="
+        )
+    return {
+        name: StreamStatistics.read(moments[name], features.streams[name].width) for name in wanted
+    }
+
+
+def compute_statistics(features: FeatureRows) -> dict[str, StreamStatistics]:
+    """Statistics of the streams of frames of a set, by reading every row once.
+
+    Args:
+        features: One set, or several as one. Opened in the dtype it is stored in, or a wider one,
+            the numbers are those that a job stores.
+    """
+    sets = getattr(features, "sets", None)
+    if sets is not None:
+        return together([compute_statistics(each) for each in sets])
+    shards = features.table.column("shard").to_pylist()
+    by_shard = groupby(range(len(shards)), shards.__getitem__)
+    return together([_summed(features, rows) for _, rows in by_shard] or [_summed(features, [])])
+
+
+def together(parts: list[dict[str, StreamStatistics]]) -> dict[str, StreamStatistics]:
+    """Statistics of several sets as one, every frame counted once."""
+    return {name: combined([part[name] for part in parts]) for name in parts[0]}
+
+
+def framed(features: FeatureRows) -> list[str]:
+    """Streams of frames, which have statistics."""
+    return [name for name, info in features.streams.items() if has_statistics(info)]
+
+
+def _summed(features: FeatureRows, rows: Iterable[int]) -> dict[str, StreamStatistics]:
+    """Statistics of the rows of a shard, as its commit record would hold them."""
+    summing = {name: Summing(features.streams[name].width) for name in framed(features)}
+    for number in rows:
+        row = features[number]
+        for name, one in summing.items():
+            one.add(row.features[name])
+    return {name: one.result() for name, one in summing.items()}
+
+
+class Normaliser:
+    """Frames with mean 0 and variance 1 in every column, in float32.
+
+    Columns that do not vary become 0, which a warning says once.
+
+    Args:
+        features: What is read. wanted: True for the set's own statistics, or those of each stream
+            to normalise, of a training set for example.
+    """
+
+    def __init__(self, features: FeatureRows, wanted: bool | Of) -> None:
+        if wanted is not True and not isinstance(wanted, Mapping):
+            raise TypeError(
+                "expected normalise=True, False or a mapping of streams to their statistics, got "
+                f"{wanted!r}"
+            )
+        known: Any = features
+        chosen: Of = known.statistics if wanted is True else wanted
+        self._of: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for name, statistics in chosen.items():
+            _check(features, name, statistics)
+            std = np.where(statistics.constant, 1.0, statistics.std)
+            self._of[name] = statistics.mean.astype(np.float32), std.astype(np.float32)
+            if statistics.constant.any():
+                warnings.warn(_constant_text(name, statistics), stacklevel=4)
+
+    def __call__(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        """The features of a row, those streams normalised."""
+        return {name: self._normal(name, values) for name, values in features.items()}
+
+    def _normal(self, name: str, values: Any) -> Any:
+        if name not in self._of:
+            return values
+        mean, std = self._of[name]
+        found = values.astype(np.float32)
+        found -= mean
+        found /= std
+        return found
+
+
+def _check(features: FeatureRows, name: str, statistics: Any) -> None:
+    if name not in framed(features):
+        raise ValueError(
+            f"normalise: expected streams of frames out of {framed(features)}, got {name!r}"
+        )
+    if not isinstance(statistics, StreamStatistics):
+        raise TypeError(
+            f"normalise: expected statistics of {name}, as ds.statistics has them, got "
+            f"{type(statistics).__name__}"
+        )
+    width = features.streams[name].width
+    if len(statistics.sums) != width:
+        raise ValueError(
+            f"normalise: expected statistics of {width} columns for {name}, got "
+            f"{len(statistics.sums)}; take those of the same stream"
+        )
+    if not statistics.count:
+        raise ValueError(f"normalise: the statistics of {name} are of no frame at all")
+
+
+def _constant_text(name: str, statistics: StreamStatistics) -> str:
+    columns = np.flatnonzero(statistics.constant).tolist()
+    more = len(columns) - NAMED_COLUMNS
+    named = ", ".join(map(str, columns[:NAMED_COLUMNS])) + (f" and {more} more" if more > 0 else "")
+    return f"stream {name}: columns {named} do not vary; normalised, they are 0"
