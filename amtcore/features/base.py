@@ -129,7 +129,7 @@ class ExtractStream(ABC):
 
 
 class Extractor(ABC):
-    """One warm model and its streams; not for several callers at once.
+    """One warm model and its streams; for several callers at once only where it says so.
 
     Build it with `build_extractor`.
 
@@ -142,7 +142,11 @@ class Extractor(ABC):
         dtype: Working type.
         can_stream: Whether `open_stream` works: no stream needs whole clips.
         input_channels: How many signals, such as ears, a clip may have; one is a clip of (time,).
+    Attributes:
+        takes_several_callers: Threads may call `extract` and use streams at the same time.
     """
+
+    takes_several_callers = False
 
     def __init__(
         self,

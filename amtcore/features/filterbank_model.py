@@ -86,7 +86,9 @@ class FilterbankModel(ModuleModel[TimeDomainModel]):
 
 
 class FilterbankExtractor(Extractor):
-    """One warm time-domain model and its streams; not for several callers at once."""
+    """One warm time-domain model and its streams; nothing in it changes when it is used."""
+
+    takes_several_callers = True
 
     def __init__(
         self,

@@ -1,14 +1,15 @@
 """Clips through a job's models: in batches of similar lengths on a CPU, in launches on a GPU.
 
 What a clip becomes depends on neither. A long clip goes through chunk by chunk, its features into
-files.
+files. On a CPU two calls are under way where the models allow it: the kernels' threads begin with
+the clips of the second while the last ones of the first are still at it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from earmill.pipeline.common.cpu_time import (
     FOR_MODELS,
     MODEL,
     CpuTally,
+    carried,
     counted,
     doing,
 )
@@ -34,16 +36,43 @@ if TYPE_CHECKING:
 
 # A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
 BATCH_S = 160.0
+# Calls of models that may be used by several callers: one computes, the next one stands behind it.
+CALLERS = 2
+
+Batch = Sequence[int]
+
+
+class Window:
+    """Some clips of a shard on their way through the models, in batches."""
+
+    def __init__(self, batches: Sequence[tuple[Batch, Future[list[Made]]]]) -> None:
+        self._batches = batches
+
+    def results(self) -> Iterator[tuple[Batch, list[Made]]]:
+        """The clips' positions, and per clip stream name -> (frames, width), or events; waits for
+        each batch."""
+        for batch, made in self._batches:
+            yield batch, made.result()
+
+    def cancel(self) -> None:
+        """Nobody wants the batches that have not begun."""
+        for _, made in self._batches:
+            made.cancel()
 
 
 class Extraction:
     """The models of a job.
 
+    Attributes:
+        windows_ahead: How many of a shard's windows may be under way while the next is filled.
+
     Args:
-        extractors: One a model of the spec, in its order. On a CPU used by one caller at a time.
+        extractors: One a model of the spec, in its order.
         cast: For the frames of long clips. spill_folder: Where their files lie.
         pool: Reads long clips ahead, within `ahead_bytes`.
     """
+
+    windows_ahead = 1
 
     def __init__(
         self,
@@ -57,23 +86,38 @@ class Extraction:
         self._extractors = tuple(extractors)
         self._cast, self._pool, self._spill_folder = cast, pool, spill_folder
         self._ahead_bytes = ahead_bytes
+        callers = CALLERS if all(each.takes_several_callers for each in extractors) else 1
+        # First come, first served.
+        self._callers = ThreadPoolExecutor(callers, thread_name_prefix="model")
 
     def shard(self) -> AbstractContextManager[None]:
         """Inside, a shard's clips come."""
         return nullcontext()
 
-    def window(self, clips: Sequence[Clip]) -> Iterator[tuple[Sequence[int], Sequence[Made]]]:
-        """Features of a shard's next clips, some at a time: their positions, and per clip stream
-        name -> (frames, width), or events."""
+    def begin(self, clips: Sequence[Clip]) -> Window:
+        """Start on a shard's next clips."""
         lengths = [clip.signals[0].shape[-1] for clip in clips]
-        for batch in form_batches(lengths, round(BATCH_S * self._extractors[0].fs_hz)):
-            yield batch, self._extract([clips[position] for position in batch])
+        batches = form_batches(lengths, round(BATCH_S * self._extractors[0].fs_hz))
+        extract = carried(MODEL, self._extract)
+        return Window(
+            [
+                (batch, self._callers.submit(extract, [clips[position] for position in batch]))
+                for batch in batches
+            ]
+        )
 
     def long(self, clip: LongClip) -> list[Stored]:
         """Features of a long clip, channel by channel, in memory that does not grow with it.
 
         They are cast at once and go to files.
         """
+        return self._callers.submit(carried(MODEL, self._long), clip).result()
+
+    def close(self) -> None:
+        """End what runs beside the callers."""
+        self._callers.shutdown(wait=True, cancel_futures=True)
+
+    def _long(self, clip: LongClip) -> list[Stored]:
         channels = len(clip.channels)
         streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
         wholes = [Stored() for _ in range(channels)]
@@ -98,9 +142,6 @@ class Extraction:
                         made = stream.finish()
                     self._spill(whole, made)
         return wholes
-
-    def close(self) -> None:
-        """End what runs beside the callers."""
 
     def _extract(self, clips: Sequence[Clip]) -> list[Made]:
         return self._through([[c.signals[k] for c in clips] for k in range(len(self._extractors))])
@@ -130,6 +171,9 @@ class GpuExtraction(Extraction):
         cpu: Gets the launches' CPU time.
     """
 
+    # A launch is waited for where it begins.
+    windows_ahead = 0
+
     def __init__(
         self,
         extractors: Sequence[Extractor],
@@ -151,8 +195,10 @@ class GpuExtraction(Extraction):
     def shard(self) -> AbstractContextManager[None]:
         return self._launches.shard()
 
-    def window(self, clips: Sequence[Clip]) -> Iterator[tuple[Sequence[int], Sequence[Made]]]:
-        yield range(len(clips)), self._launches.extract(clips)
+    def begin(self, clips: Sequence[Clip]) -> Window:
+        made = Future[list[Made]]()
+        made.set_result(self._launches.extract(clips))
+        return Window([(range(len(clips)), made)])
 
     def long(self, clip: LongClip) -> list[Stored]:
         # No launch waits for a shard that is busy with an hour of audio.
@@ -163,9 +209,10 @@ class GpuExtraction(Extraction):
                 inside.enter_context(lock)
             inside.enter_context(self._input.stream())
             inside.enter_context(device_errors("a long clip"))
-            return super().long(clip)
+            return self._long(clip)
 
     def close(self) -> None:
+        super().close()
         self._launches.close()
 
     def _extract(self, clips: Sequence[Clip]) -> list[Made]:

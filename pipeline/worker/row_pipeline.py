@@ -10,6 +10,7 @@ out in planned order, and no value depends on timing, batches or neighbours.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -33,11 +34,12 @@ from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.witness import Witnesses, fetch_confirmed
 from earmill.pipeline.worker.device import Gpu
-from earmill.pipeline.worker.extraction import extraction_on
+from earmill.pipeline.worker.extraction import Window, extraction_on
 from earmill.pipeline.worker.feature_values import Made, Stored, stored
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import LONG_S, Clip, LongClip, Preparer, Target
+from earmill.pipeline.worker.turns import Turn, free_turn
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
@@ -120,7 +122,7 @@ class RowProcessor:
         *,
         attempts: int = 1,
         witnesses: Sequence[Item] = (),
-        my_turn: Callable[[], None] = lambda: None,
+        turn: Turn | None = None,
         on_audio: Callable[[float], None] = lambda seconds: None,
     ) -> ShardRows:
         """All rows of a shard.
@@ -128,13 +130,15 @@ class RowProcessor:
         Args:
             attempts: Recorded with quarantined rows.
             witnesses: Rows of the source that were read elsewhere; see `fetch_confirmed`.
-            my_turn: Called before the models are first used; may wait for other shards.
+            turn: Waited for before the models are first used, and over once all clips are on their
+                way to them.
             on_audio: Told the seconds of audio of each row that is through the models.
         Raises:
             SourceOutage: Bytes could not be had for no row's fault; nothing is to be published.
         """
         with self.extraction.shard():
-            return _ShardRun(self, attempts, on_audio).run(items, witnesses, my_turn)
+            run = _ShardRun(self, attempts, on_audio)
+            return run.run(items, witnesses, turn or free_turn())
 
     def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
         """Decode one row; a subclass may do more. Raises a RowError for bad input."""
@@ -227,11 +231,17 @@ class _ShardRun:
         # Place in the shard, clip, and the audio it stands for in the progress.
         self._window: list[tuple[int, Clip, float]] = []
         self._window_bytes = 0
+        self._under_way: deque[tuple[list[tuple[int, Clip, float]], Window]] = deque()
 
-    def run(
-        self, items: Sequence[Item], witnesses: Sequence[Item], my_turn: Callable[[], None]
-    ) -> ShardRows:
-        waited = False
+    def run(self, items: Sequence[Item], witnesses: Sequence[Item], turn: Turn) -> ShardRows:
+        try:
+            self._extract(items, witnesses, turn)
+            return self._gather()
+        finally:
+            for _, window in self._under_way:
+                window.cancel()
+
+    def _extract(self, items: Sequence[Item], witnesses: Sequence[Item], turn: Turn) -> None:
         with closing(self._rows.prepared(items, self._attempts, witnesses)) as prepared:
             for entry in prepared:
                 place = len(self._done)
@@ -239,14 +249,14 @@ class _ShardRun:
                 if isinstance(entry, QuarantineRow):
                     self._done[place].append(entry)
                     continue
-                if not waited and self._is_full(entry):
-                    my_turn()
-                    waited = True
+                if self._is_full(entry):
+                    turn.wait()
                 self._take(place, entry)
-            if not waited:
-                my_turn()
+            turn.wait()
             self._flush()
-        return self._gather()
+            # What comes next stands behind the last of ours: no core waits in between.
+            turn.over()
+            self._collect(0)
 
     def _is_full(self, entry: list[Clip] | LongClip) -> bool:
         return isinstance(entry, LongClip) or self._window_bytes + _nbytes(entry) >= WINDOW_BYTES
@@ -254,6 +264,7 @@ class _ShardRun:
     def _take(self, place: int, entry: list[Clip] | LongClip) -> None:
         if isinstance(entry, LongClip):
             self._flush()
+            self._collect(0)
             self._extract_long(place, entry)
             return
         self._window += [(place, clip, clip.seconds / len(entry)) for clip in entry]
@@ -263,18 +274,26 @@ class _ShardRun:
 
     def _flush(self) -> None:
         window, self._window, self._window_bytes = self._window, [], 0
-        if not window:
-            return
-        finished: dict[int, Future[Any]] = {}
-        for batch, features in self._rows.extraction.window([clip for _, clip, _ in window]):
-            for position, found in zip(batch, features, strict=True):
-                _, clip, seconds = window[position]
-                finished[position] = self._later(
-                    clip.item, clip.channel, clip.seconds, clip.facts, found
-                )
-                self._on_audio(seconds)
-        for position, (place, _, _) in enumerate(window):
-            self._done[place].append(finished[position])
+        if window:
+            begun = self._rows.extraction.begin([clip for _, clip, _ in window])
+            self._under_way.append((window, begun))
+        self._collect(self._rows.extraction.windows_ahead)
+
+    def _collect(self, left: int) -> None:
+        """Take what the models made of windows, the oldest first, until so many are under way."""
+        while len(self._under_way) > left:
+            window, begun = self._under_way[0]
+            finished: dict[int, Future[Any]] = {}
+            for batch, features in begun.results():
+                for position, found in zip(batch, features, strict=True):
+                    _, clip, seconds = window[position]
+                    finished[position] = self._later(
+                        clip.item, clip.channel, clip.seconds, clip.facts, found
+                    )
+                    self._on_audio(seconds)
+            for position, (place, _, _) in enumerate(window):
+                self._done[place].append(finished[position])
+            self._under_way.popleft()
 
     def _extract_long(self, place: int, clip: LongClip) -> None:
         try:

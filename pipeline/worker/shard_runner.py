@@ -1,13 +1,15 @@
 """The real work behind a worker: warm models, process a shard's rows, publish it.
 
 Several shards may be inside at once. On a CPU there are two: while one uses the models, the other
-is decoded or written, and the models are taken in the order in which shards arrived. On a GPU there
-are as many as fill its launches, and they share these. What ends up in files is the same whatever
+is decoded or written, and the models are taken in the order in which shards arrived; the next one
+takes over while the last clips are under way, so that no core waits. On a GPU there are as many as
+fill its launches, and they share these. What ends up in files is the same whatever
 overlaps: a shard's rows depend on nothing but its items and the spec.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -60,7 +62,7 @@ from earmill.pipeline.worker.messages import (
 )
 from earmill.pipeline.worker.models import WarmModels, warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows, quarantined
-from earmill.pipeline.worker.turns import Turns
+from earmill.pipeline.worker.turns import Turn, Turns, free_turn
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -146,6 +148,8 @@ class ShardRunner:
                 cpu=self._cpu,
             )
             self._models = models
+            # All that a warm process holds stays: no collection of garbage looks at it again.
+            gc.freeze()
             self._cpu_before_s = time.process_time()
         return self._info_of(self._warm)
 
@@ -177,8 +181,8 @@ class ShardRunner:
             self._probe(items)
 
     def _probe(self, items: Sequence[Item]) -> None:
-        with self._line() as my_turn:
-            rows = self._extracted(items, my_turn=my_turn)
+        with self._line() as turn:
+            rows = self._extracted(items, turn=turn)
         try:
             with self._layout.scratch("probe") as folder:
                 streams = self._streams(self._warm)
@@ -232,12 +236,12 @@ class ShardRunner:
             for item in order.shard.items
             if item.row_id not in order.culprits and item.row_id not in known
         ]
-        with self._line() as my_turn:
+        with self._line() as turn:
             rows = self._extracted(
                 items,
                 attempts=order.attempts,
                 witnesses=order.witnesses,
-                my_turn=my_turn,
+                turn=turn,
                 on_audio=count,
             )
         culprits = [
@@ -260,11 +264,9 @@ class ShardRunner:
             note=models.note,
         )
 
-    def _line(self) -> AbstractContextManager[Callable[[], None]]:
+    def _line(self) -> AbstractContextManager[Turn]:
         """A place in the line for the models; on a GPU nobody waits for another."""
-        if self._warm.gpu is None:
-            return self._turns.line_up()
-        return nullcontext(lambda: None)
+        return self._turns.line_up() if self._warm.gpu is None else nullcontext(free_turn())
 
     def _extracted(self, items: Sequence[Item], **options: Any) -> ShardRows:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -162,3 +164,29 @@ def test_models_are_listed() -> None:
     (info,) = [info for info in list_models() if info.name == "dau1997"]
     assert set(info.streams) == {*ALL_STREAMS, "spikes"} and info.params["flow"].default == 80.0
     assert Calibration(rms1_db_spl=100).gain(_clip(3), info.input_unit) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "streams"),
+    [
+        ("dau1997", {"modulation": {}, "envelope": {}, "spikes": {}}),
+        ("osses2021", {"modulation": {}}),
+        ("king2019", {"modulation": {}}),
+    ],
+)
+def test_two_callers_at_once_get_what_each_gets_alone(
+    model: str, streams: dict[str, dict[str, object]]
+) -> None:
+    extractor = build_extractor(model, fs_hz=FS, streams=streams, threads=2)
+    assert extractor.takes_several_callers
+    batches = [[_clip(3000 + 500 * i + j, i) for j in range(3)] for i in range(6)]
+    alone = [extractor.extract(batch) for batch in batches]
+    with ThreadPoolExecutor(2) as callers:
+        together = list(callers.map(extractor.extract, batches))
+    for expected, got in zip(alone, together, strict=True):
+        for one, other in zip(expected, got, strict=True):
+            for name in streams:
+                values = [
+                    x if isinstance(x, np.ndarray) else x.dense() for x in (one[name], other[name])
+                ]
+                np.testing.assert_array_equal(*values)

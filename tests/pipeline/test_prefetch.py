@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.worker.prefetch import prefetched
-from earmill.pipeline.worker.turns import Turns
+from earmill.pipeline.worker.turns import Turns, free_turn
 
 
 @pytest.fixture
@@ -114,13 +114,13 @@ def test_turns_come_in_the_order_of_arrival() -> None:
     lined_up = threading.Semaphore(0)
 
     def visit(name: int) -> None:
-        with turns.line_up() as my_turn:
+        with turns.line_up() as turn:
             lined_up.release()
-            my_turn()
+            turn.wait()
             entered.append(name)
 
     with turns.line_up() as first:
-        first()
+        first.wait()
         threads = []
         for name in range(6):
             threads.append(threading.Thread(target=visit, args=(name,)))
@@ -136,5 +136,15 @@ def test_a_place_given_up_does_not_block_the_line() -> None:
     turns = Turns()
     with pytest.raises(ValueError, match="early"), turns.line_up():
         raise ValueError("left early")
-    with turns.line_up() as my_turn:
-        my_turn()
+    with turns.line_up() as turn:
+        turn.wait()
+
+
+def test_a_turn_that_is_over_lets_the_next_one_in() -> None:
+    turns = Turns()
+    with turns.line_up() as first, turns.line_up() as second:
+        first.wait()
+        first.over()
+        second.wait()  # for ever, if the first were still in the line
+        first.over()
+    free_turn().wait()

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import io
 import math
+import threading
+import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ import pytest
 import soundfile
 
 from amtcore.features.base import Extractor
+from amtcore.features.filterbank_model import FilterbankExtractor
 from amtcore.units import Calibration
 from earmill.pipeline.audio.resample import AudioResampler
 from earmill.pipeline.common.errors import DtypeRangeError, NonFiniteFeatureError
@@ -29,6 +34,7 @@ from earmill.pipeline.worker import row_pipeline as process_rows
 from earmill.pipeline.worker.models import build_extractors
 from earmill.pipeline.worker.prepare import Clip, LongClip
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows
+from earmill.pipeline.worker.turns import Turn, Turns
 from tests.compare import Tolerance, assert_close
 from tests.pipeline import audio_factory
 
@@ -46,6 +52,20 @@ def make_spec(folder: Path, **changes: Any) -> JobSpec:
         "output": {"uri": str(folder / "out")},
     }
     return JobSpec.load(job, overrides=overrides)
+
+
+class ToldTurn(Turn):
+    """Tells what becomes of it."""
+
+    def __init__(self, said: list[str | float]) -> None:
+        super().__init__(deque(), threading.Condition())
+        self._said = said
+
+    def wait(self) -> None:
+        self._said.append("wait")
+
+    def over(self) -> None:
+        self._said.append("over")
 
 
 class Job:
@@ -288,12 +308,77 @@ def test_a_fault_of_the_program_is_not_blamed_on_the_row(corpus: Path) -> None:
 def test_models_wait_for_their_turn_and_progress_adds_up(corpus: Path) -> None:
     job = Job(make_spec(corpus))
     said: list[str | float] = []
-    rows = job(my_turn=lambda: said.append("turn"), on_audio=said.append)
-    assert said[0] == "turn" and said.count("turn") == 1
-    assert sum(said[1:]) == pytest.approx(sum(row.seconds for row in rows.good))  # type: ignore[arg-type]
+    rows = job(turn=ToldTurn(said), on_audio=said.append)
+    assert said[:2] == ["wait", "over"]
+    assert sum(said[2:]) == pytest.approx(sum(row.seconds for row in rows.good))  # type: ignore[arg-type]
 
 
 def test_an_empty_shard_has_its_turn_too(corpus: Path) -> None:
-    turns: list[int] = []
-    rows = Job(make_spec(corpus)).rows.process([], my_turn=lambda: turns.append(1))
-    assert rows == ShardRows([], []) and turns == [1]
+    said: list[str | float] = []
+    rows = Job(make_spec(corpus)).rows.process([], turn=ToldTurn(said))
+    assert rows == ShardRows([], []) and said == ["wait", "over"]
+
+
+class Gate:
+    """A model's `extract` that counts who is inside, and waits there for company."""
+
+    def __init__(self, model: Extractor, wanted: int) -> None:
+        self._extract, self._wanted = model.extract, wanted
+        self._changed = threading.Condition()
+        self._inside = self.most = 0
+
+    def __call__(self, clips: Sequence[Any]) -> Any:
+        with self._changed:
+            self._inside += 1
+            self.most = max(self.most, self._inside)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most >= self._wanted, timeout=30)
+        made = self._extract(clips)
+        with self._changed:
+            self._inside -= 1
+        return made
+
+
+@pytest.mark.parametrize(("several", "inside"), [(True, 2), (False, 1)])
+def test_a_shard_s_last_clips_meet_the_first_of_the_next_where_the_model_allows_it(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, several: bool, inside: int
+) -> None:
+    # A shard alone gives the model one call at a time: a second one is the other shard's.
+    monkeypatch.setattr(extraction, "form_batches", lambda lengths, most: [[*range(len(lengths))]])
+    spec = make_spec(corpus)
+    alone = Job(spec)().good
+    monkeypatch.setattr(FilterbankExtractor, "takes_several_callers", several)
+    job, turns = Job(spec), Turns()
+    gate = Gate(job.models[0], wanted=inside)
+    monkeypatch.setattr(job.models[0], "extract", gate)
+
+    def shard(_: int) -> ShardRows:
+        with turns.line_up() as turn:
+            return job(turn=turn)
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(shard, range(2)))
+    assert gate.most == inside
+    for rows in found:
+        for got, expected in zip(rows.good, alone, strict=True):
+            np.testing.assert_array_equal(got.streams["modulation"], expected.streams["modulation"])
+
+
+def test_clips_of_a_shard_that_failed_do_not_reach_the_models(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One clip a call, one caller: the others wait behind the one that fails.
+    monkeypatch.setattr(extraction, "BATCH_S", 0.1)
+    monkeypatch.setattr(extraction, "CALLERS", 1)
+    job, calls = Job(make_spec(corpus)), []
+
+    def fails(clips: Sequence[Any]) -> Any:
+        calls.append(len(clips))
+        time.sleep(0.3 * (len(calls) > 1))
+        raise ArithmeticError("a bug")
+
+    monkeypatch.setattr(job.models[0], "extract", fails)
+    with pytest.raises(ArithmeticError, match="a bug"):
+        job()
+    job.rows.close()
+    assert len(calls) < len(job.items)
