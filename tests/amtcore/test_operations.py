@@ -47,6 +47,11 @@ def _negate(row: Any, values: Any) -> int:
     return 2
 
 
+def _callable(pick: Any) -> Any:
+    """The part as a function that Python can call."""
+    return njit(lambda row, values: pick(row, values))
+
+
 def _row(code: int) -> Any:
     one_to_one = 2**16 + 1  # as a decimation reads it
     return np.array([code, 0, 0, one_to_one], np.int64)
@@ -59,15 +64,21 @@ def _operation(forward: Any, adjoint: Any) -> Operation:
 # --- the compiled functions that a table becomes ---
 
 
+def test_a_part_of_kernels_is_not_for_python_to_call() -> None:
+    with pytest.raises(TypeError, match="expected a call from a compiled function"):
+        dispatcher({3: _double}, "none")(_row(3), np.array([5.0]))
+
+
 def test_every_code_gets_its_own_function() -> None:
-    run, values = dispatcher({3: _double, 8: _negate}, "none"), np.array([5.0])
+    run = _callable(dispatcher({3: _double, 8: _negate}, "none"))
+    values = np.array([5.0])
     assert run(_row(3), values) == 1 and values[0] == 10.0
     assert run(_row(8), values) == 2 and values[0] == -10.0
 
 
 @pytest.mark.parametrize("codes", [(3,), (3, 8)])
 def test_an_unregistered_code_raises_and_changes_nothing(codes: tuple[int, ...]) -> None:
-    run = dispatcher(dict.fromkeys(codes, _double), "there is no such thing")
+    run = _callable(dispatcher(dict.fromkeys(codes, _double), "there is no such thing"))
     for code in (0, 4, 99):
         values = np.array([5.0])
         with pytest.raises(ParameterError, match="there is no such thing"):
@@ -77,7 +88,8 @@ def test_an_unregistered_code_raises_and_changes_nothing(codes: tuple[int, ...])
 
 def test_an_operation_that_is_registered_without_adjoint_gets_no_other_gradient() -> None:
     table = {0: _operation(_double, _negate), 1: _operation(_double, None)}
-    run, adjoint, values = forward_kernel(table), adjoint_kernel(table), np.array([5.0])
+    run, adjoint = _callable(forward_kernel(table)), _callable(adjoint_kernel(table))
+    values = np.array([5.0])
     run(_row(1), values)
     adjoint(_row(0), values)
     assert values[0] == -10.0

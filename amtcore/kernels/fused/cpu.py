@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
 from amtcore.kernels.fused.filters import run_filter_block
 from amtcore.kernels.fused.operations import run_op_block
+from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
-from amtcore.kernels.vector.source_digest import sources_digest
 from amtcore.kernels.vector.transpose import copy_row, transpose
 
 #: Samples per block: two buffers of 128 x 32 float32 are 32 kB, inside a 48 kB first-level cache.
@@ -36,7 +34,7 @@ POOL_BANK = 2
 POOLS = {"mean": 0, "rms": 1, "max": 2, "subsample": 3}
 
 
-@njit
+@part
 def load_rows(x: Any, shared: bool, channels: int, t0: int, n: int, buffer: Any) -> None:
     """Samples t0..t0+n of up to LANES rows of `x`, sample after sample.
 
@@ -49,7 +47,7 @@ def load_rows(x: Any, shared: bool, channels: int, t0: int, n: int, buffer: Any)
     transpose(x[0], t0, x.shape[1], channels, n, buffer, LANES, LANES)
 
 
-@njit
+@part
 def _run_ops(ops: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     """All operations, BLOCK samples at a time; returns how many there are after them, which may
     differ from `n` where that is one block."""
@@ -61,7 +59,7 @@ def _run_ops(ops: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any)
     return count if n <= BLOCK else n
 
 
-@njit
+@part
 def pool_samples(y: Any, n: int, pool: int, first: bool, state: Any, s: int) -> None:
     """Add `n` samples of one frame to its running statistic in state row `s`."""
     total = vload(state, s * LANES)
@@ -81,7 +79,7 @@ def pool_samples(y: Any, n: int, pool: int, first: bool, state: Any, s: int) -> 
     vstore(state, s * LANES, total)
 
 
-@njit
+@part
 def frame_bounds(f: int, frame: Any) -> Any:
     """First output of frame `f`, first one after it, and after how many samples the last is there;
     `frame` as in the kernel."""
@@ -90,7 +88,7 @@ def frame_bounds(f: int, frame: Any) -> Any:
     return begin, end, (end - 1) * stride + delay + 1 - start
 
 
-@njit
+@part
 def first_frame(mode: int, frame: Any) -> Any:
     """Outputs before this stretch, number of the frame it begins in, and the bounds of that."""
     if mode != POOL_BANK:
@@ -101,7 +99,7 @@ def first_frame(mode: int, frame: Any) -> Any:
     return made, f, begin, end, last
 
 
-@njit
+@part
 def _emit(filters: Any, columns: Any, pool: int, length: int, state: Any, out: Any) -> None:
     """Write one frame: the statistics of every filter that a channel has; then clear them."""
     weight = 1.0 / length if pool < 2 else 1.0
@@ -115,7 +113,7 @@ def _emit(filters: Any, columns: Any, pool: int, length: int, state: Any, out: A
         vstore(state, s * LANES, vsplat(state, 0.0))
 
 
-@njit
+@part
 def store_rows(buffer: Any, n: int, rows: Any, t0: int, out: Any, turned: Any) -> None:
     """The inverse: lanes to rows `rows[lane]` of `out`, none where that is -1; `turned` is
     scratch."""
@@ -127,64 +125,53 @@ def store_rows(buffer: Any, n: int, rows: Any, t0: int, out: Any, turned: Any) -
                 copy_row(turned, lane * BLOCK, out[rows[lane]], t0 + begin, count)
 
 
-def _build(digest: str) -> Any:
-    """Compile-on-first-use kernel. `digest` is part of the key of numba's disk cache, which by
-    itself looks at this file only and would keep stale code after a change in a block function."""
+@kernel
+def run_chain(
+    x: Any,
+    length: int,
+    shared: bool,
+    channels: int,
+    ops: Any,
+    coef: Any,
+    state: Any,
+    mode: int,
+    filters: Any,
+    rows: Any,
+    pool: int,
+    frame: Any,
+    out: Any,
+) -> None:
+    """Run the program over samples 0..length of one clip for one group of channels.
 
-    @njit(nogil=True, cache=True)
-    def run(
-        x: Any,
-        length: int,
-        shared: bool,
-        channels: int,
-        ops: Any,
-        coef: Any,
-        state: Any,
-        mode: int,
-        filters: Any,
-        rows: Any,
-        pool: int,
-        frame: Any,
-        out: Any,
-    ) -> None:
-        """Run the program over samples 0..length of one clip for one group of channels.
-
-        x (rows, time), contiguous; coef and state flat, LANES numbers a row; rows (filter or 1,
-        lane) the output row or column, -1 for none; frame = (samples, per frames, absolute start,
-        stride, delay): frame f covers outputs ceil(f samples / frames) up to the next one's start,
-        and output m of the operations is there once sample m stride + delay is in;
-        out (rows, time), or (frames, columns) when pooled.
-        """
-        if digest == "":
-            return
-        block = BLOCK if mode == POOL_BANK else LONG_BLOCK
-        a, b = aligned(block * LANES, x), aligned(block * LANES, x)
-        side, turned = aligned(BLOCK * LANES, x), aligned(BLOCK * LANES, x)
-        emitted, t = 0, 0  # frames and samples so far
-        made, f, begin, end, last = first_frame(mode, frame)
-        while t < length:
-            n = min(block, length - t)
-            if mode == POOL_BANK:
-                n = min(n, last - t)
-            load_rows(x, shared, channels, t, n, a)
-            t += n
-            n = _run_ops(ops, a, b, side, n, coef, state)
-            if mode == STORE:
-                store_rows(a, n, rows[0], made, out, turned)
-            for m in range(filters.shape[0]):
-                run_filter_block(filters[m], a, b, n, coef, state)
-                if mode == STORE_BANK:
-                    store_rows(b, n, rows[m], made, out, turned)
-                else:
-                    pool_samples(b, n, pool, made == begin, state, filters[m, 3])
-            made += n
-            if mode == POOL_BANK and made == end:
-                _emit(filters, rows, pool, end - begin, state, out[emitted])
-                emitted += 1
-                f += 1
-                begin, end, last = frame_bounds(f, frame)
-
-    return run
-
-
-run_chain = _build(sources_digest())
+    x (rows, time), contiguous; coef and state flat, LANES numbers a row; rows (filter or 1,
+    lane) the output row or column, -1 for none; frame = (samples, per frames, absolute start,
+    stride, delay): frame f covers outputs ceil(f samples / frames) up to the next one's start,
+    and output m of the operations is there once sample m stride + delay is in;
+    out (rows, time), or (frames, columns) when pooled.
+    """
+    block = BLOCK if mode == POOL_BANK else LONG_BLOCK
+    a, b = aligned(block * LANES, x), aligned(block * LANES, x)
+    side, turned = aligned(BLOCK * LANES, x), aligned(BLOCK * LANES, x)
+    emitted, t = 0, 0  # frames and samples so far
+    made, f, begin, end, last = first_frame(mode, frame)
+    while t < length:
+        n = min(block, length - t)
+        if mode == POOL_BANK:
+            n = min(n, last - t)
+        load_rows(x, shared, channels, t, n, a)
+        t += n
+        n = _run_ops(ops, a, b, side, n, coef, state)
+        if mode == STORE:
+            store_rows(a, n, rows[0], made, out, turned)
+        for m in range(filters.shape[0]):
+            run_filter_block(filters[m], a, b, n, coef, state)
+            if mode == STORE_BANK:
+                store_rows(b, n, rows[m], made, out, turned)
+            else:
+                pool_samples(b, n, pool, made == begin, state, filters[m, 3])
+        made += n
+        if mode == POOL_BANK and made == end:
+            _emit(filters, rows, pool, end - begin, state, out[emitted])
+            emitted += 1
+            f += 1
+            begin, end, last = frame_bounds(f, frame)

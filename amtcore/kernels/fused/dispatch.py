@@ -19,9 +19,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from numba import njit
-
 from amtcore.errors import ParameterError
+from amtcore.kernels.vector.jit import part
 
 
 def dispatcher(kernels: Mapping[int, Any], missing: str) -> Any:
@@ -42,4 +41,4 @@ def dispatcher(kernels: Mapping[int, Any], missing: str) -> Any:
     scope = {f"kernel_{code}": kernel for code, kernel in kernels.items()}
     scope |= {"missing": missing, "ParameterError": ParameterError}
     exec("\n".join(lines), scope)
-    return njit(scope["pick"])
+    return part(scope["pick"])

@@ -12,12 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from numba import njit
-
 from amtcore.errors import ParameterError
 from amtcore.kernels.families.biquad.cpu import state_variable_adjoint, state_variable_block
 from amtcore.kernels.families.one_pole.cpu import modulation_adjoint, modulation_block
 from amtcore.kernels.fused.dispatch import dispatcher
+from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import LANES, vload, vstore
 
 #: Coefficient rows and state rows of one section.
@@ -48,12 +47,12 @@ class Filter:
     taped: int
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _state_variable(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
     state_variable_block(x, y, n, False, coef, row[1], state, row[2])
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _state_variable_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -63,12 +62,12 @@ def _state_variable_adjoint(
     )
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _real(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
     modulation_block(x, y, n, False, coef, row[1], state, row[2])
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _real_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -76,12 +75,12 @@ def _real_adjoint(
     modulation_adjoint(x, gy, gx, n, False, coef, gcoef, row[1], state, gstate, row[2], scratch)
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _modulus(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
     modulation_block(x, y, n, True, coef, row[1], state, row[2])
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _modulus_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -89,13 +88,13 @@ def _modulus_adjoint(
     modulation_adjoint(x, gy, gx, n, True, coef, gcoef, row[1], state, gstate, row[2], scratch)
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _identity(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
     for t in range(n):
         vstore(y, t * LANES, vload(x, t * LANES))
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _identity_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -104,14 +103,14 @@ def _identity_adjoint(
         vstore(gx, t * LANES, vload(gx, t * LANES) + vload(gy, t * LANES))
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _two_sections(row: Any, x: Any, y: Any, n: int, coef: Any, state: Any) -> None:
     c, s = row[1], row[2]
     state_variable_block(x, y, n, False, coef, c, state, s)
     state_variable_block(y, y, n, False, coef, c + FILTER_COEFS, state, s + FILTER_STATES)
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _two_sections_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import njit
-
 from amtcore.errors import ParameterError
 from amtcore.kernels.families.adaptation.cpu import adaptation_adjoint, adaptation_block
 from amtcore.kernels.families.biquad.cpu import (
@@ -39,6 +37,7 @@ from amtcore.kernels.families.one_pole.cpu import (
     pole_zero_cascade_block,
 )
 from amtcore.kernels.fused.dispatch import dispatcher
+from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import LANES, vload, vstore
 
 Size = Callable[[int], int]
@@ -88,13 +87,13 @@ def _twice(argument: int) -> int:
     return 2 * argument
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _one_pole(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     one_pole_cascade_block(a, b, n, row[3], coef, row[1], state, row[2])
     return n
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _one_pole_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -104,13 +103,13 @@ def _one_pole_adjoint(
     )
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _first_order(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     first_order_block(a, a, n, row[3] == 1, coef, row[1], state, row[2])
     return n
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _first_order_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -120,13 +119,13 @@ def _first_order_adjoint(
     )
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _state_variable(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     state_variable_block(a, a, n, row[3] == 1, coef, row[1], state, row[2])
     return n
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _state_variable_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -136,13 +135,13 @@ def _state_variable_adjoint(
     )
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _adaptation(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     adaptation_block(a, n, row[3] // 2, row[3] % 2 == 1, coef, row[1], state, row[2])
     return n
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _adaptation_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -153,13 +152,13 @@ def _adaptation_adjoint(
     )  # fmt: skip
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _pole_zero(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     pole_zero_cascade_block(a, n, row[3], coef, row[1], state, row[2])
     return n
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _pole_zero_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -169,13 +168,13 @@ def _pole_zero_adjoint(
     )
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _broken_stick(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     broken_stick_block(a, n, coef, row[1])
     return n
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _broken_stick_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -183,19 +182,19 @@ def _broken_stick_adjoint(
     broken_stick_adjoint(x, gy, gx, n, coef, gcoef, row[1])
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _square(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     square_block(a, n, coef, row[1])
     return n
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _hair_cell(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     hair_cell_block(a, n, coef, row[1], state, row[2])
     return n
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _hair_cell_adjoint(
     row: Any, x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, state: Any, gstate: Any,
     scratch: Any,
@@ -203,14 +202,14 @@ def _hair_cell_adjoint(
     hair_cell_adjoint(x, gy, gx, n, coef, gcoef, row[1], state, gstate, row[2], scratch)
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _save(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     for t in range(n):
         vstore(side, t * LANES, vload(a, t * LANES))
     return n
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _swap(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     for t in range(n):
         value = vload(a, t * LANES)
@@ -219,14 +218,14 @@ def _swap(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) ->
     return n
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _add(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     for t in range(n):
         vstore(a, t * LANES, vload(a, t * LANES) + vload(side, t * LANES))
     return n
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _decimate(row: Any, a: Any, b: Any, side: Any, n: int, coef: Any, state: Any) -> int:
     taps, stride = row[3] // 65536, row[3] % 65536
     return decimate_block(a, b, n, taps, stride, coef, row[1], state, row[2])

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core.typing import signature
 from numba.extending import intrinsic, overload
 
+from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import (
     fma,
     llvm_intrinsic,
@@ -63,7 +64,7 @@ _LN2_HIGH_32, _LN2_LOW_32 = 0.693145751953125, 1.42860682030941723212e-6
 _LN2_HIGH_64, _LN2_LOW_64 = 6.93147180369123816490e-1, 1.90821492927058770002e-10
 
 
-@njit
+@part
 def _within(value: Any, low: float, high: float) -> Any:
     """`value` in the bounds; the comparisons are the ones that NaN passes at no cost."""
     least, most = vsplat(value, low), vsplat(value, high)
@@ -115,7 +116,7 @@ def _choose_exp(value):  # type: ignore[no-untyped-def]
     return double
 
 
-@njit
+@part
 def vexp(value: Any) -> Any:
     """exp per lane, for values from -80 (float32) or -700 (float64), where it is clamped, to 88 or
     709, above which it is infinite; 0 of minus infinity."""
@@ -184,7 +185,7 @@ def _choose_log(value, k, s):  # type: ignore[no-untyped-def]
     return body
 
 
-@njit
+@part
 def vlog(value: Any) -> Any:
     """Natural logarithm per lane, for normal numbers above 0; infinity and NaN stay."""
     m = _mantissa(value)
@@ -251,7 +252,7 @@ def _choose_decay(value):  # type: ignore[no-untyped-def]
     return body
 
 
-@njit
+@part
 def vdecay(value: Any) -> Any:
     """2**value per lane, for values up to 0: half the steps of `vexp`. 0 below the normal range,
     and of NaN: whoever needs that multiplies by something else that has it."""

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.typing import signature
 from numba.extending import intrinsic
 
+from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import _pointer
 from amtcore.kernels.vector.warp_lowering import is_warp
 
@@ -65,7 +66,7 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
     return signature(types.void, array, index), codegen
 
 
-@njit
+@part
 def aligned(count: int, like: Any) -> Any:
     """A flat array of `count` numbers with the dtype of `like`, aligned to cache lines: a vector
     that crosses two lines costs twice."""

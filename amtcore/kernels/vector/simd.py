@@ -17,11 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.typing import signature
-from numba.extending import intrinsic, models, overload, register_model
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin, models, register_model
 
+from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.warp_lowering import (
     PrivateRows,
     any_thread,
@@ -110,25 +112,19 @@ def vsplat(typing: Any, like: Any, number: Any) -> Any:
     return signature(VecType(scalar), like, number), codegen
 
 
-def _binary(instruction: str) -> Any:
-    @intrinsic
-    def function(typing: Any, left: Any, right: Any) -> Any:
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return getattr(builder, instruction)(args[0], args[1])
+def _define_operator(python_operator: Callable[..., Any], instruction: str) -> None:
+    """Without a function of its own: `overload` would compile one for every type."""
 
-        return signature(left, left, right), codegen
+    @infer_global(python_operator)
+    class _Template(AbstractTemplate):
+        def generic(self, args: Any, kws: Any) -> Any:
+            if len(args) == 2 and isinstance(args[0], VecType) and args[0] == args[1]:
+                return signature(args[0], *args)
+            return None
 
-    return function
-
-
-def _overload_operator(python_operator: Callable[..., Any], instruction: str) -> None:
-    function = _binary(instruction)
-
-    @overload(python_operator)
-    def _choose(left, right):  # type: ignore[no-untyped-def]  # numba compares signatures
-        if isinstance(left, VecType) and isinstance(right, VecType):
-            return lambda left, right: function(left, right)
-        return None
+    @lower_builtin(python_operator, VecType, VecType)
+    def _lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return getattr(builder, instruction)(*args)
 
 
 for _operator, _instruction in (
@@ -137,7 +133,7 @@ for _operator, _instruction in (
     (operator.mul, "fmul"),
     (operator.truediv, "fdiv"),
 ):
-    _overload_operator(_operator, _instruction)
+    _define_operator(_operator, _instruction)
 
 
 def llvm_intrinsic(builder: Any, name: str, value: Any, arguments: int) -> Any:
@@ -296,7 +292,7 @@ def _extreme(pick_left: str) -> Any:
 vmax, vmin = _extreme(">"), _extreme("<")
 
 
-@njit
+@part
 def accumulate(rows: Any, row: int, value: Any) -> None:
     """Add a vector to one row of a flat array of rows."""
     vstore(rows, row * LANES, vload(rows, row * LANES) + value)
@@ -314,7 +310,7 @@ def own_number(typing: Any, vector: Any) -> Any:
     return signature(vector.scalar, vector), codegen
 
 
-@njit
+@part
 def add_once(array: Any, index: int, number: float) -> None:
     """array[index] += number, which all threads of a warp have, by one of them."""
     if lane_id() == 0:

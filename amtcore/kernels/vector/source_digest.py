@@ -1,8 +1,6 @@
-"""A hash of the kernels' sources, which becomes part of the key of numba's disk cache.
+"""A hash of the kernels' sources, which is part of the key of every compiled kernel on disk.
 
-By itself numba looks only at the file of the function it caches and would go on using code that
-was compiled from an older version of a function it calls. Every cached kernel asks for the hash, so
-this is also where the cache itself is looked at first.
+Every kernel asks for the hash, so this is also where the cache itself is looked at first.
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ from pathlib import Path
 
 from amtcore.kernels.vector.kernel_cache import check_kernel_cache
 
-#: What is in every file that holds compiled functions.
-_COMPILED = b"from numba"
+#: What is in a file that holds compiled functions: one of these.
+_COMPILED = (b"from numba", b"kernels.vector.jit import")
 
 
 @functools.cache
@@ -27,4 +25,5 @@ def sources_digest() -> str:
     check_kernel_cache()
     kernels = Path(__file__).parents[1]
     sources = [path.read_bytes() for path in sorted(kernels.rglob("*.py"))]
-    return hashlib.sha256(b"".join(text for text in sources if _COMPILED in text)).hexdigest()
+    compiled = (text for text in sources if any(mark in text for mark in _COMPILED))
+    return hashlib.sha256(b"".join(compiled)).hexdigest()

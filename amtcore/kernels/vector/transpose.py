@@ -12,11 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.typing import signature
 from numba.extending import intrinsic
 
+from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import LANES, vload, vstore
 
 _TILE_BYTES = 64
@@ -81,7 +82,7 @@ def _transpose_tile(
     return signature(types.void, source, size, size, size, target, size, size), codegen
 
 
-@njit
+@part
 def transpose(
     source: Any, at: int, stride: int, rows: int, columns: int, target: Any, pitch: int, wanted: int
 ) -> None:
@@ -100,7 +101,7 @@ def transpose(
             target[j * pitch + i] = source[start + j]
 
 
-@njit
+@part
 def copy_row(source: Any, at: int, target: Any, to: int, count: int) -> None:
     """target[to + t] = source[at + t] of flat arrays, for t < count."""
     whole = count - count % LANES

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
 from amtcore.kernels.vector.elementary import vexp
+from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import (
     LANES,
     accumulate,
@@ -27,13 +26,13 @@ from amtcore.kernels.vector.simd import (
 )
 
 
-@njit
+@part
 def _limited(y: Any, one: Any, m: Any, steepness: Any) -> Any:
     soft = (m + m) / (one + vexp(steepness * (y - one))) - (m - one)
     return where_greater(y, one, soft, y)
 
 
-@njit
+@part
 def adaptation_block(
     x: Any, n: int, loops: int, limit: bool, coef: Any, c: int, state: Any, s: int
 ) -> None:
@@ -62,7 +61,7 @@ def adaptation_block(
         vstore(x, t * LANES, (vload(x, t * LANES) - offset) * scale)
 
 
-@njit
+@part
 def adaptation_adjoint(
     x: Any, gy: Any, gx: Any, n: int, loops: int, limit: bool, coef: Any, gcoef: Any, c: int,
     state: Any, gstate: Any, s: int, scratch: Any,
@@ -109,7 +108,7 @@ def adaptation_adjoint(
         accumulate(gcoef, c, where_greater(value, floor, zero, g_y))
 
 
-@njit
+@part
 def _adaptation_tape(
     x: Any, n: int, loops: int, limit: bool, coef: Any, c: int, state: Any, s: int, tape: Any
 ) -> None:
@@ -132,7 +131,7 @@ def _adaptation_tape(
             vstore(tape, at + 2 * loops * LANES, fma(rise, y - divisor, divisor))
 
 
-@njit
+@part
 def _limiter_adjoint(u: Any, one: Any, g_y: Any, m: Any, steepness: Any) -> Any:
     """With e = exp(k (u - 1)) and y = 2 m / (1 + e) - (m - 1): the gradients of u, m and k."""
     zero, past = vsplat(one, 0.0), u - one

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
+from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore, where_greater
-from amtcore.kernels.vector.source_digest import sources_digest
 
 
-@njit
+@part
 def smooth(x: Any, y: Any, frames: int, row: int, g: int, coef: Any, state: Any) -> None:
     """Smooth lanes g LANES .. of `frames` flat rows of `row` numbers.
 
@@ -32,7 +30,7 @@ def smooth(x: Any, y: Any, frames: int, row: int, g: int, coef: Any, state: Any)
     vstore(state, at, level)
 
 
-@njit
+@part
 def smooth_adjoint(
     x: Any, y: Any, gy: Any, gx: Any, frames: int, row: int, g: int, coef: Any, gcoef: Any,
     state: Any, gstate: Any,
@@ -62,32 +60,18 @@ def smooth_adjoint(
     vstore(gcoef, row + at, g_release)
 
 
-def _build(digest: str) -> Any:
-    """See `chain.cpu._build`: the hash of all kernel sources is part of the cache key."""
-
-    @njit(nogil=True, cache=True)
-    def run(x: Any, y: Any, frames: int, row: int, g: int, coef: Any, state: Any) -> None:
-        """See `smooth`."""
-        if digest == "":
-            return
-        smooth(x, y, frames, row, g, coef, state)
-
-    return run
+@kernel
+def run_attack_release(
+    x: Any, y: Any, frames: int, row: int, g: int, coef: Any, state: Any
+) -> None:
+    """See `smooth`."""
+    smooth(x, y, frames, row, g, coef, state)
 
 
-def _build_adjoint(digest: str) -> Any:
-    @njit(nogil=True, cache=True)
-    def run(
-        x: Any, y: Any, gy: Any, gx: Any, frames: int, row: int, g: int, coef: Any, gcoef: Any,
-        state: Any, gstate: Any,
-    ) -> None:  # fmt: skip
-        """See `smooth_adjoint`."""
-        if digest == "":
-            return
-        smooth_adjoint(x, y, gy, gx, frames, row, g, coef, gcoef, state, gstate)
-
-    return run
-
-
-run_attack_release = _build(sources_digest())
-run_attack_release_adjoint = _build_adjoint(sources_digest())
+@kernel
+def run_attack_release_adjoint(
+    x: Any, y: Any, gy: Any, gx: Any, frames: int, row: int, g: int, coef: Any, gcoef: Any,
+    state: Any, gstate: Any,
+) -> None:  # fmt: skip
+    """See `smooth_adjoint`."""
+    smooth_adjoint(x, y, gy, gx, frames, row, g, coef, gcoef, state, gstate)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
+from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import (
     LANES,
     accumulate,
@@ -18,7 +17,7 @@ from amtcore.kernels.vector.simd import (
 )
 
 
-@njit
+@part
 def first_order_block(
     x: Any, y: Any, n: int, rectify: bool, coef: Any, c: int, state: Any, s: int
 ) -> None:
@@ -37,7 +36,7 @@ def first_order_block(
     vstore(state, s * LANES, z)
 
 
-@njit
+@part
 def state_variable_block(
     x: Any, y: Any, n: int, rectify: bool, coef: Any, c: int, state: Any, s: int
 ) -> None:
@@ -62,7 +61,7 @@ def state_variable_block(
     vstore(state, (s + 1) * LANES, i2)
 
 
-@njit
+@part
 def first_order_adjoint(
     x: Any, gy: Any, gx: Any, n: int, rectify: bool, coef: Any, gcoef: Any, c: int,
     state: Any, gstate: Any, s: int, scratch: Any,
@@ -103,7 +102,7 @@ def first_order_adjoint(
     vstore(gcoef, (c + 2) * LANES, g_a1)
 
 
-@njit
+@part
 def state_variable_adjoint(
     x: Any, gy: Any, gx: Any, n: int, rectify: bool, add: bool, coef: Any, gcoef: Any, c: int,
     state: Any, gstate: Any, s: int, scratch: Any,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
 from amtcore.kernels.vector.elementary import vexp, vlog
+from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import (
     LANES,
     accumulate,
@@ -24,7 +23,7 @@ from amtcore.kernels.vector.simd import (
 _SMALLEST = 1.2e-38
 
 
-@njit
+@part
 def broken_stick_block(x: Any, n: int, coef: Any, c: int) -> None:
     """Compress `n` samples in place. Coefficient rows from `c`: a, b, c, knee.
 
@@ -44,7 +43,7 @@ def broken_stick_block(x: Any, n: int, coef: Any, c: int) -> None:
         vstore(x, t * LANES, out)
 
 
-@njit
+@part
 def square_block(x: Any, n: int, coef: Any, c: int) -> None:
     """y = (g x)^2, in place. Coefficient row `c`: g."""
     gain = vload(coef, c * LANES)
@@ -53,7 +52,7 @@ def square_block(x: Any, n: int, coef: Any, c: int) -> None:
         vstore(x, t * LANES, value * value)
 
 
-@njit
+@part
 def broken_stick_adjoint(x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, c: int) -> None:
     """Gradients of one block; `gcoef` is added to.
 

@@ -10,17 +10,16 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
-from amtcore.kernels.vector.source_digest import sources_digest
 
 #: Numbers that are summed before their sum joins the total, which is in float64.
 _PART = 128 * LANES
 
 
-@njit
+@part
 def _powers(z: Any, turned: Any, begin: int, end: int, sums: Any) -> None:
     """Add up z^2 in the first LANES of `sums` and z^2 + turned^2 in the next, which also goes to
     `turned`. Lanes with an even index belong to the first row, the others to the second."""
@@ -35,40 +34,32 @@ def _powers(z: Any, turned: Any, begin: int, end: int, sums: Any) -> None:
     vstore(sums, LANES, both)
 
 
-def _build(digest: str) -> Any:
-    @njit(nogil=True, cache=True)
-    def run(z: Any, turned: Any, tiny: float, first: Any, second: Any) -> None:
-        """z, turned flat (2 time), the latter overwritten; first, second (time).
+@kernel
+def run_envelope(z: Any, turned: Any, tiny: float, first: Any, second: Any) -> None:
+    """z, turned flat (2 time), the latter overwritten; first, second (time).
 
-        Each envelope is scaled to the power of its row; powers below `tiny` count as that.
-        """
-        if digest == "":
-            return
-        count, samples = z.shape[0], first.shape[0]
-        whole = count - count % LANES
-        sums, totals = aligned(2 * LANES, z), np.zeros((2, 2))
-        for begin in range(0, whole, _PART):
-            _powers(z, turned, begin, min(begin + _PART, whole), sums)
-            for lane in range(2 * LANES):
-                totals[lane // LANES, lane % 2] += sums[lane]
-        for i in range(whole, count):
-            totals[0, i % 2] += z[i] * z[i]
-            turned[i] = z[i] * z[i] + turned[i] * turned[i]
-            totals[1, i % 2] += turned[i]
-        gains = aligned(LANES, z)
-        for lane in range(LANES):
-            own, both = totals[0, lane % 2] / samples, totals[1, lane % 2] / samples
-            gains[lane] = math.sqrt(max(own / max(both, tiny), tiny))
-        gain, least = vload(gains, 0), vsplat(z, tiny)
-        for i in range(0, whole, LANES):
-            vstore(turned, i, gain * vsqrt(vmax(vload(turned, i), least)))
-        for i in range(whole, count):
-            turned[i] = gains[i % 2] * math.sqrt(max(turned[i], tiny))
-        for t in range(samples):
-            first[t] = turned[2 * t]
-            second[t] = turned[2 * t + 1]
-
-    return run
-
-
-run_envelope = _build(sources_digest())
+    Each envelope is scaled to the power of its row; powers below `tiny` count as that.
+    """
+    count, samples = z.shape[0], first.shape[0]
+    whole = count - count % LANES
+    sums, totals = aligned(2 * LANES, z), np.zeros((2, 2))
+    for begin in range(0, whole, _PART):
+        _powers(z, turned, begin, min(begin + _PART, whole), sums)
+        for lane in range(2 * LANES):
+            totals[lane // LANES, lane % 2] += sums[lane]
+    for i in range(whole, count):
+        totals[0, i % 2] += z[i] * z[i]
+        turned[i] = z[i] * z[i] + turned[i] * turned[i]
+        totals[1, i % 2] += turned[i]
+    gains = aligned(LANES, z)
+    for lane in range(LANES):
+        own, both = totals[0, lane % 2] / samples, totals[1, lane % 2] / samples
+        gains[lane] = math.sqrt(max(own / max(both, tiny), tiny))
+    gain, least = vload(gains, 0), vsplat(z, tiny)
+    for i in range(0, whole, LANES):
+        vstore(turned, i, gain * vsqrt(vmax(vload(turned, i), least)))
+    for i in range(whole, count):
+        turned[i] = gains[i % 2] * math.sqrt(max(turned[i], tiny))
+    for t in range(samples):
+        first[t] = turned[2 * t]
+        second[t] = turned[2 * t + 1]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
     LANES,
@@ -24,13 +24,12 @@ from amtcore.kernels.vector.simd import (
     vsum,
     where_greater,
 )
-from amtcore.kernels.vector.source_digest import sources_digest
 
 #: Outputs of one pass over the taps: four vectors, enough to hide the latency of the sums.
 TILE = 4 * LANES
 
 
-@njit
+@part
 def tile(x: Any, t: int, taps: Any, y: Any) -> None:
     """TILE outputs from x[t] on; `taps` are reversed.
 
@@ -62,7 +61,7 @@ def tile(x: Any, t: int, taps: Any, y: Any) -> None:
     vstore(y, 3 * LANES, y3)
 
 
-@njit
+@part
 def _padded(taps: Any) -> Any:
     """The taps, zeros up to a multiple of LANES, and one more vector: above 0 where the last one
     of the taps is taps, for what is beyond them in x may be no number."""
@@ -75,14 +74,14 @@ def _padded(taps: Any) -> Any:
     return padded
 
 
-@njit
+@part
 def _last_samples(x: Any, t: int, taps: Any) -> Any:
     """The samples that meet the last vector of the taps, zeros beyond the taps."""
     zero, window = vsplat(x, 0.0), taps.shape[0] - LANES
     return where_greater(vload(taps, window), zero, vload(x, t + window - LANES), zero)
 
 
-@njit
+@part
 def window_sum(x: Any, t: int, taps: Any) -> Any:
     """One output: the sum over the window from x[t] on; taps as `_padded` gives them."""
     total, last = vsplat(x, 0.0), taps.shape[0] - 2 * LANES
@@ -91,7 +90,7 @@ def window_sum(x: Any, t: int, taps: Any) -> Any:
     return vsum(fma(vload(taps, last), _last_samples(x, t, taps), total))
 
 
-@njit
+@part
 def _four_windows(x: Any, t: int, stride: int, taps: Any, y: Any) -> None:
     """Four outputs, `stride` samples apart: as `window_sum`, but they hide each other's latency."""
     zero, last = vsplat(x, 0.0), taps.shape[0] - 2 * LANES
@@ -110,7 +109,7 @@ def _four_windows(x: Any, t: int, stride: int, taps: Any, y: Any) -> None:
     store_four_sums(y, y0, y1, y2, y3)
 
 
-@njit
+@part
 def _piece(x: Any, first: int, count: int) -> Any:
     """x[first : first + count], a view where x has all of it, else a copy with zeros around x."""
     end = first + count
@@ -123,7 +122,7 @@ def _piece(x: Any, first: int, count: int) -> Any:
     return piece
 
 
-@njit
+@part
 def _strided(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y: Any) -> None:
     """Outputs begin..end-1 with a stride other than 1, four at a time where x has all of them."""
     taps = _padded(taps)
@@ -138,35 +137,27 @@ def _strided(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y
             n += 1
 
 
-def _build(digest: str) -> Any:
-    @njit(nogil=True, cache=True)
-    def run(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y: Any) -> None:
-        """Outputs begin..end-1 of one row.
+@kernel
+def run_fir(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y: Any) -> None:
+    """Outputs begin..end-1 of one row.
 
-        x (time); taps (K) reversed; first as in the plain loop; y (outputs). Only the ends of x
-        are ever copied, to read past them.
-        """
-        if digest == "":
-            return
-        if stride != 1:
-            _strided(x, taps, stride, first, begin, end, y)
-            return
-        last = aligned(TILE, x)
-        for n in range(begin, end, TILE):
-            piece = _piece(x, first + n, TILE + taps.shape[0] - 1)
-            if n + TILE <= end:
-                tile(piece, 0, taps, y[n:])
-            else:
-                tile(piece, 0, taps, last)
-                y[n:end] = last[: end - n]
-
-    return run
+    x (time); taps (K) reversed; first as in the plain loop; y (outputs). Only the ends of x
+    are ever copied, to read past them.
+    """
+    if stride != 1:
+        _strided(x, taps, stride, first, begin, end, y)
+        return
+    last = aligned(TILE, x)
+    for n in range(begin, end, TILE):
+        piece = _piece(x, first + n, TILE + taps.shape[0] - 1)
+        if n + TILE <= end:
+            tile(piece, 0, taps, y[n:])
+        else:
+            tile(piece, 0, taps, last)
+            y[n:end] = last[: end - n]
 
 
-run_fir = _build(sources_digest())
-
-
-@njit
+@part
 def decimate_block(
     a: Any, b: Any, n: int, taps: int, stride: int, coef: Any, c: int, state: Any, s: int
 ) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
 from amtcore.kernels.vector.elementary import vexp
+from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import (
     LANES,
     accumulate,
@@ -21,7 +20,7 @@ from amtcore.kernels.vector.simd import (
 _LARGEST_EXPONENT = 40.0
 
 
-@njit
+@part
 def hair_cell_block(x: Any, n: int, coef: Any, c: int, state: Any, s: int) -> None:
     """Filter `n` samples in place: velocity in, potential above rest out.
 
@@ -44,7 +43,7 @@ def hair_cell_block(x: Any, n: int, coef: Any, c: int, state: Any, s: int) -> No
     vstore(state, s * LANES, u)
 
 
-@njit
+@part
 def hair_cell_adjoint(
     x: Any, gy: Any, gx: Any, n: int, coef: Any, gcoef: Any, c: int, state: Any, gstate: Any,
     s: int, scratch: Any,

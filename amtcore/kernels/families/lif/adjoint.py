@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
 from amtcore.kernels.families.lif.cpu import (
     ALPHA,
     BETA,
@@ -23,9 +21,9 @@ from amtcore.kernels.families.lif.cpu import (
     load_lanes,
     store_lanes,
 )
+from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned, prefetch
 from amtcore.kernels.vector.simd import LANES, accumulate, fma, vload, vsplat, vstore, where_greater
-from amtcore.kernels.vector.source_digest import sources_digest
 
 # Rows of the tape: potential before the step and before firing, then i_s + x_s.
 _BEFORE, _REACHED, DRIVEN = 0, 1, 2
@@ -34,7 +32,7 @@ _BEFORE, _REACHED, DRIVEN = 0, 1, 2
 TILE = 2
 
 
-@njit
+@part
 def find_windows(coef: Any, groups: int, rows: int, window: Any) -> None:
     """Per group of `rows` coefficients: 1 / threshold, and where the gradient's window opens."""
     for g in range(groups):
@@ -44,7 +42,7 @@ def find_windows(coef: Any, groups: int, rows: int, window: Any) -> None:
         vstore(window, (2 * g + 1) * LANES, opens)
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _forward_step(
     x: Any, at: int, lanes: int, synapses: int, most: Any, coef: Any, g: int, state: Any, k: int,
     tape: Any, r: int, buffer: Any,
@@ -66,7 +64,7 @@ def _forward_step(
     vstore(state, s * LANES, reached - count_spikes(reached, threshold, most) * threshold)
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def _backward_step(
     at: int, g: int, lanes: int, synapses: int, recorded: bool, most: Any, tape: Any, r: int,
     coef: Any, window: Any, gcoef: Any, gstate: Any, gspikes: Any, gvmem: Any, gisyn: Any, gx: Any,
@@ -106,7 +104,7 @@ def _backward_step(
         store_lanes(gx, at * synapses + k, synapses, lanes, streamed, buffer, g_driven)
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def tile(
     x: Any, begin: int, end: int, g0: int, g1: int, lanes: int, first: int, neurons: int,
     synapses: int, recorded: bool, most: Any, coef: Any, window: Any, gcoef: Any, gstate: Any,
@@ -129,8 +127,8 @@ def tile(
                            gcoef, gstate, gspikes, gvmem, gisyn, gx, streamed, buffer)  # fmt: skip
 
 
-def _build(digest: str, single: bool, recorded: bool) -> Any:
-    @njit(nogil=True, cache=True)
+def _build(single: bool, recorded: bool) -> Any:
+    @kernel
     def run(
         x: Any, steps: int, first: int, last: int, neurons: int, count: int, max_spikes: float,
         coef: Any, gcoef: Any, starts: Any, gstate: Any, gspikes: Any, gvmem: Any, gisyn: Any,
@@ -140,8 +138,6 @@ def _build(digest: str, single: bool, recorded: bool) -> Any:
 
         gcoef is added to; gstate goes from the gradient of the last state to that of the first.
         """
-        if digest == "":
-            return
         synapses, most = 1 if single else count, vsplat(coef, max_spikes)
         groups, whole = -(-(last - first) // LANES), (last - first) // LANES if single else 0
         window, states = aligned(groups * 2 * LANES, coef), (1 + synapses) * LANES
@@ -169,4 +165,4 @@ def _build(digest: str, single: bool, recorded: bool) -> Any:
 
 _KINDS = [(single, recorded) for single in (False, True) for recorded in (False, True)]
 #: Adjoint kernels by (one synapse, gradients of the records).
-RUN_LIF_ADJOINT = {kind: _build(sources_digest(), *kind) for kind in _KINDS}
+RUN_LIF_ADJOINT = {kind: _build(*kind) for kind in _KINDS}

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
+from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned, prefetch, vstream
 from amtcore.kernels.vector.simd import (
     LANES,
@@ -25,7 +24,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.source_digest import sources_digest
 from amtcore.kernels.vector.warp_lowering import lane_id, lanes_are_threads
 
 #: Steps between the states kept for the adjoint: its tape then stays in the first-level cache.
@@ -38,7 +36,7 @@ ALPHA, BIAS, THRESHOLD, WINDOW, BETA = 0, 1, 2, 3, 4
 vfloor = _unary("floor")
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def load_lanes(x: Any, at: int, stride: int, lanes: int, buffer: Any) -> Any:
     """x[at], x[at + stride], .. in the first `lanes` lanes, zeros in the others."""
     if lanes_are_threads():
@@ -54,7 +52,7 @@ def load_lanes(x: Any, at: int, stride: int, lanes: int, buffer: Any) -> Any:
     return vload(buffer, 0)
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def store_lanes(
     out: Any, at: int, stride: int, lanes: int, streamed: bool, buffer: Any, value: Any
 ) -> None:
@@ -72,7 +70,7 @@ def store_lanes(
         vstore(out, at, value)
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def integrate(
     x: Any, at: int, lanes: int, synapses: int, coef: Any, c: int, state: Any, s: int, buffer: Any
 ) -> Any:
@@ -88,7 +86,7 @@ def integrate(
     return (leaked + current) + vload(coef, (c + BIAS) * LANES)
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def count_spikes(potential: Any, threshold: Any, most: Any) -> Any:
     """Whole thresholds in a potential: a quotient below 1 never rounds up to 1, nor one below 2 to
     2, so comparisons count what most steps have; the division is slower than all the rest."""
@@ -98,7 +96,7 @@ def count_spikes(potential: Any, threshold: Any, most: Any) -> Any:
     return where_greater(threshold, potential, zero, one)
 
 
-@njit(forceinline=True)
+@part(forceinline=True)
 def step(
     x: Any, at: int, g: int, lanes: int, synapses: int, most: Any, coef: Any, state: Any,
     spikes: Any, vmem: Any, isyn: Any, record: bool, streamed: bool, buffer: Any,
@@ -118,11 +116,11 @@ def step(
             store_lanes(isyn, at * synapses + k, synapses, lanes, streamed, buffer, value)
 
 
-def _build(digest: str, single: bool, record: bool) -> Any:
+def _build(single: bool, record: bool) -> Any:
     """A kernel for one or any number of synapses, with or without records: the compiler needs
     both facts to keep vectors in registers, which makes a factor of ten."""
 
-    @njit(nogil=True, cache=True)
+    @kernel
     def run(
         x: Any, steps: int, first: int, last: int, neurons: int, count: int, max_spikes: float,
         coef: Any, state: Any, spikes: Any, vmem: Any, isyn: Any, starts: Any, streamed: bool,
@@ -133,8 +131,6 @@ def _build(digest: str, single: bool, record: bool) -> Any:
         groups, flat, LANES numbers a row; state changes to that after the last step. starts
         (lane group, block, row * LANES) gets the state before every block, if it has blocks.
         """
-        if digest == "":
-            return
         synapses = 1 if single else count
         buffer, most = aligned(LANES, x), vsplat(coef, max_spikes)
         # Whole lane groups of neurons with one synapse are loaded as they lie.
@@ -157,4 +153,4 @@ def _build(digest: str, single: bool, record: bool) -> Any:
 
 _KINDS = [(single, record) for single in (False, True) for record in (False, True)]
 #: Forward kernels by (one synapse, record).
-RUN_LIF = {kind: _build(sources_digest(), *kind) for kind in _KINDS}
+RUN_LIF = {kind: _build(*kind) for kind in _KINDS}

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
+from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import (
     LANES,
     fma,
@@ -23,7 +22,7 @@ from amtcore.kernels.vector.simd import (
 )
 
 
-@njit
+@part
 def _turn(p_re: Any, p_im: Any, z_re: Any, z_im: Any, x_re: Any, x_im: Any) -> Any:
     """p z + x of complex numbers."""
     minus_p_im = vsplat(p_im, 0.0) - p_im
@@ -31,7 +30,7 @@ def _turn(p_re: Any, p_im: Any, z_re: Any, z_im: Any, x_re: Any, x_im: Any) -> A
     return new_re, fma(p_re, z_im, fma(p_im, z_re, x_im))
 
 
-@njit
+@part
 def one_pole_cascade_block(
     real: Any, imag: Any, n: int, order: int, coef: Any, c: int, state: Any, s: int
 ) -> None:
@@ -64,7 +63,7 @@ def one_pole_cascade_block(
             vstore(state, at + 3 * LANES, w_im)
 
 
-@njit
+@part
 def pole_zero_cascade_block(
     x: Any, n: int, order: int, coef: Any, c: int, state: Any, s: int
 ) -> None:
@@ -84,7 +83,7 @@ def pole_zero_cascade_block(
         vstore(state, (s + 2 * k + 1) * LANES, z_im)
 
 
-@njit
+@part
 def modulation_block(
     x: Any, y: Any, n: int, modulus: bool, coef: Any, c: int, state: Any, s: int
 ) -> None:
@@ -108,7 +107,7 @@ def modulation_block(
     vstore(state, (s + 1) * LANES, z_im)
 
 
-@njit
+@part
 def one_pole_cascade_adjoint(
     x: Any, gy: Any, gx: Any, n: int, order: int, coef: Any, gcoef: Any, c: int,
     state: Any, gstate: Any, s: int, scratch: Any,
@@ -166,7 +165,7 @@ def one_pole_cascade_adjoint(
     vstore(gcoef, (c + 2) * LANES, g_gain)
 
 
-@njit
+@part
 def pole_zero_cascade_adjoint(
     x: Any, gy: Any, gx: Any, n: int, order: int, coef: Any, gcoef: Any, c: int,
     state: Any, gstate: Any, s: int, scratch: Any,
@@ -217,7 +216,7 @@ def pole_zero_cascade_adjoint(
     vstore(gcoef, (c + 2) * LANES, g_gain)
 
 
-@njit
+@part
 def modulation_adjoint(
     x: Any, gy: Any, gx: Any, n: int, modulus: bool, coef: Any, gcoef: Any, c: int,
     state: Any, gstate: Any, s: int, scratch: Any,

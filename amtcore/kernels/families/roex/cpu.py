@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from amtcore.kernels.vector.elementary import LOG2_E, vdecay, vexp
+from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
     LANES,
@@ -26,10 +26,9 @@ from amtcore.kernels.vector.simd import (
     vsum,
     where_greater,
 )
-from amtcore.kernels.vector.source_digest import sources_digest
 
 
-@njit
+@part
 def _present(intensity: Any, slope: Any, f_hz: Any, where: Any, i: Any, s: Any, f: Any) -> int:
     """Put the components that are there side by side; returns how many.
 
@@ -47,14 +46,14 @@ def _present(intensity: Any, slope: Any, f_hz: Any, where: Any, i: Any, s: Any, 
     return count
 
 
-@njit
+@part
 def _weight(slope: Any, away: Any) -> Any:
     """(1 + x) exp(-x), x = slope away."""
     x = slope * away
     return (vsplat(x, 1.0) + x) * vdecay(x * vsplat(x, -LOG2_E))
 
 
-@njit
+@part
 def skirts(count: int, i: Any, s: Any, f: Any, rate: Any, fc_hz: Any, out: Any) -> None:
     zero, below = vsplat(i, 0.0), 0
     for k in range(fc_hz.shape[0]):
@@ -73,7 +72,7 @@ def skirts(count: int, i: Any, s: Any, f: Any, rate: Any, fc_hz: Any, out: Any) 
         out[k] = vsum(total)
 
 
-@njit
+@part
 def skirts_adjoint(
     count: int, i: Any, s: Any, f: Any, rate: Any, fc_hz: Any, gout: Any, gi: Any, gs: Any,
     grate: Any,
@@ -103,51 +102,35 @@ def skirts_adjoint(
         add_once(grate, k, vsum(total))
 
 
-def _build(digest: str) -> Any:
-    """See `chain.cpu._build`: the hash of all kernel sources is part of the cache key."""
-
-    @njit(nogil=True, cache=True)
-    def run(intensity: Any, slope: Any, rate: Any, fc_hz: Any, f_hz: Any, out: Any) -> None:
-        """Excitation of a few frames: (frame, component) twice -> out (frame, filter)."""
-        if digest == "":
-            return
-        room = f_hz.shape[0] + LANES
-        where = np.empty(room, np.int64)
-        i, s, f = aligned(room, intensity), aligned(room, intensity), aligned(room, intensity)
-        for n in range(intensity.shape[0]):
-            count = _present(intensity[n], slope[n], f_hz, where, i, s, f)
-            skirts(count, i, s, f, rate, fc_hz, out[n])
-
-    return run
+@kernel
+def run_lower_skirt(intensity: Any, slope: Any, rate: Any, fc_hz: Any, f_hz: Any, out: Any) -> None:
+    """Excitation of a few frames: (frame, component) twice -> out (frame, filter)."""
+    room = f_hz.shape[0] + LANES
+    where = np.empty(room, np.int64)
+    i, s, f = aligned(room, intensity), aligned(room, intensity), aligned(room, intensity)
+    for n in range(intensity.shape[0]):
+        count = _present(intensity[n], slope[n], f_hz, where, i, s, f)
+        skirts(count, i, s, f, rate, fc_hz, out[n])
 
 
-def _build_adjoint(digest: str) -> Any:
-    @njit(nogil=True, cache=True)
-    def run(
-        intensity: Any, slope: Any, rate: Any, fc_hz: Any, f_hz: Any, gout: Any, gintensity: Any,
-        gslope: Any, grate: Any,
-    ) -> None:  # fmt: skip
-        """Gradients of a few frames; components that are not there get none."""
-        if digest == "":
-            return
-        room = f_hz.shape[0] + LANES
-        where = np.empty(room, np.int64)
-        i, s, f = aligned(room, intensity), aligned(room, intensity), aligned(room, intensity)
-        gi, gs = aligned(room, intensity), aligned(room, intensity)
-        grate[:] = 0.0
-        for n in range(intensity.shape[0]):
-            count = _present(intensity[n], slope[n], f_hz, where, i, s, f)
-            gi[:] = 0.0
-            gs[:] = 0.0
-            skirts_adjoint(count, i, s, f, rate, fc_hz, gout[n], gi, gs, grate)
-            gintensity[n] = 0.0
-            gslope[n] = 0.0
-            for j in range(count):
-                gintensity[n, where[j]] = gi[j]
-                gslope[n, where[j]] = gs[j]
-
-    return run
-
-
-run_lower_skirt = _build(sources_digest())
-run_lower_skirt_adjoint = _build_adjoint(sources_digest())
+@kernel
+def run_lower_skirt_adjoint(
+    intensity: Any, slope: Any, rate: Any, fc_hz: Any, f_hz: Any, gout: Any, gintensity: Any,
+    gslope: Any, grate: Any,
+) -> None:  # fmt: skip
+    """Gradients of a few frames; components that are not there get none."""
+    room = f_hz.shape[0] + LANES
+    where = np.empty(room, np.int64)
+    i, s, f = aligned(room, intensity), aligned(room, intensity), aligned(room, intensity)
+    gi, gs = aligned(room, intensity), aligned(room, intensity)
+    grate[:] = 0.0
+    for n in range(intensity.shape[0]):
+        count = _present(intensity[n], slope[n], f_hz, where, i, s, f)
+        gi[:] = 0.0
+        gs[:] = 0.0
+        skirts_adjoint(count, i, s, f, rate, fc_hz, gout[n], gi, gs, grate)
+        gintensity[n] = 0.0
+        gslope[n] = 0.0
+        for j in range(count):
+            gintensity[n, where[j]] = gi[j]
+            gslope[n, where[j]] = gs[j]

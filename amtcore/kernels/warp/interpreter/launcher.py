@@ -19,7 +19,7 @@ from torch import Tensor
 from amtcore.errors import KernelError, ParameterError
 from amtcore.kernels.warp.interpreter import body
 from amtcore.kernels.warp.interpreter.compiled import Compiled, compile_ptx
-from amtcore.kernels.warp.interpreter.machine import compiled_run
+from amtcore.kernels.warp.interpreter.machine import run_warps
 from amtcore.kernels.warp.interpreter.program import zeros
 from amtcore.kernels.warp.launching import THREADS, Kernel, Launcher
 
@@ -129,14 +129,14 @@ class InterpretedLauncher(Launcher):
 
     def _run(self, compiled: Compiled, memory: _Memory) -> int:
         """The warp that stopped, or -1."""
-        run, registers = compiled_run(), memory.registers
+        registers = memory.registers
         words, given = registers.view(np.uint32), np.zeros(THREADS, np.uint32)
         finished = np.zeros(len(registers), np.bool_)
         status = -2
         while status == -2:
             self._consider(compiled)
             hits = np.zeros_like(compiled.hits)
-            status = run(
+            status = run_warps(
                 compiled.pieces, compiled.rows, compiled.firsts, hits, memory.frames, words,
                 registers, given, finished, _ROUNDS,
             )  # fmt: skip

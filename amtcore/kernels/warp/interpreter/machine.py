@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core.typing import signature
 from numba.extending import intrinsic
 
-from amtcore.kernels.vector.source_digest import sources_digest
+from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.warp.interpreter.body import (
     BACKWARDS,
     COUNTERS,
@@ -73,7 +73,7 @@ def _call_piece(typing: Any, function: Any, frame: Any, registers: Any, count: A
     return signature(types.int64, *[types.int64] * 4), codegen
 
 
-@njit
+@part
 def _next_piece(frame: Any) -> int:
     """The smallest program counter of a thread that is neither ended nor waiting."""
     least = _NO_THREAD
@@ -84,7 +84,7 @@ def _next_piece(frame: Any) -> int:
     return least
 
 
-@njit
+@part
 def _gather(frame: Any, at: int) -> int:
     """List the threads that are at a piece, waiting ones as well; how many they are."""
     count, last = 0, (THREADS - 1 if frame[BACKWARDS] else 0)
@@ -96,7 +96,7 @@ def _gather(frame: Any, at: int) -> int:
     return count
 
 
-@njit
+@part
 def _wake(frame: Any) -> bool:
     """Let waiting threads look again who is there; whether there were any."""
     found = False
@@ -107,13 +107,13 @@ def _wake(frame: Any) -> bool:
     return found
 
 
-@njit
+@part
 def _stop(frame: Any, reason: int, thread: int) -> int:
     frame[REASON], frame[THREAD] = reason, thread
     return STOPPED
 
 
-@njit
+@part
 def _meet(row: Any, frame: Any, words: Any, count: int) -> int:
     """Keep those threads in the list whose whole mask is here; the others wait. How many there are,
     -1 where a thread is not in its own mask."""
@@ -139,7 +139,7 @@ def _meet(row: Any, frame: Any, words: Any, count: int) -> int:
     return ready
 
 
-@njit
+@part
 def _source_lane(what: int, thread: int, lane: int, clamp: int) -> tuple[int, bool]:
     """Whose number a shuffle gives a thread, and whether that is within its segment (PTX ISA,
     `shfl.sync`)."""
@@ -160,7 +160,7 @@ def _source_lane(what: int, thread: int, lane: int, clamp: int) -> tuple[int, bo
     return (source if inside else thread), inside
 
 
-@njit
+@part
 def _shuffle(row: Any, frame: Any, words: Any, registers: Any, count: int, given: Any) -> int:
     here = 0
     for k in range(count):
@@ -181,7 +181,7 @@ def _shuffle(row: Any, frame: Any, words: Any, registers: Any, count: int, given
     return RUNNING
 
 
-@njit
+@part
 def _vote(row: Any, frame: Any, words: Any, registers: Any, count: int) -> int:
     """Each thread asks the threads of its own mask."""
     yes, here = 0, 0
@@ -204,7 +204,7 @@ def _vote(row: Any, frame: Any, words: Any, registers: Any, count: int) -> int:
     return RUNNING
 
 
-@njit
+@part
 def _together(row: Any, frame: Any, words: Any, registers: Any, count: int, given: Any) -> int:
     """An instruction of the whole warp, for the threads in the list."""
     status, what = RUNNING, row[WHAT]
@@ -225,7 +225,7 @@ def _together(row: Any, frame: Any, words: Any, registers: Any, count: int, give
     return status
 
 
-@njit
+@part
 def _turn(
     pieces: Any, rows: Any, firsts: Any, hits: Any, frame: Any, words: Any, registers: Any,
     given: Any,
@@ -259,55 +259,37 @@ def _turn(
     return RUNNING
 
 
-def _build(digest: str) -> Any:
-    """The hash of all kernel sources is part of the key of numba's disk cache."""
+@kernel
+def run_warps(
+    pieces: Any, rows: Any, firsts: Any, hits: Any, frames: Any, words: Any, registers: Any,
+    given: Any, finished: Any, rounds: int,
+) -> int:  # fmt: skip
+    """Give every warp `rounds` turns; the warp that stopped, -1 if all have finished and -2 if
+    there is more to do.
 
-    @njit(nogil=True, cache=True)
-    def run(
-        pieces: Any, rows: Any, firsts: Any, hits: Any, frames: Any, words: Any, registers: Any,
-        given: Any, finished: Any, rounds: int,
-    ) -> int:  # fmt: skip
-        """Give every warp `rounds` turns; the warp that stopped, -1 if all have finished and -2 if
-        there is more to do.
-
-        Args:
-            pieces: Addresses of the pieces' functions.
-            rows: What the pieces are: `warp_wide`.
-            firsts: Each piece's first instruction.
-            hits: How often a warp ran each piece; counted up.
-            frames: A row of words per warp: `body`.
-            words: `registers` as 32-bit words.
-            registers: A row of register memory per warp.
-            given: Scratch, one word per thread.
-            finished: Whether each warp has.
-        """
-        if digest == "":
-            return -2
-        for _ in range(rounds):
-            left = 0
-            for warp in range(frames.shape[0]):
-                if not finished[warp]:
-                    status = _turn(
-                        pieces, rows, firsts, hits, frames[warp], words[warp], registers[warp],
-                        given,
-                    )  # fmt: skip
-                    if status == STOPPED:
-                        return warp
-                    finished[warp] = status == FINISHED
-                    left += not finished[warp]
-            if not left:
-                return -1
-        return -2
-
-    return run
-
-
-_runs: dict[str, Any] = {}
-
-
-def compiled_run() -> Any:
-    """The compiled `run`, made on first use."""
-    digest = sources_digest()
-    if digest not in _runs:
-        _runs[digest] = _build(digest)
-    return _runs[digest]
+    Args:
+        pieces: Addresses of the pieces' functions.
+        rows: What the pieces are: `warp_wide`.
+        firsts: Each piece's first instruction.
+        hits: How often a warp ran each piece; counted up.
+        frames: A row of words per warp: `body`.
+        words: `registers` as 32-bit words.
+        registers: A row of register memory per warp.
+        given: Scratch, one word per thread.
+        finished: Whether each warp has.
+    """
+    for _ in range(rounds):
+        left = 0
+        for warp in range(frames.shape[0]):
+            if not finished[warp]:
+                status = _turn(
+                    pieces, rows, firsts, hits, frames[warp], words[warp], registers[warp],
+                    given,
+                )  # fmt: skip
+                if status == STOPPED:
+                    return warp
+                finished[warp] = status == FINISHED
+                left += not finished[warp]
+        if not left:
+            return -1
+    return -2
