@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
-from earmill.pipeline.dataset.croissant import croissant, parts_of, tabular
+from earmill.pipeline.dataset.croissant import croissant, has_bytes, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.snapshot import described
 from earmill.pipeline.formats.casting import CastError, total
@@ -62,7 +62,7 @@ def readme(
         _streams(dataset.streams),
         _cast_errors(records),
         _labels(dataset),
-        _reading(records),
+        _reading(dataset, records),
         _bad_rows(index),
         _origin(dataset, records),
         _layout_note(),
@@ -207,12 +207,17 @@ def _cast_errors(records: Sequence[CommitRecord]) -> str:
     return "## Rounding\n\n" + _table(header, rows) + "\n\n" + note
 
 
-def _reading(records: Sequence[CommitRecord]) -> str:
+def _reading(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
     formats = {fmt for record in records for fmt in record.formats}
     lines = ["import earmill", 'ds = earmill.open_features("path/to/this/folder")']
     for name in sorted(formats):
         code = format_of(name).reading(parts_of(records, name))
         lines += ["# or", *code] if code else []
+        if has_bytes(dataset, name):
+            lines += [
+                "# A cell is the bytes of its frames: <f2 is float16, <f4 float32, <i4 events.",
+                'frames = numpy.frombuffer(ds["train"][0]["<stream>"], "<f2").reshape(-1, columns)',
+            ]
     return "## Reading\n\n```python\n" + "\n".join(lines) + "\n```"
 
 

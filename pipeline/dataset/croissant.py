@@ -14,6 +14,7 @@ from typing import Any
 
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.publish import CommitRecord
+from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
@@ -21,6 +22,7 @@ from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
 # The name that Croissant readers know; they refuse the registered application/vnd.apache.parquet.
 PARQUET = "application/x-parquet"
+PARQUET_FORMAT = "parquet"
 
 _TERMS = (
     "annotation arrayShape citeAs column containedIn equivalentProperty excludes extract field "
@@ -167,7 +169,7 @@ def _record_sets(dataset: DatasetFile, records: Sequence[CommitRecord]) -> list[
     sets = [_index_set()]
     table = tabular(records)
     if table:
-        sets.append(_feature_set(dataset.streams, f"features-{table}"))
+        sets.append(_feature_set(dataset, table))
     return sets
 
 
@@ -209,8 +211,9 @@ def _index_set() -> dict[str, Any]:
     }
 
 
-def _feature_set(streams: Sequence[Mapping[str, Any]], files: str) -> dict[str, Any]:
-    source = {"fileSet": {"@id": files}}
+def _feature_set(dataset: DatasetFile, table: str) -> dict[str, Any]:
+    source = {"fileSet": {"@id": f"features-{table}"}}
+    field_of = _bytes_field if has_bytes(dataset, table) else _stream_field
     row_id = _field("features", "row_id", "sc:Text", source, "Unique name of the row")
     # Spelled as a source: the bare reference of the specification breaks mlcroissant 1.1.
     row_id["references"] = {"field": {"@id": "index-rows/row_id"}}
@@ -223,7 +226,10 @@ def _feature_set(streams: Sequence[Mapping[str, Any]], files: str) -> dict[str, 
         "field": [
             row_id,
             _field("features", "seconds", "sc:Float", source, "Duration of the audio, s"),
-            *(_stream_field(stream, source) for stream in streams),
+            *(
+                field_of(stream, source, dataset.spec["output"]["dtype"])
+                for stream in dataset.streams
+            ),
         ],
         "annotation": [
             _origin_field("uri", "Source audio of the row", source),
@@ -232,15 +238,36 @@ def _feature_set(streams: Sequence[Mapping[str, Any]], files: str) -> dict[str, 
     }
 
 
-def _stream_field(stream: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+def has_bytes(dataset: DatasetFile, fmt: str) -> bool:
+    """Whether the stream columns of a table format hold the bytes of frames."""
+    return fmt == PARQUET_FORMAT and dataset.parquet_form == BINARY
+
+
+def _stream_field(
+    stream: Mapping[str, Any], source: Mapping[str, Any], dtype: str
+) -> dict[str, Any]:
     layout = layout_of(stream)
+    field = _field("features", layout.name, layout.croissant_type, source, _described(stream))
+    return {**field, "isArray": True, "arrayShape": f"-1,{layout.stored_width}"}
+
+
+def _bytes_field(
+    stream: Mapping[str, Any], source: Mapping[str, Any], dtype: str
+) -> dict[str, Any]:
+    """Croissant has no type for bytes; its readers leave those of a text as they are."""
+    layout = layout_of(stream)
+    stored = layout.stored_dtype(dtype)
+    text = f"{_described(stream)}; bytes of (-1, {layout.stored_width}) {stored}, little endian"
+    return _field("features", layout.name, "sc:Text", source, text)
+
+
+def _described(stream: Mapping[str, Any]) -> str:
     text = (
         f"{stream['model']} in {stream['unit']}, {stream['frame_rate_hz']:g} frames/s, "
         f"pooled by {stream['pool']}"
     )
-    text += f"; {layout.field_text}" if layout.field_text else ""
-    field = _field("features", layout.name, layout.croissant_type, source, text)
-    return {**field, "isArray": True, "arrayShape": f"-1,{layout.stored_width}"}
+    field_text = layout_of(stream).field_text
+    return f"{text}; {field_text}" if field_text else text
 
 
 def _origin_field(column: str, text: str, source: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError
-from earmill.pipeline.formats.format import format_name
+from earmill.pipeline.formats.format import NESTED, format_name
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.spec.changes import describe_changes
 from earmill.pipeline.storage.layout import Layout
@@ -46,6 +46,8 @@ class DatasetFile(Strict):
             writes it.
         extra_labels: Carried-through column of class numbers to the names of the classes.
         created: ISO 8601 time, UTC.
+        parquet_form: See `formats.parquet.forms`; not named where it is nested, as all sets were
+            that were begun before layout version 3.
     """
 
     name: str
@@ -58,11 +60,15 @@ class DatasetFile(Strict):
     created: str
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     extra_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    parquet_form: str = NESTED
     layout_version: int = LAYOUT_VERSION
 
     def to_json(self) -> str:
         """As JSON text; `from_json` gives an equal object."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
+        fields = asdict(self)
+        if self.parquet_form == NESTED:
+            del fields["parquet_form"]
+        return json.dumps(fields, indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> DatasetFile:

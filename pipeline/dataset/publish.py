@@ -39,6 +39,7 @@ from earmill.pipeline.dataset.commit_record import (
 from earmill.pipeline.dataset.replace import check_replacement
 from earmill.pipeline.dataset.row_coverage import check_rows, in_plan_order, plan_rows_covered
 from earmill.pipeline.formats.digest import ShardDigest, differences, digest_rows
+from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.moments import shard_moments
 from earmill.pipeline.formats.registry import (
     Encoding,
@@ -79,6 +80,7 @@ def publish_shard(
     info: Mapping[str, Any],
     dtype: str = "float16",
     row_group_profile: str = "random",
+    parquet_form: str = BINARY,
     plan_rows: Sequence[str] | None = None,
     extra_types: Mapping[str, Any] | None = None,
     generation: int = 0,
@@ -100,9 +102,8 @@ def publish_shard(
             disk is full, a file did not read back as written, or the upload failed. Nothing is
             committed then, and local temporaries are gone.
     """
-    shard = _Shard(
-        layout, shard_id, attempt, Encoding(dtype, row_group_profile, extra_types, attrs)
-    )
+    encoding = Encoding(dtype, row_group_profile, extra_types, attrs, parquet_form)
+    shard = _Shard(layout, shard_id, attempt, encoding)
     with _explained(shard_id, layout):
         _check_extras(attrs, info)
         if layout.exists(paths.commit_path(shard_id, generation)):

@@ -40,6 +40,7 @@ from earmill.pipeline.driver.source_changes import source_changed
 from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.driver.summary import RESUME, summarise
 from earmill.pipeline.formats.casting import as_stored
+from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.planning.plan import Plan, Shard, make_plan, skipped_text
 from earmill.pipeline.sources import Item, open_source
@@ -242,6 +243,7 @@ def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> Dat
         },
         provenance=run_provenance(described, device=spec.run.device, dtype=spec.output.dtype)
         | {"extensions": _extensions(spec)},
+        parquet_form=spec.output.parquet_form or BINARY,
         extra_types=plan.extra_types,
         extra_labels=plan.extra_labels,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -326,6 +328,7 @@ def _spawn(job: _Job, place: Placement, make_runner: RunnerFactory) -> object:
         folder=os.getcwd(),
         device=place.device,
         shards=shards,
+        parquet_form=job.dataset.parquet_form,
         extra_types=job.dataset.extra_types,
         again=job.again,
     )

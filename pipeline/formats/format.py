@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # What a shard has beside its data.
 OTHER_PARTS = ("rows", "quarantine")
+# What a cell of a stream is in a Parquet file, see `formats.parquet.forms`.
+BINARY, NESTED = "binary", "nested"
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -39,12 +41,14 @@ class Encoding:
         extra_types: Carried-through column to its type, see `common.arrow_types`. Give it for the
             whole plan, or a column that is empty in one shard changes its type in the next.
         attrs: Stored in every file; must be the same for every attempt of a shard.
+        parquet_form: What a cell of a stream is in Parquet: binary, or nested lists.
     """
 
     dtype: str = "float16"
     row_group_profile: str = "random"
     extra_types: Mapping[str, Any] | None = None
     attrs: Mapping[str, Any] | None = None
+    parquet_form: str = BINARY
 
 
 class Format(ABC):

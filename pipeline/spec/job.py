@@ -161,6 +161,9 @@ class OutputSpec(SpecModel):
         shard_seconds: Target amount of audio in a shard, in seconds.
         shard_rows: Most rows in a shard.
         row_group_profile: Parquet row groups for random access (1-4 MB) or scans (32-128 MB).
+        parquet_form: What a cell of a stream is in Parquet files: its bytes, which decode at the
+            speed of memory (`numpy.frombuffer`), or nested lists of numbers, twenty times slower.
+            binary when null, and as it was begun where an output of an earlier release goes on.
         storage_options: Passed to fsspec; never stored.
     """
 
@@ -170,6 +173,7 @@ class OutputSpec(SpecModel):
     shard_seconds: PositiveFloat = 600.0
     shard_rows: int = Field(default=2000, ge=1)
     row_group_profile: Literal["random", "scan"] = "random"
+    parquet_form: Literal["binary", "nested"] | None = None
     storage_options: Options
 
     check_uri = field_validator("uri")(plain_uri)

@@ -38,6 +38,7 @@ from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.formats.casting import Caster, as_stored, total
+from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import (
     Encoding,
     encode,
@@ -83,6 +84,7 @@ class WorkerJob:
         folder: The driver's working folder, against which the spec's relative paths resolve.
         device: `cpu`; `cuda`, or `auto` for a GPU where one works.
         shards: How many may be in flight on a GPU.
+        parquet_form: What a cell of a stream is in the dataset's Parquet files.
         extra_types: Types of carried-through columns over the whole plan.
         again: Shards whose commit is to be replaced.
     """
@@ -93,6 +95,7 @@ class WorkerJob:
     folder: str
     device: str = "cpu"
     shards: int = CONCURRENT_SHARDS
+    parquet_form: str = BINARY
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     again: Mapping[str, Again] = field(default_factory=dict)
 
@@ -290,6 +293,7 @@ class ShardRunner:
                 info=self._info(order, process_s) | _cast_errors(rows.good),
                 dtype=output.dtype,
                 row_group_profile=output.row_group_profile,
+                parquet_form=self._job.parquet_form,
                 plan_rows=[item.row_id for item in shard.items],
                 extra_types=self._job.extra_types or None,
                 generation=self._again(order).generation,
@@ -318,8 +322,10 @@ class ShardRunner:
         extra_types: Mapping[str, Any] | None,
     ) -> None:
         """Write rows as a shard's files and read them back."""
-        output = self._spec.output
-        encoding = Encoding(output.dtype, output.row_group_profile, extra_types, self._attrs())
+        output, form = self._spec.output, self._job.parquet_form
+        encoding = Encoding(
+            output.dtype, output.row_group_profile, extra_types, self._attrs(), form
+        )
         for fmt in output.formats:
             name = f"w{format_of(fmt).suffix}"
             path = encode(fmt, rows, streams, folder=folder, name=name, encoding=encoding)

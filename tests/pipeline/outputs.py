@@ -134,6 +134,7 @@ def dataset_file(**changes: Any) -> DatasetFile:
         "buffers_sha256": {"dau1997": "ef" * 32},
         "provenance": {"versions": {"earmill": "0.1.0"}, "git": {"commit": "1234", "dirty": False}},
         "created": "2026-01-02T03:04:05.000+00:00",
+        "parquet_form": "binary",
     }
     return DatasetFile(**{**settings, **changes})
 

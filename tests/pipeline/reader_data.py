@@ -118,11 +118,13 @@ class Writer:
         *,
         formats: Sequence[str] = ("parquet", "zarr"),
         dtype: str = "float16",
+        parquet_form: str = "binary",
         streams: Sequence[StreamInfo] = STREAMS,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         self.layout = Layout.open(str(uri), storage_options)
         self.formats, self.dtype, self.streams = formats, dtype, streams
+        self.parquet_form = parquet_form
         self.spec = job_spec(formats, dtype)
         self.planned: list[tuple[str, str]] = []
         dataset = DatasetFile(
@@ -134,6 +136,7 @@ class Writer:
             buffers_sha256={"dau1997": "0" * 64},
             provenance={},
             created="2025-01-01T00:00:00Z",
+            parquet_form=parquet_form,
         )
         open_dataset(self.layout, dataset)
 
@@ -160,6 +163,7 @@ class Writer:
             attrs={"spec_sha256": spec_sha256 or self.spec.sha256()},
             info={},
             dtype=self.dtype,
+            parquet_form=self.parquet_form,
             plan_rows=plan_rows,
         )
         if not won:

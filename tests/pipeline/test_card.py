@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from earmill.pipeline.dataset.card import readme
-from earmill.pipeline.dataset.croissant import croissant
-from earmill.pipeline.dataset.description import open_dataset
+from earmill.pipeline.dataset.croissant import _feature_set, croissant
+from earmill.pipeline.dataset.description import open_dataset, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import CommitRecord, commits
 from earmill.pipeline.formats.rows import OutFile
@@ -33,6 +34,8 @@ from tests.pipeline.outputs import (
     small_dataset,
     write_plan,
 )
+from tests.pipeline.reader_data import STREAMS as READER_STREAMS
+from tests.pipeline.reader_data import Writer
 
 KINDS = ("parquet", "zarr", "rows", "quarantine")
 
@@ -69,7 +72,8 @@ def test_hugging_face_loads_the_folder_by_its_card(layout: Layout, tmp_path: Pat
 
     loaded = load_dataset(layout.root, cache_dir=str(tmp_path / "cache"))["train"]
     assert loaded["row_id"][:] == ["a.wav", "b.wav", "c.flac"]
-    assert [len(rows) for rows in loaded["modulation"][:]] == [30, 7, 120]
+    cells = [np.frombuffer(cell, "<f2").reshape(-1, 8) for cell in loaded["modulation"][:]]
+    assert [len(frames) for frames in cells] == [30, 7, 120]
 
 
 def test_the_front_matter_names_the_committed_parquet_files(layout: Layout, card: str) -> None:
@@ -195,11 +199,20 @@ def test_croissant_columns_and_shapes_are_those_of_the_files(
         schema = schemas[record_set["@id"]]
         for field in [*record_set["field"], *record_set.get("annotation", [])]:
             assert field["source"]["extract"]["column"] in schema.names
+    fields = {field["name"]: field for field in features["field"]}
+    for info in STREAMS:
+        columns = schemas["features"].field(info.name).metadata[b"earmill.columns"].decode()
+        assert f"bytes of (-1, {columns}) float16, little" in fields[info.name]["description"]
+        assert fields[info.name]["dataType"] == "sc:Text" and "isArray" not in fields[info.name]
+
+
+def test_croissant_has_the_shapes_of_nested_lists(tmp_path: Path) -> None:
+    layout = Writer(tmp_path, formats=["parquet"], parquet_form="nested").layout
+    dataset = read_dataset(layout)
+    assert dataset is not None and dataset.parquet_form == "nested"
+    (features,) = [_feature_set(dataset, "parquet")]
     shapes = {f["name"]: f["arrayShape"] for f in features["field"] if f.get("isArray")}
-    assert shapes == {
-        info.name: f"-1,{schemas['features'].field(info.name).type.value_type.list_size}"
-        for info in STREAMS
-    }
+    assert shapes == {info.name: f"-1,{info.width}" for info in READER_STREAMS}
 
 
 def test_croissant_tells_the_lineage(described: dict[str, Any]) -> None:

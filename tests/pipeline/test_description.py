@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset, read_dataset
 from earmill.pipeline.spec.changes import describe_changes
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import LAYOUT_VERSION
 from tests.pipeline.outputs import SPEC, dataset_file, make_row, publish
+from tests.pipeline.test_old_layout import STORED_2
 
 
 def test_it_is_written_once_and_read_back_equal(tmp_path: Path) -> None:
@@ -138,3 +141,14 @@ def test_deeply_nested_json_is_refused_in_one_line(tmp_path: Path) -> None:
     layout.write_bytes("dataset.json", b"[" * 100_000)
     with pytest.raises(OutputError, match="recursion limit"):
         read_dataset(layout)
+
+
+def test_the_form_of_parquet_cells_is_kept_and_old_sets_are_nested() -> None:
+    """A set of an earlier release says nothing, is spelled as it was, and goes on as it began."""
+    text = (STORED_2 / "dataset.json").read_text()
+    old = DatasetFile.from_json(text)
+    assert old.parquet_form == "nested" and old.to_json() == text
+    raised = DatasetFile.from_json(replace(old, layout_version=LAYOUT_VERSION).to_json())
+    assert raised.parquet_form == "nested"
+    new = dataset_file()
+    assert new.parquet_form == "binary" and DatasetFile.from_json(new.to_json()) == new

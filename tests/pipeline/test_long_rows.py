@@ -122,7 +122,8 @@ def test_parts_of_a_row_follow_each_other_in_the_file(tmp_path: Path, scaled_dow
     for info in streams:
         counts = table.column(f"{info.name}_n_frames").to_pylist()
         assert table.column(f"{info.name}_start").to_pylist() == [0, *np.cumsum(counts)[:-1]]
-        frames = [np.array(cell).reshape(-1, info.width) for cell in table[info.name].to_pylist()]
+        cells = [np.frombuffer(cell, "<f2") for cell in table[info.name].to_pylist()]
+        frames = [cell.reshape(-1, info.width) for cell in cells]
         assert [len(part) for part in frames] == counts
         np.testing.assert_array_equal(
             np.concatenate(frames[1:-1]), rows[1].streams[info.name].astype(float)

@@ -129,14 +129,22 @@ def test_zeros_keep_their_sign_and_are_stored(fmt: str, tmp_path: Path) -> None:
         assert (path / "modulation/values/c/0/0").exists()
 
 
+def array_of(cell: Any, dtype: str, width: int) -> np.ndarray:
+    """A cell as any library gives it: bytes, or lists of numbers."""
+    flat = np.frombuffer(cell, dtype) if isinstance(cell, bytes) else np.array(cell, dtype)
+    return flat.reshape(-1, width)
+
+
+@pytest.mark.parametrize("form", ["binary", "nested"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_parquet_reads_alike_in_pyarrow_polars_duckdb_and_datasets(
-    dtype: str, tmp_path: Path
+    dtype: str, form: str, tmp_path: Path
 ) -> None:
     from datasets import load_dataset
 
     rows = rows_of(dtype)
-    path = str(write("parquet", tmp_path, rows, dtype=dtype))
+    path = str(write("parquet", tmp_path, rows, dtype=dtype, parquet_form=form))
+    assert read_back("parquet", Path(path), STREAMS) == digest_rows(rows, STREAMS, dtype)
     with duckdb.connect() as base:
         duck = base.sql(f"select * from '{path}'").fetchall()
         names = [column[0] for column in base.sql(f"describe select * from '{path}'").fetchall()]
@@ -156,27 +164,44 @@ def test_parquet_reads_alike_in_pyarrow_polars_duckdb_and_datasets(
             assert line["extra_take"] == 3
             assert line["modulation_n_frames"] == len(row.streams["modulation"])
             for info in STREAMS:
-                values = np.array(line[info.name], dtype).reshape(-1, info.width)
+                assert isinstance(line[info.name], bytes) == (form == "binary")
+                values = array_of(line[info.name], dtype, info.width)
                 assert bits(values) == bits(row.streams[info.name]), (library, row.row_id)
 
 
-def test_parquet_says_what_its_streams_are(tmp_path: Path) -> None:
-    path = write("parquet", tmp_path, rows_of())
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [("binary", "binary"), ("nested", "list<element: fixed_size_list<element: halffloat>[8]>")],
+)
+def test_parquet_says_what_its_streams_are(form: str, kind: str, tmp_path: Path) -> None:
+    path = write("parquet", tmp_path, rows_of(), parquet_form=form)
     metadata = pq.read_schema(path).metadata
     described = json.loads(metadata[b"earmill.streams"])
     assert tuple(StreamInfo.from_dict(info) for info in described) == STREAMS
     assert json.loads(metadata[b"earmill.attrs"]) == ATTRS
-    assert str(pq.read_schema(path).field("modulation").type) == (
-        "list<element: fixed_size_list<element: halffloat>[8]>"
-    )
+    field = pq.read_schema(path).field("modulation")
+    assert str(field.type) == kind
+    if form == "binary":
+        assert (field.metadata[b"earmill.columns"], field.metadata[b"earmill.dtype"]) == (
+            b"8",
+            b"float16",
+        )
 
 
-def test_parquet_spends_nothing_on_features_and_indexes_scalars(tmp_path: Path) -> None:
-    path = write("parquet", tmp_path, rows_of())
+@pytest.mark.parametrize(
+    ("form", "leaf", "codec"),
+    [("binary", "modulation", "LZ4"), ("nested", "modulation.list.element.list.element", "ZSTD")],
+)
+def test_parquet_spends_nothing_on_features_and_indexes_scalars(
+    form: str, leaf: str, codec: str, tmp_path: Path
+) -> None:
+    path = write("parquet", tmp_path, rows_of(), parquet_form=form)
     with pq.ParquetFile(path) as file:
         group = file.metadata.row_group(0)
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
-    features = columns["modulation.list.element.list.element"]
+    features = columns.pop(leaf)
+    assert columns.pop(leaf.replace("modulation", "envelope")).compression == codec
+    assert features.compression == codec and features.has_offset_index
     assert not features.is_stats_set
     assert "RLE_DICTIONARY" not in features.encodings and not features.has_dictionary_page
     assert columns["seconds"].statistics.max == 25.0

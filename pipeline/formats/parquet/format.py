@@ -45,6 +45,7 @@ class ParquetFormat(Format):
             encoding.attrs or {},
             dtype=encoding.dtype,
             row_group_profile=encoding.row_group_profile,
+            form=encoding.parquet_form,
             extra_types=encoding.extra_types,
         )
 

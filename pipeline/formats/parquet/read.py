@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import (
     BlockCache,
     DecodedBlock,
@@ -15,11 +16,13 @@ from earmill.pipeline.formats.blocks import (
     other_row,
     outside,
 )
+from earmill.pipeline.formats.parquet.footer import read_footer
+from earmill.pipeline.formats.parquet.forms import form_of
 from earmill.pipeline.formats.parquet.long_rows import LongRows
 from earmill.pipeline.formats.parquet.trust import check_column, check_parquet
-from earmill.pipeline.formats.parquet.write import frames_of
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.stored_file import StoredFile
 
 
 class ParquetShard:
@@ -27,9 +30,14 @@ class ParquetShard:
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
         self._rel, self._promise, self._cache = rel, promise, cache
+        if rel not in promise.files:
+            raise CommitError(f"{layout.url(rel)} is missing from the commit; run `earmill verify`")
+        footer = read_footer(StoredFile(layout, rel, promise.files[rel].bytes))
         self._handle = _open_exact(layout, rel)
         # Not pre-buffered: Arrow's threads would read from, and hold, a Python file.
-        self._file = pq.ParquetFile(self._handle, pre_buffer=False, page_checksum_verification=True)
+        self._file = pq.ParquetFile(
+            self._handle, metadata=footer, pre_buffer=False, page_checksum_verification=True
+        )
         meta = self._file.metadata
         sizes = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
         self._ids: dict[int, list[str]] = {}
@@ -82,12 +90,10 @@ class ParquetShard:
         """One column of one row group as ((frames, width), row offsets); its ids are kept."""
         check_column(self._rel, self._file, group, stream, self._promise)
         table = self._file.read_row_group(group, columns=["row_id", stream], use_threads=False)
-        rows = table.column(stream).combine_chunks()
-        if isinstance(rows, pa.ChunkedArray):  # some releases leave a column of one chunk as it is
-            rows = rows.chunk(0)
-        offsets = rows.offsets.to_numpy().astype(np.int64)
+        column = table.column(stream)
+        cells = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
         self._ids[group] = table.column("row_id").to_pylist()
-        return frames_of(rows), offsets - offsets[0]
+        return form_of(cells.type).frames(cells, *self._promise.columns[stream])
 
 
 def _open_exact(layout: Layout, rel: str) -> Any:

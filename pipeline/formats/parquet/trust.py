@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
+from earmill.pipeline.formats.parquet.forms import form_of
 from earmill.pipeline.formats.parquet.long_rows import LongRows
 from earmill.pipeline.formats.trust import Promise, refused
 
 MB = 2**20
-# Levels cost up to 4 bytes a value, and a page more than it holds where that cannot be compressed.
-PARQUET_OVERHEAD = 4
 
 
 def check_parquet(rel: str, file: pq.ParquetFile, long_rows: LongRows, promise: Promise) -> None:
@@ -25,10 +22,16 @@ def check_parquet(rel: str, file: pq.ParquetFile, long_rows: LongRows, promise: 
         raise refused(rel, f"expected {rows} rows, its footer claims {file.metadata.num_rows}")
     schema = file.schema_arrow
     for stream, (width, dtype) in promise.columns.items():
-        wanted = pa.list_(pa.list_(pa.from_numpy_dtype(dtype), width))
-        got = schema.field(stream).type if stream in schema.names else None
-        if got != wanted:
-            raise refused(rel, f"expected {wanted} for {stream}, its footer claims {got}")
+        got = schema.field(stream) if stream in schema.names else None
+        form = form_of(got.type if got is not None else None)
+        wanted = form.field(stream, width, dtype)
+        if got is None or got.type != wanted.type or form.stored(got) != (width, dtype):
+            claim = "nothing" if got is None else f"{got.type} {got.metadata or ''}".strip()
+            raise refused(
+                rel,
+                f"expected {wanted.type} for {stream}, {width} columns of {dtype}, its footer "
+                f"claims {claim}",
+            )
 
 
 def check_column(rel: str, file: pq.ParquetFile, group: int, stream: str, promise: Promise) -> None:
@@ -38,16 +41,16 @@ def check_column(rel: str, file: pq.ParquetFile, group: int, stream: str, promis
         CommitError: The shard has less.
     """
     meta = file.metadata.row_group(group)
-    path = f"{stream}.list.element.list.element"
+    form = form_of(file.schema_arrow.field(stream).type)
+    path = form.leaf(stream)
     column = next(
         (c for c in map(meta.column, range(meta.num_columns)) if c.path_in_schema == path), None
     )
     if column is None:
         raise refused(rel, f"row group {group} has no column {path}")
     width, dtype = promise.columns[stream]
-    limit = promise.frames[stream] * width + meta.num_rows
-    nbytes = limit * (np.dtype(dtype).itemsize + PARQUET_OVERHEAD) + MB
-    if column.num_values > limit or not 0 <= column.total_uncompressed_size <= nbytes:
+    limit, nbytes = form.limits(meta.num_rows, promise.frames[stream], width, dtype)
+    if column.num_values > limit or not 0 <= column.total_uncompressed_size <= nbytes + MB:
         raise refused(
             rel,
             f"row group {group} claims {column.num_values} values of {stream} in "

@@ -1,11 +1,8 @@
-"""A shard as one Parquet file: a row a clip, scalars beside one nested column a stream.
+"""A shard as one Parquet file: a row a clip, scalars beside one column a stream.
 
-A stream is `list<fixed_size_list<halffloat or float>[width]>`, which pyarrow, polars, DuckDB and
-Hugging Face datasets read; `arrow.fixed_shape_tensor` would be refused by the last. Events are
-`list<fixed_size_list<int32>[3]>`, see `earmill.pipeline.formats.event_rows`. The outer list
-counts frames, not values, so its 32-bit offsets last for 2^31 frames a row group. Row groups decide
-what one row costs to read: small ones for random access, large ones for scans. They are written one
-after another; a row too large for one is divided, see `earmill.pipeline.formats.parquet.long_rows`.
+What a cell of a stream is `earmill.pipeline.formats.parquet.forms` says. Row groups decide what one
+row costs to read: small ones for random access, large ones for scans. They are written one after
+another; a row too large for one is divided, see `earmill.pipeline.formats.parquet.long_rows`.
 """
 
 from __future__ import annotations
@@ -22,6 +19,8 @@ import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
+from earmill.pipeline.formats.parquet.footer import seal
+from earmill.pipeline.formats.parquet.forms import FORMS, Form, form_of
 from earmill.pipeline.formats.parquet.long_rows import LongRows, cut, part_count
 from earmill.pipeline.formats.row_table import row_table
 from earmill.pipeline.formats.rows import FeatureRow
@@ -37,8 +36,6 @@ COMPRESSION_LEVEL = 3
 STREAMS_KEY = b"earmill.streams"
 ATTRS_KEY = b"earmill.attrs"
 
-_ARROW_DTYPES = {"float16": pa.float16(), "float32": pa.float32(), "int32": pa.int32()}
-
 
 def write_parquet(
     rows: Sequence[FeatureRow],
@@ -49,6 +46,7 @@ def write_parquet(
     *,
     dtype: str,
     row_group_profile: str,
+    form: str,
     extra_types: Mapping[str, Any] | None,
 ) -> Path:
     """Write the rows to `local_dir/rel_name` and return that path.
@@ -58,15 +56,15 @@ def write_parquet(
     """
     scalars = row_table(rows, streams, extra_types)
     long_rows = _long_rows(rows)
-    schema = _schema(scalars.schema, streams, attrs, dtype, long_rows)
+    cells = FORMS[form]
+    schema = _schema(scalars.schema, streams, attrs, dtype, long_rows, cells)
     path = local_dir / rel_name
     path.parent.mkdir(parents=True, exist_ok=True)
     names = scalars.schema.names
     with pq.ParquetWriter(
         path,
         schema,
-        compression="zstd",
-        compression_level=COMPRESSION_LEVEL,
+        **_compression(names, streams, cells),
         # Features never repeat, so a dictionary or min/max of them costs and finds nothing.
         use_dictionary=names,
         write_statistics=names,
@@ -79,12 +77,13 @@ def write_parquet(
             if parts > 1:  # alone in its group
                 for part in range(parts):
                     writer.write_table(
-                        _part_table(rows[start], group, streams, schema, part, parts)
+                        _part_table(rows[start], group, streams, schema, part, parts, cells)
                     )
                 continue
-            columns = [_stream_column(rows[start:stop], info, dtype) for info in streams]
+            columns = [_stream_column(rows[start:stop], info, dtype, cells) for info in streams]
             table = pa.table([*group.columns, *columns], schema=schema)
             writer.write_table(table, row_group_size=stop - start)
+    seal(path)
     return path
 
 
@@ -108,6 +107,7 @@ def _part_table(
     schema: pa.Schema,
     part: int,
     parts: int,
+    form: Form,
 ) -> pa.Table:
     """One part of a divided row, with its own start and number of frames."""
     columns = dict(zip(scalars.column_names, scalars.columns, strict=True))
@@ -117,7 +117,7 @@ def _part_table(
         start, count = layout_of(info).place_columns[:2]
         columns[start] = pc.add(columns[start], first)
         columns[count] = pa.array([last - first])
-        columns[info.name] = _nested([values[first:last]], info, values.dtype.name)
+        columns[info.name] = form.cells([values[first:last]], values.shape[1], values.dtype.name)
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
@@ -127,14 +127,14 @@ def _schema(
     attrs: Mapping[str, Any],
     dtype: str,
     long_rows: LongRows,
+    form: Form,
 ) -> pa.Schema:
     fields = [*scalars]
     for info in streams:
         if info.name in scalars.names:
             raise CommitError(f"stream {info.name!r} has the name of a scalar column: rename it")
         layout = layout_of(info)
-        values = _ARROW_DTYPES[layout.stored_dtype(dtype)]
-        fields.append(pa.field(info.name, pa.list_(pa.list_(values, layout.stored_width))))
+        fields.append(form.field(info.name, layout.stored_width, layout.stored_dtype(dtype)))
     metadata = {
         STREAMS_KEY: json.dumps([info.to_dict() for info in streams]).encode(),
         ATTRS_KEY: json.dumps(dict(attrs), sort_keys=True).encode(),
@@ -166,20 +166,24 @@ def row_groups(row_bytes: Sequence[int], profile: str) -> Iterator[tuple[int, in
         yield start, len(row_bytes)
 
 
-def _stream_column(rows: Sequence[FeatureRow], info: StreamInfo, dtype: str) -> pa.Array:
-    """The frames of some rows as one nested Arrow array; one copy, none for a row of its own."""
-    return _nested(
-        [row.streams[info.name][:] for row in rows], info, layout_of(info).stored_dtype(dtype)
-    )
+def _stream_column(
+    rows: Sequence[FeatureRow], info: StreamInfo, dtype: str, form: Form
+) -> pa.Array:
+    layout = layout_of(info)
+    frames = [row.streams[info.name][:] for row in rows]
+    return form.cells(frames, layout.stored_width, layout.stored_dtype(dtype))
 
 
-def _nested(frames: Sequence[np.ndarray], info: StreamInfo, dtype: str) -> pa.Array:
-    offsets = np.zeros(len(frames) + 1, dtype=np.int32)
-    np.cumsum([len(values) for values in frames], out=offsets[1:])
-    whole = frames[0] if len(frames) == 1 else np.concatenate(frames, axis=0)
-    flat = np.ascontiguousarray(whole, dtype=dtype).reshape(-1)
-    blocks = pa.FixedSizeListArray.from_arrays(pa.array(flat), layout_of(info).stored_width)
-    return pa.ListArray.from_arrays(pa.array(offsets), blocks)
+def _compression(
+    scalars: Sequence[str], streams: Sequence[StreamInfo], form: Form
+) -> dict[str, Any]:
+    """Codec and level of every column, by where the footer has it."""
+    leaves = [form.leaf(info.name) for info in streams]
+    codecs = {**dict.fromkeys(scalars, "zstd"), **dict.fromkeys(leaves, form.compression)}
+    levels = dict.fromkeys(scalars, COMPRESSION_LEVEL)
+    if form.level is not None:
+        levels |= dict.fromkeys(leaves, form.level)
+    return {"compression": codecs, "compression_level": levels}
 
 
 def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
@@ -187,13 +191,17 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     names = [info.name for info in streams]
     sizes: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in names}
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        hashers = {name: _hasher(file.schema_arrow.field(name).type) for name in names}
+        fields = {name: file.schema_arrow.field(name) for name in names}
+        forms = {name: form_of(field.type) for name, field in fields.items()}
+        stored = {name: forms[name].stored(field) for name, field in fields.items()}
+        hashers = {name: StreamHasher(*kind) for name, kind in stored.items()}
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=names, use_threads=False)
             for name in names:
                 for chunk in table.column(name).chunks:
-                    sizes[name].append(np.diff(chunk.offsets.to_numpy()))
-                    hashers[name].update(frames_of(chunk))
+                    frames, offsets = forms[name].frames(chunk, *stored[name])
+                    sizes[name].append(np.diff(offsets))
+                    hashers[name].update(frames)
         # Behind start and number of frames.
         further = {info.name: layout_of(info).place_columns[2:] for info in streams}
         columns = ["row_id", *(column for each in further.values() for column in each)]
@@ -217,14 +225,3 @@ def _undivided(long_rows: LongRows, ids: Sequence[str]) -> tuple[np.ndarray, tup
         if len(parts) != 1:
             return starts, tuple(ids)
     return starts, tuple(ids[start] for start in starts)
-
-
-def _hasher(kind: pa.DataType) -> StreamHasher:
-    block = kind.value_type
-    return StreamHasher(block.list_size, np.dtype(block.value_type.to_pandas_dtype()).name)
-
-
-def frames_of(chunk: pa.ListArray) -> np.ndarray:
-    """All frames of one nested column chunk as (frames, width), without a copy."""
-    blocks = chunk.flatten()
-    return blocks.flatten().to_numpy().reshape(-1, chunk.type.value_type.list_size)

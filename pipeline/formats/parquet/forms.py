@@ -1,0 +1,177 @@
+"""How the frames of a row are one cell of a Parquet file: as bytes, or as nested lists.
+
+    binary   binary                               the numbers, row after row, little endian
+    nested   list<fixed_size_list<T>[columns]>    T: halffloat, float, or int32 of events
+
+Bytes decode at the speed of memory; `numpy.frombuffer(cell, "<f2").reshape(-1, columns)` makes
+frames of them anywhere. Nested lists show numbers to SQL, but Parquet keeps a level for every
+number, which costs twenty times the time. Neither is `arrow.fixed_shape_tensor`, which Hugging Face
+datasets refuse. Offsets of 32 bits last: a row group has at most 128 MB, and the nested form counts
+frames, not numbers. Which form a file has its schema says; layout versions 1 and 2 know nested
+alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.format import BINARY, NESTED
+
+# What a binary column says of itself.
+COLUMNS_KEY, DTYPE_KEY = b"earmill.columns", b"earmill.dtype"
+# Levels of a number, or the length of a cell, cost up to 4 bytes.
+OVERHEAD_BYTES = 4
+
+
+class Form(ABC):
+    """One way to store a stream's frames in a column; get one from `form_of`.
+
+    Attributes:
+        compression: Codec of the column. level: Its level, None where it has none.
+    """
+
+    compression: ClassVar[str]
+    level: ClassVar[int | None]
+
+    @abstractmethod
+    def field(self, column: str, width: int, dtype: str) -> pa.Field:
+        """Name and type of the column."""
+
+    @abstractmethod
+    def stored(self, field: pa.Field) -> tuple[int, str]:
+        """Columns and dtype of the frames, as the file says them.
+
+        Raises:
+            CommitError: It does not.
+        """
+
+    @abstractmethod
+    def leaf(self, column: str) -> str:
+        """Where the footer has the column's numbers."""
+
+    @abstractmethod
+    def cells(self, frames: Sequence[np.ndarray], width: int, dtype: str) -> pa.Array:
+        """The frames of some rows; one copy, none for a row of its own."""
+
+    @abstractmethod
+    def frames(self, cells: pa.Array, width: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+        """All frames of some cells, (frames, width), and where each cell starts and ends, int64.
+
+        Raises:
+            CommitError: A cell holds no whole frames, or nothing.
+        """
+
+    @abstractmethod
+    def limits(self, rows: int, frames: int, width: int, dtype: str) -> tuple[int, int]:
+        """Most values and bytes that the footer may claim for so many rows and frames."""
+
+
+def _joined(frames: Sequence[np.ndarray], dtype: str) -> np.ndarray:
+    """All numbers of some rows, flat."""
+    whole = frames[0] if len(frames) == 1 else np.concatenate(frames, axis=0)
+    return np.ascontiguousarray(whole, dtype=np.dtype(dtype).newbyteorder("<")).reshape(-1)
+
+
+def _offsets(sizes: Sequence[int]) -> np.ndarray:
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+class BinaryForm(Form):
+    """A cell is the bytes of its frames. lz4 finds what repeats, as in events, and costs nothing
+    where nothing does."""
+
+    compression, level = "lz4", None
+
+    def field(self, column: str, width: int, dtype: str) -> pa.Field:
+        return pa.field(column, pa.binary(), metadata={COLUMNS_KEY: str(width), DTYPE_KEY: dtype})
+
+    def stored(self, field: pa.Field) -> tuple[int, str]:
+        try:
+            found = field.metadata
+            return int(found[COLUMNS_KEY]), np.dtype(found[DTYPE_KEY].decode()).name
+        except (TypeError, KeyError, ValueError) as err:
+            raise CommitError(
+                f"expected a binary column {field.name} that says its columns and its dtype, got "
+                f"{field.metadata}; run `earmill verify`"
+            ) from err
+
+    def leaf(self, column: str) -> str:
+        return column
+
+    def cells(self, frames: Sequence[np.ndarray], width: int, dtype: str) -> pa.Array:
+        flat = _joined(frames, dtype)
+        frame_bytes = width * flat.itemsize
+        offsets = _offsets([len(values) * frame_bytes for values in frames])
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(flat.view(np.uint8))]
+        return pa.Array.from_buffers(pa.binary(), len(frames), buffers)
+
+    def frames(self, cells: pa.Array, width: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+        stored = np.dtype(dtype).newbyteorder("<")
+        frame_bytes = width * stored.itemsize
+        _, places, content = cells.buffers()
+        if not len(cells):
+            return np.empty((0, width), stored), np.zeros(1, np.int64)
+        offsets = np.frombuffer(places, np.int32)[cells.offset : cells.offset + len(cells) + 1]
+        offsets = offsets.astype(np.int64)
+        if cells.null_count or (np.diff(offsets) % frame_bytes).any():
+            raise CommitError(
+                f"expected whole frames of {frame_bytes} bytes in every cell: the file is damaged "
+                "or not what was committed; run `earmill verify`"
+            )
+        start, size = int(offsets[0]), int(offsets[-1] - offsets[0])
+        flat = np.frombuffer(content or b"", np.uint8, size, start)
+        return flat.view(stored).reshape(-1, width), (offsets - start) // frame_bytes
+
+    def limits(self, rows: int, frames: int, width: int, dtype: str) -> tuple[int, int]:
+        return rows, frames * width * np.dtype(dtype).itemsize + rows * OVERHEAD_BYTES
+
+
+class NestedForm(Form):
+    """A cell is a list of frames, each a list of numbers."""
+
+    compression, level = "zstd", 3
+
+    def field(self, column: str, width: int, dtype: str) -> pa.Field:
+        return pa.field(column, pa.list_(pa.list_(pa.from_numpy_dtype(dtype), width)))
+
+    def stored(self, field: pa.Field) -> tuple[int, str]:
+        try:
+            frame = field.type.value_type
+            return frame.list_size, np.dtype(frame.value_type.to_pandas_dtype()).name
+        except (AttributeError, NotImplementedError) as err:
+            raise CommitError(
+                f"expected lists of frames in {field.name}, got {field.type}; run `earmill verify`"
+            ) from err
+
+    def leaf(self, column: str) -> str:
+        return f"{column}.list.element.list.element"
+
+    def cells(self, frames: Sequence[np.ndarray], width: int, dtype: str) -> pa.Array:
+        blocks = pa.FixedSizeListArray.from_arrays(pa.array(_joined(frames, dtype)), width)
+        offsets = _offsets([len(values) for values in frames])
+        return pa.ListArray.from_arrays(pa.array(offsets), blocks)
+
+    def frames(self, cells: Any, width: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+        offsets = cells.offsets.to_numpy().astype(np.int64)
+        values = cells.flatten().flatten().to_numpy().reshape(-1, width)
+        return values, offsets - offsets[0]
+
+    def limits(self, rows: int, frames: int, width: int, dtype: str) -> tuple[int, int]:
+        values = frames * width + rows
+        return values, values * (np.dtype(dtype).itemsize + OVERHEAD_BYTES)
+
+
+FORMS: dict[str, Form] = {BINARY: BinaryForm(), NESTED: NestedForm()}
+
+
+def form_of(kind: pa.DataType | None) -> Form:
+    """The form of a column of a file, by its type."""
+    return FORMS[BINARY if kind == pa.binary() else NESTED]
