@@ -67,6 +67,10 @@ class Plan:
 class Batching(Protocol):
     """How a sequence of rows becomes batches, and how these are shared out."""
 
+    @property
+    def settings(self) -> Settings:
+        """Of the order."""
+
     def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> Plan:
         """The plan of all ranks, given rows in the order of shuffled blocks."""
 

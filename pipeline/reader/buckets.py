@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 BUCKET_SALT, TURN_SALT, PHASE_SALT = 3, 4, 6
 STEPS_PER_OCTAVE = 16
+# With fewer, a batch spans so much of the lengths that a fifth of it is padding.
+BATCHES_PER_WINDOW = 8
 MICROSECONDS = 1_000_000
 MAX_SECONDS = 2**63 / MICROSECONDS
 
@@ -185,8 +187,13 @@ def bucketed(
     batch_frames: int | None,
     batch_seconds: float | None,
     max_rows: int | None,
+    lanes_chosen: bool,
 ) -> BucketedBatches:
     """Batches under one of the two budgets, checked against the rows.
+
+    Args:
+        lanes_chosen: The lanes of `settings` are ours to change: fewer of them, with larger
+            windows, where a window would hold too few batches for rows of similar length to meet.
 
     Raises:
         TypeError, ValueError: Both budgets, one that is no number above 0, or a row that alone is
@@ -218,7 +225,18 @@ def bucketed(
             f"row {longest} alone has {lengths[longest]} {unit}, more than {name} allows "
             f"({budget}); raise it, or cut rows with crop=Crop(seconds)"
         )
+    if lanes_chosen and len(lengths):
+        settings = _fewer_lanes(settings, BATCHES_PER_WINDOW * budget / float(lengths.mean()))
     return BucketedBatches(settings, lengths, budget, max_rows, name)
+
+
+def _fewer_lanes(settings: Settings, wanted_rows: float) -> Settings:
+    """Half the lanes and twice the window as long as windows hold fewer rows."""
+    while settings.lanes > 1 and settings.window_rows < wanted_rows:
+        lanes = settings.lanes // 2
+        wider = settings.window_rows * settings.lanes // lanes
+        settings = replace(settings, lanes=lanes, window_rows=wider)
+    return settings
 
 
 def frames_of(features: FeatureRows, cropper: Cropper | None) -> dict[str, Rows]:

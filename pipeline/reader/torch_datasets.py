@@ -146,7 +146,9 @@ class FeatureStream(IterableDataset["Row"]):
                 batch_frames=batch_frames,
                 batch_seconds=batch_seconds,
                 max_rows=batch_size,
+                lanes_chosen=lanes is None and window_rows is None,
             )
+            self.settings = self.batching.settings
         self._plans: dict[Any, Plan] = {}
         # Shared memory: workers that outlive an epoch (persistent_workers) see the next one.
         self._state = torch.tensor([epoch, 0, 0, 0, 0]).share_memory_()

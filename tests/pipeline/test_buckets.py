@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from earmill import Crop, FeatureLoader, Features, open_features
 from earmill.pipeline.reader.batching import FixedBatches, Plan
-from earmill.pipeline.reader.buckets import BucketedBatches
+from earmill.pipeline.reader.buckets import BucketedBatches, _fewer_lanes
 from earmill.pipeline.reader.shuffle import Settings, block_order
 from tests.pipeline.reader_data import mixed_seconds, small_row_groups, write_set
 
@@ -161,6 +161,17 @@ def test_batches_say_how_much_of_them_is_padding(ds: Features) -> None:
         real += int(modulation.lengths.sum())
     assert loader.padding_share() == pytest.approx(1 - real / held)
     assert sorted(n for batch in made for n in batch.indices.tolist()) == list(range(N_ROWS))
+
+
+def test_windows_hold_batches_enough_for_rows_of_similar_length(ds: Features) -> None:
+    """Where the memory for windows is small, they get fewer and larger, unless they were chosen."""
+    tight: dict[str, Any] = {"window_bytes": ds.nbytes // 2}
+    rows, budget = ds.iterable(**tight), ds.iterable(batch_frames=200, **tight)
+    assert (rows.settings.lanes, budget.settings.lanes) == (1, 1)
+    eight = {"lanes": 8, "window_rows": 2}
+    assert ds.iterable(batch_frames=200, **eight).settings.lanes == 8
+    assert _fewer_lanes(Settings(True, 1, 8, 39), 130.0) == Settings(True, 1, 2, 156)
+    assert _fewer_lanes(Settings(True, 1, 8, 39), 39.0) == Settings(True, 1, 8, 39)
 
 
 def test_a_budget_in_seconds(ds: Features) -> None:

@@ -1,0 +1,191 @@
+"""Training batches: rows per second with and without workers, padding, and the time to resume.
+
+The cache is much smaller than the set, so every epoch decodes its rows, as with large sets. Workers
+stay between epochs; the first epoch, in which they start, is not counted, the best of the others
+is. CPU time is counted for the training process alone (what it loses to reading) and for all
+processes. The last lines plan epochs of a million rows and go on in their middle.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import torch
+from torch.utils.data import DataLoader
+
+from benchmarks.feature_sets import write_features
+from benchmarks.report import table, write_section
+from earmill import FeatureLoader, FeatureStream, collate, mix, open_features
+
+HOURS = 2.0
+BATCH_ROWS = 16
+# As many frames as 16 rows of mean length, when padded.
+BATCH_FRAMES = 13_600
+CACHE_BYTES, WINDOW_BYTES = 48 * 2**20, 32 * 2**20
+EPOCHS = 4
+SETTINGS = ((0, None), (1, "fork"), (2, "fork"), (1, "spawn"), (2, "spawn"))
+PLANNED_ROWS = 1_000_000
+WANTED_RATIO = 1.6
+
+
+class Planned:
+    """As much of a feature set as planning needs: a million rows of 2 to 15 s, eight a block."""
+
+    nbytes, fingerprint = 2**40, "planned"
+
+    def __init__(self) -> None:
+        info = {"name": "modulation", "frame_rate_hz": 100.0, "width": 248, "layout": "frames"}
+        self.streams = {"modulation": SimpleNamespace(**info)}
+        frames = np.random.default_rng(0).integers(200, 1500, PLANNED_ROWS)
+        self.table = pa.table({"seconds": frames / 100, "modulation_n_frames": frames})
+
+    def __len__(self) -> int:
+        return PLANNED_ROWS
+
+    def block_rows(self) -> np.ndarray:
+        """Rows per row group."""
+        return np.full(PLANNED_ROWS // 8, 8, np.int64)
+
+
+def epochs(loader: Any) -> Iterator[tuple[float, ...]]:
+    """Wall seconds, own CPU seconds, and those of all processes, of each epoch after the first."""
+    for epoch in range(EPOCHS):
+        if isinstance(loader, FeatureLoader):
+            loader.set_epoch(epoch)
+        before = time.perf_counter(), time.process_time(), cpu_of_all()
+        for _ in loader:
+            pass
+        after = time.perf_counter(), time.process_time(), cpu_of_all()
+        if epoch:
+            yield tuple(now - then for now, then in zip(after, before, strict=True))
+
+
+def cpu_of_all() -> float:
+    """CPU seconds of this process and of those that it started and that still run."""
+    me = psutil.Process()
+    times = [process.cpu_times() for process in [me, *me.children(recursive=True)]]
+    return sum(found.user + found.system for found in times)
+
+
+def measured(loader: Any, n_rows: int) -> tuple[float, ...]:
+    """Rows per second, and CPU milliseconds per row: own, and of all processes."""
+    wall, *cpu = (min(column) for column in zip(*epochs(loader), strict=True))
+    return n_rows / wall, *(1e3 * each / n_rows for each in cpu)
+
+
+def speeds(place: Path, fmt: str, n_rows: int) -> list[tuple[str, ...]]:
+    """Lines of one format, each against no workers."""
+    found, alone = [], 0.0
+    for workers, method in SETTINGS:
+        ds = open_features(place, format=fmt, cache_bytes=CACHE_BYTES)
+        stream = ds.iterable(seed=1, batch_size=BATCH_ROWS, window_bytes=WINDOW_BYTES)
+        loader = FeatureLoader(stream, num_workers=workers, **_options(workers, method))
+        rate, *cpu_ms = measured(loader, n_rows)
+        alone = alone or rate
+        wanted = f"{WANTED_RATIO:g}" if workers == 2 else ""
+        found.append(_line(fmt, "FeatureLoader", workers, method, rate, alone, wanted, cpu_ms))
+    ds = open_features(place, format=fmt, cache_bytes=CACHE_BYTES)
+    bare: Any = DataLoader(
+        ds.torch(), BATCH_ROWS, num_workers=2, collate_fn=collate, **_options(2, "fork")
+    )
+    rate, *cpu_ms = measured(bare, n_rows)
+    found.append(_line(fmt, "DataLoader, index order", 2, "fork", rate, alone, "", cpu_ms))
+    return found
+
+
+def _options(workers: int, method: str | None) -> dict[str, Any]:
+    return {"persistent_workers": True, "multiprocessing_context": method} if workers else {}
+
+
+def _line(fmt, what, workers, method, rate, alone, wanted, cpu_ms) -> tuple[str, ...]:
+    spent = [f"{each:.2f}" for each in cpu_ms]
+    return (
+        fmt,
+        what,
+        str(workers),
+        method or "",
+        f"{rate:.0f}",
+        f"{rate / alone:.2f}",
+        wanted,
+        *spent,
+    )
+
+
+def padding(place: Path) -> list[tuple[str, ...]]:
+    """Padding share and batches of an epoch, by how batches are made."""
+    ds = open_features(place)
+    found = []
+    for name, chosen in (
+        (f"{BATCH_ROWS} rows", {"batch_size": BATCH_ROWS}),
+        (f"at most {BATCH_FRAMES} frames", {"batch_frames": BATCH_FRAMES}),
+    ):
+        stream = ds.iterable(seed=1, **chosen)
+        found.append((name, str(stream.n_batches), f"{100 * stream.padding_share():.1f} %"))
+    return found
+
+
+def resumes(place: Path) -> list[tuple[str, ...]]:
+    """Seconds from a state to the rows of the next batch, at three places of an epoch."""
+    planned: Any = Planned()
+    small = open_features(place)
+    mixed = mix([small, small], [3, 1], draws=PLANNED_ROWS)
+    made = {
+        "batches of 16": lambda: FeatureStream(planned, seed=1, batch_size=BATCH_ROWS),
+        "buckets": lambda: FeatureStream(planned, seed=1, batch_frames=BATCH_FRAMES),
+        "a mixture of two sets": lambda: mixed.iterable(seed=1, batch_size=BATCH_ROWS),
+    }
+    found = []
+    for name, make in made.items():
+        state, taken = make().state_dict(), []
+        whole = make().n_batches * (1 if "within" in state else BATCH_ROWS)
+        for place_of in (0, whole // 2 // BATCH_ROWS * BATCH_ROWS, whole - BATCH_ROWS):
+            stream = make()
+            begin = time.perf_counter()
+            stream.load_state_dict(state | {"position": place_of})
+            stream.left().batch(0)
+            taken.append(f"{time.perf_counter() - begin:.2f}")
+        found.append((name, *taken))
+    return found
+
+
+def main() -> None:
+    """Measure and write the section."""
+    # Python 3.12 says that a process with threads forks.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        n_rows = write_features(place, hours=HOURS, formats=["zarr", "parquet"])
+        lines = [line for fmt in ("zarr", "parquet") for line in speeds(place, fmt, n_rows)]
+        padded, resumed = padding(place), resumes(place)
+    head = ("format", "loader", "workers", "started by", "rows/s", "ratio", "wanted")
+    head += ("own CPU ms", "all CPU ms")
+    body = "\n\n".join(
+        [
+            f"{n_rows} rows, {HOURS:g} h of Dau1997 (248 columns at 100 Hz, float16), padded "
+            f"batches of {BATCH_ROWS} rows; block cache {CACHE_BYTES >> 20} MB, windows "
+            f"{WINDOW_BYTES >> 20} MB. `ratio` is to no workers; `own CPU ms` a row is what the "
+            "training process spends, `all` with its workers.",
+            table(head, lines),
+            "Padding of one epoch:",
+            table(("batches", "number", "padding"), padded),
+            f"Seconds to go on in an epoch of {PLANNED_ROWS} rows, from `load_state_dict` to the "
+            "rows of the next batch: the order is computed anew, nothing of what came before is "
+            "read, so the place makes no difference.",
+            table(("epoch of", "at its start", "in the middle", "at its end"), resumed),
+        ]
+    )
+    write_section("Training batches", "python -m benchmarks.loader", body)
+
+
+if __name__ == "__main__":
+    main()
