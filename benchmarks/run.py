@@ -17,6 +17,7 @@ SCRIPTS = (
     "alternatives",
     "job",
     "decoding",
+    "loader",
     "gpu_reckoned",
     "cost",
 )

@@ -27,7 +27,8 @@ a dot are unfinished work: no listing shows them and no reader trusts them. A fi
 names is garbage of a crashed attempt. Nothing is edited or renamed later but `current.json` and the
 cards, which are replaced whole, and the version in dataset.json, which is raised before a commit of
 an earlier version is replaced. Version 1 has neither snapshots nor current.json nor generations;
-versions 1 and 2 have zstd instead of blosc in their Zarr stores.
+versions 1 and 2 have zstd instead of blosc in their Zarr stores, and no statistics in commits and
+snapshots.
 """
 
 from __future__ import annotations

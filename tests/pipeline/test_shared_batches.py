@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from earmill import (
     Batch,
@@ -164,6 +165,28 @@ def test_an_epoch_that_is_left_early_loses_no_slot(ds: Features) -> None:
     assert ring is not None
     assert np.count_nonzero(ring._memory[:6]) <= 1
     del loader
+
+
+def test_pinned_memory_is_that_of_every_tensor(
+    ds: Features, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the DataLoader's own thread pins what arrives; a device is not needed to see which."""
+    pinned: list[torch.Tensor] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    ring = BatchRing(1, 2, SLOT_BYTES)
+    batch = sent(ring, [ds[3], ds[4]])
+    moved = pin_memory(batch)
+    assert isinstance(moved, Batch)
+    assert {id(part) for part in shared_batches._parts(moved)} == {id(part) for part in pinned}
+    for name, tensor in flat(batch).items():
+        assert torch.equal(flat(moved)[name], tensor)
+    del batch, tensor
+    assert states(ring) == [FREE, FREE]  # the slot is not held by the copy
 
 
 def test_options_that_the_stream_decides_are_refused(ds: Features) -> None:
