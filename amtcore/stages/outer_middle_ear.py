@@ -12,7 +12,6 @@ import math
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
@@ -34,6 +33,8 @@ def transfer_db(
     f_hz: NDArray[np.float64], compensation_type: str, field_type: str
 ) -> NDArray[np.float64]:
     """Gain of outer plus middle ear in dB, piecewise cubic (PCHIP) between the tables' rows."""
+    from scipy.interpolate import PchipInterpolator  # half a second, which few processes need
+
     outer = load_table("outer_ear_ansi_s3_4_2007")
     middle = load_table(COMPENSATION_TYPES[compensation_type])
     outer_db = PchipInterpolator(outer["frequency_hz"], outer[f"{field_type}_field_db"])

@@ -15,7 +15,6 @@ import math
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
@@ -47,6 +46,8 @@ def alpha_of_gain(table: str, gain_db: Array) -> Array:
 
 def a_of_gain(table: str, gain_db: Array) -> Array:
     """Constant A, by PCHIP between the table's gains, held at both ends."""
+    from scipy.interpolate import PchipInterpolator  # half a second, which few processes need
+
     rows = load_table(table)
     inside = np.clip(gain_db, rows["gain_db"][0], rows["gain_db"][-1])
     return np.asarray(PchipInterpolator(rows["gain_db"], rows["A"])(inside))

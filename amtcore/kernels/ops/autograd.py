@@ -12,6 +12,7 @@ forward-mode ones do not exist and raise; the plain loops have both.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -144,15 +145,33 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     pass
 
 
-@torch.compiler.assume_constant_result
 def _traces_a_transform() -> bool:
     """Whether the compiler is inside a derivative of torch.func."""
     kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
     return bool(kinds - {torch._C._functorch.TransformType.Vmap})
 
 
+# What `torch.compiler.assume_constant_result` does, without importing the compiler: that takes as
+# long as torch does, and most processes never compile.
+_traces_a_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _uncompiled(function: Operator) -> Operator:
+    """`torch.compiler.disable` of a function, from when there is a compiler in this process."""
+    disabled: list[Operator] = []
+
+    def call(*args: Any) -> Any:
+        if not disabled:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args)
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args)
+
+    return call
+
+
 def _by_situation(operator: Operator, function: Operator) -> Operator:
-    function = torch.compiler.disable(function)
+    function = _uncompiled(function)
 
     def call(*args: Any) -> Any:
         if not torch.compiler.is_compiling():
