@@ -317,9 +317,10 @@ class FeatureStream(IterableDataset["Row"]):
         self.complete()
 
     def _announce(self, plan: Plan, batches: Sequence[int]) -> None:
-        """Tell a set that reads ahead which rows come next, the first of them now."""
+        """Tell a set that reads ahead which rows come next, the first of them now; not where only
+        parts of them are read."""
         prefetch = getattr(self.features, "prefetch", None)
-        if prefetch is not None:
+        if prefetch is not None and self._cropper is None:
             prefetch([row for number in batches for row in plan.batch(number)[0].tolist()])
 
     def _row(self, index: int, start_s: float | None) -> Row:
