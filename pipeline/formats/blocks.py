@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from threading import Lock
-from typing import Protocol
+from threading import Condition
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
 
 DecodedBlock = tuple[np.ndarray, ...]
+Key = TypeVar("Key", bound=Hashable)
+# File of a shard, stream, number of the block in it.
+BlockKey = tuple[str, str, int]
+# Memory of blocks that were thrown away, kept for the next ones: first touching new memory costs as
+# much as decoding into it.
+SPARE_BYTES = 32 * 2**20
 
 
 @dataclass
@@ -43,39 +51,104 @@ class BlockCache:
         self.counts = counts
         self.nbytes = 0
         self._blocks: OrderedDict[Hashable, DecodedBlock] = OrderedDict()
-        self._lock = Lock()
+        self._changed = Condition()
+        self._under_way: set[Hashable] = set()
+        self._spare: list[np.ndarray] = []
 
     def get(self, key: Hashable) -> DecodedBlock | None:
-        """A kept block, now the most recently used, or None."""
-        with self._lock:
+        """A kept block, now the most recently used, or None; waits for one that is under way."""
+        with self._changed:
+            while key in self._under_way and key not in self._blocks:
+                self._changed.wait()
             if key in self._blocks:
                 self._blocks.move_to_end(key)
             return self._blocks.get(key)
+
+    def claim(self, keys: Iterable[Key]) -> list[Key]:
+        """Of these blocks those that are neither kept nor under way; they are under way now.
+
+        Whoever claims a block gives it back with `release`, or others wait for ever.
+        """
+        with self._changed:
+            found = [key for key in keys if not (key in self._blocks or key in self._under_way)]
+            self._under_way.update(found)
+            return found
+
+    def release(self, keys: Iterable[Hashable]) -> None:
+        """Blocks are no longer under way, whether they were put here or not."""
+        with self._changed:
+            self._under_way.difference_update(keys)
+            self._changed.notify_all()
+
+    def memory(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Memory for a block: that of one that was thrown away, where one has this size."""
+        with self._changed:
+            for number, spare in enumerate(self._spare):
+                if spare.nbytes == nbytes:
+                    return self._spare.pop(number)
+        return np.empty(nbytes, np.uint8)
 
     def put(self, key: Hashable, block: DecodedBlock) -> DecodedBlock:
         """Keep a block that was just read; its arrays become read-only."""
         for array in block:
             array.flags.writeable = False
         size = _nbytes(block)
-        with self._lock:
+        with self._changed:
             self.counts.blocks_read += 1
             self.counts.bytes_read += size
             # Read twice, as by two openings of one shard, it is kept and weighed once.
             self.nbytes += size - _nbytes(self._blocks.pop(key, ()))
             self._blocks[key] = block
             while self.nbytes > self.max_bytes and len(self._blocks) > 1:
-                self.nbytes -= _nbytes(self._blocks.popitem(last=False)[1])
+                old, shared = _pop_oldest(self._blocks)
+                self.nbytes -= _nbytes(old)
+                if not shared:
+                    self._save_memory(old[0].base)
+            self._changed.notify_all()
         return block
+
+    def _save_memory(self, memory: np.ndarray | None) -> None:
+        """Keep what `memory` gave."""
+        if memory is None or memory.dtype != np.uint8 or not memory.flags.owndata:
+            return
+        if sum(each.nbytes for each in self._spare) + memory.nbytes <= SPARE_BYTES:
+            memory.flags.writeable = True
+            self._spare.append(memory)
 
     def clear(self) -> None:
         """Drop every block."""
-        with self._lock:
+        with self._changed:
             self._blocks.clear()
+            self._spare.clear()
             self.nbytes = 0
 
 
 def _nbytes(block: DecodedBlock) -> int:
     return sum(array.nbytes for array in block)
+
+
+def _counts(block: DecodedBlock) -> tuple[int, ...]:
+    """How many refer to the block, to its array and to the array's memory: a view of a view refers
+    to the memory itself."""
+    array = block[0]
+    return sys.getrefcount(block), sys.getrefcount(array), sys.getrefcount(array.base)
+
+
+def _pop_oldest(blocks: OrderedDict[Hashable, DecodedBlock]) -> tuple[DecodedBlock, bool]:
+    """The block used longest ago, and whether somebody may still read it."""
+    _, old = blocks.popitem(last=False)
+    single = len(old) == 1 and isinstance(old[0].base, np.ndarray)
+    return old, not single or _counts(old) != _UNSHARED
+
+
+def _unshared() -> tuple[int, ...]:
+    """What `_counts` is of a block that was in no hands but the cache's, in this Python."""
+    blocks = OrderedDict({0: (np.empty(8, np.uint8).view(np.int16),)})
+    _, old = blocks.popitem(last=False)
+    return _counts(old)
+
+
+_UNSHARED = _unshared()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +168,22 @@ class FrameSpan:
     start: int
     first: int
     last: int
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A shard whose blocks can be fetched before they are needed, in other threads."""
+
+    rel: str
+
+    def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
+        """The blocks that hold these frames."""
+
+    def requests(self, stream: str, blocks: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Ascending blocks in groups, each for one call of `load`."""
+
+    def load(self, stream: str, blocks: Sequence[int]) -> None:
+        """Fetch and decode blocks into the cache."""
 
 
 class ShardReader(Protocol):

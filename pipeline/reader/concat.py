@@ -98,6 +98,15 @@ class ConcatenatedFeatures(TorchViews):
     def __iter__(self) -> Iterator[Row]:
         return (self[i] for i in range(len(self)))
 
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Say which rows are read next; see `Features.prefetch`."""
+        of_sets: dict[int, list[int]] = {}
+        for row in rows:
+            which = bisect_right(self._starts, row) - 1
+            of_sets.setdefault(which, []).append(row - self._starts[which])
+        for which, local in of_sets.items():
+            self.sets[which].prefetch(local)
+
     def by_id(self, row_id: str) -> Row:
         """Row by its id; KeyError where no set has it, or more than one."""
         return self[self.index_of(row_id)]

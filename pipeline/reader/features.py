@@ -12,14 +12,15 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import FrameSpan, IoCounts
+from earmill.pipeline.formats.blocks import FrameSpan, IoCounts, ReadsAhead, ShardReader
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.stream_layout import layout_of
@@ -32,6 +33,7 @@ from earmill.pipeline.reader.catalog import (
     read_quarantine,
 )
 from earmill.pipeline.reader.open_shards import OpenShards
+from earmill.pipeline.reader.read_ahead import LOCAL_THREADS, REMOTE_THREADS, Needed, ReadAhead
 from earmill.pipeline.reader.read_row import Row
 from earmill.pipeline.reader.statistics import stored_statistics
 from earmill.pipeline.reader.torch_views import TorchViews
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from earmill.pipeline.dataset.description import DatasetFile
 
 MAX_OPEN_SHARDS = 128
+# Rows that iterating in order names ahead, and how often; `ReadAhead` bounds them in bytes.
+READ_AHEAD_ROWS, READ_AHEAD_STEP = 256, 8
 
 
 @dataclass
@@ -55,6 +59,13 @@ class _Process:
     lock: threading.Lock = field(default_factory=threading.Lock)
     # The table of rows that was read last, with its path.
     rows: tuple[str, pa.Table] = ("", pa.table({}))
+    ahead: ReadAhead | None = None
+
+    def close(self) -> None:
+        """Let go of threads, handles and blocks."""
+        if self.ahead is not None:
+            self.ahead.close()
+        self.shards.close()
 
 
 class Features(TorchViews):
@@ -170,7 +181,29 @@ class Features(TorchViews):
         return self._row(position, frames)
 
     def __iter__(self) -> Iterator[Row]:
-        return (self[i] for i in range(len(self)))
+        for position in range(len(self)):
+            if position % READ_AHEAD_STEP == 0:
+                self.prefetch(range(position, min(len(self), position + READ_AHEAD_ROWS)))
+            yield self[position]
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Say which rows are read next, the first of them now: threads fetch and decode ahead.
+
+        Nothing depends on it but the time that reading takes. Call it again as reading goes on,
+        with rows that were named before: what is there or under way is not fetched again, and what
+        is no longer named is given up if it has not begun. It goes as far as half of `cache_bytes`.
+        """
+        process = self._here()
+        if process.ahead is None:
+            threads = LOCAL_THREADS if process.layout.is_local else REMOTE_THREADS
+            cache, row_bytes = process.shards.cache, self._catalog.row_bytes
+            process.ahead = ReadAhead(
+                partial(_needed, weakref.ref(self), process),
+                lambda row: int(row_bytes[row]),
+                cache,
+                threads,
+            )
+        process.ahead.want([self._position(row) for row in rows])
 
     def by_id(self, row_id: str) -> Row:
         """Row by its id.
@@ -240,7 +273,7 @@ class Features(TorchViews):
     def close(self) -> None:
         """Close what this process has open; reading again opens it anew."""
         if self._process is not None:
-            self._process.shards.close()
+            self._process.close()
             self._process = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -255,8 +288,8 @@ class Features(TorchViews):
         if self._process is None or self._process.pid != os.getpid():
             layout = Layout.open(self._uri, self._storage_options)
             shards = OpenShards(max_open=MAX_OPEN_SHARDS, max_bytes=self._cache_bytes)
-            weakref.finalize(self, shards.close)
             self._process = _Process(layout, shards)
+            weakref.finalize(self, self._process.close)
         return self._process
 
     def _url(self) -> str:
@@ -295,23 +328,40 @@ class Features(TorchViews):
             first_frame={name: first for name, (first, _) in frames.items()},
         )
 
+    def _span(self, position: int, name: str) -> FrameSpan:
+        """All stored rows of a stream of a row."""
+        row_id, row = self._scalar("row_id", position), int(self._rows[position])
+        start, size = int(self._starts[name][position]), int(self._sizes[name][position])
+        return FrameSpan(row_id, row, start, 0, size)
+
+    def _reader(self, process: _Process, paths: ShardPaths, **how: bool) -> ShardReader:
+        rel = paths.data[self.format]
+        return process.shards.get(process.layout, rel, self.format, paths.promise, **how)
+
+    def needed(self, process: _Process, position: int) -> Iterator[Needed]:
+        """The blocks that hold a row; none where the format does not read ahead."""
+        reader = self._reader(process, self._shard_of(process, position)[1], ahead=True)
+        if isinstance(reader, ReadsAhead):
+            for name in self._names:
+                yield reader, name, reader.blocks(name, self._span(position, name))
+
     def _shard_of(self, process: _Process, position: int) -> tuple[str, ShardPaths]:
         shard = self._scalar("shard", position)
         return shard, self._catalog.shard_paths(process.layout, shard)
 
     def _read(self, process: _Process, position: int, name: str, frames: tuple[int, int]) -> Any:
         """Frames [first, last) of a stream of a row, or the events of these steps."""
-        fmt = self.format
         shard, paths = self._shard_of(process, position)
-        row_id = self._scalar("row_id", position)
-        place = row_id, int(self._rows[position]), int(self._starts[name][position])
+        span = self._span(position, name)
 
         def read(first: int, last: int) -> np.ndarray:
-            reader = process.shards.get(process.layout, paths.data[fmt], fmt, paths.promise)
-            return reader.read(name, FrameSpan(*place, first, last))
+            reader = self._reader(process, paths)
+            return reader.read(name, replace(span, first=first, last=last))
 
-        where = f"row {self._scalar('row_id', position)!r}, stream {name}"
-        with named_damage(where, f"{process.layout.url()}: the {fmt} file of shard {shard}"):
+        where = f"row {span.row_id!r}, stream {name}"
+        with named_damage(
+            where, f"{process.layout.url()}: the {self.format} file of shard {shard}"
+        ):
             return self._layouts[name].read(
                 read,
                 n_stored=int(self._sizes[name][position]),
@@ -319,3 +369,9 @@ class Features(TorchViews):
                 span=frames,
                 dtype=self._dtype,
             )
+
+
+def _needed(owner: weakref.ref[Features], process: _Process, position: int) -> Iterator[Needed]:
+    """As `Features.needed`, by threads that must not keep the set alive."""
+    features = owner()
+    return iter(()) if features is None else features.needed(process, position)

@@ -10,6 +10,7 @@ an index of other files gives an error and never the features of another row.
 from __future__ import annotations
 
 from collections import OrderedDict
+from threading import Lock
 
 from earmill.pipeline.formats.blocks import (
     BlockCache,
@@ -33,17 +34,29 @@ class OpenShards:
         self.counts = IoCounts()
         self.cache = BlockCache(max_bytes, self.counts)
         self._max_open = max_open
+        self._lock = Lock()
         self._open: OrderedDict[str, ShardReader] = OrderedDict()
 
-    def get(self, layout: Layout, rel: str, fmt: str, promise: Promise) -> ShardReader:
-        """The reader of one data file, opened if it is not."""
-        if rel not in self._open:
-            self._open[rel] = format_of(fmt).open(layout, rel, promise, self.cache)
-            self.counts.shards_opened += 1
-        self._open.move_to_end(rel)
-        while len(self._open) > self._max_open:
-            self._open.popitem(last=False)[1].close()
-        return self._open[rel]
+    def get(
+        self, layout: Layout, rel: str, fmt: str, promise: Promise, *, ahead: bool = False
+    ) -> ShardReader:
+        """The reader of one data file, opened if it is not.
+
+        Args:
+            ahead: Close none for it, which somebody may be reading from.
+        Raises:
+            LookupError: That cannot be.
+        """
+        with self._lock:
+            if rel not in self._open:
+                if ahead and len(self._open) >= self._max_open:
+                    raise LookupError(f"{self._max_open} shards are open")
+                self._open[rel] = format_of(fmt).open(layout, rel, promise, self.cache)
+                self.counts.shards_opened += 1
+            self._open.move_to_end(rel)
+            while len(self._open) > self._max_open:
+                self._open.popitem(last=False)[1].close()
+            return self._open[rel]
 
     def close(self) -> None:
         """Close them all and forget what they held."""

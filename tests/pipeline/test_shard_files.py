@@ -184,7 +184,7 @@ class TestFetched:
     ) -> None:
         shard: Any = Opened(root, "zarr").shard
         shard._request_bytes = most
-        runs = list(shard._requests("modulation", sorted(wanted)))
+        runs = list(shard.requests("modulation", sorted(wanted)))
         assert [chunk for run in runs for chunk in run] == sorted(wanted)
         for run in runs:
             assert run == list(range(run[0], run[0] + len(run)))

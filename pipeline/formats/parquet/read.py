@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,8 @@ class ParquetShard:
     """A shard's Parquet file; reads one stream's column of the row group of a row."""
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
-        self._rel, self._promise, self._cache = rel, promise, cache
+        self.rel, self._promise, self._cache = rel, promise, cache
+        self._reading = Lock()
         if rel not in promise.files:
             raise CommitError(f"{layout.url(rel)} is missing from the commit; run `earmill verify`")
         footer = read_footer(StoredFile(layout, rel, promise.files[rel].bytes))
@@ -49,14 +52,14 @@ class ParquetShard:
         """A fresh array; see `ShardReader`."""
         first_row = self._long_rows.first(span.row)
         if first_row >= self._first_row[-1]:
-            raise outside(self._rel, "rows", first_row + 1, int(self._first_row[-1]))
+            raise outside(self.rel, "rows", first_row + 1, int(self._first_row[-1]))
         if span.row not in self._long_rows.frames:
             return self._read(stream, span, first_row, span.first, span.last).copy()
         spans = self._long_rows.spans(span.row, stream, span.first, span.last)
         nothing = self._read(stream, span, first_row, 0, 0)
         frames = np.concatenate([nothing, *(self._read(stream, span, *piece) for piece in spans)])
         if len(frames) != span.last - span.first:
-            raise outside(self._rel, stream, span.last, span.first + len(frames))
+            raise outside(self.rel, stream, span.last, span.first + len(frames))
         return frames
 
     def _read(
@@ -64,32 +67,50 @@ class ParquetShard:
     ) -> np.ndarray:
         """Frames [first, last) of one row of the file, out of the cache."""
         group = int(np.searchsorted(self._first_row, file_row, side="right")) - 1
-        key = (self._rel, stream, group)
+        key = (self.rel, stream, group)
         values, offsets = self._cache.get(key) or self._cache.put(key, self._load(stream, group))
         row = file_row - int(self._first_row[group])
         if self._row_ids(group)[row] != span.row_id:
-            raise other_row(self._rel, span, self._row_ids(group)[row])
+            raise other_row(self.rel, span, self._row_ids(group)[row])
         start, end = offsets[row : row + 2].tolist()
         if start + last > end:
-            raise outside(self._rel, stream, last, end - start)
+            raise outside(self.rel, stream, last, end - start)
         return values[start + first : start + last]
+
+    def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
+        """The row groups that hold a row; see `ReadsAhead`."""
+        first = self._long_rows.first(span.row)
+        parts = np.arange(first, first + self._long_rows.parts(span.row))
+        return np.unique(np.searchsorted(self._first_row, parts, side="right") - 1).tolist()
+
+    def requests(self, stream: str, blocks: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Each row group by itself; see `ReadsAhead`."""
+        return ([group] for group in blocks)
+
+    def load(self, stream: str, blocks: Sequence[int]) -> None:
+        """See `ReadsAhead`."""
+        for group in blocks:
+            self._cache.put((self.rel, stream, group), self._load(stream, group))
 
     def _row_ids(self, group: int) -> list[str]:
         # The blocks may be in the cache since an earlier opening of the file.
         if group not in self._ids:
-            table = self._file.read_row_group(group, columns=["row_id"], use_threads=False)
+            with self._reading:
+                table = self._file.read_row_group(group, columns=["row_id"], use_threads=False)
             self._ids[group] = table.column("row_id").to_pylist()
         return self._ids[group]
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close(force=True)
-        self._handle.close()
+        with self._reading:
+            self._file.close(force=True)
+            self._handle.close()
 
     def _load(self, stream: str, group: int) -> DecodedBlock:
         """One column of one row group as ((frames, width), row offsets); its ids are kept."""
-        check_column(self._rel, self._file, group, stream, self._promise)
-        table = self._file.read_row_group(group, columns=["row_id", stream], use_threads=False)
+        check_column(self.rel, self._file, group, stream, self._promise)
+        with self._reading:  # Arrow's reader of a file is for one thread
+            table = self._file.read_row_group(group, columns=["row_id", stream], use_threads=False)
         column = table.column(stream)
         cells = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
         self._ids[group] = table.column("row_id").to_pylist()

@@ -83,9 +83,13 @@ class FrameChunks:
         """The object a chunk lies in, and its place there."""
         return divmod(chunk, self.object_chunks)
 
-    def decode(self, chunk: int, stored: Bytes) -> NDArray[Any]:
-        """The frames of a chunk, without what is behind the last."""
-        frames = np.empty((self.chunk_frames, self.width), self.dtype)
+    def decode(self, chunk: int, stored: Bytes, memory: Bytes) -> NDArray[Any]:
+        """The frames of a chunk, without what is behind the last.
+
+        Args:
+            memory: Where they go, `chunk_bytes` long.
+        """
+        frames = memory.view(self.dtype).reshape(self.chunk_frames, self.width)
         self.codec.decode_into(frames, stored)
         return frames[: self.n_frames - chunk * self.chunk_frames]
 

@@ -33,7 +33,8 @@ class ZarrShard:
     """A shard's Zarr store; reads only the inner chunks a span touches. Safe in several threads."""
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
-        self._layout, self._rel, self._promise, self._cache = layout, rel, promise, cache
+        self._layout, self._promise, self._cache = layout, promise, cache
+        self.rel = rel
         self._arrays: Mapping[str, Any] = read_metadata(layout, rel, promise)
         self._values = {
             stream: FrameChunks.of(f"{rel}/{stream}", self._arrays[f"{stream}/values"])
@@ -50,13 +51,23 @@ class ZarrShard:
         values = self._values[stream]
         end = self._end_of(stream, span.row, values.n_frames)
         if last > end:
-            raise outside(self._rel, stream, span.last, end - span.start)
+            raise outside(self.rel, stream, span.last, end - span.start)
         step = values.chunk_frames
         frames = np.empty((last - first, values.width), values.dtype)
-        for chunk, block in self._blocks(stream, range(first // step, -(-last // step))):
+        for chunk, block in self._blocks(stream, self.blocks(stream, span)):
             low, high = max(first, chunk * step), min(last, (chunk + 1) * step)
             frames[low - first : high - first] = block[low - chunk * step : high - chunk * step]
         return frames
+
+    def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
+        """The chunks that hold these frames; see `ReadsAhead`."""
+        step = self._values[stream].chunk_frames
+        return range((span.start + span.first) // step, -(-(span.start + span.last) // step))
+
+    def load(self, stream: str, blocks: Sequence[int]) -> None:
+        """See `ReadsAhead`."""
+        for _ in self._load(stream, blocks):
+            pass
 
     def close(self) -> None:
         """Nothing to do: no handle is held between reads."""
@@ -67,16 +78,16 @@ class ZarrShard:
             self._rows[stream] = self._read_rows(stream)
         ids, starts = self._rows[stream]
         if span.row >= len(ids) or ids[span.row] != span.row_id:
-            raise other_row(self._rel, span, ids[span.row] if span.row < len(ids) else None)
+            raise other_row(self.rel, span, ids[span.row] if span.row < len(ids) else None)
         if starts[span.row] != span.start:
-            raise outside(self._rel, f"{stream}: a start at", span.start, int(starts[span.row]))
+            raise outside(self.rel, f"{stream}: a start at", span.start, int(starts[span.row]))
 
     def _read_rows(self, stream: str) -> tuple[list[str], np.ndarray]:
         """Row ids and where the rows start."""
 
         def place(name: str) -> tuple[Layout, str, Any, Promise]:
             key = f"{stream}/{name}"
-            return self._layout, f"{self._rel}/{key}", self._arrays[key], self._promise
+            return self._layout, f"{self.rel}/{key}", self._arrays[key], self._promise
 
         return read_strings(*place("row_id")), read_numbers(*place("row_start"))
 
@@ -86,11 +97,11 @@ class ZarrShard:
         _, starts = self._rows[stream]
         return min(int(starts[row + 1]) if row + 1 < len(starts) else n_frames, n_frames)
 
-    def _blocks(self, stream: str, chunks: range) -> Iterator[tuple[int, np.ndarray]]:
+    def _blocks(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """Decoded chunks with their numbers, in any order."""
         missing = []
         for chunk in chunks:
-            block = self._cache.get((self._rel, stream, chunk))
+            block = self._cache.get((self.rel, stream, chunk))
             if block is None:
                 missing.append(chunk)
             else:
@@ -100,7 +111,7 @@ class ZarrShard:
     def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """Fetch, decode and keep chunks; neighbours of an object come in one request."""
         values = self._values[stream]
-        for run in self._requests(stream, chunks):
+        for run in self.requests(stream, chunks):
             file, spans = self._object(stream, run[0] // values.object_chunks)
             places = [values.object_of(chunk)[1] for chunk in run]
             start, end = int(spans[places[0], 0]), int(spans[places[-1], 1])
@@ -108,22 +119,23 @@ class ZarrShard:
             for chunk, place in zip(run, places, strict=True):
                 low, high = spans[place] - start
                 try:
-                    frames = values.decode(chunk, stored[low:high])
+                    memory = self._cache.memory(values.chunk_bytes)
+                    frames = values.decode(chunk, stored[low:high], memory)
                 except CommitError as err:
                     raise CommitError(f"{file.layout.url(file.rel)}, chunk {place}: {err}") from err
-                yield chunk, self._cache.put((self._rel, stream, chunk), (frames,))[0]
+                yield chunk, self._cache.put((self.rel, stream, chunk), (frames,))[0]
 
-    def _requests(self, stream: str, chunks: Iterable[int]) -> Iterator[list[int]]:
+    def requests(self, stream: str, blocks: Iterable[int]) -> Iterator[list[int]]:
         """Increasing chunks in runs that lie end to end in one object, of bounded size."""
         object_of = self._values[stream].object_of
         run: list[int] = []
         nbytes = 0
-        for chunk in chunks:
+        for chunk in blocks:
             number, place = object_of(chunk)
             low, high = self._object(stream, number)[1][place].tolist()
             if low < 0:
                 raise CommitError(
-                    f"{self._rel}/{stream}/values: chunk {chunk} is missing although the shard is "
+                    f"{self.rel}/{stream}/values: chunk {chunk} is missing although the shard is "
                     "committed; run `earmill verify`"
                 )
             if run and (
@@ -142,7 +154,7 @@ class ZarrShard:
         """An object of a stream, and where its chunks lie; its index is read once."""
         key = stream, number
         if key not in self._objects:
-            rel = f"{self._rel}/{stream}/values/c/{number}/0"
+            rel = f"{self.rel}/{stream}/values/c/{number}/0"
             if rel not in self._promise.files:
                 raise CommitError(
                     f"{self._layout.url(rel)} is missing from the commit; run `earmill verify`"
