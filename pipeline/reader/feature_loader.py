@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from earmill.pipeline.reader.collate import collate_padded
+from earmill.pipeline.reader.collate import Batch, collate_padded
 from earmill.pipeline.reader.shared_batches import BatchRing, can_share
 from earmill.pipeline.reader.shuffle import check_whole
 from earmill.pipeline.reader.torch_datasets import FeatureStream
@@ -45,8 +45,14 @@ class _Batches(IterableDataset[Any]):
 
     def _sent(self, ring: BatchRing, worker: int, rows: list[Row]) -> Any:
         with ring.slot(worker) as slot:
-            batch = self.collate_fn(rows)
-            return batch if slot is None else slot.sent(batch)
+            if slot is not None:
+                batch = self.collate_fn(rows)
+                if not isinstance(batch, Batch):
+                    self.ring = None  # nor will the next ones be
+                sent = slot.sent(batch)
+                if sent is not None:
+                    return sent
+        return self.collate_fn(rows)
 
 
 class FeatureLoader:

@@ -4,7 +4,7 @@ torch moves every tensor through a new piece of shared memory, whose pages the k
 maps one by one: with batches of megabytes that costs more than reading them. Here a worker collates
 straight into a slot of one mapping that all processes share, and sends where things lie in it; the
 slot is free again when the last tensor on it is gone. Where all slots are taken, or a batch is too
-large for one, it goes torch's way: slower, never wrong.
+large for one, it goes torch's way, as does what is no `Batch`: slower, never wrong.
 
     memory    state of each slot (a page or more) | worker 0: slot 0, slot 1, ... | worker 1: ...
     state     FREE -> (worker) TAKEN -> (reader) FREE
@@ -100,9 +100,15 @@ class BatchRing:
     def opened(self, number: int) -> torch.Tensor:
         """The reader: a slot's bytes; free again when nothing uses them any more."""
         held = self.bytes_of(number)
-        freed = weakref.finalize(held, self._memory.__setitem__, number, FREE)
+        freed = weakref.finalize(held, _free, self._memory, number, os.getpid())
         freed.atexit = False
         return torch.from_numpy(held)
+
+
+def _free(memory: np.ndarray, number: int, owner: int) -> None:
+    """The last tensor on a slot is gone; in a fork of its owner that says nothing."""
+    if os.getpid() == owner:
+        memory[number] = FREE
 
 
 class Slot:
@@ -122,14 +128,18 @@ class Slot:
         return self._bytes[begin : begin + size].view(dtype).view(tuple(shape))
 
     def sent(self, value: Any) -> Any:
-        """A collated batch as what goes through the queue; itself where it cannot lie here."""
+        """What goes through the queue for a collated batch; None where it cannot lie here.
+
+        Then it must be collated anew without a slot: parts of it may lie in this one, which the
+        next batch writes over.
+        """
         if not isinstance(value, Batch) or not _is_known(value):
-            return value
+            return None
         places: list[Place] = []
         for tensor in _parts(value):
             place = self._place(tensor)
             if place is None:
-                return value
+                return None
             places.append(place)
         self._ring.take(self._number)
         meta = replace(value, **_TENSORLESS, features=_kinds(value.features))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from functools import partial
 from multiprocessing import reduction, resource_sharer
@@ -23,6 +24,7 @@ from earmill import (
     open_features,
 )
 from earmill.pipeline.reader import shared_batches
+from earmill.pipeline.reader.feature_loader import _Batches
 from earmill.pipeline.reader.shared_batches import FREE, TAKEN, BatchRing
 from tests.pipeline.reader_data import write_set
 
@@ -40,10 +42,8 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> Features:
 
 def sent(ring: BatchRing, rows: Any, collate_fn: Any = collate) -> Any:
     """A batch through the queue: collated in a slot, pickled, and opened."""
-    with ring.slot(0) as slot:
-        batch = collate_fn(rows)
-        value = batch if slot is None else slot.sent(batch)
-    return pickle.loads(pickle.dumps(value))
+    batches = _Batches(None, collate_fn)  # type: ignore[arg-type]
+    return pickle.loads(pickle.dumps(batches._sent(ring, 0, rows)))
 
 
 def states(ring: BatchRing, n: int = 2) -> list[int]:
@@ -109,6 +109,40 @@ def test_what_has_no_room_or_is_no_batch_goes_torchs_way(ds: Features) -> None:
     assert states(small) == [FREE, FREE]
     ring = BatchRing(1, 2, SLOT_BYTES)
     assert sent(ring, [ds[0]], lambda rows: [row.index for row in rows]) == [0]
+    assert states(ring) == [FREE, FREE]
+
+
+@pytest.mark.parametrize("slot_bytes", [SLOT_BYTES, 4096], ids=["no batch", "half fits"])
+def test_what_goes_torchs_way_holds_nothing_of_a_slot(ds: Features, slot_bytes: int) -> None:
+    """It is pickled later, by another thread, when the next batch may be in the slot already."""
+    ring = BatchRing(1, 1, slot_bytes)
+    as_dict = slot_bytes == SLOT_BYTES
+    rows = [ds[3], ds[9], ds[4]]
+    batches = _Batches(None, (lambda r: flat(collate(r))) if as_dict else collate)  # type: ignore[arg-type]
+    batches.ring = ring
+    made = batches._sent(ring, 0, rows)
+    inside = ring.bytes_of(0)
+    low, high = inside.ctypes.data, inside.ctypes.data + len(inside)
+    for tensor in (made if as_dict else flat(made)).values():
+        assert not low <= tensor.data_ptr() < high
+    assert (batches.ring is None) == as_dict
+    inside[:] = 255
+    wanted = flat(collate(rows))
+    for name, tensor in (made if as_dict else flat(made)).items():
+        assert torch.equal(tensor, wanted[name])
+
+
+@forks
+def test_a_fork_that_forgets_a_batch_frees_no_slot_of_its_parent(ds: Features) -> None:
+    ring = BatchRing(1, 2, SLOT_BYTES)
+    batch = sent(ring, [ds[1]])
+    child = os.fork()
+    if child == 0:
+        del batch
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert states(ring) == [TAKEN, FREE]
+    del batch
     assert states(ring) == [FREE, FREE]
 
 
