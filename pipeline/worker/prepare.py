@@ -212,6 +212,9 @@ class Preparer:
         by_rate = {}
         for fs_hz in {target.fs_hz for target in self.targets}:
             resampler = self.resampler(rate_hz, fs_hz)
+            if resampler.is_identity:
+                by_rate[fs_hz] = ears
+                continue
             with doing(RESAMPLE):
                 by_rate[fs_hz] = np.stack([resampler.process(ear) for ear in ears])
         return self.ready(by_rate, gains)
