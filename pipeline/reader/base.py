@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, SupportsIndex
 
 import numpy as np
@@ -43,6 +44,9 @@ class FeatureRows(Protocol):
 
     def __getitem__(self, index: SupportsIndex, /) -> Row:
         """Row by number."""
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Say which rows are read next, the first of them now; it changes no result."""
 
     def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
         """The frames of a row in a stretch of time."""

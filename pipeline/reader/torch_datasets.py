@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
@@ -33,7 +34,7 @@ WINDOW_BYTES = 128 * 2**20
 # Slots of the shared state.
 EPOCH, START, SKIP, DONE, UNSEEN = range(5)
 COMPLETE = -1
-# Batches whose rows a set that reads ahead is told of.
+# Batches whose rows a set is told of before they are read.
 AHEAD_BATCHES = 3
 # Beside the values of a batch: lengths, and frames that `multiple_of` adds.
 SPARE_BYTES = 4 * 2**20
@@ -317,11 +318,11 @@ class FeatureStream(IterableDataset["Row"]):
         self.complete()
 
     def _announce(self, plan: Plan, batches: Sequence[int]) -> None:
-        """Tell a set that reads ahead which rows come next, the first of them now; not where only
-        parts of them are read."""
-        prefetch = getattr(self.features, "prefetch", None)
-        if prefetch is not None and self._cropper is None:
-            prefetch([row for number in batches for row in plan.batch(number)[0].tolist()])
+        """Tell the set which rows come next, the first of them now; not where only parts of them
+        are read."""
+        if self._cropper is None:
+            rows = [plan.batch(number)[0] for number in batches]
+            self.features.prefetch(np.concatenate(rows).tolist())
 
     def _row(self, index: int, start_s: float | None) -> Row:
         if start_s is None or self.crop is None:

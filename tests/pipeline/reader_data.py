@@ -18,7 +18,7 @@ import pytest
 import earmill.pipeline.formats.parquet.write as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from amtcore.features.base import StreamInfo
-from earmill import Row
+from earmill import Features, Row
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
@@ -240,6 +240,12 @@ def small_row_groups() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(parquet_sink.ROW_GROUP_BYTES, "random", limits)
         yield
+
+
+@pytest.fixture
+def no_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are read by whoever needs them: how many does not hang on when threads run."""
+    monkeypatch.setattr(Features, "prefetch", lambda *_: None)
 
 
 def ids(rows: Any) -> list[int]:

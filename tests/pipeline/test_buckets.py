@@ -14,9 +14,10 @@ from earmill import Crop, FeatureLoader, Features, open_features
 from earmill.pipeline.reader.batching import FixedBatches, Plan
 from earmill.pipeline.reader.buckets import BucketedBatches, _fewer_lanes
 from earmill.pipeline.reader.shuffle import Settings, block_order
-from tests.pipeline.reader_data import mixed_seconds, small_row_groups, write_set
+from tests.pipeline.reader_data import mixed_seconds, no_read_ahead, small_row_groups, write_set
 
 N_ROWS = 26
+__all__ = ["no_read_ahead"]
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 lengths_st = st.lists(st.integers(1, 40), min_size=1, max_size=60).map(
     lambda values: np.array(values, np.int64)
@@ -185,6 +186,7 @@ def test_a_budget_counts_what_is_read_of_a_row(ds: Features) -> None:
     assert all(b.features["modulation"].values[..., 0].numel() <= 40 for b in loader)
 
 
+@pytest.mark.usefixtures("no_read_ahead")
 def test_a_bucketed_scan_reads_each_row_group_about_once(tmp_path: Path) -> None:
     with small_row_groups():
         write_set(tmp_path, n_rows=96, rows_per_shard=24, seconds=lambda i: 0.3 + 0.02 * (i % 20))

@@ -16,7 +16,7 @@ from hypothesis import settings
 from torch.utils.data import DataLoader
 
 import earmill.pipeline.formats.parquet.write as parquet_sink
-from earmill import FeatureLoader, Features, open_features
+from earmill import Crop, FeatureLoader, Features, open_features
 from earmill.pipeline.reader.collate import collate_jagged, collate_packed, collate_padded
 from tests.pipeline.reader_data import (
     GROUPED_ROWS,
@@ -25,11 +25,13 @@ from tests.pipeline.reader_data import (
     loaded,
     make_row,
     mixed_seconds,
+    no_read_ahead,
     small_row_groups,
     write_set,
 )
 
 N_ROWS = 26
+__all__ = ["no_read_ahead"]
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 # Python 3.12 warns about forking a process with threads; readers open anew in the child.
 forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -208,6 +210,7 @@ def blocks_read(grouped: Path, ranks: int, **chosen: Any) -> int:
     return total
 
 
+@pytest.mark.usefixtures("no_read_ahead")
 def test_a_shuffled_scan_reads_each_row_group_about_once(grouped: Path) -> None:
     """40 row groups; edges of lanes and windows may cost a few more, a whole shuffle far more."""
     n_groups = GROUPED_ROWS // ROWS_PER_GROUP
@@ -239,6 +242,25 @@ def test_the_reader_leaves_torch_distributed_alone(
         monkeypatch.setattr(torch.distributed, name, refused)
     stream = open_features(small).iterable(seed=1, world_size=2, batch_size=4, even=True)
     assert sum(map(len, loaded(FeatureLoader(stream)))) == N_ROWS // 2
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_the_set_is_told_what_comes_next(
+    small: Path, sets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch before it is read, with the two after it, by their numbers in their own set; no
+    rows where only crops of them are read."""
+    told: list[list[int]] = []
+    monkeypatch.setattr(Features, "prefetch", lambda _, rows: told.append(list(rows)))
+    ds = open_features([small] * sets)
+    make = {"seed": 1, "batch_size": 8}
+    batches = loaded(FeatureLoader(ds.iterable(**make)))
+    ahead = [[n for batch in batches[k : k + 3] for n in batch] for k in range(len(batches))]
+    split = [[n % N_ROWS for n in rows if n // N_ROWS == k] for rows in ahead for k in range(sets)]
+    assert sorted(told) == sorted(filter(None, split))
+    told.clear()
+    assert loaded(FeatureLoader(ds.iterable(**make, crop=Crop(0.1)))) == batches
+    assert not told
 
 
 @forks

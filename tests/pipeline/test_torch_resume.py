@@ -20,11 +20,13 @@ from tests.pipeline.reader_data import (
     GROUPED_ROWS,
     ids,
     loaded,
+    no_read_ahead,
     small_row_groups,
     write_set,
 )
 
 N_ROWS = 26
+__all__ = ["no_read_ahead"]
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 # Python 3.12 warns about forking a process with threads; readers open anew in the child.
 forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -97,6 +99,7 @@ def test_resume_at_k_is_the_tail(
         assert len(ids(resumed)) == len(whole)
 
 
+@pytest.mark.usefixtures("no_read_ahead")
 def test_resume_reads_nothing_of_what_came_before(grouped: Path) -> None:
     stopped = open_features(grouped).iterable(seed=1, lanes=1, window_rows=8)
     rows = iter(stopped)
