@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
+from amtcore.kernels.ops.loudness import audible
 from amtcore.models.base import Kwargs
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
 from amtcore.models.stage_arguments import stage_arguments
@@ -23,7 +24,7 @@ from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
 from amtcore.stages.loudness_ear import LoudnessEar
 from amtcore.stages.loudness_integration import LoudnessIntegration
 from amtcore.stages.specific_loudness import SpecificLoudness
-from amtcore.stages.spectrum import MultiResolutionFFT, WindowedSpectrum, drop_inaudible
+from amtcore.stages.spectrum import MultiResolutionFFT, WindowedSpectrum, inaudible
 from amtcore.units import REFERENCE_PA
 
 
@@ -124,9 +125,10 @@ class Glasberg2002(LoudnessModel):
 
     def _analyse(self, filtered: Tensor) -> dict[str, Tensor]:
         spectrum = self.multi_fft.intensities(filtered)
-        components = drop_inaudible(spectrum)[:, 0]
-        levels = self.erb_integration(components)
-        excitation = self.excitation_pattern(components, levels)
+        # The bands lie where the channels do, and so do their nodes.
+        nodes = self.erb_integration.at_nodes(spectrum[:, 0], inaudible(spectrum))
+        levels = self.erb_integration.of_nodes(nodes)
+        excitation = self.excitation_pattern.of_nodes(nodes, levels)
         stages = {"specific": self.specific_loudness(excitation).unsqueeze(1)}
         if self.return_stages:
             stages |= {
@@ -153,7 +155,8 @@ class Glasberg2002(LoudnessModel):
 
     def _by_modules(self, signal: Tensor) -> Loudness:
         psd, freqs = self.multi_fft(self.outer_middle_ear(signal)[:, 0])
-        components = drop_inaudible(psd * (self._bin_hz / REFERENCE_PA**2))
+        intensity = psd * (self._bin_hz / REFERENCE_PA**2)
+        components = audible(intensity, inaudible(intensity))
         levels = self.erb_integration(components)
         excitation = self.excitation_pattern(components, levels)
         specific = self.specific_loudness(excitation)

@@ -6,7 +6,7 @@ A frame needs samples after its instant (half a window, half a filter), so a str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.models.block_threads import map_blocks
-from amtcore.models.frame_blocks import FrameBlocks, FrameState, Segment, inside
+from amtcore.models.block_threads import can_share, map_blocks
+from amtcore.models.frame_blocks import BLOCK_FRAMES, FrameBlocks, FrameState, Segment, inside
 from amtcore.models.loading import share_type
 from amtcore.models.swapped import any_hooks, check_fuses, is_foreign
 from amtcore.scales.phon import PhonTable, phon_by, table_levels, tones
@@ -236,11 +236,17 @@ class LoudnessModel(Converted):
         self, segments: list[Segment], blocks: FrameState, state: dict[str, Tensor] | None
     ) -> Loudness:
         """Blocks to loudness; what they have in common is made once."""
-        taps = self.ear.taps()
         shown = segments or [self._nothing(blocks.tail)]
-        analysed = map_blocks(
-            lambda segment: self._block(segment, taps, blocks.samples), shown, blocks.tail.device
+        response = self.ear.response(self.ear.taps(), shown[0].x.shape[-1])
+        device = blocks.tail.device
+        if shown[0].x.shape[:-1].numel() == 1 and can_share(device):
+            together = self._pairs(shown)
+        else:
+            together = [[segment] for segment in shown]
+        parts = map_blocks(
+            lambda pair: self._blocks(pair, response, blocks.samples), together, device
         )
+        analysed = [of_segment for part in parts for of_segment in part]
         stages = {name: torch.cat([part[name] for part in analysed], 2) for name in analysed[0]}
         return self._integrate(stages, OverTime(state or {}))
 
@@ -265,17 +271,41 @@ class LoudnessModel(Converted):
         # The sum of nothing is 0, and hangs on the input: its gradient is 0, not missing.
         return Segment(silence + tail[..., :0].sum(-1, keepdim=True), 0, 0)
 
-    def _block(self, segment: Segment, taps: Tensor, samples: int) -> dict[str, Tensor]:
+    def _pairs(self, segments: list[Segment]) -> list[list[Segment | None]]:
+        """Blocks of one signal by twos, which products take better. Each has its place by its
+        number in the signal, with silence where the other is not at hand: so its products are of
+        one shape, and the same bits whatever the chunks."""
+        pairs: dict[int, list[Segment | None]] = {}
+        for segment in segments:
+            number = (segment.first + self.grid().reach) // (BLOCK_FRAMES * self.hop_length)
+            pairs.setdefault(number // 2, [None, None])[number % 2] = segment
+        return list(pairs.values())
+
+    def _blocks(
+        self, segments: Sequence[Segment | None], response: Tensor, samples: int
+    ) -> list[dict[str, Tensor]]:
+        """Stages of some blocks of equal shape; None is silence, which has none."""
         half, window = self.ear.order // 2, self.running_spectrum.windows[0]
-        filtered = self.ear.filter_valid(segment.x, taps)
-        filtered = inside(filtered, segment.first + half, samples)
-        analysed = self._analyse(filtered)
-        stages = {name: values[:, :, : segment.frames] for name, values in analysed.items()}
-        if self.return_stages:
-            core = filtered[..., window // 2 :][..., : segment.frames * self.hop_length]
-            left = samples - (segment.first + half + window // 2)
-            stages["filtered"] = core[..., : max(left, 0)]
-        return stages
+        like = next(segment.x for segment in segments if segment is not None)
+        x = [torch.zeros_like(like) if segment is None else segment.x for segment in segments]
+        filtered = self.ear.filter_by(torch.cat(x), response).split(len(like))
+        heard = [
+            values if segment is None else inside(values, segment.first + half, samples)
+            for values, segment in zip(filtered, segments, strict=True)
+        ]
+        analysed = self._analyse(torch.cat(heard))
+        made = []
+        for i, segment in enumerate(segments):
+            if segment is None:
+                continue
+            rows = slice(i * len(like), (i + 1) * len(like))
+            stages = {name: values[rows, :, : segment.frames] for name, values in analysed.items()}
+            if self.return_stages:
+                core = heard[i][..., window // 2 :][..., : segment.frames * self.hop_length]
+                left = samples - (segment.first + half + window // 2)
+                stages["filtered"] = core[..., : max(left, 0)]
+            made.append(stages)
+        return made
 
     def phon_table(self) -> PhonTable:
         """The model's own loudness of steady 1 kHz tones, both ears alike."""

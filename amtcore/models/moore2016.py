@@ -16,6 +16,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.kernels.ops.loudness import audible
 from amtcore.models.base import Kwargs
 from amtcore.models.block_threads import map_blocks
 from amtcore.models.frame_blocks import BLOCK_FRAMES
@@ -26,7 +27,7 @@ from amtcore.stages.excitation import Moore2016ExcitationPattern
 from amtcore.stages.loudness_ear import LoudnessEar
 from amtcore.stages.loudness_integration import Moore2016AGC, Moore2016TemporalIntegration
 from amtcore.stages.specific_loudness import Moore2016SpecificLoudness
-from amtcore.stages.spectrum import Moore2016Spectrum, WindowedSpectrum, drop_faint, level_db
+from amtcore.stages.spectrum import Moore2016Spectrum, WindowedSpectrum, faintest, level_db
 
 FS_HZ = 32000.0
 EARS = ("left", "right")
@@ -136,11 +137,12 @@ class Moore2016(LoudnessModel):
         return signal, x.ndim == 3
 
     def _analyse(self, filtered: Tensor) -> dict[str, Tensor]:
-        components = drop_faint(self.spectrum.intensities(filtered))
-        excitation = self.excitation(components)
+        intensity = self.spectrum.intensities(filtered)
+        least = faintest(intensity)
+        excitation = self.excitation.of_audible(intensity, least)
         stages = {"specific": self.specific_loudness(excitation)}
         if self.return_stages:
-            stages |= {"components": components, "excitation": excitation}
+            stages |= {"components": audible(intensity, least), "excitation": excitation}
         return stages
 
     def _integrate(self, analysed: dict[str, Tensor], over_time: OverTime) -> Loudness:

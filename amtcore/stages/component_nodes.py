@@ -12,7 +12,9 @@ components are their own nodes. Some J_q may be negative: they are weights of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -21,13 +23,11 @@ from numpy.typing import NDArray
 from scipy.linalg import block_diag
 from torch import Tensor
 
+from amtcore.kernels.ops.loudness import NODES, audible, can_compute, nodes_of_audible
 from amtcore.stages.base import Stage, product
 
 Array = NDArray[np.float64]
 
-#: Nodes of the components between two channels. Loudness changes by 1e-6 (traces of speech, noise
-#: and tones; 6e-6 for a tone at 9 kHz near threshold), a tenth of that with four.
-NODES = 3
 #: Components that are weighted together: matrices of this size cost least.
 _PART_COMPONENTS = 120
 
@@ -36,46 +36,59 @@ _PART_COMPONENTS = 120
 Part = tuple[int, int, Array | None]
 
 
-def node_parts(f_hz: Array, fc_hz: Array, nodes: int = NODES) -> tuple[Array, list[Part]]:
+@dataclass(frozen=True)
+class Nodes:
     """Nodes of components.
+
+    Args:
+        f_hz: Of the nodes, ascending.
+        starts: Of every group its first component, and the end of the last.
+        weights: (component, nodes of a group); not used of those that are their own nodes.
+    """
+
+    f_hz: Array
+    starts: NDArray[np.int64]
+    weights: Array
+
+    def parts(self) -> list[Part]:
+        """The same as matrices of a few groups each; first the groups that need none."""
+        sizes, most = np.diff(self.starts), self.weights.shape[1]
+        many = np.flatnonzero(sizes > most)
+        alone = int(many[0]) if len(many) else len(sizes)
+        parts: list[Part] = [(0, int(self.starts[alone]), None)]
+        while alone < len(sizes):
+            first = self.starts[alone]
+            end = int(np.searchsorted(self.starts, first + _PART_COMPONENTS, "right")) - 1
+            end = max(end, alone + 1)
+            blocks = [
+                np.eye(b - a) if b - a <= most else self.weights[a:b]
+                for a, b in pairwise(self.starts[alone : end + 1])
+            ]
+            parts.append((int(first), int(self.starts[end]), block_diag(*blocks)))
+            alone = end
+        return parts
+
+
+def nodes_of(f_hz: Array, fc_hz: Array, most: int = NODES) -> Nodes:
+    """Nodes of components between channels.
 
     Args:
         f_hz: Of the components, ascending.
         fc_hz: Of the channels; one at a component's frequency belongs to what is above.
-        nodes: Nodes of the components between two channels, where there are more of these.
-    Returns:
-        Frequencies of the nodes, ascending; and which components add to which, nodes in order.
+        most: Nodes of the components between two channels, where there are more of these.
     """
-    edges = np.unique(np.concatenate(([0], np.searchsorted(f_hz, fc_hz), [len(f_hz)])))
-    groups = [(int(a), int(b)) for a, b in pairwise(edges)]
-    alone = next((i for i, (a, b) in enumerate(groups) if b - a > nodes), len(groups))
-    first = groups[alone][0] if alone < len(groups) else len(f_hz)
-    frequencies: list[Array] = [f_hz[:first]]
-    parts: list[Part] = [(0, first, None)]
-    for together in _batches(groups[alone:]):
-        made = [_gauss(f_hz[a:b], nodes) for a, b in together]
-        frequencies += [x for x, _ in made]
-        weights = block_diag(*(weights for _, weights in made))
-        parts.append((together[0][0], together[-1][1], weights))
-    return np.concatenate(frequencies), parts
-
-
-def _batches(groups: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Successive groups, a few together."""
-    batches: list[list[tuple[int, int]]] = []
-    for first, last in groups:
-        if batches and last - batches[-1][0][0] <= _PART_COMPONENTS:
-            batches[-1].append((first, last))
-        else:
-            batches.append([(first, last)])
-    return batches
+    starts = np.unique(np.concatenate(([0], np.searchsorted(f_hz, fc_hz), [len(f_hz)])))
+    nodes_hz, weights = [f_hz[:0]], np.zeros((len(f_hz), most))
+    for first, last in pairwise(starts):
+        own = f_hz[first:last]
+        if last - first > most:
+            own, weights[first:last] = _gauss(own, most)
+        nodes_hz.append(own)
+    return Nodes(np.concatenate(nodes_hz), starts.astype(np.int64), weights)
 
 
 def _gauss(f_hz: Array, nodes: int) -> tuple[Array, Array]:
-    """Gauss nodes of some components, and the weights (component, node); no more than components
-    there are, which then are their own."""
-    if len(f_hz) <= nodes:
-        return f_hz, np.eye(len(f_hz))
+    """Gauss nodes of more components than nodes, and the weights (component, node)."""
     middle, half = (f_hz[0] + f_hz[-1]) / 2, (f_hz[-1] - f_hz[0]) / 2
     places = (f_hz - middle) / half
     basis, _ = np.linalg.qr(np.vander(places, nodes, increasing=True))
@@ -105,6 +118,7 @@ class ComponentStage(Stage):
     #: The buffer of the channels' centre frequencies.
     centres = ""
     _parts: list[Part]
+    _kernel_tables: tuple[NDArray[np.int64], NDArray[np.float32]]
 
     def __init__(
         self,
@@ -117,15 +131,18 @@ class ComponentStage(Stage):
         super().__init__(fs, learnable, dtype, backend)
         self._components_hz = frequencies.detach().cpu().clone()
 
-    def _plan(self) -> tuple[Array, list[Part]]:
+    def _nodes(self) -> Nodes:
         f_hz = self._components_hz.double().numpy()
         if self.dtype == torch.float64:
-            return f_hz, [(0, len(f_hz), None)]
-        return node_parts(f_hz, self.get_buffer(self.centres).detach().cpu().double().numpy())
+            alone = np.arange(len(f_hz) + 1)
+            return Nodes(f_hz, alone, np.zeros((len(f_hz), 1)))
+        return nodes_of(f_hz, self.get_buffer(self.centres).detach().cpu().double().numpy())
 
     def tables(self) -> dict[str, Tensor]:
         """The frequencies of the components, and what these add to their nodes."""
-        _, self._parts = self._plan()
+        nodes = self._nodes()
+        self._parts = nodes.parts()
+        self._kernel_tables = nodes.starts, nodes.weights.astype(np.float32)
         weights = {
             f"to_nodes_{i}": torch.from_numpy(weights).to(self.dtype)
             for i, (_, _, weights) in enumerate(self._parts)
@@ -135,15 +152,26 @@ class ComponentStage(Stage):
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
         """The frequencies of the nodes."""
-        return {"nodes_hz": lambda: torch.from_numpy(self._plan()[0]).to(self.dtype)}
+        return {"nodes_hz": lambda: torch.from_numpy(self._nodes().f_hz).to(self.dtype)}
 
-    def at_nodes(self, intensity: Tensor) -> Tensor:
-        """(.., component) -> (.., node)."""
+    def at_nodes(self, intensity: Tensor, least: Tensor | None = None) -> Tensor:
+        """Components to their nodes.
+
+        Args:
+            intensity: (.., component).
+            least: (.., 1), what components must be above to count; None counts all.
+        Returns:
+            (.., node).
+        """
         self.derived("nodes_hz", self.centres)  # all tables are true from here on
+        if can_compute(intensity):
+            limits = intensity.new_full((1,), -math.inf) if least is None else least
+            return nodes_of_audible(intensity, limits, *self._kernel_tables)
+        heard = intensity if least is None else audible(intensity, least)
         parts = [
-            intensity[..., first:last]
+            heard[..., first:last]
             if weights is None
-            else product(intensity[..., first:last], self.get_buffer(f"to_nodes_{i}"))
+            else product(heard[..., first:last], self.get_buffer(f"to_nodes_{i}"))
             for i, (first, last, weights) in enumerate(self._parts)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

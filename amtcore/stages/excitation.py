@@ -49,6 +49,7 @@ LEAST_WEIGHT = 1e-20
 _BASES, _CHANGES = Range(1e-3, 10.0), Range(-10.0, 0.0)
 #: Channels: 150 of them, a quarter of a Cam apart.
 LOWER_CAM, UPPER_CAM, STEP_CAM = 1.75, 39.0, 0.25
+_COMPONENTS = "(.., frame, component)"
 _SLOPES = {"upper_slope_base": slope_base, "lower_slope_base": slope_base,
            "lower_slope_per_db": slope_per_db}  # fmt: skip
 
@@ -108,8 +109,12 @@ class _RoexFilters(ComponentStage):
         self.register_buffer("fc", torch.as_tensor(np.asarray(fc_hz)).to(dtype))
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """What components at or above a channel's centre add to it, too."""
-        return {**super().derive(), "upper": self._upper}
+        """What components at or above a channel's centre add to it, and its slope below, too."""
+        return {**super().derive(), "upper": self._upper, "rate": self._rate}
+
+    def _rate(self) -> Tensor:
+        """Slope below a channel's centre per Hz, (channel,)."""
+        return (self.lower_slope_base.double() / _bandwidth(self.fc.double())).to(self.dtype)
 
     def _upper(self) -> Tensor:
         weights = upper_weights(self.nodes_hz, self.fc, self.upper_slope_base)
@@ -128,13 +133,12 @@ class _RoexFilters(ComponentStage):
         change = self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)
         return (1.0 + change * (levels_db - REFERENCE_LEVEL_DB)).clamp(min=0.0)
 
-    def _pattern(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
+    def pattern(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
         """Intensity and level per ERB, both (.., frame, node), -> (.., frame, channel)."""
-        rate = self.lower_slope_base.double() / _bandwidth(self.fc.double())
         below = lower_skirt(
             intensity.flatten(0, -2),
             self.relative_slope(levels_db).flatten(0, -2),
-            rate.to(self.dtype),
+            self.derived("rate", "lower_slope_base", "fc"),
             self.fc,
             self.nodes_hz,
             self.backend,
@@ -212,10 +216,14 @@ class Moore2016ExcitationPattern(_RoexFilters):
 
     def forward(self, intensity: Tensor) -> Tensor:
         """Excitation of the channels."""
-        intensity = self.as_input(intensity, (2, 3, 4), "(.., frame, component)")
-        nodes = self.at_nodes(intensity)
+        return self.of_audible(intensity, None)
+
+    def of_audible(self, intensity: Tensor, least: Tensor | None) -> Tensor:
+        """As `forward`, of the components above the least, (.., frame, 1)."""
+        intensity = self.as_input(intensity, (2, 3, 4), _COMPONENTS)
+        nodes = self.at_nodes(intensity, least)
         levels_db = level_db(product(nodes, self.derived("between_nodes", "fc")))
-        return self._pattern(nodes, levels_db)
+        return self.pattern(nodes, levels_db)
 
 
 class ERBIntegration(ComponentStage):
@@ -288,9 +296,11 @@ class ERBIntegration(ComponentStage):
 
     def forward(self, intensity: Tensor) -> Tensor:
         """Level per ERB at the channels."""
-        intensity = self.as_input(intensity, (2, 3), "(.., frame, component)")
-        bands = self.derived("bands", "bandwidth_scale", "fc_erb")
-        return level_db(product(self.at_nodes(intensity), bands))
+        return self.of_nodes(self.at_nodes(self.as_input(intensity, (2, 3), _COMPONENTS)))
+
+    def of_nodes(self, nodes: Tensor) -> Tensor:
+        """As `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
+        return level_db(product(nodes, self.derived("bands", "bandwidth_scale", "fc_erb")))
 
     def extra_repr(self) -> str:
         """Channels."""
@@ -376,11 +386,19 @@ class ExcitationPattern(_RoexFilters):
 
     def forward(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
         """Excitation of the channels."""
-        intensity = self.as_input(intensity, (2, 3), "(.., frame, component)")
+        intensity = self.as_input(intensity, (2, 3), _COMPONENTS)
         levels_db = self.as_input(levels_db, (2, 3), "(.., frame, channel)")
+        return self.of_nodes(self.at_nodes(intensity), levels_db)
+
+    def of_nodes(self, nodes: Tensor, levels_db: Tensor) -> Tensor:
+        """As `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
+        return self.pattern(nodes, self.levels_at_nodes(levels_db))
+
+    def levels_at_nodes(self, levels_db: Tensor) -> Tensor:
+        """(.., channel) -> (.., node), linear between the channels."""
         between, share = self.derived("between", "fc"), self.derived("share", "fc")
-        low, high = levels_db[..., between], levels_db[..., between + 1]
-        return self._pattern(self.at_nodes(intensity), low + share * (high - low))
+        low = levels_db.index_select(-1, between)
+        return torch.lerp(low, levels_db.index_select(-1, between + 1), share)
 
 
 def _between(at: Array, grid: Array) -> tuple[NDArray[np.int64], Array]:

@@ -120,12 +120,19 @@ class LoudnessEar(Stage):
 
     def filter_valid(self, x: Tensor, taps: Tensor) -> Tensor:
         """(.., time) -> (.., time - order): outputs that need no samples outside of x."""
+        return self.filter_by(x, self.response(taps, x.shape[-1]))
+
+    def response(self, taps: Tensor, samples: int) -> Tensor:
+        """Transform of the FIR for signals of so many samples, see `filter_by`."""
+        kind = torch.complex64 if self.dtype == torch.float32 else torch.complex128
+        return torch.fft.rfft(taps, fft_length(samples)).to(kind)
+
+    def filter_by(self, x: Tensor, response: Tensor) -> Tensor:
+        """As `filter_valid`, with the response at hand: for many parts of a signal."""
         if x.numel() == 0:
             return x[..., self.order :]
         length = fft_length(x.shape[-1])
-        response = torch.fft.rfft(taps, length)
-        kind = torch.complex64 if self.dtype == torch.float32 else torch.complex128
-        y = torch.fft.irfft(torch.fft.rfft(x, length) * response.to(kind), length)
+        y = torch.fft.irfft(torch.fft.rfft(x, length) * response, length)
         return y[..., self.order : x.shape[-1]]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ excitation of 100 dB differs between the models.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -19,12 +19,11 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
+from amtcore.kernels.ops.loudness import law_rows, specific_loudness
 from amtcore.stages.base import Stage
 from amtcore.stages.limits import Range
 from amtcore.tables import load_table
 
-#: Excitation where the law for very high levels begins.
-HIGH_EXCITATION = 1e10
 #: Below this frequency the threshold rises.
 FLAT_FROM_HZ = 500.0
 
@@ -84,18 +83,19 @@ class _CompressiveLaw(Stage):
     def forward(self, excitation_db: Tensor) -> Tensor:
         """(.., frame, channel) in dB SPL -> the same shape in sone per Cam."""
         level = self.as_input(excitation_db, (1, 2, 3, 4), "(.., frame, channel)")
-        per_db = math.log(10.0) / 10.0
-        e, threshold = torch.exp(per_db * level), torch.exp(per_db * self.threshold_db)
-        gain = torch.exp(per_db * (self.flat_db - self.threshold_db))
-        # A^alpha ((1 + G E / A)^alpha - 1), without the cancellation of the published form.
-        ratio = torch.log1p(gain * e / self.A)
-        loudness = self.C * self.A**self.alpha * torch.expm1(self.alpha * ratio)
-        faint = (2.0 * e / (e + threshold)).clamp(max=1.0) ** 1.5
-        # log E is the input: no overflow, whatever the level.
-        high = self.C * torch.exp(
-            self.high_exponent * (per_db * level - math.log(self.high_divisor))
-        )
-        return torch.where(e >= HIGH_EXCITATION, high, loudness * faint)
+        rows = self.derived("law", "C", "threshold_db", "alpha", "A")
+        return specific_loudness(level, rows, self.high_divisor, self.high_exponent)
+
+    def derive(self) -> dict[str, Callable[[], Tensor]]:
+        """The constants as the law takes them."""
+        return {"law": self._law}
+
+    def _law(self) -> Tensor:
+        rows = law_rows(
+            self.C.double(), self.threshold_db.double(), self.alpha.double(), self.A.double(),
+            self.flat_db,
+        )  # fmt: skip
+        return rows.to(self.dtype)
 
     def extra_repr(self) -> str:
         """Channels and constant."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
+from amtcore.kernels.ops.loudness import audible
 from amtcore.stages.base import Stage, product
 from amtcore.units import REFERENCE_PA
 
@@ -59,21 +60,23 @@ def level_db(intensity: Tensor) -> Tensor:
     return 10.0 * torch.log10(intensity.clamp(min=10.0 ** (NOTHING_DB / 10.0)))
 
 
-def drop_inaudible(intensity: Tensor) -> Tensor:
-    """Set components that are not there, below `NOTHING_DB`, to 0: their powers would be denormal
-    after weighting, hence slow."""
-    return intensity * (intensity.detach() > 10.0 ** (NOTHING_DB / 10.0))
+def inaudible(intensity: Tensor) -> Tensor:
+    """The least that is there, at `NOTHING_DB`: powers of what is below would be denormal after
+    weighting, hence slow. One number."""
+    return intensity.new_full((1,), 10.0 ** (NOTHING_DB / 10.0))
 
 
-def drop_faint(intensity: Tensor) -> Tensor:
-    """Set components too far below the strongest of their frame to 0, as Moore2016 does.
+def faintest(intensity: Tensor) -> Tensor:
+    """What a component must be above to count in Moore2016: not too far below the strongest.
 
     Args:
         intensity: (batch, ear, frame, component); the strongest is that of both ears together.
+    Returns:
+        (batch, 1, frame, 1).
     """
     strongest = intensity.detach().amax((1, 3), keepdim=True)
     floor = strongest.clamp(min=10.0 ** (LOUDEST_AT_LEAST_DB / 10.0))
-    return intensity * (intensity.detach() > floor * 10.0 ** (-DYNAMIC_RANGE_DB / 10.0))
+    return floor * 10.0 ** (-DYNAMIC_RANGE_DB / 10.0)
 
 
 class WindowedSpectrum(Stage):
@@ -249,7 +252,8 @@ class Moore2016Spectrum(WindowedSpectrum):
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once."""
         x = self.as_input(x, (3,), "(batch, ear, time)")
-        return drop_faint(self.spectra(x))
+        spectra = self.spectra(x)
+        return audible(spectra, faintest(spectra))
 
 
 class MultiResolutionFFT(WindowedSpectrum):

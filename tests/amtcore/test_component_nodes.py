@@ -10,7 +10,7 @@ import torch
 
 from amtcore import Glasberg2002, Moore2016
 from amtcore.scales.cam import cam_space
-from amtcore.stages.component_nodes import NODES, Array, Part, node_parts
+from amtcore.stages.component_nodes import NODES, Array, Nodes, nodes_of
 from amtcore.stages.excitation import ERBIntegration, Moore2016ExcitationPattern
 from benchmarks.loudness import signal_of
 
@@ -21,35 +21,40 @@ F_HZ = 15.625 * np.arange(2, 961)
 FC_HZ = cam_space(1.75, 39.0, 0.25)
 
 
-def _at_nodes(intensity: Array, parts: list[Part]) -> Array:
-    pieces = [intensity[a:b] if w is None else intensity[a:b] @ w for a, b, w in parts]
+def _at_nodes(intensity: Array, nodes: Nodes) -> Array:
+    pieces = [intensity[a:b] if w is None else intensity[a:b] @ w for a, b, w in nodes.parts()]
     return np.concatenate(pieces)
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_polynomials_between_two_channels_are_summed_exactly(nodes: int) -> None:
-    nodes_hz, parts = node_parts(F_HZ, FC_HZ, nodes)
+    made = nodes_of(F_HZ, FC_HZ, nodes)
     rng = np.random.default_rng(0)
     uneven, even = rng.random(len(F_HZ)), np.ones(len(F_HZ))
     for low, high in pairwise(FC_HZ):
-        here, there = ((f >= low) & (f < high) for f in (F_HZ, nodes_hz))
+        here, there = ((f >= low) & (f < high) for f in (F_HZ, made.f_hz))
         assert there.sum() == min(here.sum(), nodes)
         for intensity, degree in ((uneven, nodes - 1), (even, 2 * nodes - 1)):
-            w, at = (((f - low) / (high - low)) ** degree for f in (F_HZ, nodes_hz))
-            got = (_at_nodes(intensity, parts) * at)[there].sum()
+            w, at = (((f - low) / (high - low)) ** degree for f in (F_HZ, made.f_hz))
+            got = (_at_nodes(intensity, made) * at)[there].sum()
             assert got == pytest.approx((intensity * w)[here].sum(), rel=1e-9)
 
 
 def test_components_far_apart_are_their_own_nodes() -> None:
-    nodes_hz, parts = node_parts(F_HZ, FC_HZ)
-    assert len(nodes_hz) == 337 and (np.diff(nodes_hz) > 0).all()
-    np.testing.assert_array_equal(nodes_hz[:90], F_HZ[:90])
-    assert parts[0][2] is None and [a for a, _, _ in parts[1:]] == [b for _, b, _ in parts[:-1]]
+    nodes = nodes_of(F_HZ, FC_HZ)
+    assert len(nodes.f_hz) == 337 and (np.diff(nodes.f_hz) > 0).all()
+    np.testing.assert_array_equal(nodes.f_hz[:90], F_HZ[:90])
+    parts = nodes.parts()
+    assert (
+        parts[-1][1] == len(F_HZ)
+        and parts[0][2] is None
+        and [a for a, _, _ in parts[1:]] == [b for _, b, _ in parts[:-1]]
+    )
     few = F_HZ[::40]
     for f_hz, fc_hz in ((few, FC_HZ), (F_HZ[:NODES], FC_HZ[-1:]), (few[:0], FC_HZ)):
-        nodes_hz, parts = node_parts(f_hz, fc_hz)
-        np.testing.assert_array_equal(nodes_hz, f_hz)
-        assert parts == [(0, len(f_hz), None)]
+        nodes = nodes_of(f_hz, fc_hz)
+        np.testing.assert_array_equal(nodes.f_hz, f_hz)
+        assert nodes.parts() == [(0, len(f_hz), None)]
 
 
 @pytest.mark.parametrize("build", [Moore2016, Glasberg2002])

@@ -1,0 +1,67 @@
+"""From tensors to the kernels: frames go to threads."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from amtcore.kernels.families.loudness.cpu import run_law, run_nodes
+from amtcore.kernels.vector.simd import LANES
+from amtcore.kernels.vector.threads import parallel_for
+
+#: Frames of one work item.
+_ITEM_FRAMES = 128
+
+
+def at_nodes(
+    intensity: Tensor, least: Tensor, starts: NDArray[np.int64], weights: NDArray[np.float32]
+) -> Tensor:
+    """Components above the least of their frame at the nodes of their groups.
+
+    Args:
+        intensity: (frame, component); quickest where a component's frames lie together.
+        least: (frame,).
+        starts: Of every group its first component, and the end of the last.
+        weights: (component, NODES), those of groups of more components than NODES.
+    Returns:
+        (frame, node).
+    """
+    frames, sizes = len(intensity), np.diff(starts)
+    count = int(np.minimum(sizes, weights.shape[1]).sum())
+    missing = -frames % LANES
+    # A copy only where they do not lie so, or the last frames are fewer than a vector.
+    rows = torch.nn.functional.pad(intensity.T, (0, missing)).contiguous().numpy().ravel()
+    limits = torch.nn.functional.pad(least, (0, missing)).contiguous().numpy()
+    out = np.empty((frames + missing, count), np.float32)
+
+    def one(item: int) -> None:
+        begin, end = item * _ITEM_FRAMES, min((item + 1) * _ITEM_FRAMES, len(out))
+        run_nodes(
+            rows, len(out), begin, end, limits, starts, weights.ravel(), count, out.reshape(-1)
+        )
+
+    parallel_for(one, -(-len(out) // _ITEM_FRAMES))
+    return torch.from_numpy(out[:frames])
+
+
+def specific_loudness(
+    level_db: Tensor, rows: Tensor, high_divisor: float, high_exponent: float
+) -> Tensor:
+    """Values of `reference.specific_loudness`."""
+    channels = level_db.shape[-1]
+    missing = max(LANES - channels, 0)
+    levels = torch.nn.functional.pad(level_db, (0, missing)).contiguous().numpy()
+    law = torch.nn.functional.pad(rows, (0, missing), value=1.0).contiguous().numpy().ravel()
+    out, high = np.empty_like(levels), np.array([math.log(high_divisor), high_exponent])
+    flat, made, size = levels.reshape(-1), out.reshape(-1), _ITEM_FRAMES * (channels + missing)
+
+    def one(item: int) -> None:
+        part = slice(item * size, (item + 1) * size)
+        run_law(flat[part], channels + missing, law, high, made[part])
+
+    parallel_for(one, -(-len(flat) // size))
+    return torch.from_numpy(out)[..., :channels]
