@@ -30,7 +30,7 @@ HOURS = 2.0
 BATCH_ROWS = 16
 # As many frames as 16 rows of mean length, when padded.
 BATCH_FRAMES = 13_600
-CACHE_BYTES, WINDOW_BYTES = 48 * 2**20, 32 * 2**20
+CACHE_BYTES, WINDOW_BYTES = 64 * 2**20, 32 * 2**20
 EPOCHS = 4
 SETTINGS = ((0, None), (1, "fork"), (2, "fork"), (1, "spawn"), (2, "spawn"))
 PLANNED_ROWS = 1_000_000

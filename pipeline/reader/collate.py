@@ -8,6 +8,7 @@ collated as dense counts (step, neuron) in float32, which is exact up to 2^24.
 
 from __future__ import annotations
 
+import numbers
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+
+from earmill.pipeline.reader.shuffle import check_whole
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -197,8 +200,10 @@ def collate_padded(
         pad_value: Fills the frames past a row's end.
         multiple_of: T is rounded up to it; a few fixed T keep compiled models from recompiling.
     """
-    if multiple_of < 1:
+    if check_whole("multiple_of", multiple_of) < 1:
         raise ValueError(f"multiple_of must be at least 1 frame, got {multiple_of}")
+    if isinstance(pad_value, bool) or not isinstance(pad_value, numbers.Real):
+        raise TypeError(f"pad_value must be a number, got {pad_value!r}")
 
     def pad(parts: list[torch.Tensor]) -> Padded:
         lengths = _lengths(parts)

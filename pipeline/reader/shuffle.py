@@ -22,6 +22,8 @@ is better mixing and more memory; `choose_window` makes it a full shuffle when t
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -233,6 +235,10 @@ def choose_window(block_rows: Rows, *, total_bytes: int, window_bytes: int) -> d
     Returns:
         {"lanes", "window_rows"}: as many lanes (8, 4, 2, 1) as leave each window two blocks.
     """
+    if isinstance(window_bytes, bool) or not isinstance(window_bytes, numbers.Real):
+        raise TypeError(f"window_bytes must be a number of bytes, got {window_bytes!r}")
+    if not 0 < float(window_bytes) < math.inf:
+        raise ValueError(f"window_bytes must be above 0, got {window_bytes!r}")
     n_rows = max(1, int(block_rows.sum()))
     if total_bytes <= window_bytes:
         return {"lanes": 1, "window_rows": n_rows}

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earmill import FeatureDataset, FeatureLoader, Features, FeatureStream, open_features
+from earmill import (
+    FeatureDataset,
+    FeatureLoader,
+    Features,
+    FeatureStream,
+    collate,
+    open_features,
+)
 from earmill.pipeline.reader.stream_state import STATE_VERSION
 
 from .reader_data import write_set
@@ -48,12 +55,30 @@ def test_a_wrong_cache_size_is_not_damage(ds: Features, cache_bytes: Any) -> Non
     [("shuffle", "no"), ("shuffle", 0), ("seed", 1.5), ("seed", "1"), ("epoch", 0.5),
      ("lanes", 1.5),
      ("window_rows", 2.5), ("batch_size", 2.5), ("batch_size", True), ("rank", 0.0),
-     ("world_size", "2")],
+     ("world_size", "2"), ("window_bytes", "1"), ("window_bytes", True)],
 )  # fmt: skip
 def test_a_stream_names_what_it_cannot_use(ds: Features, name: str, wrong: Any) -> None:
     said = "batch_rows" if name == "batch_size" else name
     with pytest.raises(TypeError, match=f"{said} must be .*, got {wrong!r}"):
         FeatureStream(ds, **{name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf")])
+def test_windows_hold_some_bytes(ds: Features, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=f"window_bytes must be above 0, got {wrong}"):
+        FeatureStream(ds, window_bytes=wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"multiple_of": 1.5}, "multiple_of must be a whole number, got 1.5"),
+     ({"multiple_of": "8"}, "multiple_of must be a whole number, got '8'"),
+     ({"pad_value": "0"}, "pad_value must be a number, got '0'"),
+     ({"pad_value": None}, "pad_value must be a number, got None")],
+)  # fmt: skip
+def test_padding_is_a_number(ds: Features, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        collate([ds[0]], **options)
 
 
 def test_whole_numbers_of_numpy_are_numbers(ds: Features) -> None:
