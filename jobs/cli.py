@@ -21,6 +21,7 @@ from earmill.jobs.commands import (
     doctor,
     extract,
     inspect,
+    kernels,
     models,
     plan,
     plot,
@@ -53,6 +54,7 @@ app.command("models")(models.models)
 app.command("spec")(spec.spec)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("kernels")(kernels.kernels)
 
 
 def _print_version(wanted: bool) -> None:

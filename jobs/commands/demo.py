@@ -7,7 +7,6 @@ both formats through a DataLoader.
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +58,7 @@ def demo(
     """Generate two minutes of audio and run the whole job on it."""
     from earmill.jobs.commands.extract import run_and_report
     from earmill.jobs.demo_audio import write_corpus
-    from earmill.pipeline.spec.job import JobSpec
+    from earmill.pipeline.spec.job import JobSpec, validate_models
 
     console = terminal.console(soft_wrap=True)
     folder = _clean_folder(out)
@@ -69,9 +68,11 @@ def demo(
         job = folder / "job.yaml"
         job.write_text(JOB.format(name=NAME, folder=folder))
         spec = JobSpec.load(job)
-        importlib.import_module("amtcore.features.build")  # takes as long as Ray still needs
-        ray_is_up()
-        end = run_and_report(spec)
+        from earmill.pipeline.worker.kernels import compiling
+
+        with compiling(validate_models(spec)):
+            ray_is_up()
+            end = run_and_report(spec)
     if end.exit_code:
         raise typer.Exit(end.exit_code)
     _check(console, folder, end, files=len(paths))

@@ -32,6 +32,7 @@ from earmill.pipeline.driver.ray_session import (
     Node,
     check_address,
     is_joined,
+    is_private,
     ray_session,
     wait_for_nodes,
 )
@@ -49,6 +50,7 @@ from earmill.pipeline.spec.job import JobSpec, validate_models
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import sweep
 from earmill.pipeline.storage.store_calls import patient
+from earmill.pipeline.worker.kernels import compiling
 from earmill.pipeline.worker.launch_batches import shards_in_flight
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
 from earmill.pipeline.worker.shard_runner import WorkerJob
@@ -137,6 +139,8 @@ def _run_job(
         with ExitStack() as session:
             if job.pending:
                 sink(events.Step("starting Ray and the workers"))
+                if is_private(ray_address) and spec.run.device != "cuda":
+                    session.enter_context(compiling(extractors))
                 session.enter_context(ray_session(ray_address))
                 nodes = wait_for_nodes(
                     spec.run,

@@ -61,7 +61,7 @@ def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
                 raise
             note = f"the models run on CPU: {error.reason}"
     extractors = build_extractors(spec, threads)
-    return WarmModels(extractors, None, note, device_info(), _exercised(extractors))
+    return WarmModels(extractors, None, note, device_info(), exercised(extractors))
 
 
 def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
@@ -73,7 +73,7 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
             backends = {each.model: each.backend.name for each in extractors}
             if set(backends.values()) == {"cpu"}:
                 raise GpuUnusable(f"{', '.join(backends)}: no kernels for GPUs")
-            features = _exercised(extractors)
+            features = exercised(extractors)
             pairs = zip(extractors, build_extractors(spec, threads), strict=True)
             checked = self_check([pair for pair in pairs if pair[0].backend.name != "cpu"])
             if spec.audio.resampler == ON_DEVICES:
@@ -101,7 +101,8 @@ def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -
     ]
 
 
-def _exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
+def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
+    """Run every model once, which compiles or loads its kernels; features of a second of noise."""
     features: dict[str, Any] = {}
     for extractor in extractors:
         features |= _exercise(extractor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 from numba.core.codegen import JITCodeLibrary
 
-from amtcore.kernels.vector import jit
+from amtcore.errors import KernelCacheError
+from amtcore.kernels.vector import kernel_files
 from amtcore.kernels.vector.jit import kernel, part
+from amtcore.kernels.vector.kernel_files import KernelFiles
 
 
 @part
@@ -48,14 +51,100 @@ def test_only_the_kernel_becomes_machine_code_and_a_part_is_compiled_once(made: 
         run(x, 10)
 
 
+def _loaded(function: Any) -> bool:
+    """Whether a fresh kernel of this function comes from disk; it computes either way."""
+    run = kernel(function)
+    assert run(np.array([6.0]), 3) == 14 + 8 + 9
+    return bool(sum(run.stats.cache_hits.values()))
+
+
 def test_code_on_disk_is_of_these_sources(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel(_sum)(np.array([5.0]), 3)
-    again = kernel(_sum)
-    assert again(np.array([6.0]), 3) == 14 + 8 + 9
-    assert sum(again.stats.cache_hits.values()) == 1
+    assert [_loaded(_sum), _loaded(_sum)] == [False, True]
     with pytest.raises(ValueError, match="a step of 10 or more"):
-        again(np.array([5.0]), 10)
-    monkeypatch.setattr(jit, "sources_digest", lambda: "another")
-    stale = kernel(_sum)
-    stale(np.array([5.0]), 3)
-    assert not stale.stats.cache_hits and sum(stale.stats.cache_misses.values()) == 1
+        kernel(_sum)(np.array([5.0]), 10)
+    monkeypatch.setattr(kernel_files, "sources_digest", lambda: "another")
+    assert not _loaded(_sum)
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "empty"])
+def test_damaged_code_is_not_loaded(damage: str, made: list[str], tmp_path: Path) -> None:
+    _loaded(_sum)
+    (path,) = tmp_path.rglob("*.kernel")
+    code = path.read_bytes()
+    middle = len(code) // 2
+    broken = {
+        "cut": code[:-1],
+        "bit": code[:middle] + bytes([code[middle] ^ 1]) + code[middle + 1 :],
+        "empty": b"",
+    }
+    path.write_bytes(broken[damage])
+    assert [_loaded(_sum), _loaded(_sum)] == [False, True]
+
+
+def test_prebuilt_kernels_are_found_or_passed_over_with_one_line(
+    made: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(shipped))
+    _loaded(_sum)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(own))
+    monkeypatch.setenv(kernel_files.PREBUILT, str(shipped))
+    assert _loaded(_sum) and not list(own.rglob("*.kernel")) and not caplog.messages
+    (path,) = shipped.rglob("*.kernel")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert not _loaded(_sum) and _loaded(_sum)
+    (line,) = caplog.messages
+    assert str(shipped) in line and "`earmill kernels" in line
+    monkeypatch.setenv(kernel_files.PREBUILT, str(tmp_path / "nowhere"))
+    assert _loaded(_sum)
+    assert caplog.messages[1:] == [
+        f"EARMILL_KERNELS={tmp_path / 'nowhere'} holds no kernels: they are compiled here"
+    ]
+
+
+def test_prebuilt_kernels_that_others_can_write_are_refused(
+    made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "shipped" / kernel_files.FOLDER
+    shipped.mkdir(parents=True)
+    shipped.chmod(0o777)
+    monkeypatch.setenv(kernel_files.PREBUILT, str(shipped.parent))
+    with pytest.raises(KernelCacheError, match="everybody can write to it"):
+        kernel(_sum)(np.array([6.0]), 3)
+
+
+def test_another_processor_has_kernels_of_its_own(made: list[str], tmp_path: Path) -> None:
+    class Codegen:
+        def __init__(self, *machine: str) -> None:
+            self._machine = machine
+
+        def magic_tuple(self) -> tuple[str, ...]:
+            return self._machine
+
+    machines = [
+        ("x86_64", "znver4", "+avx2"),
+        ("x86_64", "znver3", "+avx2"),
+        ("x86_64", "znver4", ""),
+    ]
+    files = KernelFiles(_sum)
+    assert len({files._file_name((), Codegen(*machine)) for machine in machines}) == 3
+
+
+def test_who_waits_for_a_kernel_finds_it(made: list[str]) -> None:
+    """Two processes on a fresh machine do not compile the same twice."""
+    files, order = KernelFiles(_sum), list[str]()
+
+    def second() -> None:
+        with KernelFiles(_sum).alone():
+            order.append("second")
+
+    with files.alone():
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        waiting.join(0.2)
+        order.append("first")
+    waiting.join()
+    assert order == ["first", "second"]

@@ -18,7 +18,6 @@ from typing import Any
 
 from numba import types
 from numba.core import codegen, compiler, sigutils
-from numba.core.caching import FunctionCache
 from numba.core.registry import CPUDispatcher
 from numba.core.target_extension import (
     CPU,
@@ -28,6 +27,7 @@ from numba.core.target_extension import (
     target_registry,
 )
 
+from amtcore.kernels.vector.kernel_files import KernelFiles
 from amtcore.kernels.vector.source_digest import sources_digest
 
 _NAME = "amtcore parts"
@@ -114,14 +114,6 @@ dispatcher_registry[target_registry[_NAME]] = _Dispatcher
 jit_registry[target_registry[_NAME]] = _Jit
 
 
-class _KernelCache(FunctionCache):
-    """numba's cache on disk. By itself it looks at the kernel's own file only and would keep stale
-    code after a change in one of its parts."""
-
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), sources_digest())
-
-
 class _Kernel(CPUDispatcher):
     """A function that Python calls, compiled on first use."""
 
@@ -130,7 +122,8 @@ class _Kernel(CPUDispatcher):
         args = tuple(sigutils.normalize_signature(sig)[0])
         if args in self.overloads:
             return self.overloads[args].entry_point
-        entry = super().compile(sig)
+        with self._cache.alone():
+            entry = super().compile(sig)
         made = self.overloads[args]
         for environment in made._find_referenced_environments():  # those of its parts
             made.library.codegen.set_env(environment.env_name, environment)
@@ -157,5 +150,5 @@ def kernel(function: Callable[..., Any]) -> Any:
     """
     sources_digest()
     made = _Kernel(function, targetoptions=_KERNEL, pipeline_class=_KernelCompiler)
-    made._cache = _KernelCache(function)
+    made._cache = KernelFiles(function)
     return made

@@ -16,13 +16,13 @@ import contextlib
 import functools
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import llvmlite
 import numba
 
+from amtcore.kernels.vector import whole_files
 from amtcore.kernels.vector.kernel_cache import check_private, user_wide_cache
 from amtcore.kernels.vector.source_digest import sources_digest
 
@@ -42,11 +42,12 @@ def cached_ptx(key: str, compile: Callable[[], str]) -> str:
     folder = _private_folder(cache_folder())
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.ptx"
     made_by = _made_by()
-    ptx = _read(path, made_by)
-    if ptx is None:
-        ptx = compile()
-        with contextlib.suppress(OSError):  # no cache: the next process compiles again
-            _write(path, made_by, ptx)
+    kept = whole_files.read(path, f"{_MARK} {made_by}")
+    if kept is not None:
+        return kept.decode()
+    ptx = compile()
+    with contextlib.suppress(OSError):  # no cache: the next process compiles again
+        whole_files.write(path, f"{_MARK} {made_by}", ptx.encode())
     return ptx
 
 
@@ -82,29 +83,3 @@ def _private_folder(folder: Path) -> Path:
     if ours and folder.exists():
         check_private(folder)
     return folder
-
-
-def _read(path: Path, made_by: str) -> str | None:
-    """What is kept there, if these sources made it and it is whole."""
-    try:
-        head, _, ptx = path.read_bytes().partition(b"\n")
-    except OSError:
-        return None
-    return ptx.decode() if head == _head(made_by, ptx) else None
-
-
-def _write(path: Path, made_by: str, ptx: str) -> None:
-    """Replace the file at once: whoever reads meanwhile has the old one or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_head(made_by, ptx.encode()) + b"\n" + ptx.encode())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def _head(made_by: str, ptx: bytes) -> bytes:
-    return f"{_MARK} {made_by} {hashlib.sha256(ptx).hexdigest()}".encode()

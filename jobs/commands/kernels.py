@@ -1,0 +1,50 @@
+"""`earmill kernels`: compile kernels ahead, for an image or a bucket."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from earmill.jobs.commands.options import Overrides
+from earmill.jobs.terminal import say
+from earmill.pipeline.common.errors import SpecError
+
+
+def kernels(
+    folder: Annotated[Path, typer.Argument(help="Where they go; name it in EARMILL_KERNELS.")],
+    job: Annotated[
+        str | None, typer.Option(metavar="JOB.yaml", help="Only those that this job needs.")
+    ] = None,
+    set_: Overrides = None,
+    cpu: Annotated[
+        str | None, typer.Option(help="Processor as LLVM names it; this machine's if left out.")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help='Its features, such as "+avx2,+fma,-avx512f".')
+    ] = None,
+) -> None:
+    """Compile kernels into a folder that machines of one kind can share.
+
+    Jobs on machines with EARMILL_KERNELS=FOLDER load them instead of compiling. They are found by
+    processor, features, sources and versions; others compile as ever.
+    """
+    from earmill.pipeline.spec.job import JobSpec
+    from earmill.pipeline.worker.kernels import compile_into, entries_of, entries_of_all
+
+    if features is not None and cpu is None:
+        raise SpecError("--features: expected --cpu beside it, got none; name the processor")
+    entries = (
+        entries_of_all() if job is None else entries_of(JobSpec.load(job, overrides=set_ or ()))
+    )
+    failed = compile_into(folder, entries, cpu=cpu, features=features)
+    made = sorted(folder.rglob("*.kernel"))
+    say(
+        f"{len(made)} kernels, {sum(path.stat().st_size for path in made) / 1e6:.1f} MB in {folder}"
+    )
+    for line in failed:
+        say(line, sys.stderr)
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,36 @@
+"""Kernels compiled ahead: what goes into a folder, and what a model that fails says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.worker.kernels import compile_into, entries_of, entries_of_all
+
+
+def test_a_model_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
+    (line,) = compile_into(tmp_path, [{"model": "dau1998"}], cpu=None, features=None)
+    assert line.startswith("dau1998: ") and "dau1997" in line
+
+
+def test_a_job_needs_its_own_models_only() -> None:
+    spec = JobSpec.load(
+        {
+            "source": {"kind": "files", "uri": "clips"},
+            "audio": {"calibration": {"rms1_db_spl": 100}},
+            "extract": [{"model": "king2019", "fs_hz": 16000}],
+            "output": {"uri": "out"},
+        }
+    )
+    (entry,) = entries_of(spec)
+    assert entry["model"] == "king2019" and entry["fs_hz"] == 16000
+    assert {"dau1997", "king2019", "moore2016"} < {each["model"] for each in entries_of_all()}
+
+
+@pytest.mark.long
+def test_every_model_compiles_into_a_folder(tmp_path: Path) -> None:
+    assert not compile_into(tmp_path, entries_of_all(), cpu=None, features=None)
+    names = {path.name.split("-")[0] for path in tmp_path.rglob("*.kernel")}
+    assert {"run_chain", "run_lower_skirt", "run_attack_release"} <= names
