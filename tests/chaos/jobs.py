@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import yaml
 
-from earmill import open_features
+from earmill import compute_statistics, open_features
 from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.layout import Layout
@@ -148,7 +148,8 @@ def assert_whole(output: Path) -> None:
 
 
 def assert_equal_datasets(disturbed: Path, undisturbed: Path) -> None:
-    """Same rows in the same order, same files byte for byte, same values read back."""
+    """Same rows in the same order, same files byte for byte, same values read back; statistics the
+    same bit for bit, and those of the features."""
     assert_whole(disturbed)
     assert committed_files(disturbed) == committed_files(undisturbed)
     for format_ in ("zarr", "parquet"):
@@ -159,6 +160,9 @@ def assert_equal_datasets(disturbed: Path, undisturbed: Path) -> None:
             assert one.seconds == other.seconds
             for name, values in other.features.items():
                 np.testing.assert_array_equal(one.features[name], values)
+        assert got.moments == expected.moments and got.moments
+        for name, found in compute_statistics(got).items():
+            assert found.stored() == got.moments[name]
     assert _index_names(disturbed) == _index_names(undisturbed)
 
 
