@@ -18,6 +18,8 @@ SCRIPTS = (
     "job",
     "decoding",
     "loader",
+    "codecs",
+    "reader",
     "gpu_reckoned",
     "cost",
 )

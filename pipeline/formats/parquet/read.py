@@ -19,9 +19,8 @@ from earmill.pipeline.formats.blocks import (
     outside,
 )
 from earmill.pipeline.formats.parquet.footer import read_footer
-from earmill.pipeline.formats.parquet.forms import form_of
 from earmill.pipeline.formats.parquet.long_rows import LongRows
-from earmill.pipeline.formats.parquet.trust import check_column, check_parquet
+from earmill.pipeline.formats.parquet.trust import check_column, check_parquet, leaf_columns
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
@@ -47,6 +46,7 @@ class ParquetShard:
         self._first_row = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self._long_rows = LongRows.from_metadata(self._file.schema_arrow.metadata)
         check_parquet(rel, self._file, self._long_rows, promise)
+        self._columns = leaf_columns(self._file, promise.columns)
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
         """A fresh array; see `ShardReader`."""
@@ -108,13 +108,14 @@ class ParquetShard:
 
     def _load(self, stream: str, group: int) -> DecodedBlock:
         """One column of one row group as ((frames, width), row offsets); its ids are kept."""
-        check_column(self.rel, self._file, group, stream, self._promise)
+        column = self._columns[stream]
+        check_column(self.rel, self._file, group, stream, column, self._promise)
         with self._reading:  # Arrow's reader of a file is for one thread
             table = self._file.read_row_group(group, columns=["row_id", stream], use_threads=False)
-        column = table.column(stream)
-        cells = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+        chunks = table.column(stream).chunks
+        cells = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
         self._ids[group] = table.column("row_id").to_pylist()
-        return form_of(cells.type).frames(cells, *self._promise.columns[stream])
+        return column[0].frames(cells, *self._promise.columns[stream])
 
 
 def _open_exact(layout: Layout, rel: str) -> Any:

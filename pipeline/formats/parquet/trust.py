@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow.parquet as pq
 
-from earmill.pipeline.formats.parquet.forms import form_of
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.parquet.forms import Form, form_of
 from earmill.pipeline.formats.parquet.long_rows import LongRows
 from earmill.pipeline.formats.trust import Promise, refused
 
@@ -34,20 +37,38 @@ def check_parquet(rel: str, file: pq.ParquetFile, long_rows: LongRows, promise: 
             )
 
 
-def check_column(rel: str, file: pq.ParquetFile, group: int, stream: str, promise: Promise) -> None:
+def leaf_columns(file: pq.ParquetFile, streams: Iterable[str]) -> dict[str, tuple[Form, int]]:
+    """The form of each stream, and the number of its column in the footer.
+
+    Raises:
+        CommitError: There is none.
+    """
+    paths = {file.schema.column(number).path: number for number in range(len(file.schema))}
+    schema, found = file.schema_arrow, {}
+    for stream in streams:
+        form = form_of(schema.field(stream).type)
+        if form.leaf(stream) not in paths:
+            raise CommitError(f"the file has no column {form.leaf(stream)}: run `earmill verify`")
+        found[stream] = form, paths[form.leaf(stream)]
+    return found
+
+
+def check_column(
+    rel: str,
+    file: pq.ParquetFile,
+    group: int,
+    stream: str,
+    column_of: tuple[Form, int],
+    promise: Promise,
+) -> None:
     """Size of one stream in one row group, as the footer claims it, before it is read.
 
     Raises:
         CommitError: The shard has less.
     """
+    form, number = column_of
     meta = file.metadata.row_group(group)
-    form = form_of(file.schema_arrow.field(stream).type)
-    path = form.leaf(stream)
-    column = next(
-        (c for c in map(meta.column, range(meta.num_columns)) if c.path_in_schema == path), None
-    )
-    if column is None:
-        raise refused(rel, f"row group {group} has no column {path}")
+    column = meta.column(number)
     width, dtype = promise.columns[stream]
     limit, nbytes = form.limits(meta.num_rows, promise.frames[stream], width, dtype)
     if column.num_values > limit or not 0 <= column.total_uncompressed_size <= nbytes + MB:

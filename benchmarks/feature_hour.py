@@ -1,0 +1,121 @@
+"""An hour of features to store and read: all Dau1997 streams of speech and music made by code.
+
+Clips are stretches of a few sounds, each at a level of its own, so that an hour costs a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from amtcore.features.base import StreamInfo
+from amtcore.features.build import build_extractor
+from earmill.jobs.demo_audio import music, speech
+from earmill.pipeline.dataset.description import DatasetFile, open_dataset
+from earmill.pipeline.dataset.publish import publish_shard
+from earmill.pipeline.formats.casting import Caster, as_stored
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+
+FS_HZ = 16000
+SOUNDS, SOUND_S = 16, 20.0
+SHORTEST_S, LONGEST_S = 3, 17
+SHARD_S = 600.0
+STREAMS = {"modulation": {}, "adaptation": {}, "envelope": {}, "spikes": {}}
+LOUDNESS = {"short_term_loudness": {}, "long_term_loudness": {}, "specific_loudness": {}}
+
+
+def sounds(fs_hz: int, count: int) -> list[np.ndarray]:
+    """Speech, and music every fourth time, at 74 dB SPL where an RMS of 1 is 100 dB SPL."""
+    made = []
+    for number in range(count):
+        wave = (music if number % 4 == 3 else speech)(np.random.default_rng(number), fs_hz, SOUND_S)
+        made.append((0.05 * wave / np.sqrt(np.mean(wave**2))).astype(np.float32))
+    return made
+
+
+def hour() -> tuple[list[StreamInfo], Iterator[FeatureRow]]:
+    """The streams of Dau1997 as they are stored in float16, and an hour of rows."""
+    extractor = build_extractor("dau1997", fs_hz=FS_HZ, streams=STREAMS)
+    streams = as_stored(extractor.streams, "float16")
+    made = extractor.extract(sounds(FS_HZ, SOUNDS))
+    return streams, _rows(streams, made, Caster("float16", streams))
+
+
+def loudness() -> tuple[list[StreamInfo], list[dict[str, np.ndarray]]]:
+    """The streams of Moore2016, and what they hold for two minutes of sound."""
+    extractor = build_extractor("moore2016", fs_hz=32000, streams=LOUDNESS)
+    streams = as_stored(extractor.streams, "float16")
+    cast = Caster("float16", streams)
+    waves = [np.stack([wave, 0.7 * wave]) for wave in sounds(32000, 6)]
+    made = extractor.extract(waves)
+    return streams, [{name: cast(name, v)[0] for name, v in each.items()} for each in made]
+
+
+def _rows(streams, made, cast) -> Iterator[FeatureRow]:
+    rng, number, total_s = np.random.default_rng(1), 0, 0.0
+    while total_s < 3600:
+        seconds = float(rng.integers(SHORTEST_S, LONGEST_S + 1))
+        begin_s = float(rng.integers(0, int(SOUND_S - seconds) + 1))
+        level, values, steps = rng.uniform(0.5, 1.5), {}, {}
+        for info in streams:
+            whole = made[number % len(made)][info.name]
+            first, count = (int(x * info.frame_rate_hz) for x in (begin_s, seconds))
+            if info.layout == "events":
+                table = whole.to_columns()
+                table = table[(table[:, 0] >= first) & (table[:, 0] < first + count)]
+                values[info.name], steps[info.name] = table - [first, 0, 0], count
+                values[info.name] = values[info.name].astype(np.int32)
+            else:
+                frames = (whole[first : first + count] * level).astype(np.float32)
+                values[info.name] = cast(info.name, frames)[0]
+        name = f"clip_{number:05d}.wav"
+        facts = {"uri": f"corpus/{name}", "rate_hz": float(FS_HZ)}
+        yield FeatureRow(name, name, -1, seconds, facts, {"label": number % 5}, values, steps)
+        number, total_s = number + 1, total_s + seconds
+
+
+def write_hour(place: Path, streams: Sequence[StreamInfo], rows: Sequence[FeatureRow]) -> None:
+    """A feature set in both formats, ten minutes a shard."""
+    formats = ("parquet", "zarr")
+    spec = JobSpec.load(
+        {
+            "source": {"kind": "files", "uri": "corpus"},
+            "extract": [{"model": "dau1997", "fs_hz": FS_HZ, "streams": STREAMS}],
+            "output": {"uri": str(place), "formats": list(formats)},
+        }
+    )
+    layout = Layout.open(str(place))
+    dataset = DatasetFile(
+        name="benchmark",
+        spec=spec.canonical(),
+        spec_sha256=spec.sha256(),
+        plan_id="0123abcd",
+        streams=tuple(info.to_dict() for info in streams),
+        buffers_sha256={"dau1997": "0" * 64},
+        provenance={},
+        created="2025-01-01T00:00:00Z",
+        parquet_form="binary",
+    )
+    open_dataset(layout, dataset)
+    ends = np.cumsum([row.seconds for row in rows])
+    for shard in range(int(ends[-1] // SHARD_S) + 1):
+        chosen = [r for r, end in zip(rows, ends, strict=True) if (end - 1e-6) // SHARD_S == shard]
+        if not chosen:
+            continue
+        publish_shard(
+            layout,
+            shard_id=f"{shard:05d}",
+            attempt=f"{shard:08x}",
+            plan_id="0123abcd",
+            rows=[replace(row) for row in chosen],
+            bad=[],
+            streams=streams,
+            formats=formats,
+            attrs={"spec_sha256": spec.sha256()},
+            info={},
+        )
