@@ -18,7 +18,7 @@ import numpy as np
 
 from amtcore.features.base import Extractor
 from amtcore.features.build import build_extractor
-from benchmarks.loudness_stages import stages_table
+from benchmarks.loudness_stages import BEFORE, stages_table
 from benchmarks.report import peak_mb, table, write_section
 from earmill.jobs.demo_audio import speech
 
@@ -127,7 +127,8 @@ def main() -> None:
     stages = (
         "Where the processor time of a second of audio goes, in ms on one thread. The bound is the "
         "six FFTs of every frame or the products here, whichever is less, and one exponential for "
-        "every node below a channel; before is commit db1605b."
+        "every node below a channel. What it was before is measured in turns with what it is, on "
+        f"commit {BEFORE}."
     )
     stages += f"\n\n{stages_table(signal_of)}"
     body = f"{note}\n\n{speed}\n\n{stages}\n\n{memory}\n\n{table(_MEMORY_HEAD, _memory_rows())}"

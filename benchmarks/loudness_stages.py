@@ -1,15 +1,21 @@
-"""Where the time of the loudness models goes, against a bound; processor time on one thread.
+"""Where the time of the loudness models goes, against a bound and what it was; one thread.
 
 The bound is what nobody leaves out who computes these models: the six windows' transforms of every
-frame, as whole FFTs or as the products here, whichever costs less, and one exponential for every
-node below a channel. The yardstick is the six FFTs alone: `BEFORE` states the time before frames
-were folded and components met at nodes in yardsticks, measured in turns with this code in one run.
+frame, as FFTs of their own lengths or as the products here, whichever costs less, and one
+exponential for every node below a channel. What it was is measured in turns with what it is: the
+same script in a work tree of `BEFORE`, in processes of their own.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,18 +36,13 @@ from amtcore.stages.base import product
 from amtcore.stages.spectrum import faintest, inaudible, level_db
 from benchmarks.report import table
 
-#: Processor time of a second of audio in yardsticks at commit db1605b, by model and signal.
-BEFORE = {
-    ("moore2016", "noise"): 0.0,
-    ("moore2016", "speech"): 0.0,
-    ("glasberg2002", "noise"): 0.0,
-    ("glasberg2002", "speech"): 0.0,
-}
-_SECONDS, _REPEATS = 4.0, 12
-_FRAMES_S = 1000
+#: The last commit before frames were folded and components met at nodes.
+BEFORE = "db1605b"
+_TURNS = 3
+_SECONDS, _FRAMES_S = 4.0, 1000
 _HEAD = ("model", "signal", "ear", "spectra", "nodes", "level per ERB", "slopes below",
          "slopes above, dB", "specific loudness", "the rest", "all", "bound: FFTs (products) + exp",
-         "over bound", "in FFTs: before, now", "faster")  # fmt: skip
+         "over bound", "all before", "faster")  # fmt: skip
 SignalOf = Callable[[str, int, float], np.ndarray]
 
 
@@ -75,8 +76,8 @@ def _exponentials_ms(model: LoudnessModel, ears: int) -> float:
     return ears * _FRAMES_S * _least_ms(lambda: _exponentials(values, 50 * pairs)) / 50
 
 
-def ffts_ms(ears: int) -> float:
-    """The yardstick: the six windows' FFTs of a second of frames, 1 ms apart."""
+def _ffts_ms(ears: int) -> float:
+    """The six windows' FFTs of a second of frames, 1 ms apart."""
     total = 0.0
     for length in (2048, 1024, 512, 256, 128, 64):
         frames = torch.randn(ears * 128, length)
@@ -85,7 +86,7 @@ def ffts_ms(ears: int) -> float:
 
 
 def _stages_ms(model: LoudnessModel, block: Tensor) -> dict[str, float]:
-    """Of a second, from one block of 128 frames."""
+    """Of a second, from blocks of 128 frames, (block, ear, time)."""
     spectrum, made = model.running_spectrum, {}
     response = model.ear.response(model.ear.taps(), block.shape[-1])
     heard = model.ear.filter_by(block, response)
@@ -113,51 +114,104 @@ def _stages_ms(model: LoudnessModel, block: Tensor) -> dict[str, float]:
     whole = _least_ms(lambda: filters.pattern(nodes, levels()))
     made["above"] = whole - made["level"] - made["nodes"] - made["below"]
     made["law"] = _least_ms(lambda: law(excitation))
-    return {name: ms * _FRAMES_S / 128 for name, ms in made.items()}
+    return {name: ms * _FRAMES_S / (128 * len(block)) for name, ms in made.items()}
 
 
-def _row(name: str, kind: str, ears: int, signal_of: SignalOf) -> tuple[str, ...]:
-    streams: dict[str, dict[str, Any]] = {"short_term_loudness": {}, "long_term_loudness": {}}
-    extractor: Any = build_extractor(name, streams=streams, threads=1)
-    clip, model = signal_of(kind, ears, _SECONDS), extractor._module
-    stages: dict[str, float] = {}
+#: Prints the processor time of a second of audio in ms, the least of some runs, for every clip.
+_WHOLE = """
+import json, sys, time
+import numpy as np
+from amtcore import set_num_threads
+from amtcore.features.build import build_extractor
+streams = {"short_term_loudness": {}, "long_term_loudness": {}}
+made = {}
+for key, path in json.loads(sys.argv[1]).items():
+    clip = np.load(path)
+    extractor = build_extractor(key.split()[0], streams=streams, threads=1)
+    extractor.extract([clip])
+    times = []
+    for _ in range(6):
+        begin = time.process_time()
+        extractor.extract([clip])
+        times.append(time.process_time() - begin)
+    made[key] = 1e3 * min(times) * 32000 / clip.shape[-1]
+print(json.dumps(made))
+"""
+
+
+def _whole_ms(tree: Path, clips: dict[str, str]) -> dict[str, float]:
+    """Of every model and signal, as the code in a work tree does it."""
+    done = subprocess.run(
+        [sys.executable, "-c", _WHOLE, json.dumps(clips)], cwd=tree, check=True,
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tree)},
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def _before_and_now(clips: dict[str, str]) -> list[dict[str, float]]:
+    """Times of `BEFORE` and of this tree, the least of some turns."""
+    here = Path(__file__).parents[1]
+    with tempfile.TemporaryDirectory() as folder:
+        there = Path(folder) / "before"
+        git = ["git", "-C", str(here), "worktree"]
+        subprocess.run([*git, "add", "-q", "--detach", str(there), BEFORE], check=True)
+        try:
+            turns = [[_whole_ms(tree, clips) for tree in (there, here)] for _ in range(_TURNS)]
+        finally:
+            subprocess.run([*git, "remove", "--force", str(there)], check=True)
+    return [{key: min(turn[i][key] for turn in turns) for key in clips} for i in range(2)]
+
+
+def _stages_of(name: str, clip: np.ndarray) -> dict[str, float]:
+    """By stage, and the bound's parts."""
+    model: Any = build_extractor(name, threads=1)._module  # type: ignore[attr-defined]
+    signal = torch.from_numpy(clip).reshape(1, -1, clip.shape[-1])
+    grid, made = model.grid(), {}
 
     def measure(_: int) -> None:
         with torch.no_grad():
-            signal = torch.from_numpy(clip).reshape(1, ears, -1)
-            grid = model.grid()
             segments, _state = grid.split(signal, grid.start(signal))
-            stages.update(_stages_ms(model, segments[len(segments) // 2].x))
+            # Blocks of one ear go by twos, as the model has them.
+            blocks = [segment.x for segment in segments[4 : 4 + 2 // signal.shape[1]]]
+            made.update(_stages_ms(model, torch.cat(blocks)))
+            made["ffts"] = _ffts_ms(signal.shape[1])
+            made["exponentials"] = _exponentials_ms(model, signal.shape[1])
 
     # On a thread of the kernels, as blocks are.
     parallel_for(measure, 1)
-    best = float("inf")
-    for _ in range(_REPEATS):
-        begin = time.process_time()
-        extractor.extract([clip])
-        best = min(best, time.process_time() - begin)
-    every, ffts, exps = 1e3 * best / _SECONDS, ffts_ms(ears), _exponentials_ms(model, ears)
-    bound, before = min(ffts, stages["spectra"]) + exps, BEFORE[name, kind]
+    return made
+
+
+def _row(key: str, clip: np.ndarray, before: float, now: float) -> tuple[str, ...]:
+    made = _stages_of(key.split()[0], clip)
+    ffts, exponentials = made.pop("ffts"), made.pop("exponentials")
+    bound = min(ffts, made["spectra"]) + exponentials
     return (
-        name, kind, *(f"{ms:.1f}" for ms in stages.values()),
-        f"{every - sum(stages.values()):.1f}", f"{every:.1f}",
-        f"{ffts:.1f} ({stages['spectra']:.1f}) + {exps:.1f}", f"{every / bound:.1f}",
-        f"{before:.2f}, {every / ffts:.2f}", f"{before * ffts / every:.2f}",
+        *key.split(), *(f"{ms:.1f}" for ms in made.values()),
+        f"{max(now - sum(made.values()), 0.0):.1f}", f"{now:.1f}",
+        f"{ffts:.1f} ({made['spectra']:.1f}) + {exponentials:.1f}", f"{now / bound:.1f}",
+        f"{before:.1f}", f"{before / now:.2f}",
     )  # fmt: skip
 
 
 def stages_table(signal_of: SignalOf) -> str:
     """Milliseconds of processor time for a second of audio, by stage; all models and signals."""
-    threads, torchs = get_num_threads(), torch.get_num_threads()
+    clips = {
+        f"{name} {kind}": signal_of(kind, ears, _SECONDS)
+        for name, ears in (("moore2016", 2), ("glasberg2002", 1))
+        for kind in ("noise", "speech")
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {key: f"{folder}/{i}.npy" for i, key in enumerate(clips)}
+        for key, path in paths.items():
+            np.save(path, clips[key])
+        before, now = _before_and_now(paths)
+    threads, of_torch = get_num_threads(), torch.get_num_threads()
     try:
         set_num_threads(1)
         torch.set_num_threads(1)
-        rows = [
-            _row(name, kind, ears, signal_of)
-            for name, ears in (("moore2016", 2), ("glasberg2002", 1))
-            for kind in ("noise", "speech")
-        ]
+        rows = [_row(key, clip, before[key], now[key]) for key, clip in clips.items()]
     finally:
         set_num_threads(threads)
-        torch.set_num_threads(torchs)
+        torch.set_num_threads(of_torch)
     return table(_HEAD, rows)
