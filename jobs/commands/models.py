@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from earmill.jobs.commands.options import AsJson
+from earmill.jobs.model_list import listed_models
 from earmill.jobs.terminal import console
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.one_line import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from amtcore.features.build import ModelInfo
-    from amtcore.features.parameters import Parameter
 
 
 def models(
@@ -28,26 +27,24 @@ def models(
     Those of other installed packages are among them; one that cannot be loaded is listed with its
     error.
     """
-    from amtcore.features.build import list_models
-
-    listed = list_models()
-    found = [model for model in listed if name in (None, model.name)]
+    listed = listed_models()
+    found = [model for model in listed if name in (None, model["name"])]
     if not found:
-        known = ", ".join(model.name for model in listed)
+        known = ", ".join(model["name"] for model in listed)
         raise SpecError(f"no model {name!r}; known: {known}")
     if as_json:
-        print(json.dumps([model.to_dict() for model in found], default=str))
+        print(json.dumps(found))
         return
     out = console()
     for model in found:
         out.print(_table(model))
 
 
-def _table(model: ModelInfo) -> Table:
+def _table(model: Mapping[str, Any]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(model.name), caption=Text(model.summary), show_header=True)
+    table = Table(title=Text(model["name"]), caption=Text(model["summary"]), show_header=True)
     table.add_column("", style="bold")
     table.add_column("name")
     table.add_column("default, or what it is")
@@ -55,21 +52,21 @@ def _table(model: ModelInfo) -> Table:
     def add(section: str, left: str, right: str) -> None:
         table.add_row(section, Text(one_line(left)), Text(one_line(right)))
 
-    if model.distribution is not None:
-        add("from", "distribution", model.distribution)
-    if model.error is not None:
-        add("error", "", model.error)
+    if model["distribution"] is not None:
+        add("from", "distribution", model["distribution"])
+    if model["error"] is not None:
+        add("error", "", model["error"])
         return table
-    add("input", "unit", model.input_unit)
-    add("", "rate", f"{model.default_fs_hz:g} Hz")
-    for index, (parameter, described) in enumerate(model.params.items()):
+    add("input", "unit", model["input_unit"])
+    add("", "rate", f"{model['default_fs_hz']:g} Hz")
+    for index, (parameter, described) in enumerate(model["params"].items()):
         add("params" if index == 0 else "", parameter, _meaning(described))
-    for index, (stream, summary) in enumerate(model.streams.items()):
+    for index, (stream, summary) in enumerate(model["streams"].items()):
         add("streams" if index == 0 else "", stream, summary)
     return table
 
 
-def _meaning(parameter: Parameter) -> str:
+def _meaning(parameter: Mapping[str, Any]) -> str:
     """Default, type and meaning of a parameter."""
-    default = "required" if parameter.required else json.dumps(parameter.default, default=str)
-    return f"{default} ({parameter.type_text}): {parameter.doc}".removesuffix(": ")
+    default = json.dumps(parameter["default"]) if "default" in parameter else "required"
+    return f"{default} ({parameter['type']}): {parameter['doc']}".removesuffix(": ")

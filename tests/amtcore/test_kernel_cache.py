@@ -79,7 +79,7 @@ def test_files_of_another_user_and_of_a_group_are_refused(tmp_path: Path) -> Non
 def test_no_kernel_is_loaded_from_such_a_folder(tmp_path: Path) -> None:
     """The whole way: importing the models fails, and the command says it in one line."""
     cache = made(tmp_path / "cache", 0o1777)
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", "earmill.jobs.cli", "models", "--json"],
         cwd=Path(__file__).parents[2],

@@ -175,7 +175,7 @@ class TestTheLastResort:
         def fail(*arguments: object, **options: object) -> None:
             raise RuntimeError("first\nsecond \x1b[31mred")
 
-        monkeypatch.setattr("amtcore.features.build.list_models", fail)
+        monkeypatch.setattr("earmill.jobs.commands.models.listed_models", fail)
 
     def test_is_one_line_that_names_the_file_with_the_traceback(
         self, broken: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -212,7 +212,7 @@ class TestTheLastResort:
         def fail(*arguments: object, **options: object) -> None:
             raise error
 
-        monkeypatch.setattr("amtcore.features.build.list_models", fail)
+        monkeypatch.setattr("earmill.jobs.commands.models.listed_models", fail)
         assert run(["models", "--json"]) == code
         captured = capsys.readouterr()
         (line,) = captured.err.splitlines()

@@ -1,0 +1,61 @@
+"""Commands that answer at once: what they leave out, and when the kept list of models holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from earmill.jobs import model_list
+from earmill.jobs.model_list import listed_models
+
+HEAVY = {"torch", "numba", "ray", "scipy", "zarr", "datasets", "matplotlib"}
+STORED = Path(__file__).parents[1] / "data" / "layout1" / "dataset"
+_RUN = """
+import sys
+from earmill.jobs.cli import run
+codes = [run(line.split()) for line in sys.argv[1:]]
+print(*codes, *sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "earmill"
+
+
+def test_what_is_kept_is_what_the_models_say_and_needs_no_model(cache: Path) -> None:
+    made = listed_models()
+    assert made == listed_models() == model_list._made()
+    (path,) = cache.iterdir()
+    assert json.loads(path.read_text()) == made
+    commands = ["models --json", "models dau1997", f"inspect {STORED}"]
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, *commands], capture_output=True, text=True, check=True
+    )
+    codes, modules = done.stderr.split()[:3], set(done.stderr.split()[3:])
+    assert codes == ["0"] * 3 and not HEAVY & modules
+    assert json.loads(done.stdout.splitlines()[0]) == made
+
+
+def test_a_damaged_list_is_made_again(cache: Path) -> None:
+    made = listed_models()
+    (path,) = cache.iterdir()
+    path.write_text("[{")
+    assert listed_models() == made == json.loads(path.read_text())
+
+
+def test_other_sources_and_versions_have_a_list_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = model_list._path()
+    monkeypatch.setattr(model_list, "version", lambda name: "0")
+    assert model_list._path() != before
+    strangers: list[Any] = [type("Point", (), {"name": "mine", "dist": None})]
+    monkeypatch.setattr(model_list, "entry_points", lambda group: strangers)
+    assert model_list._path() is None
