@@ -176,6 +176,9 @@ class ReadsAhead(Protocol):
 
     rel: str
 
+    def prepare(self, streams: Iterable[str]) -> None:
+        """Fetch what reading these streams asks for first, if that takes time."""
+
     def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
         """The blocks that hold these frames."""
 

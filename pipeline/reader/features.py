@@ -342,6 +342,7 @@ class Features(TorchViews):
         """The blocks that hold a row; none where the format does not read ahead."""
         reader = self._reader(process, self._shard_of(process, position)[1], ahead=True)
         if isinstance(reader, ReadsAhead):
+            reader.prepare(self._names)
             for name in self._names:
                 yield reader, name, reader.blocks(name, self._span(position, name))
 

@@ -14,6 +14,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import BlockCache, IoCounts
 from earmill.pipeline.reader import read_ahead
 from earmill.pipeline.reader.read_ahead import ReadAhead
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (
     check_row,
     chunked_seconds,
@@ -186,3 +187,25 @@ def test_sets_end_to_end_read_ahead_each_its_own(small: Path) -> None:
     assert [each.io.blocks_read > 0 for each in both.sets] == [True, True]
     check_row(both[19], 19)
     assert both[21].row_id == both.sets[1][1].row_id
+
+
+def test_a_remote_store_is_asked_once_for_what_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids, starts and indexes of both shards come before the chunks, and not again."""
+    write_set("memory://read-ahead", n_rows=8, rows_per_shard=4)
+    asked: list[str] = []
+    real = Layout.read_range
+
+    def counting(self: Layout, rel: str, start: int, length: int) -> bytes:
+        asked.append(f"{rel} {start}")
+        return real(self, rel, start, length)
+
+    monkeypatch.setattr(Layout, "read_range", counting)
+    ds = open_features("memory://read-ahead", format="zarr")
+    ds.prefetch(range(8))
+    finish(ds)
+    before = sorted(asked)
+    assert len(before) == len({*before}) and any("row_id" in name for name in before)
+    for number in range(8):
+        check_row(ds[number], number)
+    assert sorted(asked) == before
+    ds.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Any
 
@@ -76,6 +76,9 @@ class ParquetShard:
         if start + last > end:
             raise outside(self.rel, stream, last, end - start)
         return values[start + first : start + last]
+
+    def prepare(self, streams: Iterable[str]) -> None:
+        """The footer is there."""
 
     def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
         """The row groups that hold a row; see `ReadsAhead`."""

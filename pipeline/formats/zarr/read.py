@@ -7,6 +7,7 @@ zarr reads as silence, a chunk that is not there, is an error here, as writers w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from earmill.pipeline.storage.stored_file import StoredFile
 # Of one request: a local file gives each chunk by itself as fast, and its bytes stay in the cache
 # of the processor until they are decoded.
 REMOTE_REQUEST_BYTES = 8 * 2**20
+PREPARE_THREADS = 8
 
 
 class ZarrShard:
@@ -41,6 +43,7 @@ class ZarrShard:
             for stream in promise.columns
         }
         self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
+        self._prepared = False
         self._rows: dict[str, tuple[list[str], np.ndarray]] = {}
         self._objects: dict[tuple[str, int], tuple[StoredFile, np.ndarray]] = {}
 
@@ -64,6 +67,24 @@ class ZarrShard:
         step = self._values[stream].chunk_frames
         return range((span.start + span.first) // step, -(-(span.start + span.last) // step))
 
+    def prepare(self, streams: Iterable[str]) -> None:
+        """Fetch at once what reading asks for first: row ids, starts, indexes of objects.
+
+        One after the other they would cost a round trip each. A local store has none.
+        """
+        if self._layout.is_local or self._prepared:
+            return
+        self._prepared = True
+        with ThreadPoolExecutor(PREPARE_THREADS) as pool:
+            pending: list[Future[Any]] = []
+            for stream in streams:
+                values = self._values[stream]
+                objects = -(-values.n_frames // (values.chunk_frames * values.object_chunks))
+                pending.append(pool.submit(self._keep_rows, stream))
+                pending += [pool.submit(self._object, stream, n) for n in range(objects)]
+        for each in pending:
+            each.result()
+
     def load(self, stream: str, blocks: Sequence[int]) -> None:
         """See `ReadsAhead`."""
         for _ in self._load(stream, blocks):
@@ -75,12 +96,15 @@ class ZarrShard:
     def _check_row(self, stream: str, span: FrameSpan) -> None:
         """Refuse a row that the store has elsewhere or not at all."""
         if stream not in self._rows:
-            self._rows[stream] = self._read_rows(stream)
+            self._keep_rows(stream)
         ids, starts = self._rows[stream]
         if span.row >= len(ids) or ids[span.row] != span.row_id:
             raise other_row(self.rel, span, ids[span.row] if span.row < len(ids) else None)
         if starts[span.row] != span.start:
             raise outside(self.rel, f"{stream}: a start at", span.start, int(starts[span.row]))
+
+    def _keep_rows(self, stream: str) -> None:
+        self._rows[stream] = self._read_rows(stream)
 
     def _read_rows(self, stream: str) -> tuple[list[str], np.ndarray]:
         """Row ids and where the rows start."""
