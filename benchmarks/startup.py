@@ -1,7 +1,7 @@
-"""What a start costs: importing `amtcore`, and a worker's first and second warm-up.
+"""What a start costs: importing `amtcore`, commands that list, a worker's first features.
 
 Each figure comes from a fresh process. The first worker starts with an empty kernel cache, the
-second finds what the first compiled.
+second finds what the first compiled, the third what was compiled ahead (EARMILL_KERNELS).
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from pathlib import Path
 
 from benchmarks.report import table, write_section
 
+_STORED = Path(__file__).parents[1] / "tests" / "data" / "layout1" / "dataset"
 _IMPORT = """
 import time, torch
 begin = time.perf_counter()
@@ -29,24 +32,40 @@ print(time.perf_counter() - begin)
 """
 
 
-def _run(code: str, cache: str) -> float:
-    environment = os.environ | {"NUMBA_CACHE_DIR": cache}
+def _run(code: str, cache: str, prebuilt: str = "") -> float:
+    environment = os.environ | {"NUMBA_CACHE_DIR": cache, "EARMILL_KERNELS": prebuilt}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
     )
     return float(done.stdout)
 
 
+def _command(*arguments: str) -> float:
+    """Wall time of a whole `earmill` process, s: median of three after one that fills caches."""
+    command = [sys.executable, "-m", "earmill.jobs.cli", *arguments]
+    times = []
+    for _ in range(4):
+        begin = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - begin)
+    return sorted(times[1:])[1]
+
+
 def main() -> None:
     """Measure and write the section."""
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as fresh:
         imports = sorted(_run(_IMPORT, cache) for _ in range(3))
         first = _run(_WORKER, cache)
         second = sorted(_run(_WORKER, cache) for _ in range(3))
+        shipped = sorted(_run(_WORKER, fresh, cache) for _ in range(3))
     rows = [
         ("import amtcore beyond torch (median of 3)", f"{imports[1]:.2f}"),
         ("worker start to first features, empty kernel cache", f"{first:.2f}"),
         ("the same, second start (median of 3)", f"{second[1]:.2f}"),
+        ("the same, kernels compiled ahead (median of 3)", f"{shipped[1]:.2f}"),
+        ("`earmill --help` (median of 3)", f"{_command('--help'):.2f}"),
+        ("`earmill models`", f"{_command('models'):.2f}"),
+        ("`earmill inspect` of two shards", f"{_command('inspect', str(_STORED)):.2f}"),
     ]
     body = table(("what", "seconds"), rows)
     write_section("Start-up", "python -m benchmarks.startup", body)
