@@ -118,7 +118,6 @@ class ComponentStage(Stage):
     #: The buffer of the channels' centre frequencies.
     centres = ""
     _parts: list[Part]
-    _kernel_tables: tuple[NDArray[np.int64], NDArray[np.float32]]
 
     def __init__(
         self,
@@ -142,13 +141,16 @@ class ComponentStage(Stage):
         """The frequencies of the components, and what these add to their nodes."""
         nodes = self._nodes()
         self._parts = nodes.parts()
-        self._kernel_tables = nodes.starts, nodes.weights.astype(np.float32)
         weights = {
             f"to_nodes_{i}": torch.from_numpy(weights).to(self.dtype)
             for i, (_, _, weights) in enumerate(self._parts)
             if weights is not None
         }
-        return {"frequencies": self._components_hz.to(self.dtype), **weights}
+        groups = {
+            "group_starts": torch.from_numpy(nodes.starts),
+            "group_weights": torch.from_numpy(nodes.weights).to(self.dtype),
+        }
+        return {"frequencies": self._components_hz.to(self.dtype), **groups, **weights}
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
         """The frequencies of the nodes."""
@@ -166,7 +168,8 @@ class ComponentStage(Stage):
         self.derived("nodes_hz", self.centres)  # all tables are true from here on
         if can_compute(intensity):
             limits = intensity.new_full((1,), -math.inf) if least is None else least
-            return nodes_of_audible(intensity, limits, *self._kernel_tables)
+            groups = self.get_buffer("group_starts"), self.get_buffer("group_weights")
+            return nodes_of_audible(intensity, limits, *groups, len(self.nodes_hz))
         heard = intensity if least is None else audible(intensity, least)
         parts = [
             heard[..., first:last]

@@ -7,9 +7,7 @@ exact to the type.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.kernels.families.loudness import reference, runner
@@ -20,9 +18,9 @@ from amtcore.kernels.ops.autograd import wants_derivative
 
 
 def can_compute(*tensors: Tensor) -> bool:
-    """Whether the kernels may: float32 in the processor's memory, no derivative, no compiler, no
-    tensor that only looks like one."""
-    if torch.compiler.is_compiling() or wants_derivative(*tensors):
+    """Whether the kernels may: float32 in the processor's memory, no derivative, no tensor that
+    only looks like one."""
+    if wants_derivative(*tensors):
         return False
     return all(
         type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu"
@@ -31,14 +29,35 @@ def can_compute(*tensors: Tensor) -> bool:
     )  # fmt: skip
 
 
+@torch.library.custom_op("amtcore::loudness_nodes", mutates_args=(), device_types="cpu")
+def _nodes(intensity: Tensor, least: Tensor, starts: Tensor, weights: Tensor, count: int) -> Tensor:
+    return runner.at_nodes(intensity, least, starts, weights, count)
+
+
+@_nodes.register_fake
+def _(intensity: Tensor, least: Tensor, starts: Tensor, weights: Tensor, count: int) -> Tensor:
+    return intensity.new_empty(intensity.shape[0], count)
+
+
+@torch.library.custom_op("amtcore::specific_loudness", mutates_args=(), device_types="cpu")
+def _law(level_db: Tensor, rows: Tensor, high_divisor: float, high_exponent: float) -> Tensor:
+    return runner.specific_loudness(level_db, rows, high_divisor, high_exponent)
+
+
+@_law.register_fake
+def _(level_db: Tensor, rows: Tensor, high_divisor: float, high_exponent: float) -> Tensor:
+    return level_db.new_empty(level_db.shape)
+
+
 def nodes_of_audible(
-    intensity: Tensor, least: Tensor, starts: NDArray[np.int64], weights: NDArray[np.float32]
+    intensity: Tensor, least: Tensor, starts: Tensor, weights: Tensor, count: int
 ) -> Tensor:
     """(.., component) and (.., 1), the least that counts -> (.., node), see `runner.at_nodes`."""
     least = least.detach().expand(*intensity.shape[:-1], 1)
     rows, limits = intensity.detach().flatten(0, -2), least.flatten()
-    made = runner.at_nodes(rows, limits, starts, weights)
-    return made.unflatten(0, intensity.shape[:-1])
+    # A compiler needs an operator; outside of one that would cost more than small blocks take.
+    call = _nodes if torch.compiler.is_compiling() else runner.at_nodes
+    return call(rows, limits, starts, weights, count).unflatten(0, intensity.shape[:-1])
 
 
 def specific_loudness(
@@ -46,6 +65,6 @@ def specific_loudness(
 ) -> Tensor:
     """Excitation to specific loudness; arguments as in `reference.specific_loudness`."""
     if can_compute(level_db, rows):
-        given = level_db.detach(), rows.detach()
-        return runner.specific_loudness(*given, high_divisor, high_exponent)
+        call = _law if torch.compiler.is_compiling() else runner.specific_loudness
+        return call(level_db.detach(), rows.detach(), high_divisor, high_exponent)
     return reference.specific_loudness(level_db, rows, high_divisor, high_exponent)

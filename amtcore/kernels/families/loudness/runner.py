@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.kernels.families.loudness.cpu import run_law, run_nodes
@@ -18,31 +17,30 @@ _ITEM_FRAMES = 128
 
 
 def at_nodes(
-    intensity: Tensor, least: Tensor, starts: NDArray[np.int64], weights: NDArray[np.float32]
+    intensity: Tensor, least: Tensor, starts: Tensor, weights: Tensor, count: int
 ) -> Tensor:
     """Components above the least of their frame at the nodes of their groups.
 
     Args:
         intensity: (frame, component); quickest where a component's frames lie together.
         least: (frame,).
-        starts: Of every group its first component, and the end of the last.
+        starts: Of every group its first component, and the end of the last; int64.
         weights: (component, NODES), those of groups of more components than NODES.
+        count: Nodes of all groups.
     Returns:
         (frame, node).
     """
-    frames, sizes = len(intensity), np.diff(starts)
-    count = int(np.minimum(sizes, weights.shape[1]).sum())
+    frames = len(intensity)
     missing = -frames % LANES
     # A copy only where they do not lie so, or the last frames are fewer than a vector.
     rows = torch.nn.functional.pad(intensity.T, (0, missing)).contiguous().numpy().ravel()
     limits = torch.nn.functional.pad(least, (0, missing)).contiguous().numpy()
+    groups, of_groups = starts.numpy(), weights.numpy().ravel()
     out = np.empty((frames + missing, count), np.float32)
 
     def one(item: int) -> None:
         begin, end = item * _ITEM_FRAMES, min((item + 1) * _ITEM_FRAMES, len(out))
-        run_nodes(
-            rows, len(out), begin, end, limits, starts, weights.ravel(), count, out.reshape(-1)
-        )
+        run_nodes(rows, len(out), begin, end, limits, groups, of_groups, count, out.reshape(-1))
 
     parallel_for(one, -(-len(out) // _ITEM_FRAMES))
     return torch.from_numpy(out[:frames])
@@ -64,4 +62,4 @@ def specific_loudness(
         run_law(flat[part], channels + missing, law, high, made[part])
 
     parallel_for(one, -(-len(flat) // size))
-    return torch.from_numpy(out)[..., :channels]
+    return torch.from_numpy(out)[..., :channels].contiguous()
