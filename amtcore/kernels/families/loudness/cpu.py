@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from amtcore.kernels.families.loudness.reference import HIGH_EXCITATION, PER_DB
 from amtcore.kernels.vector.elementary import vexp, vlog
+from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
     LANES,
@@ -25,7 +25,6 @@ from amtcore.kernels.vector.simd import (
     where_greater,
     where_greater_or_nan,
 )
-from amtcore.kernels.vector.source_digest import sources_digest
 from amtcore.kernels.vector.transpose import transpose
 
 #: Nodes of a group of more components than that. Loudness changes by 1e-6 (traces of speech, noise
@@ -38,14 +37,14 @@ _SMALL = 0.5
 _EXPM1 = tuple(float(1.0 / np.prod(np.arange(1.0, n + 1.0))) for n in range(2, 10))
 
 
-@njit
+@part
 def _above(intensity: Any, at: int, least: Any) -> Any:
     """The intensities of one component that lie above the least; NaN stays."""
     value = vload(intensity, at)
     return where_greater_or_nan(value, least, value, vsplat(value, 0.0))
 
 
-@njit
+@part
 def nodes(
     intensity: Any, frames: int, begin: int, least: Any, starts: Any, weights: Any, out: Any
 ) -> None:
@@ -71,7 +70,7 @@ def nodes(
         place += NODES
 
 
-@njit
+@part
 def _log1p(value: Any) -> Any:
     """log(1 + value) for values from 0 on: what rounding took from the sum is put back by a
     ratio."""
@@ -81,7 +80,7 @@ def _log1p(value: Any) -> Any:
     return where_greater(left, vsplat(value, 0.0), vlog(total) * (value / left), value)
 
 
-@njit
+@part
 def _expm1(value: Any) -> Any:
     """exp(value) - 1 for values from 0 on."""
     one = vsplat(value, 1.0)
@@ -97,7 +96,7 @@ def _expm1(value: Any) -> Any:
     return where_greater_or_nan(value, vsplat(value, _SMALL), vexp(value) - one, series)
 
 
-@njit
+@part
 def specific(level_db: Any, law: Any, channels: int, at: int, high: Any) -> Any:
     """Specific loudness of LANES channels from `at` on.
 
@@ -120,44 +119,28 @@ def specific(level_db: Any, law: Any, channels: int, at: int, high: Any) -> Any:
     return loudness
 
 
-def _build_nodes(digest: str) -> Any:
-    """See `chain.cpu._build`: the hash of all kernel sources is part of the cache key."""
-
-    @njit(nogil=True, cache=True)
-    def run(
-        intensity: Any, frames: int, begin: int, end: int, least: Any, starts: Any, weights: Any,
-        count: int, out: Any,
-    ) -> None:  # fmt: skip
-        """Flat (component, frame) -> flat (frame, node), for some frames, LANES at a time."""
-        if digest == "":
-            return
-        made, whole = aligned(count * LANES, out), count - count % LANES
-        for first in range(begin, end, LANES):
-            nodes(intensity, frames, first, least, starts, weights, made)
-            rows = out[first * count :]
-            transpose(made, 0, LANES, whole, LANES, rows, count, whole)
-            for place in range(whole, count):
-                for n in range(LANES):
-                    rows[n * count + place] = made[place * LANES + n]
-
-    return run
+@kernel
+def run_nodes(
+    intensity: Any, frames: int, begin: int, end: int, least: Any, starts: Any, weights: Any,
+    count: int, out: Any,
+) -> None:  # fmt: skip
+    """Flat (component, frame) -> flat (frame, node), for some frames, LANES at a time."""
+    made, whole = aligned(count * LANES, out), count - count % LANES
+    for first in range(begin, end, LANES):
+        nodes(intensity, frames, first, least, starts, weights, made)
+        rows = out[first * count :]
+        transpose(made, 0, LANES, whole, LANES, rows, count, whole)
+        for place in range(whole, count):
+            for n in range(LANES):
+                rows[n * count + place] = made[place * LANES + n]
 
 
-def _build_law(digest: str) -> Any:
-    @njit(nogil=True, cache=True)
-    def run(level_db: Any, channels: int, law: Any, high: Any, out: Any) -> None:
-        """Flat (frame, channel), LANES channels or more."""
-        if digest == "":
-            return
-        for row in range(0, len(level_db), channels):
-            for at in range(0, channels, LANES):
-                # The last vector of a row begins earlier, where it would reach beyond it.
-                place = min(at, channels - LANES)
-                level = vload(level_db, row + place)
-                vstore(out, row + place, specific(level, law, channels, place, high))
-
-    return run
-
-
-run_nodes = _build_nodes(sources_digest())
-run_law = _build_law(sources_digest())
+@kernel
+def run_law(level_db: Any, channels: int, law: Any, high: Any, out: Any) -> None:
+    """Flat (frame, channel), LANES channels or more."""
+    for row in range(0, len(level_db), channels):
+        for at in range(0, channels, LANES):
+            # The last vector of a row begins earlier, where it would reach beyond it.
+            place = min(at, channels - LANES)
+            level = vload(level_db, row + place)
+            vstore(out, row + place, specific(level, law, channels, place, high))
