@@ -9,6 +9,7 @@ shard is done is read from its commit record, never from an outcome.
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -64,7 +65,10 @@ class ShardWorker:
         try:
             if self._runner is None:
                 self._runner = self._make_runner()
-            return Outcome(ok=True, info=self._runner.warm_up())
+            info = self._runner.warm_up()
+            # All that a warm worker holds stays: no collection of garbage looks at it again.
+            gc.freeze()
+            return Outcome(ok=True, info=info)
         except Exception as error:
             self._runner = None
             return _failed("warm_up", error)

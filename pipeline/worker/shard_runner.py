@@ -9,7 +9,6 @@ overlaps: a shard's rows depend on nothing but its items and the spec.
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import sys
@@ -151,8 +150,6 @@ class ShardRunner:
                 cpu=self._cpu,
             )
             self._models = models
-            # All that a warm process holds stays: no collection of garbage looks at it again.
-            gc.freeze()
             self._cpu_before_s = time.process_time()
         return self._info_of(self._warm)
 

@@ -1,0 +1,1 @@
+"""Small outputs of earlier releases, and samples of speech."""

@@ -1,0 +1,1 @@
+"""An output of layout version 1."""
