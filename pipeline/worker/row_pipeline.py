@@ -104,7 +104,7 @@ class RowProcessor:
         self._decode_threads = decode_threads
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         # Lasting threads, because a streamed source keeps its place per thread; one a shard.
-        self._feeders = ThreadPoolExecutor(shards, thread_name_prefix="fetch")
+        self._feeders = ThreadPoolExecutor(shards, thread_name_prefix="feed")
         self._ahead_bytes = min(PREFETCH_BYTES, ALL_PREFETCH_BYTES // shards)
         self.extraction = extraction_on(
             gpu,
