@@ -119,7 +119,7 @@ def _of_plain_loop(clip: np.ndarray) -> Callable[[], int]:
     for stage in (model.filterbank, model.ihc, model.adaptation, model.modulation):
         stage.backend = "reference"
     wave = torch.from_numpy(clip[: int(LOOP_S * FS_HZ)])
-    kept = round(LOOP_S * 100) * len(model.modulation.kinds)
+    kept = round(LOOP_S * 100) * int(model.modulation.offsets[-1])
 
     def run() -> int:
         model(wave)
