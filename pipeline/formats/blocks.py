@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Condition
 from typing import Protocol, TypeVar, runtime_checkable
@@ -73,6 +73,14 @@ class BlockCache:
             found = [key for key in keys if not (key in self._blocks or key in self._under_way)]
             self._under_way.update(found)
             return found
+
+    def loaded(self, key: Hashable, load: Callable[[], DecodedBlock]) -> DecodedBlock:
+        """A kept block, or what `load` gives; who else asks meanwhile waits instead of reading."""
+        mine = self.claim([key])
+        try:
+            return (None if mine else self.get(key)) or self.put(key, load())
+        finally:
+            self.release(mine)
 
     def release(self, keys: Iterable[Hashable]) -> None:
         """Blocks are no longer under way, whether they were put here or not."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -183,3 +185,23 @@ class TestOpenShards:
         assert [shard.open for shard in opened] == [False, False]
         assert self.shards.cache.nbytes == 0
         assert self.get("a") is not opened[0]
+
+
+def test_a_block_is_read_once_by_those_who_ask_at_the_same_time() -> None:
+    cache = BlockCache(1000, IoCounts())
+    begun, go_on = Event(), Event()
+
+    def load() -> tuple[np.ndarray]:
+        begun.set()
+        assert go_on.wait(30)
+        return (np.arange(8),)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cache.loaded, "k", load)
+        assert begun.wait(30)
+        assert cache.claim(["k"]) == []
+        second = pool.submit(cache.loaded, "k", load)
+        go_on.set()
+        assert first.result(30)[0] is second.result(30)[0]
+    assert cache.counts.blocks_read == 1
+    assert cache.claim(["other"]) == ["other"]

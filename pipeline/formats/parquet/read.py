@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -68,7 +69,7 @@ class ParquetShard:
         """Frames [first, last) of one row of the file, out of the cache."""
         group = int(np.searchsorted(self._first_row, file_row, side="right")) - 1
         key = (self.rel, stream, group)
-        values, offsets = self._cache.get(key) or self._cache.put(key, self._load(stream, group))
+        values, offsets = self._cache.loaded(key, partial(self._load, stream, group))
         row = file_row - int(self._first_row[group])
         if self._row_ids(group)[row] != span.row_id:
             raise other_row(self.rel, span, self._row_ids(group)[row])

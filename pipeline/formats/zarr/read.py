@@ -123,8 +123,16 @@ class ZarrShard:
 
     def _blocks(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """Decoded chunks with their numbers, in any order."""
+        # Claimed, or threads that read ahead would read the same chunks at the same time; and read
+        # before others are waited for, who may wait for these.
+        mine = self._cache.claim((self.rel, stream, chunk) for chunk in chunks)
+        claimed = [chunk for _, _, chunk in mine]
+        try:
+            yield from self._load(stream, claimed)
+        finally:
+            self._cache.release(mine)
         missing = []
-        for chunk in chunks:
+        for chunk in sorted({*chunks} - {*claimed}):
             block = self._cache.get((self.rel, stream, chunk))
             if block is None:
                 missing.append(chunk)
