@@ -22,6 +22,7 @@ from earmill.jobs.commands import (
     extract,
     inspect,
     kernels,
+    log,
     models,
     plan,
     plot,
@@ -49,6 +50,8 @@ app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("retry")(retry.retry)
+app.command("log")(log.log)
+app.command("diff")(log.diff)
 app.command("plot")(plot.plot)
 app.command("models")(models.models)
 app.command("spec")(spec.spec)

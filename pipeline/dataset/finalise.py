@@ -22,10 +22,13 @@ from earmill.pipeline.common.errors import CommitError, OutputError
 from earmill.pipeline.dataset.card import write_cards
 from earmill.pipeline.dataset.commit_record import READ_THREADS, StoredCommit, stored_commits
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.history import known_snapshots, next_entry
 from earmill.pipeline.dataset.row_coverage import plan_row_of, some
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
     Current,
+    LogEntry,
+    Past,
     Snapshot,
     described,
     moments_of,
@@ -50,6 +53,8 @@ from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE
 
 STATUS_OK = "ok"
 STATUS_BAD = "quarantined"
+# Kinds of runs, in the log.
+WHY_FIRST, WHY_AGAIN = "extract", "retry or repair"
 _NAMED_PROBLEMS = 5
 
 
@@ -90,9 +95,11 @@ def finalise(layout: Layout) -> Finalised:
     _refuse([line for shard in tables for line in table_problems(shard, plan[shard.record.shard])])
     index = build_index(tables, plan, dataset.streams)
     file = _store(layout, index)
-    snapshot = _store_snapshot(layout, dataset, file, stored)
+    made = _snapshot(layout, dataset, file, stored)
+    snapshot, entry, history = _store_snapshot(layout, made, index)
     cards = write_cards(layout, dataset, list(records.values()), index, file)
-    layout.write_bytes(CURRENT_FILE, Current(snapshot, cards).to_json().encode())
+    current = Current(snapshot, cards, entry, history)
+    layout.write_bytes(CURRENT_FILE, current.to_json().encode())
     return Finalised(
         snapshot=snapshot.path,
         path=file.path,
@@ -261,11 +268,11 @@ def _store(layout: Layout, index: pa.Table) -> OutFile:
     return _put_named(layout, paths.index_path(name_of(content)), content)
 
 
-def _store_snapshot(
+def _snapshot(
     layout: Layout, dataset: DatasetFile, index: OutFile, stored: Mapping[str, StoredCommit]
-) -> OutFile:
-    """Write the snapshot of these commits and what they were indexed with."""
-    snapshot = Snapshot(
+) -> Snapshot:
+    """These commits and what they were indexed with."""
+    return Snapshot(
         index=index,
         plan=_read(layout, paths.plan_path(dataset.plan_id)),
         dataset=_read(layout, DATASET_FILE),
@@ -275,8 +282,31 @@ def _store_snapshot(
         },
         moments=moments_of(stored, dataset.streams),
     )
+
+
+def _store_snapshot(
+    layout: Layout, made: Snapshot, index: pa.Table
+) -> tuple[OutFile, LogEntry, tuple[Past, ...]]:
+    """Write a snapshot with its entry in the log, unless the one that counts is the same.
+
+    Returns:
+        Its file, its entry, and those that counted before.
+    """
+    known = known_snapshots(layout)
+    if known:
+        again = _encoded(replace(made, entry=known[-1].entry))
+        if again[0] == known[-1].snapshot:
+            return _put_named(layout, again[0].path, again[1]), known[-1].entry, known[:-1]
+    good = sum(status == STATUS_OK for status in index.column("status").to_pylist())
+    why = WHY_AGAIN if known else WHY_FIRST
+    entry = next_entry(layout, made, known, why=why, rows=(good, len(index) - good))
+    file, content = _encoded(replace(made, entry=entry))
+    return _put_named(layout, file.path, content), entry, known
+
+
+def _encoded(snapshot: Snapshot) -> tuple[OutFile, bytes]:
     content = snapshot.to_json().encode()
-    return _put_named(layout, paths.snapshot_path(name_of(content)), content)
+    return described(paths.snapshot_path(name_of(content)), content), content
 
 
 def _read(layout: Layout, rel: str) -> OutFile:

@@ -4,7 +4,8 @@ A snapshot is immutable and named by its content: one index, the plan and datase
 of, and generation, attempt and hash of every commit record. `current.json` names the snapshot that
 counts and the cards that describe it; it is written last and replaced whole, so a dataset is closed
 by the snapshot of before or by the new one. Two index files can therefore never be confused, and
-an index cannot be read with the files of another attempt.
+an index cannot be read with the files of another attempt. Snapshots of before stay readable: their
+list, with hashes, is the history in `current.json`.
 """
 
 from __future__ import annotations
@@ -50,12 +51,34 @@ class CommitRef(Strict):
 
 
 @dataclass(frozen=True)
+class LogEntry(Strict):
+    """How a snapshot came about, and its rows.
+
+    Args:
+        number: 1, 2, ... in the order of closing; 0 where the release that wrote it did not count.
+        created: When it was closed, ISO 8601, UTC. why: Kind of the run that made it.
+        rows_ok, rows_bad: Good and quarantined rows in it.
+        added, changed, removed: Rows against the snapshot before; see `dataset.history`.
+    """
+
+    number: int = 0
+    created: str = ""
+    why: str = ""
+    rows_ok: int = 0
+    rows_bad: int = 0
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+
+
+@dataclass(frozen=True)
 class Snapshot(Strict):
     """Files that belong together.
 
     Args:
         index, plan, dataset: With their hashes. commits: By shard.
         moments: Statistics of the dataset, of each stream that every commit has them of.
+        entry: How it came about; closing again what has not changed keeps the one of before.
     """
 
     index: OutFile
@@ -63,6 +86,7 @@ class Snapshot(Strict):
     dataset: OutFile
     commits: Mapping[str, CommitRef]
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
+    entry: LogEntry = LogEntry()
     layout_version: int = LAYOUT_VERSION
 
     def to_json(self) -> str:
@@ -82,16 +106,27 @@ class Snapshot(Strict):
 
 
 @dataclass(frozen=True)
+class Past(Strict):
+    """A snapshot that counted before, and its entry in the log."""
+
+    snapshot: OutFile
+    entry: LogEntry
+
+
+@dataclass(frozen=True)
 class Current(Strict):
     """The content of current.json.
 
     Args:
         snapshot: The snapshot that counts. cards: README.md and croissant.json made from it.
+        entry: Of that snapshot. history: Those that counted before, the oldest first.
         sha256: Of the rest, where it was read from a file.
     """
 
     snapshot: OutFile
     cards: tuple[OutFile, ...]
+    entry: LogEntry = LogEntry()
+    history: tuple[Past, ...] = ()
     layout_version: int = LAYOUT_VERSION
     sha256: str = field(default="", compare=False)
 
@@ -99,7 +134,14 @@ class Current(Strict):
         """As JSON text with the hash of itself; `from_json` gives an equal object."""
         data = asdict(self)
         del data["sha256"]
+        if self.entry == LogEntry():  # of a release that kept no log
+            del data["entry"], data["history"]
         return _canonical({**data, "sha256": _sha256(_canonical(data).encode())})
+
+    @property
+    def all_snapshots(self) -> tuple[Past, ...]:
+        """Every one that can be read, the oldest first, the one that counts last."""
+        return (*self.history, Past(self.snapshot, self.entry))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Current:
@@ -169,9 +211,9 @@ def read_current(layout: Layout) -> Current | None:
         raise CommitError(f"{layout.url(CURRENT_FILE)}: {err}; {CLOSE_AGAIN}") from err
 
 
-def read_snapshot(layout: Layout, current: Current) -> Snapshot:
-    """The snapshot that counts; CommitError where it is missing or damaged."""
-    return Snapshot.from_json(read_checked(layout, current.snapshot))
+def read_snapshot(layout: Layout, named: Current | Past) -> Snapshot:
+    """The snapshot that counts, or one of before; CommitError where it is missing or damaged."""
+    return Snapshot.from_json(read_checked(layout, named.snapshot))
 
 
 def current_index(layout: Layout) -> str | None:

@@ -30,6 +30,7 @@ from earmill.pipeline.dataset.commit_record import (
     read_commit,
 )
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.history import Which, find_snapshot
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
     Snapshot,
@@ -206,17 +207,21 @@ class Catalog:
         return name
 
 
-def load_catalog(layout: Layout) -> Catalog:
+def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     """Read a dataset's catalog, from its index or else its commits.
 
+    Args:
+        which: A snapshot, as of `find_snapshot`; None takes the one that counts.
     Raises:
         SourceError: No dataset here, or nothing committed yet.
         OutputError: dataset.json is damaged or of another layout version.
         CommitError: Shards of different specs, or an index or table of rows that is damaged.
     """
+    named = read_current(layout) if which is None else find_snapshot(layout, which)
+    snapshot = None if named is None else read_snapshot(layout, named)
     dataset = _dataset(layout)
     streams = _streams(dataset)
-    table, snapshot = _read_index(layout, dataset, streams)
+    table = _read_index(layout, dataset.layout_version, streams, snapshot)
     moments = {} if snapshot is None else snapshot.moments
     paths: dict[str, ShardPaths] = {}
     if table is None:
@@ -367,22 +372,18 @@ def _rows_of(
 
 
 def _read_index(
-    layout: Layout, dataset: DatasetFile, streams: Mapping[str, StreamInfo]
-) -> tuple[pa.Table | None, Snapshot | None]:
-    """The good rows of the index that counts, in shard order, and the snapshot that names it.
+    layout: Layout, version: int, streams: Mapping[str, StreamInfo], snapshot: Snapshot | None
+) -> pa.Table | None:
+    """The good rows of a snapshot's index, in shard order; None before finalise.
 
-    No table before finalise. Of several indexes of layout version 1 nothing says which one counts:
-    the commits are asked then.
+    Of several indexes of layout version 1 nothing says which one counts: the commits are asked.
     """
-    snapshot = None
-    current = read_current(layout)
-    if current is not None:
-        snapshot = read_snapshot(layout, current)
+    if snapshot is not None:
         content = read_checked(layout, snapshot.index)
     else:
-        found = layout.list("index") if dataset.layout_version == 1 else []
+        found = layout.list("index") if version == 1 else []
         if len(found) != 1:
-            return None, None
+            return None
         content = layout.read_bytes(found[0])
         if name_of(content) != Path(found[0]).stem:
             raise CommitError(
@@ -393,7 +394,7 @@ def _read_index(
         table = table_of(content)
         good = table.filter(pc.equal(table.column("status"), "ok"))
         shown = _shown(good, streams)
-    return shown.sort_by([("shard", "ascending"), ("row", "ascending")]), snapshot
+    return shown.sort_by([("shard", "ascending"), ("row", "ascending")])
 
 
 def _shown(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:

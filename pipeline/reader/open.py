@@ -13,6 +13,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from earmill.pipeline.dataset.history import Which
 from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.reader.concat import ConcatenatedFeatures
 from earmill.pipeline.reader.features import Features
@@ -26,6 +27,7 @@ CACHE_BYTES = 256 * 2**20
 def open_features(
     uri: Uri,
     *,
+    snapshot: Which | None = ...,
     format: str | None = ...,
     streams: Sequence[str] | None = ...,
     dtype: str | None = ...,
@@ -36,6 +38,7 @@ def open_features(
 def open_features(
     uri: list[Any] | tuple[Any, ...],
     *,
+    snapshot: Which | None = ...,
     format: str | None = ...,
     streams: Sequence[str] | None = ...,
     dtype: str | None = ...,
@@ -47,6 +50,7 @@ def open_features(
 def open_features(
     uri: Uri | list[Any] | tuple[Any, ...],
     *,
+    snapshot: Which | None = None,
     format: str | None = None,
     streams: Sequence[str] | None = None,
     dtype: str | None = None,
@@ -58,6 +62,9 @@ def open_features(
     Args:
         uri: One place, or a list of places whose sets have the same streams; their rows follow each
             other. Of different stored dtypes the widest is taken.
+        snapshot: One of before: its number in `earmill log`, "previous", a date (datetime.date,
+            datetime or ISO 8601 text: what counted then), or its name. None takes the one that
+            counts. Of a list of places, each by itself.
         format: One that the set is stored in; the values are the same. None takes Zarr where it is
             there: it reads parts of rows.
         streams: Which streams to read; None reads all. Others are never fetched.
@@ -67,6 +74,7 @@ def open_features(
         cache_bytes: Decoded blocks kept in each process, at most.
     Raises:
         SourceError: No feature set there, or nothing committed yet.
+        OutputError: It has no such snapshot.
         CommitError: A mix of specs, or an index without its commits.
         ValueError: A format, stream or dtype that this set does not have.
         TypeError: No path, and no list of paths.
@@ -77,10 +85,12 @@ def open_features(
         row.features["spikes"].dense()        # events: also their arrays, or .sparse_tensor()
         ds.slice(0, 1.5, 2.0)                 # frames from 1.5 s to 2 s only
         both = open_features(["s3://bucket/features", "more"])
+        before = open_features("s3://bucket/features", snapshot="2026-05-01")
     """
 
     def open_one(place: Uri, dtype: str | None) -> Features:
-        return _open(place, format, streams, dtype, dict(storage_options or {}), cache_bytes)
+        options = dict(storage_options or {})
+        return _open(place, snapshot, format, streams, dtype, options, cache_bytes)
 
     if isinstance(uri, str | os.PathLike):
         return open_one(uri, dtype)
@@ -98,6 +108,7 @@ def open_features(
 
 def _open(
     uri: Uri,
+    snapshot: Which | None,
     format: str | None,
     streams: Sequence[str] | None,
     dtype: str | None,
@@ -109,7 +120,7 @@ def _open(
     if not isinstance(uri, str | os.PathLike) or not os.fspath(uri):
         raise TypeError(f"expected a path or a URI of a feature set, got {uri!r}")
     layout = Layout.open(os.fspath(uri), storage_options)
-    catalog = load_catalog(layout)
+    catalog = load_catalog(layout, snapshot)
     chosen = catalog.choose_streams(streams)
     return Features(
         # Absolute: a worker may start in another folder.

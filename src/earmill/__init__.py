@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from earmill import formats as formats
     from earmill import sources as sources
     from earmill import testing as testing
-    from earmill.api import JobFailedError, extract, plan, retry, verify
+    from earmill.api import JobFailedError, diff, extract, log, plan, retry, verify
     from earmill.pipeline.common.errors import (
         CommitError,
         EarmillError,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         SourceError,
         SpecError,
     )
+    from earmill.pipeline.dataset.history import SnapshotDiff
+    from earmill.pipeline.dataset.snapshot import LogEntry
     from earmill.pipeline.dataset.verify import Report
     from earmill.pipeline.driver import events as events
     from earmill.pipeline.driver.events import JobFinished
@@ -85,6 +87,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "JobFinished": ("earmill.pipeline.driver.events", "JobFinished"),
     "JobSpec": ("earmill.pipeline.spec.job", "JobSpec"),
     "LockedError": (_ERRORS, "LockedError"),
+    "LogEntry": ("earmill.pipeline.dataset.snapshot", "LogEntry"),
     "MixedFeatures": ("earmill.pipeline.reader.mixing", "MixedFeatures"),
     "ModelInfo": ("amtcore.features.build", "ModelInfo"),
     "OutputError": (_ERRORS, "OutputError"),
@@ -92,6 +95,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "Row": ("earmill.pipeline.reader.read_row", "Row"),
     "RunStopped": (_ERRORS, "RunStopped"),
     "SourceError": (_ERRORS, "SourceError"),
+    "SnapshotDiff": ("earmill.pipeline.dataset.history", "SnapshotDiff"),
     "SpecError": (_ERRORS, "SpecError"),
     "SpikeEncoder": ("amtcore.features.spike_encoder", "SpikeEncoder"),
     "SpikeEvents": ("amtcore.features.spike_events", "SpikeEvents"),
@@ -105,10 +109,12 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "collate_packed": (_COLLATE, "collate_packed"),
     "collate_padded": (_COLLATE, "collate_padded"),
     "compute_statistics": ("earmill.pipeline.reader.statistics", "compute_statistics"),
+    "diff": ("earmill.api", "diff"),
     "events": "earmill.pipeline.driver.events",
     "extract": ("earmill.api", "extract"),
     "formats": "earmill.formats",
     "list_models": ("amtcore.features.build", "list_models"),
+    "log": ("earmill.api", "log"),
     "mix": ("earmill.pipeline.reader.mixing", "mix"),
     "models": "amtcore.models",
     "open_features": ("earmill.pipeline.reader.open", "open_features"),
@@ -138,12 +144,14 @@ __all__ = [
     "JobFinished",
     "JobSpec",
     "LockedError",
+    "LogEntry",
     "MixedFeatures",
     "ModelInfo",
     "OutputError",
     "Report",
     "Row",
     "RunStopped",
+    "SnapshotDiff",
     "SourceError",
     "SpecError",
     "SpikeEncoder",
@@ -159,10 +167,12 @@ __all__ = [
     "collate_packed",
     "collate_padded",
     "compute_statistics",
+    "diff",
     "events",
     "extract",
     "formats",
     "list_models",
+    "log",
     "mix",
     "models",
     "open_features",

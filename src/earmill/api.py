@@ -1,4 +1,4 @@
-"""The commands as Python calls: extract, plan, verify, retry.
+"""The commands as Python calls: extract, plan, verify, retry, log, diff.
 
 Each does what the command of its name does and raises what the command would print. A job runs in
 this process as the driver, with its workers in processes of their own (Ray), so a script that calls
@@ -17,11 +17,14 @@ from earmill.pipeline.common.errors import EarmillError, SpecError
 from earmill.pipeline.spec.job import JobSpec
 
 if TYPE_CHECKING:
+    from earmill.pipeline.dataset.history import SnapshotDiff, Which
     from earmill.pipeline.dataset.recompute import Chooser
+    from earmill.pipeline.dataset.snapshot import LogEntry
     from earmill.pipeline.dataset.verify import Report
     from earmill.pipeline.driver.events import Event, JobFinished
     from earmill.pipeline.driver.stop_request import StopRequest
     from earmill.pipeline.planning.cost import JobCost
+    from earmill.pipeline.storage.layout import Layout
 
 Spec = JobSpec | str | os.PathLike[str] | Mapping[str, Any]
 Uri = str | os.PathLike[str]
@@ -114,11 +117,8 @@ def verify(
         OutputError: No dataset there.
     """
     from earmill.pipeline.dataset.verify import verify as check
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
 
-    layout = Layout.open(os.fspath(uri), storage_options or {})
-    with store_errors(layout.url()):
+    with _layout(uri, storage_options) as layout:
         return check(layout, hashes=hashes)
 
 
@@ -161,6 +161,55 @@ def retry(
         return None
     spec, choose = found
     return _run(spec, True, choose, progress, ray_address, stop, check)
+
+
+def log(uri: Uri, *, storage_options: Mapping[str, Any] | None = None) -> list[LogEntry]:
+    """The snapshots of a dataset, as `earmill log` lists them: the oldest first, the last counts.
+
+    Args:
+        uri: Output of a job. storage_options: Of the place.
+    Raises:
+        OutputError: Nothing was closed there so far.
+    """
+    from earmill.pipeline.dataset.history import log as read_log
+
+    with _layout(uri, storage_options) as layout:
+        return read_log(layout)
+
+
+def diff(
+    uri: Uri,
+    before: Which = "previous",
+    after: Which = "current",
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> SnapshotDiff:
+    """Rows by which two snapshots of a dataset differ, as `earmill diff` shows them.
+
+    Args:
+        uri: Output of a job. storage_options: Of the place.
+        before, after: Each a number of `log`, "previous", "current", a date or a name.
+    Raises:
+        OutputError: There is no such snapshot.
+    Example:
+        found = earmill.diff("features", 1, 2)
+        print(found.added, found.changed, found.removed)
+    """
+    from earmill.pipeline.dataset.history import diff as compare
+
+    with _layout(uri, storage_options) as layout:
+        return compare(layout, before, after)
+
+
+@contextmanager
+def _layout(uri: Uri, storage_options: Mapping[str, Any] | None) -> Iterator[Layout]:
+    """A place, whose store's errors become ours."""
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    layout = Layout.open(os.fspath(uri), storage_options or {})
+    with store_errors(layout.url()):
+        yield layout
 
 
 def _loaded(spec: Spec, overrides: Iterable[str]) -> JobSpec:

@@ -1,0 +1,268 @@
+"""Snapshots of before: their log, one of them by number or date, and what differs between two.
+
+A row is known by its id. It is *changed* where both snapshots have it and its state differs (good,
+or the reason of its quarantine), or its audio does: samples (their sha256), span or channel. Rows
+of a shard whose commit is in both are not looked at; a row that only moved to another shard or file
+is the same row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from pathlib import PurePosixPath
+
+import pyarrow as pa
+
+from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.dataset.commit_record import READ_THREADS, read_commit
+from earmill.pipeline.dataset.snapshot import (
+    CommitRef,
+    Current,
+    LogEntry,
+    Past,
+    Snapshot,
+    described,
+    name_of,
+    read_checked,
+    read_current,
+    read_snapshot,
+)
+from earmill.pipeline.storage.arrow_tables import read_table, table_of
+from earmill.pipeline.storage.layout import Layout
+
+Which = int | str | date
+PREVIOUS, CURRENT = "previous", "current"
+AUDIO = ("pcm_sha256", "start_s", "end_s", "channel")
+OK = "ok"
+_MIN_NAME_CHARS = 4
+_NAMED_SNAPSHOTS = 5
+
+
+@dataclass(frozen=True)
+class SnapshotDiff:
+    """Rows by which two snapshots differ, good and quarantined ones.
+
+    Args:
+        before, after: The log entries of the two.
+        added, removed, changed: Row ids, sorted.
+        states: Row id of each of them to its state in both: `ok`, the reason of its quarantine, or
+            None where the snapshot has no such row.
+    """
+
+    before: LogEntry
+    after: LogEntry
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    states: Mapping[str, tuple[str | None, str | None]]
+
+    def __bool__(self) -> bool:
+        return bool(self.states)
+
+
+def log(layout: Layout) -> list[LogEntry]:
+    """One entry a snapshot, the oldest first; the last one counts.
+
+    Raises:
+        OutputError: Nothing was closed here so far.
+        CommitError: `current.json` is damaged.
+    """
+    return [past.entry for past in _current(layout).all_snapshots]
+
+
+def find_snapshot(layout: Layout, which: Which) -> Past:
+    """One snapshot of a dataset.
+
+    Args:
+        which: Its number in the log; "current" or "previous"; the start of its name (at least four
+            characters); or a date or time, also as ISO 8601 text: the last one closed by then
+            (a date means its end; a time without zone is UTC).
+    Raises:
+        OutputError: There is none, in one line with those that there are.
+    """
+    known = _current(layout).all_snapshots
+    found = _chosen(known, which)
+    if found is None:
+        shown = [f"{past.entry.number} ({past.entry.created or 'no date'})" for past in known]
+        more = f"{len(shown) - _NAMED_SNAPSHOTS} older ones, " * (len(shown) > _NAMED_SNAPSHOTS)
+        raise OutputError(
+            f"{layout.url()}: expected a snapshot, got {which!r}; there are {more}"
+            f"{', '.join(shown[-_NAMED_SNAPSHOTS:])}: see `earmill log`"
+        )
+    return found
+
+
+def diff(layout: Layout, before: Which, after: Which = CURRENT) -> SnapshotDiff:
+    """Rows by which two snapshots differ; each as of `find_snapshot`."""
+    found = (find_snapshot(layout, before), find_snapshot(layout, after))
+    old, new = (replace(read_snapshot(layout, past), entry=past.entry) for past in found)
+    return compare_snapshots(layout, old, new)
+
+
+def next_entry(
+    layout: Layout, made: Snapshot, past: Iterable[Past], *, why: str, rows: tuple[int, int]
+) -> LogEntry:
+    """The log entry of a snapshot that is about to count.
+
+    Args:
+        made: Without its entry. past: Those that counted before, the oldest first.
+        rows: Good and quarantined ones.
+    """
+    known = list(past)
+    entry = LogEntry(
+        number=max((one.entry.number for one in known), default=0) + 1,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        why=why,
+        rows_ok=rows[0],
+        rows_bad=rows[1],
+    )
+    if not known:
+        return replace(entry, added=sum(rows))
+    try:
+        found = compare_snapshots(layout, read_snapshot(layout, known[-1]), made)
+    except (CommitError, OSError, pa.ArrowException):
+        return entry  # damaged: what it held is not known any more
+    counts = (len(found.added), len(found.changed), len(found.removed))
+    return replace(entry, added=counts[0], changed=counts[1], removed=counts[2])
+
+
+def known_snapshots(layout: Layout) -> tuple[Past, ...]:
+    """Those that counted so far, the oldest first; found by their files where `current.json` is
+    damaged or lost."""
+    try:
+        current = read_current(layout)
+        if current is not None:
+            return current.all_snapshots
+    except CommitError:
+        pass
+    found = []
+    for name in layout.list("snapshots"):
+        content = layout.read_bytes(name)
+        if name_of(content) == PurePosixPath(name).stem:
+            file = described(name, content)
+            found.append(Past(file, Snapshot.from_json(content).entry))
+    return tuple(sorted(found, key=lambda past: (past.entry.number, past.entry.created)))
+
+
+def compare_snapshots(layout: Layout, old: Snapshot, new: Snapshot) -> SnapshotDiff:
+    """Rows by which two snapshots differ."""
+    sides = [_states(layout, one) for one in (old, new)]
+    ids = [states.keys() for states in sides]
+    added, removed, both = ids[1] - ids[0], ids[0] - ids[1], ids[0] & ids[1]
+    changed = {row_id for row_id in both if sides[0][row_id][0] != sides[1][row_id][0]}
+    changed |= _other_audio(layout, old, new, sides, both - changed)
+    states = {
+        row_id: (sides[0].get(row_id, (None,))[0], sides[1].get(row_id, (None,))[0])
+        for row_id in sorted(added | removed | changed)
+    }
+    return SnapshotDiff(
+        old.entry,
+        new.entry,
+        added=tuple(sorted(added)),
+        removed=tuple(sorted(removed)),
+        changed=tuple(sorted(changed)),
+        states=states,
+    )
+
+
+# Row id -> its state and its shard.
+_States = dict[str, tuple[str, str]]
+
+
+def _states(layout: Layout, snapshot: Snapshot) -> _States:
+    table = table_of(read_checked(layout, snapshot.index))
+    names = ("row_id", "status", "error_class", "shard")
+    columns = (table.column(name).to_pylist() for name in names)
+    return {
+        row_id: (OK if status == OK else str(reason), shard)
+        for row_id, status, reason, shard in zip(*columns, strict=True)
+    }
+
+
+def _other_audio(
+    layout: Layout, old: Snapshot, new: Snapshot, sides: list[_States], rows: set[str]
+) -> set[str]:
+    """Good rows of both with other audio; read only where the commits are not the same."""
+    suspects = set()
+    for row_id in rows:
+        (state, before), (_, after) = (states[row_id] for states in sides)
+        same = before == after and old.commits.get(before) == new.commits.get(after)
+        if state == OK and not same:
+            suspects.add(row_id)
+    shards = [{states[row_id][1] for row_id in suspects} for states in sides]
+    audio = [
+        _audio(layout, {shard: one.commits[shard] for shard in sorted(names)})
+        for one, names in zip((old, new), shards, strict=True)
+    ]
+    return {row_id for row_id in suspects if audio[0].get(row_id) != audio[1].get(row_id)}
+
+
+def _audio(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, tuple[object, ...]]:
+    """What tells the audio of every good row of some commits."""
+
+    def of_shard(named: tuple[str, CommitRef]) -> Iterator[tuple[str, tuple[object, ...]]]:
+        shard, ref = named
+        record = read_commit(layout, shard, ref.generation)
+        if record is None or record.attempt != ref.attempt:
+            raise CommitError(
+                f"{layout.url()}: the commit of shard {shard} that a snapshot was made of is gone; "
+                "run `earmill verify`"
+            )
+        table = read_table(layout, str(record.path("rows")), ["row_id", *AUDIO])
+        rows = (table.column(name).to_pylist() for name in ("row_id", *AUDIO))
+        return ((row_id, tuple(facts)) for row_id, *facts in zip(*rows, strict=True))
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        return dict(pair for pairs in pool.map(of_shard, refs.items()) for pair in pairs)
+
+
+def _current(layout: Layout) -> Current:
+    current = read_current(layout)
+    if current is None:
+        raise OutputError(
+            f"{layout.url()}: expected a closed dataset, found no snapshot; run the job to its end"
+        )
+    return current
+
+
+def _chosen(known: tuple[Past, ...], which: Which) -> Past | None:
+    if isinstance(which, bool):
+        return None
+    if isinstance(which, str) and re.fullmatch(r"[0-9]{1,9}", which):
+        which = int(which)
+    if isinstance(which, int):
+        return next((past for past in known if past.entry.number == which), None)
+    if which == CURRENT:
+        return known[-1]
+    if which == PREVIOUS:
+        return known[-2] if len(known) > 1 else None
+    until = _end_of(which)
+    if until is not None:
+        closed = [p for p in known if p.entry.created and _time(p.entry.created) <= until]
+        return closed[-1] if closed else None
+    named = [past for past in known if _stem(past).startswith(str(which))]
+    return named[0] if len(named) == 1 and len(str(which)) >= _MIN_NAME_CHARS else None
+
+
+def _stem(past: Past) -> str:
+    return PurePosixPath(past.snapshot.path).stem
+
+
+def _end_of(which: str | date) -> datetime | None:
+    """The last moment that a date or time means; None where it is none."""
+    if isinstance(which, str):
+        try:
+            which = date.fromisoformat(which) if len(which) <= 10 else datetime.fromisoformat(which)
+        except ValueError:
+            return None
+    if not isinstance(which, datetime):
+        which = datetime(which.year, which.month, which.day, 23, 59, 59, 999999)
+    return which if which.tzinfo else which.replace(tzinfo=UTC)
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
