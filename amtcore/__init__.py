@@ -1,49 +1,65 @@
 """Auditory models: exact numerics, no file access, importable alone.
 
 It may import nothing of `earmill`; see the contracts in pyproject.toml for the order of its rooms.
+Names are loaded when they are first used, so that a room without models costs no import of torch.
 
 >>> import torch
+>>> from amtcore import Dau1997
 >>> model = Dau1997(fs=16000)
 >>> len(model(torch.zeros(1600)))
 31
 """
 
-from amtcore.kernels.vector.result_pool import set_buffer_limit
-from amtcore.kernels.vector.threads import get_num_threads, set_num_threads
-from amtcore.models import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Paulick2024
-from amtcore.stages import (
-    AdaptLoop,
-    BrokenStickCompression,
-    ButterworthFilter,
-    DRNLFilterbank,
-    ERBIntegration,
-    ExcitationPattern,
-    FastKing2019ModulationFilterbank,
-    FastModulationFilterbank,
-    GammatoneFilterbank,
-    HeadphoneFilter,
-    IHCEnvelope,
-    IHCPaulick2024,
-    King2019ModulationFilterbank,
-    LIFExodus,
-    LoudnessEar,
-    LoudnessIntegration,
-    MiddleEarFilter,
-    ModulationFilterbank,
-    Moore2016AGC,
-    Moore2016BinauralLoudness,
-    Moore2016ExcitationPattern,
-    Moore2016SpecificLoudness,
-    Moore2016Spectrum,
-    Moore2016TemporalIntegration,
-    MultiResolutionFFT,
-    OuterMiddleEarFilter,
-    PowerCompression,
-    Resampler,
-    SpecificLoudness,
-    SquaringExpansion,
-)
-from amtcore.units import Calibration
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amtcore.kernels.vector.result_pool import set_buffer_limit
+    from amtcore.kernels.vector.threads import get_num_threads, set_num_threads
+    from amtcore.models import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Paulick2024
+    from amtcore.stages import (
+        AdaptLoop,
+        BrokenStickCompression,
+        ButterworthFilter,
+        DRNLFilterbank,
+        ERBIntegration,
+        ExcitationPattern,
+        FastKing2019ModulationFilterbank,
+        FastModulationFilterbank,
+        GammatoneFilterbank,
+        HeadphoneFilter,
+        IHCEnvelope,
+        IHCPaulick2024,
+        King2019ModulationFilterbank,
+        LIFExodus,
+        LoudnessEar,
+        LoudnessIntegration,
+        MiddleEarFilter,
+        ModulationFilterbank,
+        Moore2016AGC,
+        Moore2016BinauralLoudness,
+        Moore2016ExcitationPattern,
+        Moore2016SpecificLoudness,
+        Moore2016Spectrum,
+        Moore2016TemporalIntegration,
+        MultiResolutionFFT,
+        OuterMiddleEarFilter,
+        PowerCompression,
+        Resampler,
+        SpecificLoudness,
+        SquaringExpansion,
+    )
+    from amtcore.units import Calibration
+
+# Names that are in neither of `models` and `stages`.
+_HOMES = {
+    "Calibration": "amtcore.units",
+    "get_num_threads": "amtcore.kernels.vector.threads",
+    "set_buffer_limit": "amtcore.kernels.vector.result_pool",
+    "set_num_threads": "amtcore.kernels.vector.threads",
+}
+_MODELS = ("Dau1997", "Glasberg2002", "King2019", "Moore2016", "Osses2021", "Paulick2024")
+_ROOMS = ("errors", "features", "filter_design", "kernels", "models", "scales", "stages", "units")
 
 __all__ = [
     "AdaptLoop",
@@ -87,3 +103,18 @@ __all__ = [
     "set_buffer_limit",
     "set_num_threads",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"amtcore.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "amtcore.models" if name in _MODELS else _HOMES.get(name, "amtcore.stages")
+    found = getattr(import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})

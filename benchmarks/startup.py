@@ -13,6 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+import soundfile
+
 from benchmarks.report import table, write_section
 
 _STORED = Path(__file__).parents[1] / "tests" / "data" / "layout1" / "dataset"
@@ -29,6 +32,13 @@ import numpy as np
 from amtcore.features.build import build_extractor
 build_extractor("dau1997", fs_hz=44100).extract([np.zeros(4410, np.float32)])
 print(time.perf_counter() - begin)
+"""
+
+_FILES = 400
+_JOB = """
+source: {{kind: files, uri: {folder}/clips}}
+extract: [{{model: dau1997}}]
+output: {{uri: {folder}/out}}
 """
 
 
@@ -51,6 +61,18 @@ def _command(*arguments: str) -> float:
     return sorted(times[1:])[1]
 
 
+def _plan() -> str:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "clips").mkdir()
+        clip = np.random.default_rng(0).standard_normal(16000).astype(np.float32) / 10
+        for number in range(_FILES):
+            soundfile.write(folder / "clips" / f"{number:03d}.flac", clip, 16000)
+        job = folder / "job.yaml"
+        job.write_text(_JOB.format(folder=folder))
+        return f"{_command('plan', str(job)):.2f}"
+
+
 def main() -> None:
     """Measure and write the section."""
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as fresh:
@@ -65,6 +87,7 @@ def main() -> None:
         ("the same, kernels compiled ahead (median of 3)", f"{shipped[1]:.2f}"),
         ("`earmill --help` (median of 3)", f"{_command('--help'):.2f}"),
         ("`earmill models`", f"{_command('models'):.2f}"),
+        (f"`earmill plan` of {_FILES} FLAC files", _plan()),
         ("`earmill inspect` of two shards", f"{_command('inspect', str(_STORED)):.2f}"),
     ]
     body = table(("what", "seconds"), rows)

@@ -1,13 +1,31 @@
 """From a model to named feature streams of whole clips or of a long signal, chunk by chunk.
 
 It may import `models` and what is below them. A model of one's own is written against the names
-below.
+below, which are loaded when they are first used: what a stream is needs no model.
 """
 
-from amtcore.features.base import Extractor, ExtractStream, StreamInfo, StreamKind
-from amtcore.features.feature_model import FeatureModel
-from amtcore.features.frame_model import FrameDesign, FrameGrid, FrameModel
-from amtcore.features.parameters import Parameter, parameters_of
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amtcore.features.base import Extractor, ExtractStream
+    from amtcore.features.feature_model import FeatureModel
+    from amtcore.features.frame_model import FrameDesign, FrameGrid, FrameModel
+    from amtcore.features.parameters import Parameter, parameters_of
+    from amtcore.features.stream_info import StreamInfo, StreamKind
+
+_HOMES = {
+    "ExtractStream": "base",
+    "Extractor": "base",
+    "FeatureModel": "feature_model",
+    "FrameDesign": "frame_model",
+    "FrameGrid": "frame_model",
+    "FrameModel": "frame_model",
+    "Parameter": "parameters",
+    "StreamInfo": "stream_info",
+    "StreamKind": "stream_info",
+    "parameters_of": "parameters",
+}
 
 __all__ = [
     "ExtractStream",
@@ -21,3 +39,15 @@ __all__ = [
     "StreamKind",
     "parameters_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"amtcore.features.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -58,7 +58,8 @@ def demo(
     """Generate two minutes of audio and run the whole job on it."""
     from earmill.jobs.commands.extract import run_and_report
     from earmill.jobs.demo_audio import write_corpus
-    from earmill.pipeline.spec.job import JobSpec, validate_models
+    from earmill.pipeline.spec.job import JobSpec
+    from earmill.pipeline.spec.models import validate_models
 
     console = terminal.console(soft_wrap=True)
     folder = _clean_folder(out)

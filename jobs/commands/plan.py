@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from earmill.jobs.commands.options import AsJson, JobFile, Overrides
 from earmill.jobs.terminal import console, say_json
 
 
-def plan(job: JobFile, set_: Overrides = None, as_json: AsJson = False) -> None:
+def plan(
+    job: JobFile,
+    set_: Overrides = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Time the job's models here first, which takes seconds and is remembered.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show what a job would do: rows, hours, shards, bytes, time. Writes nothing."""
     from earmill.pipeline.spec.job import JobSpec
 
     # A wrong spec is told at once, before the rest is imported.
     spec = JobSpec.load(job, overrides=set_ or ())
-    from earmill.pipeline.planning.cost import measure_cost
+    from earmill.pipeline.planning.cost import job_cost
 
-    result = measure_cost(spec).to_dict()
+    result = job_cost(spec, measure=measure).to_dict()
     say_json(result) if as_json else _print(result)
 
 
@@ -29,6 +42,17 @@ def rounded_up(seconds: float) -> str:
             step = 0.1 if n < 10 and unit != "s" else 1.0
             return f"{max(1.0 * step, math.ceil(round(n / step, 6)) * step):.3g} {unit}"
     raise AssertionError("hours hold any duration")
+
+
+def _time(result: dict[str, Any]) -> str:
+    """How long it takes, and what that is reckoned from."""
+    if result["wall_s"] is None:
+        return "unknown"
+    what = "the job" if result["speed_from"] == "job" else "models"
+    return (
+        f"about {rounded_up(result['wall_s'])} here: {rounded_up(result['start_s'])} to start, "
+        f"then {what} at {result['times_real_time_here']:,.0f} x real time"
+    )
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -49,8 +73,7 @@ def _print(result: dict[str, Any]) -> None:
         "bytes out": ", ".join(f"{bytes_text(n)} {fmt}" for fmt, n in by_format.items())
         + " before compression",
         "objects": f"{result['objects']:,}",
-        "time": f"about {rounded_up(result['wall_s'])} here: {rounded_up(result['start_s'])} to "
-        f"start, then models at {result['times_real_time_here']:,.0f} x real time",
+        "time": _time(result),
         "output": result["output"],
     }
     for name, text in rows.items():

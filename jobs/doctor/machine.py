@@ -29,10 +29,10 @@ def machine_line() -> str:
     """Processor, cores and the versions that decide speed, as benchmarks name a machine."""
     import platform
 
-    from earmill.pipeline.dataset.provenance import processor_name
+    from earmill.pipeline.common.machine import cores, processor_name
 
     return (
-        f"{processor_name()}, {_cores()} cores; Python {platform.python_version()}, "
+        f"{processor_name()}, {cores()} cores; Python {platform.python_version()}, "
         f"torch {_version('torch')}, numba {_version('numba')}"
     )
 
@@ -40,7 +40,7 @@ def machine_line() -> str:
 def _processor() -> str:
     from llvmlite import binding
 
-    from earmill.pipeline.dataset.provenance import processor_name
+    from earmill.pipeline.common.machine import cores, processor_name
 
     has = binding.get_host_cpu_features()
     features = [name for name in _FEATURES if has.get(name)]
@@ -48,14 +48,7 @@ def _processor() -> str:
     vectors = ", ".join(features) or "no vectors"
     # What else runs here is in every speed that is measured below.
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{processor_name()} ({cpu}; {vectors}), {_cores()} cores{load}"
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return f"{processor_name()} ({cpu}; {vectors}), {cores()} cores{load}"
 
 
 def _memory() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from earmill.jobs.doctor.check import Check, State
 from earmill.jobs.doctor.machine import machine_line
 from earmill.jobs.doctor.speed import Speed
-from earmill.pipeline.dataset.provenance import processor_name
+from earmill.pipeline.common.machine import processor_name
 
 
 def markdown(command: str, checks: Sequence[Check], speeds: Sequence[Speed]) -> str:

@@ -66,11 +66,11 @@ def gpu_answers(checks: list[Check]) -> bool:
 
 def _measured(name: str, gpu: bool) -> Speed:
     from amtcore.features.build import build_extractor
-    from earmill.pipeline.planning.cost import times_real_time, warm_up
+    from earmill.pipeline.planning.timing import seconds_of_a_second, warm_up
 
     extractor = build_extractor(name)
     warm_up([extractor])
-    cpu = times_real_time([extractor])
+    cpu = 1.0 / seconds_of_a_second([extractor])[0]
     if not gpu:
         return Speed(name, cpu)
     there = build_extractor(name, backend="cuda")

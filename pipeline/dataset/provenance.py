@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from earmill.pipeline.common.machine import processor_name
+
 # Their sources make features.
 PACKAGES = ("earmill.pipeline", "amtcore")
 # The packages that touch a value between source bytes and stored frames; enough for one commit.
@@ -118,18 +120,6 @@ def host_info() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
     }
-
-
-@lru_cache(maxsize=1)
-def processor_name() -> str:
-    """Model name of the processor."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux: the standard library knows less, but something
-    return platform.processor() or platform.machine()
 
 
 def device_info() -> dict[str, Any]:

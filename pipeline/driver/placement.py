@@ -86,9 +86,14 @@ def check_device(run: RunSpec, address: str | None) -> None:
         _check_seats(_seats(live_nodes(), run.gpus_wanted), run)
 
 
+def has_seats(nodes: Sequence[Node], run: RunSpec) -> bool:
+    """Whether a worker of this job computes on a GPU."""
+    return bool(_seats(nodes, run.gpus_wanted))
+
+
 def cpu_note(nodes: Sequence[Node], run: RunSpec) -> str:
     """What to tell a user who left the device open and gets none; empty where there is one."""
-    if run.device != "auto" or not run.gpus_wanted or _seats(nodes, run.gpus_wanted):
+    if run.device != "auto" or not run.gpus_wanted or has_seats(nodes, run):
         return ""
     return "no GPU among the nodes: the models run on CPU"
 

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -226,6 +226,13 @@ def live_nodes() -> list[Node]:
     ]
     useful = [node for node in nodes if node.cpus or node.gpus]
     return sorted(useful, key=lambda node: node.node_id)
+
+
+def is_here(nodes: Sequence[Node]) -> bool:
+    """Whether these nodes are the one that this process is on, and no other."""
+    import ray
+
+    return [node.node_id for node in nodes] == [ray.get_runtime_context().get_node_id()]
 
 
 def wait_for_nodes(

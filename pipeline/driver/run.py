@@ -8,6 +8,7 @@ process, running it again with `resume` goes on where the commits end.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,10 +28,17 @@ from earmill.pipeline.dataset.snapshot import is_closed
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.cluster_watch import watch_ray
 from earmill.pipeline.driver.deadlines import Deadlines
-from earmill.pipeline.driver.placement import Placement, check_device, cpu_note, place_workers
+from earmill.pipeline.driver.placement import (
+    Placement,
+    check_device,
+    cpu_note,
+    has_seats,
+    place_workers,
+)
 from earmill.pipeline.driver.ray_session import (
     Node,
     check_address,
+    is_here,
     is_joined,
     is_private,
     ray_session,
@@ -44,9 +52,11 @@ from earmill.pipeline.formats.casting import as_stored
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.planning.plan import Plan, Shard, make_plan, skipped_text
+from earmill.pipeline.planning.speeds import keep_job
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.changes import describe_changes
-from earmill.pipeline.spec.job import JobSpec, validate_models
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import sweep
 from earmill.pipeline.storage.store_calls import patient
@@ -112,6 +122,7 @@ def _run_job(
     stop: StopRequest,
     make_runner: RunnerFactory,
 ) -> events.JobFinished:
+    began_s = time.monotonic()
     # The cheap checks come first: the models take seconds to import.
     sink(events.Step("checking source, output and models"))
     check_address(ray_address)
@@ -148,6 +159,9 @@ def _run_job(
                     joined=is_joined(ray_address),
                 )
                 result = _scheduler(job, nodes, sink, stop, lock, make_runner).run()
+                if is_here(nodes) and not has_seats(nodes, spec.run):
+                    start_s = time.monotonic() - began_s - result.worked_s
+                    keep_job(spec, result.seconds, result.cpu_s, start_s)
             return _finish(job, result, sink)
 
 

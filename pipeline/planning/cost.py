@@ -1,33 +1,36 @@
-"""What a job would do and cost, as measured here: nothing is written.
+"""What a job would do and cost: nothing is written, and nothing is computed unless asked for.
 
-The speed is measured on a few seconds of noise through the job's own models, so the time holds for
-this machine alone; decoding and writing come on top where they do not keep up. So does the start:
-driver and workers load the models, one after the other, and Ray takes its time.
+Times follow from what jobs or timings on this machine have left (see `planning.speeds`), and hold
+for its cores alone. Where only the models are known, decoding and writing come on top where they do
+not keep up. So does the start: driver and workers load the models, one after the other, and Ray
+takes its time.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from amtcore.features.stream_info import StreamInfo
+from earmill.pipeline.audio.channels import BINAURAL
+from earmill.pipeline.common.machine import cores
 from earmill.pipeline.planning.estimate import Estimate, estimate
 from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.speeds import (
+    JOB,
+    REFERENCE,
+    TIMING,
+    Speed,
+    find_speed,
+    keep_timing,
+    reference,
+)
 from earmill.pipeline.sources import open_source
-from earmill.pipeline.spec.job import JobSpec, validate_models
+from earmill.pipeline.spec.job import JobSpec, RunSpec
+from earmill.pipeline.spec.models import describe_models, validate_models
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from amtcore.features.base import Extractor, StreamInfo
-
-MEASURED_S = 4.0
-CLIPS = 4
-# From the driver's call of Ray to a worker process that can import, as measured on two cores.
-RAY_START_S = 8.0
-KERNELS_S = 1.5
+# From the call to a warm worker, with compiled kernels, as measured on two cores.
+START_S = 9.0
 OF_CORES = (
     "the time is that of this machine's cores; `python -m benchmarks.gpu` measures a GPU's speed"
 )
@@ -41,10 +44,12 @@ class JobCost:
     Args:
         job: Its name. plan_id, spec_sha256: As they will be stored. output: Where.
         streams: Of every feature stream the description.
-        times_real_time_here: Audio seconds per second of all models together, on all cores.
+        times_real_time_here: Audio seconds per second of all models together, on the cores that the
+            job would use here; None where nothing is known of a model.
+        speed_from: Where that is from: `job`, `timing` or `reference` (see `planning.speeds`).
         estimate: Rows, hours, shards, bytes, objects.
-        start_s: Until the first row is computed. wall_s: To the end, s.
-        notes: What the source's listing was worth saying, and what the time is not that of.
+        start_s: Until the first row is computed. wall_s: To the end, s; None as above.
+        notes: What the source's listing was worth saying, and where the time is from.
     """
 
     job: str
@@ -52,10 +57,11 @@ class JobCost:
     spec_sha256: str
     output: str
     streams: tuple[StreamInfo, ...]
-    times_real_time_here: float
+    times_real_time_here: float | None
+    speed_from: str | None
     estimate: Estimate
     start_s: float
-    wall_s: float
+    wall_s: float | None
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,6 +73,7 @@ class JobCost:
             "output": self.output,
             "streams": [{key: getattr(each, key) for key in _OF_STREAM} for each in self.streams],
             "times_real_time_here": self.times_real_time_here,
+            "speed_from": self.speed_from,
             **asdict(self.estimate),
             "start_s": self.start_s,
             "wall_s": self.wall_s,
@@ -74,56 +81,62 @@ class JobCost:
         }
 
 
-def measure_cost(spec: JobSpec) -> JobCost:
-    """List the source, build the models, run them for a few seconds.
+def job_cost(spec: JobSpec, *, measure: bool = False) -> JobCost:
+    """List the source and add up.
 
+    Args:
+        measure: Time the job's models on a few seconds of noise, and keep the result; else nothing
+            is imported that computes, unless an entry of the job is new to this machine.
     Raises:
         SpecError, SourceError: What the job itself would raise before any work.
     """
-    began = time.perf_counter()
-    extractors = validate_models(spec)
-    load_s = time.perf_counter() - began
-    warm_up(extractors)
+    models = describe_models(spec)
+    speed = _timed(spec) if measure else find_speed(spec, models)
     plan = make_plan(open_source(spec.source), spec)
-    speed = times_real_time(extractors)
-    streams = [info for extractor in extractors for info in extractor.streams]
-    expected = estimate(plan, spec, streams, times_realtime=speed)
-    # Kernels that had to be compiled just now are in their cache when the job comes.
-    start_s = RAY_START_S + KERNELS_S + 2 * load_s
+    streams = [stream for model in models for stream in model.streams]
+    times = None if speed is None else _threads(spec.run) / speed.core_s
+    expected = estimate(plan, spec, streams, times_realtime=times)
+    start_s = START_S if speed is None or speed.start_s is None else speed.start_s
     return JobCost(
         job=spec.name,
         plan_id=plan.plan_id,
         spec_sha256=spec.sha256(),
         output=spec.output.uri,
         streams=tuple(streams),
-        times_real_time_here=round(speed, 1),
+        times_real_time_here=None if times is None else round(times, 1),
+        speed_from=None if speed is None else speed.origin,
         estimate=expected,
-        start_s=round(start_s, 1),
-        wall_s=round(start_s + (expected.seconds or 0.0), 1),
-        notes=(*plan.notes, *([OF_CORES] if spec.run.device == "cuda" else [])),
+        start_s=start_s,
+        wall_s=None if expected.seconds is None else round(start_s + expected.seconds, 1),
+        notes=(*plan.notes, _origin(speed), *([OF_CORES] if spec.run.device == "cuda" else [])),
     )
 
 
-def warm_up(extractors: Sequence[Extractor]) -> None:
-    """Load or compile the kernels, which the first call does."""
-    for extractor in extractors:
-        extractor.extract([noise(MEASURED_S / 10, extractor)])
+def _timed(spec: JobSpec) -> Speed:
+    from earmill.pipeline.planning.timing import seconds_of_a_second, warm_up
+
+    extractors = validate_models(spec)
+    warm_up(extractors)
+    binaural = spec.audio.channels == BINAURAL
+    _, core_s = seconds_of_a_second(extractors, binaural=binaural)
+    return keep_timing(spec, core_s)
 
 
-def noise(seconds: float, extractor: Extractor) -> NDArray[np.float32]:
-    """Quiet noise at a model's rate."""
-    import numpy as np
+def _threads(run: RunSpec) -> int:
+    """Cores of this machine that the job's workers would use."""
+    if run.threads_per_worker is None:
+        return cores()
+    return min(cores(), run.threads_per_worker * (run.workers or 1))
 
-    samples = np.random.default_rng(0).standard_normal(round(seconds * extractor.fs_hz))
-    return (samples * 0.01).astype(np.float32)
 
-
-def times_real_time(extractors: Sequence[Extractor]) -> float:
-    """Audio seconds per second of all the models together, on all cores of this machine."""
-    wall_s = 0.0
-    for extractor in extractors:
-        clip = noise(MEASURED_S, extractor)
-        started = time.perf_counter()
-        extractor.extract([clip] * CLIPS)
-        wall_s += time.perf_counter() - started
-    return CLIPS * MEASURED_S / wall_s
+def _origin(speed: Speed | None) -> str:
+    """Where the time is from, one line."""
+    ask = "`earmill plan --measure` times this job's"
+    if speed is None:
+        return f"no time: a model has no reference and was not timed here; {ask} models"
+    return {
+        JOB: "the time is that of the last job with these models on this machine",
+        TIMING: "the time is that of the models alone, as they were timed on this machine",
+        REFERENCE: "the time is a reference, of the models alone with default parameters on cores "
+        f"of {reference()['processor']}: nothing was measured here; {ask} models",
+    }[speed.origin]

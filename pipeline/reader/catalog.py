@@ -55,7 +55,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import DATASET_FILE, commit_path, is_shard_id
 
 if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
 SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 DTYPES = ("float16", "float32", "float64")
@@ -325,7 +325,7 @@ def _dataset(layout: Layout) -> DatasetFile:
 
 
 def _streams(dataset: DatasetFile) -> dict[str, StreamInfo]:
-    from amtcore.features.base import StreamInfo
+    from amtcore.features.stream_info import StreamInfo
 
     return {info["name"]: StreamInfo.from_dict(info) for info in dataset.streams}
 

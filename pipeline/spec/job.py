@@ -3,7 +3,7 @@
 The hash covers everything that decides the output and nothing else: not the job's name, not the
 `run` section, not credentials, not where the output goes. Numbers are canonical (44100 and 44100.0
 are one value), key order is not significant. Models and their parameters are checked by building
-them, in `validate_models`, so that reading a spec stays cheap.
+them, in `spec.models`, so that reading a spec stays cheap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import fsspec
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from earmill.pipeline.audio.channels import BINAURAL, EARS
 from earmill.pipeline.audio.resample import DEFAULT_QUALITY, RESAMPLERS
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.one_line import one_line
@@ -31,14 +30,9 @@ from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
 if TYPE_CHECKING:
-    from amtcore.features.base import Extractor
     from earmill.pipeline.audio.decode import Limits
 
 CHANNEL_WORDS = ("mean", "left", "right", "each", "binaural")
-
-# Velocities of the basilar membrane are around 1e-7 m/s, and so is the power of quiet sound;
-# float16 ends at 6e-8.
-TINY_UNITS = ("m/s", "input unit^2")
 
 # One actor fills a GPU: it keeps two launches in flight.
 GPUS_PER_WORKER = 1.0
@@ -263,7 +257,7 @@ class JobSpec(SpecModel):
     @model_validator(mode="after")
     def _unique_streams(self) -> JobSpec:
         named = [(entry.model, name) for entry in self.extract for name in entry.streams or ()]
-        _check_unique_streams(named)
+        check_unique_streams(named)
         return self
 
     @classmethod
@@ -313,44 +307,8 @@ class JobSpec(SpecModel):
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
 
-def validate_models(spec: JobSpec) -> list[Extractor]:
-    """Build every model of the job once; SpecError names the entry that cannot be built.
-
-    Returns the extractors, whose `streams` describe the output exactly.
-    """
-    from amtcore.features.build import build_extractor
-
-    extractors = []
-    for index, entry in enumerate(spec.extract):
-        try:
-            extractor = build_extractor(
-                entry.model, fs_hz=entry.fs_hz, params=entry.params, streams=entry.streams
-            )
-        except ValueError as error:
-            raise SpecError(f"extract.{index}: {error}") from error
-        extractors.append(extractor)
-    pairs = zip(spec.extract, extractors, strict=True)
-    named = [(entry.model, stream.name) for entry, built in pairs for stream in built.streams]
-    try:
-        _check_unique_streams(named)
-    except ValueError as error:
-        raise SpecError(f"extract: {error}") from error
-    infos = [stream for built in extractors for stream in built.streams]
-    tiny = [f"{info.model} {info.name}" for info in infos if info.unit in TINY_UNITS]
-    if tiny and spec.output.dtype == "float16":
-        raise SpecError(
-            f"output.dtype: expected float32 for {', '.join(tiny)}, whose values lie below what "
-            "float16 can hold, got float16"
-        )
-    if spec.audio.channels == BINAURAL and all(max(e.input_channels) < EARS for e in extractors):
-        raise SpecError(
-            "audio.channels: expected a model of two ears in the extract list for binaural, got "
-            f"{', '.join(entry.model for entry in spec.extract)}; use mean, or each"
-        )
-    return extractors
-
-
-def _check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
+def check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
+    """ValueError where a stream, out of pairs of model and stream, comes from two models."""
     owners: dict[str, str] = {}
     for model, stream in named:
         if stream in owners:

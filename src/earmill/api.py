@@ -89,17 +89,19 @@ def extract(
     return _run(job, resume, again, progress, ray_address, stop, check)
 
 
-def plan(spec: Spec, *, overrides: Iterable[str] = ()) -> JobCost:
+def plan(spec: Spec, *, overrides: Iterable[str] = (), measure: bool = False) -> JobCost:
     """What a job would do and cost, as `earmill plan` shows it; writes nothing.
 
     Args:
         spec, overrides: As for `extract`.
+        measure: Time the job's models here first, which takes seconds and is remembered; else the
+            time is that of what ran here before, or of a built-in reference.
     Raises:
         SpecError, SourceError: What the job would raise before any work.
     """
-    from earmill.pipeline.planning.cost import measure_cost
+    from earmill.pipeline.planning.cost import job_cost
 
-    return measure_cost(_loaded(spec, overrides))
+    return job_cost(_loaded(spec, overrides), measure=measure)
 
 
 def verify(

@@ -14,7 +14,7 @@ import yaml
 from earmill.jobs.cli import run
 from earmill.jobs.commands.plan import rounded_up
 from earmill.pipeline.dataset.lease import DriverLock
-from earmill.pipeline.planning.cost import RAY_START_S
+from earmill.pipeline.planning.cost import START_S
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import ROOT, write_corpus, write_job
@@ -134,7 +134,10 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_plan_adds_up_and_writes_nothing(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_adds_up_and_writes_nothing(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(job.parent / "cache"))
     assert run(["plan", str(job), "--json", "--set", "output.dtype=float32"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["rows"], plan["shards"]) == (3, 2)
@@ -144,15 +147,19 @@ def test_plan_adds_up_and_writes_nothing(job: Path, capsys: pytest.CaptureFixtur
     assert plan["bytes_out"] == {"parquet": 3 * 50 * width * 4, "zarr": 3 * 50 * width * 4}
     assert plan["seconds"] == pytest.approx(1.5 / plan["times_real_time_here"], rel=0.05)
     # A job of a second and a half still has to start: Ray, and the models in driver and worker.
-    assert plan["start_s"] > RAY_START_S
+    assert plan["start_s"] == START_S and plan["speed_from"] == "reference"
     assert plan["wall_s"] == pytest.approx(plan["start_s"] + plan["seconds"], abs=0.11)
-    assert not (job.parent / "out").exists() and plan["notes"] == []
+    assert not (job.parent / "out").exists()
+    (note,) = plan["notes"]
+    assert "reference" in note and "--measure" in note
     assert run(["plan", str(job), "--set", "run.device=cuda"]) == 0
     text = capsys.readouterr().out
     assert f"{width} columns at 100 Hz" in text
     assert "that of this machine's cores" in " ".join(text.split())
+    assert run(["plan", str(job), "--json", "--measure"]) == 0
+    assert json.loads(capsys.readouterr().out)["speed_from"] == "timing"
     (said,) = re.findall(r"about (\d+) s here: (\d+) s to start", text)
-    assert int(said[0]) >= int(said[1]) >= RAY_START_S
+    assert int(said[0]) >= int(said[1]) >= START_S
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Commands that answer at once: what they leave out, and when the kept list of models holds."""
+"""Commands that answer at once: what they leave out, and when what is kept of models holds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ import pytest
 
 from earmill.jobs import model_list
 from earmill.jobs.model_list import listed_models
+from earmill.pipeline.common import model_sources
+from earmill.pipeline.common.model_sources import models_key
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.models import validate_models
 
 HEAVY = {"torch", "numba", "ray", "scipy", "zarr", "datasets", "matplotlib"}
+SPEECH = Path(__file__).parents[1] / "data" / "speech"
 STORED = Path(__file__).parents[1] / "data" / "layout1" / "dataset"
 _RUN = """
 import sys
@@ -29,17 +34,30 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "earmill"
 
 
-def test_what_is_kept_is_what_the_models_say_and_needs_no_model(cache: Path) -> None:
+def test_what_is_kept_is_what_the_models_say_and_needs_no_model(
+    cache: Path, tmp_path: Path
+) -> None:
     made = listed_models()
     assert made == listed_models() == model_list._made()
     (path,) = cache.iterdir()
     assert json.loads(path.read_text()) == made
-    commands = ["models --json", "models dau1997", f"inspect {STORED}"]
+    job = tmp_path / "job.json"
+    job.write_text(
+        json.dumps(
+            {
+                "source": {"kind": "files", "uri": str(SPEECH)},
+                "extract": [{"model": "dau1997"}],
+                "output": {"uri": "out", "formats": ["parquet"]},
+            }
+        )
+    )
+    validate_models(JobSpec.load(job))
+    commands = ["models --json", "models dau1997", f"inspect {STORED}", f"plan {job}"]
     done = subprocess.run(
         [sys.executable, "-c", _RUN, *commands], capture_output=True, text=True, check=True
     )
-    codes, modules = done.stderr.split()[:3], set(done.stderr.split()[3:])
-    assert codes == ["0"] * 3 and not HEAVY & modules
+    codes, modules = done.stderr.split()[:4], set(done.stderr.split()[4:])
+    assert codes == ["0"] * 4 and not HEAVY & modules
     assert json.loads(done.stdout.splitlines()[0]) == made
 
 
@@ -53,9 +71,9 @@ def test_a_damaged_list_is_made_again(cache: Path) -> None:
 def test_other_sources_and_versions_have_a_list_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = model_list._path()
-    monkeypatch.setattr(model_list, "version", lambda name: "0")
-    assert model_list._path() != before
+    before = models_key()
+    monkeypatch.setattr(model_sources, "version", lambda name: "0")
+    assert models_key() != before
     strangers: list[Any] = [type("Point", (), {"name": "mine", "dist": None})]
-    monkeypatch.setattr(model_list, "entry_points", lambda group: strangers)
-    assert model_list._path() is None
+    monkeypatch.setattr(model_sources, "entry_points", lambda group: strangers)
+    assert models_key() is None

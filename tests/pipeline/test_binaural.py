@@ -25,7 +25,8 @@ from earmill.pipeline.audio.channels import (
 )
 from earmill.pipeline.audio.resample import AudioResampler
 from earmill.pipeline.common.errors import ChannelIndexError, SpecError
-from earmill.pipeline.spec.job import JobSpec, validate_models
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.models import validate_models
 from tests.compare import Tolerance, assert_close
 from tests.pipeline import audio_factory
 from tests.pipeline.test_row_pipeline import Job, assert_same_rows, make_spec

@@ -111,7 +111,7 @@ def prepare(job: Path) -> None:
     spec = JobSpec.load(job)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     from earmill.pipeline.driver import run as run_module
-    from earmill.pipeline.spec.job import validate_models
+    from earmill.pipeline.spec.models import validate_models
 
     plan = make_plan(open_source(spec.source), spec)
     run_module._open_job(spec, layout, plan, validate_models(spec), resume=False, again=None)

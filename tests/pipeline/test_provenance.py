@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from earmill.pipeline.common.machine import processor_name
 from earmill.pipeline.dataset.provenance import (
     VALUE_PACKAGES,
     code_sha256,
@@ -19,7 +20,6 @@ from earmill.pipeline.dataset.provenance import (
     git_state,
     host_info,
     package_versions,
-    processor_name,
     run_provenance,
     value_versions,
 )

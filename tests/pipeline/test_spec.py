@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 import earmill.pipeline.spec.job as spec_module
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.spec.job import JobSpec, validate_models
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, FilesSpec, HfSpec, ManifestSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
 

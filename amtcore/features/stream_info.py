@@ -1,0 +1,84 @@
+"""What a feature stream is: plain values, which are read and written without importing a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StreamKind:
+    """A feature stream that a model offers: its unit, axes and one line of what it is.
+
+    `layout` is "frames", or "events" for sparse streams that another stream of the model drives.
+    """
+
+    unit: str
+    axes: tuple[str, ...]
+    summary: str
+    layout: str = "frames"
+
+
+@dataclass(frozen=True)
+class StreamInfo:
+    """One feature stream.
+
+    Args:
+        name: Name of the stream.
+        model: Name of the model.
+        unit: Unit of the values.
+        width: Columns per frame.
+        frame_rate_hz: Frames per second.
+        pool: Statistic of a frame: mean, rms, max or subsample.
+        axes: Names of the two axes.
+        channel_offsets: (channel + 1), cuts the columns into channels of M_i columns.
+        fc_hz: Centre frequency of each channel.
+        mfc_hz: Modulation centre frequency of each column; empty where there is no modulation axis.
+        columns: Name of each column, for streams whose columns are different quantities.
+        layout: "frames", or "events": sparse, a column being a neuron and a frame one of its steps.
+        scale_factor: What stored values are multiplied by to be in `unit`; models leave it at 1.
+    """
+
+    name: str
+    model: str
+    unit: str
+    width: int
+    frame_rate_hz: float
+    pool: str
+    axes: tuple[str, ...]
+    channel_offsets: tuple[int, ...]
+    fc_hz: tuple[float, ...]
+    mfc_hz: tuple[float, ...]
+    columns: tuple[str, ...] = ()
+    layout: str = "frames"
+    scale_factor: float = 1.0
+
+    def __repr__(self) -> str:
+        """One line; the numbers of each channel and column are in the attributes."""
+        low_high = f" of {self.fc_hz[0]:.6g} to {self.fc_hz[-1]:.6g} Hz" if self.fc_hz else ""
+        channels = len(self.channel_offsets) - 1
+        rate = f" at {self.frame_rate_hz:g} Hz" if self.frame_rate_hz else " once a clip"
+        return (
+            f"<{self.model} {self.name}: {self.width} columns in {channels} channels{low_high}, "
+            f"{self.layout}{rate} ({self.pool}), {self.unit}>"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; the last three only where they are not usual."""
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        if not self.columns:
+            del plain["columns"]
+        if self.layout == "frames":
+            del plain["layout"]
+        if self.scale_factor == 1.0:
+            del plain["scale_factor"]
+        return plain
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StreamInfo:
+        """The inverse of `to_dict`."""
+        plain: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return cls(**plain)

@@ -1,0 +1,38 @@
+"""The built-in reference of `earmill plan`: core seconds of a second of audio, model by model.
+
+Every model of this package with its default parameters, rate and streams, timed as
+`earmill plan --measure` times a job's; written into the package.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import earmill.pipeline.planning.speeds as speeds
+from amtcore.features.build import build_extractor, list_models
+from earmill.pipeline.common.machine import processor_name
+from earmill.pipeline.planning.timing import seconds_of_a_second, warm_up
+
+RUNS = 3
+
+
+def main() -> None:
+    """Measure and write the file; print it."""
+    models = {}
+    for info in list_models():
+        if info.distribution is not None and not info.distribution.startswith("earmill "):
+            continue
+        if any("default" not in each.to_dict() for each in info.params.values()):
+            continue  # what it costs is what the job names
+        extractor = build_extractor(info.name)
+        warm_up([extractor])
+        core_s = min(seconds_of_a_second([extractor])[1] for _ in range(RUNS))
+        models[info.name] = {"fs_hz": extractor.fs_hz, "core_s": float(f"{core_s:.3g}")}
+    text = json.dumps({"processor": processor_name(), "models": models}, indent=1) + "\n"
+    Path(speeds.__file__).with_name(speeds.REFERENCE_FILE).write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What a second of audio costs a core, without computing any: from what ran here before.
+
+After every job of its own Ray on cores, and after every timing, the figure is kept in the user's
+cache, under the machine, the models' sources and their entries in the job. Where nothing ran yet
+there is a built-in reference of the models with their default parameters, measured on another
+machine (`python -m benchmarks.reference_speeds`). Who asks is told which it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from earmill.pipeline.audio.channels import BINAURAL, EARS
+from earmill.pipeline.common.cpu_time import IDLE, RAY
+from earmill.pipeline.common.machine import cores, processor_name
+from earmill.pipeline.common.model_sources import models_key
+from earmill.pipeline.common.user_cache import keep, read_kept
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.models import Description
+
+JOB, TIMING, REFERENCE = "job", "timing", "reference"
+REFERENCE_FILE = "reference_speeds.json"
+# Less audio says more of the ends of a job than of its speed.
+LEAST_AUDIO_S = 30.0
+_KIND = "speed"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The cost of a second of audio.
+
+    Args:
+        core_s: Seconds of a core.
+        origin: `job`: a whole job with these models, on this machine; `timing`: the models alone,
+            on this machine; `reference`: the models with default parameters, on another one.
+        start_s: What a job here took to its first warm worker, s; None where none ran.
+    """
+
+    core_s: float
+    origin: str
+    start_s: float | None = None
+
+
+def find_speed(spec: JobSpec, models: Sequence[Description]) -> Speed | None:
+    """The best that is known for a job's models; None where one of them was never timed."""
+    entries = spec.canonical()["extract"]
+    whole = _kept(spec, entries)
+    if whole is not None:
+        return whole
+    alone = [_kept(spec, [entry]) for entry in entries]
+    if all(each is not None and each.origin == TIMING for each in alone):
+        return Speed(sum(each.core_s for each in alone if each is not None), TIMING)
+    return _reference(spec, models)
+
+
+def keep_timing(spec: JobSpec, core_s: float) -> Speed:
+    """Keep what a second of audio costs a core of this machine in the models of a job."""
+    return _keep(spec, Speed(core_s, TIMING))
+
+
+def keep_job(spec: JobSpec, audio_s: float, cpu_s: Mapping[str, float], start_s: float) -> None:
+    """Keep what a job has cost whose workers were all on cores of this machine.
+
+    Args:
+        audio_s: Seconds of audio that went through the models.
+        cpu_s: By part, see `common.cpu_time`: what its commit records add up to, and the driver.
+        start_s: Until the first worker was warm.
+    """
+    spent = sum(seconds for part, seconds in cpu_s.items() if part not in (IDLE, RAY))
+    if audio_s >= LEAST_AUDIO_S and spent > 0:
+        _keep(spec, Speed(spent / audio_s, JOB, round(start_s, 1)))
+
+
+def _keep(spec: JobSpec, speed: Speed) -> Speed:
+    key = _key(spec, spec.canonical()["extract"])
+    if key is not None:
+        keep(_KIND, key, asdict(speed))
+    return speed
+
+
+def _kept(spec: JobSpec, entries: Sequence[Any]) -> Speed | None:
+    key = _key(spec, entries)
+    found = None if key is None else read_kept(_KIND, key)
+    try:
+        speed = Speed(**(found or {}))
+        return speed if speed.core_s > 0 else None
+    except TypeError:
+        return None
+
+
+def _key(spec: JobSpec, entries: Sequence[Any]) -> str | None:
+    sources = models_key()
+    if sources is None:
+        return None
+    ears = EARS if spec.audio.channels == BINAURAL else 1
+    machine = f"{processor_name()}, {cores()} cores"
+    return f"{machine} {sources} {ears} {json.dumps(entries, sort_keys=True)}"
+
+
+@lru_cache(maxsize=1)
+def reference() -> dict[str, Any]:
+    """The built-in figures: `processor`, and of each of `models` its `fs_hz` and `core_s`."""
+    text = resources.files(__package__).joinpath(REFERENCE_FILE).read_text()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _reference(spec: JobSpec, models: Sequence[Description]) -> Speed | None:
+    """What is done for each sample costs in proportion to the rate."""
+    measured = reference()["models"]
+    core_s = 0.0
+    for entry, described in zip(spec.extract, models, strict=True):
+        if entry.model not in measured:
+            return None
+        known = measured[entry.model]
+        both = spec.audio.channels == BINAURAL and EARS in described.input_channels
+        core_s += known["core_s"] * described.fs_hz / known["fs_hz"] * (EARS if both else 1)
+    return Speed(core_s, REFERENCE)

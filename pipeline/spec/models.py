@@ -1,0 +1,142 @@
+"""The models of a job: built once to check the job, or described by what an earlier check kept.
+
+Building them imports torch and numba, which takes seconds. What a model makes depends on its
+sources, its versions and its entry in the job alone, so the description is kept in the user's cache
+under these; a model whose parameters name code of the user is built every time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from amtcore.features.stream_info import StreamInfo
+from earmill.pipeline.audio.channels import BINAURAL, EARS
+from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.common.model_sources import models_key
+from earmill.pipeline.common.user_cache import keep, read_kept
+from earmill.pipeline.spec.job import JobSpec, check_unique_streams
+
+if TYPE_CHECKING:
+    from amtcore.features.base import Extractor
+
+# Velocities of the basilar membrane are around 1e-7 m/s, and so is the power of quiet sound;
+# float16 ends at 6e-8.
+TINY_UNITS = ("m/s", "input unit^2")
+_KIND = "description"
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a model of a job is and makes.
+
+    Args:
+        fs_hz: Rate of the samples it takes.
+        input_channels: How many signals, such as ears, a clip may have.
+        streams: What it makes.
+    """
+
+    fs_hz: float
+    input_channels: tuple[int, ...]
+    streams: tuple[StreamInfo, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        streams = [info.to_dict() for info in self.streams]
+        return {"fs_hz": self.fs_hz, "input_channels": self.input_channels, "streams": streams}
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Description:
+        """The inverse of `to_dict`; TypeError, KeyError or ValueError for anything else."""
+        streams = tuple(StreamInfo.from_dict(each) for each in values["streams"])
+        return cls(values["fs_hz"], tuple(values["input_channels"]), streams)
+
+
+def validate_models(spec: JobSpec) -> list[Extractor]:
+    """Build every model of the job once; SpecError names the entry that cannot be built.
+
+    Returns the extractors, whose `streams` describe the output exactly.
+    """
+    from amtcore.features.build import build_extractor
+
+    extractors = []
+    for index, entry in enumerate(spec.extract):
+        try:
+            extractor = build_extractor(
+                entry.model, fs_hz=entry.fs_hz, params=entry.params, streams=entry.streams
+            )
+        except ValueError as error:
+            raise SpecError(f"extract.{index}: {error}") from error
+        extractors.append(extractor)
+    described = [_description(extractor) for extractor in extractors]
+    _check_together(spec, described)
+    _keep(spec, described)
+    return extractors
+
+
+def describe_models(spec: JobSpec) -> list[Description]:
+    """What every model of the job makes, checked as in `validate_models`.
+
+    No model is built where all of them have been built before, in any process of this user.
+    """
+    found = [_kept(key) for key in _keys(spec)]
+    known = [each for each in found if each is not None]
+    if len(known) < len(spec.extract):
+        return [_description(extractor) for extractor in validate_models(spec)]
+    _check_together(spec, known)
+    return known
+
+
+def _description(extractor: Extractor) -> Description:
+    return Description(extractor.fs_hz, extractor.input_channels, extractor.streams)
+
+
+def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
+    """What one entry of the job cannot say alone."""
+    pairs = list(zip(spec.extract, models, strict=True))
+    try:
+        check_unique_streams(
+            [(entry.model, each.name) for entry, made in pairs for each in made.streams]
+        )
+    except ValueError as error:
+        raise SpecError(f"extract: {error}") from error
+    infos = [stream for made in models for stream in made.streams]
+    tiny = [f"{info.model} {info.name}" for info in infos if info.unit in TINY_UNITS]
+    if tiny and spec.output.dtype == "float16":
+        raise SpecError(
+            f"output.dtype: expected float32 for {', '.join(tiny)}, whose values lie below what "
+            "float16 can hold, got float16"
+        )
+    if spec.audio.channels == BINAURAL and all(max(m.input_channels) < EARS for m in models):
+        raise SpecError(
+            "audio.channels: expected a model of two ears in the extract list for binaural, got "
+            f"{', '.join(entry.model for entry in spec.extract)}; use mean, or each"
+        )
+
+
+def _keys(spec: JobSpec) -> list[str | None]:
+    """What the description of each entry is kept under; None where nothing may be."""
+    sources = models_key()
+    if sources is None:
+        return [None] * len(spec.extract)
+    entries = spec.canonical()["extract"]
+    return [f"{sources} {json.dumps(entry, sort_keys=True)}" for entry in entries]
+
+
+def _keep(spec: JobSpec, models: Sequence[Description]) -> None:
+    from amtcore.features.registry import get_model
+
+    for key, entry, described in zip(_keys(spec), spec.extract, models, strict=True):
+        if key is None or get_model(entry.model).names_code or _kept(key) is not None:
+            continue
+        keep(_KIND, key, described.to_dict())
+
+
+def _kept(key: str | None) -> Description | None:
+    found = None if key is None else read_kept(_KIND, key)
+    try:
+        return Description.from_dict(found)
+    except (TypeError, KeyError, ValueError):
+        return None
