@@ -13,7 +13,7 @@ from earmill.jobs.doctor.check import Check, checked
 _FEATURES = ("avx2", "fma", "avx512f", "neon", "sve")
 _PACKAGES = (
     *("earmill", "torch", "torchaudio", "numpy", "scipy", "numba", "llvmlite"),
-    *("ray", "zarr", "pyarrow", "fsspec", "s3fs", "av", "soundfile", "soxr"),
+    *("ray", "numcodecs", "pyarrow", "fsspec", "s3fs", "av", "soundfile", "soxr"),
 )
 
 

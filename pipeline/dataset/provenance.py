@@ -37,7 +37,6 @@ VALUE_PACKAGES = (
     "soundfile",
     "av",
     "soxr",
-    "zarr",
     "numcodecs",
     "pyarrow",
 )

@@ -62,7 +62,7 @@ class StreamHasher:
         block = np.ascontiguousarray(frames, dtype=self._dtype)
         self._frames += len(block)
         with doing(HASH):
-            self._values.update(block.reshape(-1).view(np.uint8).data)
+            self._values.update(_bits(block).data)
 
     def digest(self, *row_counts: Counts) -> StreamDigest:
         """The digest, given the frame count of every row, and the further counts of its layout."""
@@ -96,6 +96,28 @@ def digest_rows(
         sizes = [len(v) for v in values]
         digests[info.name] = digest_blocks(blocks, *kind, sizes, *layout.counts_of(rows))
     return ShardDigest(tuple(row.row_id for row in rows), digests)
+
+
+def same_bits(blocks: Iterable[np.ndarray], wanted: Iterable[np.ndarray]) -> bool:
+    """Whether both are the same values of one type in the same order, however they are cut."""
+    given, left = iter(blocks), np.empty(0, np.uint8)
+    for piece in wanted:
+        bits = _bits(piece)
+        while len(bits):
+            if not len(left):
+                block = next(given, None)
+                if block is None:
+                    return False
+                left = _bits(block)
+            length = min(len(left), len(bits))
+            if not np.array_equal(left[:length], bits[:length]):
+                return False
+            left, bits = left[length:], bits[length:]
+    return not len(left) and not any(len(block) for block in given)
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 def differences(expected: ShardDigest, got: ShardDigest) -> list[str]:

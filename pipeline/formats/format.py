@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from earmill.pipeline.formats.blocks import BlockCache, ShardReader
-from earmill.pipeline.formats.digest import ShardDigest
+from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
@@ -91,6 +91,22 @@ class Format(ABC):
     @abstractmethod
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
         """What a file that `write` made really holds; read back, not remembered."""
+
+    def problems(
+        self,
+        path: Path,
+        rows: Sequence[FeatureRow],
+        streams: Sequence[StreamInfo],
+        expected: ShardDigest,
+    ) -> list[str]:
+        """How a file that `write` made of these rows differs from them, a line each.
+
+        Overwrite it where values can be compared without hashing them once more.
+
+        Args:
+            expected: The digest of the rows.
+        """
+        return differences(expected, self.digest(path, streams))
 
     @abstractmethod
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.formats.blocks import BlockCache, ShardReader
-from earmill.pipeline.formats.digest import ShardDigest
+from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.format import Encoding, Format
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.trust import Promise
@@ -42,9 +42,21 @@ class ZarrFormat(Format):
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
         """Of a store."""
-        from earmill.pipeline.formats.zarr.write import digest_zarr
+        from earmill.pipeline.formats.zarr.read_back import digest_zarr
 
         return digest_zarr(path, streams)
+
+    def problems(
+        self,
+        path: Path,
+        rows: Sequence[FeatureRow],
+        streams: Sequence[StreamInfo],
+        expected: ShardDigest,
+    ) -> list[str]:
+        """Of a store, bit by bit."""
+        from earmill.pipeline.formats.zarr.read_back import compared_zarr
+
+        return differences(expected, compared_zarr(path, rows, streams, expected))
 
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
         """A store."""

@@ -1,0 +1,70 @@
+"""Numbers into the chunks and objects that `formats.zarr.arrays` describes, byte for byte as zarr.
+
+zarr's general path costs four times what its compressor does. Here an array of frames goes to the
+compressor and what that gives to the file. Every byte is the one that zarr-python would write: a
+test has both write the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import google_crc32c
+import numpy as np
+from numcodecs import blosc, zstd
+from numpy.typing import NDArray
+
+from earmill.pipeline.formats.zarr.chunk_codecs import CRC
+
+# For values as measured on features of all models, see the section on codecs of
+# benchmarks/RESULTS.md.
+BLOSC: dict[str, Any] = {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
+ZSTD: dict[str, Any] = {"level": 3, "checksum": False}
+# Both numbers of an index entry where no chunk is.
+NO_CHUNK = np.iinfo(np.uint64).max
+# What threads of its own compress lies in the order in which they are done.
+blosc.use_threads = False
+
+
+def write_frames(path: Path, chunks: Iterable[NDArray[Any]], places: int) -> None:
+    """An object: chunks of frames of equal size, and where they lie; the last one of a stream may
+    have fewer than there are places."""
+    spans = np.full((places, 2), NO_CHUNK, "<u8")
+    with path.open("wb") as file:
+        for place, chunk in enumerate(chunks):
+            at = file.tell()
+            body = blosc.compress(
+                chunk.reshape(-1).view(np.uint8),
+                BLOSC["cname"].encode(),
+                BLOSC["clevel"],
+                blosc.BITSHUFFLE,
+                BLOSC["blocksize"],
+                typesize=chunk.itemsize,
+            )
+            _write_checked(file, body)
+            spans[place] = at, file.tell() - at
+        _write_checked(file, spans.tobytes())
+
+
+def write_vector(path: Path, content: bytes) -> None:
+    """The one chunk of a short array."""
+    with path.open("wb") as file:
+        _write_checked(file, zstd.compress(content, ZSTD["level"], ZSTD["checksum"]))
+
+
+def vlen_utf8(texts: Sequence[str]) -> bytes:
+    """How many, then each with its length before it; `chunk_codecs.strings` reads it."""
+    parts = [len(texts).to_bytes(4, "little")]
+    for text in texts:
+        data = text.encode()
+        parts += [len(data).to_bytes(4, "little"), data]
+    return b"".join(parts)
+
+
+def _write_checked(file: BinaryIO, body: bytes) -> None:
+    """The bytes and their checksum, which is the last step of writing, hence the first of
+    reading."""
+    file.write(body)
+    file.write(google_crc32c.value(body).to_bytes(CRC.nbytes, "little"))
