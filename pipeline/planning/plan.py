@@ -1,9 +1,10 @@
 """The plan: every row of a source assigned to a shard, made once, stored, never changed.
 
-Rows keep the source's order and are cut into shards by estimated audio seconds, so that shards cost
-about the same time; an over-long row is a shard of its own. The plan id is a hash of the rows,
-their shards and the spec, so equal inputs give an equal id, and a changed source another one.
-A stored plan is checked against its id when it is read.
+Rows keep the source's order and are cut into shards by expected audio seconds, so that shards cost
+about the same time; an over-long row is a shard of its own. Rows that are fetched in one piece (row
+groups of Parquet) stay together, unless they are several shards' worth. The plan id is a hash of
+the rows, their shards and the spec, so equal inputs give an equal id, and a changed source another
+one. A stored plan is checked against its id when it is read.
 """
 
 from __future__ import annotations
@@ -44,12 +45,16 @@ Row = TypeVar("Row")
 UNKNOWN_SECONDS = 10.0
 PLAN_ID_CHARS = 16
 SHARD_DIGITS = 5
+# How many shards' worth of rows that are fetched in one piece stay together.
+BLOCK_SHARDS = 8
 NAMED_DUPLICATES = 3
 NAMED_KINDS = 6
 CHANNEL_ROW = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
 # Version 2 has columns of the source in their own types beside the JSON of the others.
 PLAN_VERSION, TYPED_VERSION = "1", "2"
 TYPED_PREFIX = "typed:"
+# A column that plans have whose durations are not all known.
+ESTIMATED = "estimated"
 # Types whose values JSON keeps as they are.
 IN_JSON = ("string", "int64", "double", "bool")
 # What the plan says of the source beside its rows.
@@ -130,7 +135,10 @@ class Plan:
         """What a user should know before work starts, one line each."""
         kept = [f"{name} ({why})" for name, why in sorted(self.dropped.items())]
         columns = f"columns not carried through: {', '.join(kept)}" if kept else ""
-        return [line for line in (skipped_text(self.skipped), columns) if line]
+        guessed = sum(item.estimated for item in self.items())
+        durations = f"durations of {guessed:,} rows are estimated from their bytes"
+        lines = (skipped_text(self.skipped), columns, durations if guessed else "")
+        return [line for line in lines if line]
 
     @cached_property
     def rows(self) -> int:
@@ -222,18 +230,42 @@ def skipped_text(skipped: Mapping[str, int]) -> str:
 
 
 def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterator[list[Item]]:
-    """Groups of neighbours of at most `shard_seconds` and `shard_rows`, but at least one row."""
+    """Groups of neighbours of at most `shard_seconds` and `shard_rows`, but at least one row.
+
+    Rows of one block share a group, also where it gets up to `BLOCK_SHARDS` times as long by that.
+    """
     group: list[Item] = []
     total = 0.0
-    for item in items:
-        seconds = item_seconds(item)
-        if group and (total + seconds > shard_seconds or len(group) == shard_rows):
+    for unit in _units(items, shard_seconds * BLOCK_SHARDS, shard_rows):
+        seconds = sum(map(item_seconds, unit))
+        if group and (total + seconds > shard_seconds or len(group) + len(unit) > shard_rows):
             yield group
             group, total = [], 0.0
-        group.append(item)
+        group += unit
         total += seconds
     if group:
         yield group
+
+
+def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Sequence[Item]]:
+    """Rows by blocks; one by one where they are of none, or theirs is too large."""
+    held: list[Item] = []
+    held_s = 0.0
+    large: int | None = None
+    for item in items:
+        if held and item.block != held[-1].block:
+            yield held
+            held, held_s = [], 0.0
+        if item.block is None or item.block == large:
+            yield (item,)
+            continue
+        held.append(item)
+        held_s += item_seconds(item)
+        if held_s > most_s or len(held) > most_rows:
+            yield from ((one,) for one in held)
+            held, held_s, large = [], 0.0, item.block
+    if held:
+        yield held
 
 
 def item_seconds(item: Item) -> float:
@@ -319,6 +351,9 @@ def _encode(plan: Plan) -> bytes:
         "version": TYPED_VERSION if typed else PLAN_VERSION,
     }
     table = pa.table(columns, schema=SCHEMA)
+    if any(item.estimated for item in items):
+        marks = pa.array([item.estimated for item in items], pa.bool_())
+        table = table.append_column(ESTIMATED, marks)
     for name, kind in typed.items():
         cells = column(name, [item.extra.get(name) for item in items], kind)
         table = table.append_column(TYPED_PREFIX + name, cells)
@@ -380,6 +415,7 @@ def _item(row: Mapping[str, Any]) -> Item:
         **{name: row[name] for name in kept},
         extra=loads_json(row["extra_json"], max_chars=None) | typed,
         position=row["source_position"],
+        estimated=bool(row.get(ESTIMATED)),
     )
 
 

@@ -49,9 +49,13 @@ class Item:
         etag: The store's own content tag, if it has one.
         size: Bytes, if known.
         mtime: Modification time as seconds since the epoch, if known.
-        seconds: Estimated duration; for planning only.
+        seconds: Expected duration; for planning only.
+        estimated: Whether that was estimated from bytes, as against read in a header or a table.
+            Extraction finds the true one.
         extra: Columns carried through to the output.
         position: Row number inside the source.
+        block: Rows of one number lie in one piece that is fetched whole, and should be one shard's.
+            Known while planning only.
     """
 
     row_id: str
@@ -64,6 +68,8 @@ class Item:
     seconds: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     position: int = 0
+    estimated: bool = False
+    block: int | None = field(default=None, compare=False)
 
 
 Fetched = tuple[Item, BinaryIO | RowError]

@@ -7,6 +7,9 @@ shards then hold more or less audio than planned, and nothing else depends on it
 
 from __future__ import annotations
 
+import io
+import struct
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
@@ -16,6 +19,7 @@ from earmill.pipeline.audio.containers import HEAD_BYTES, ffmpeg_kind
 from earmill.pipeline.audio.decoder_input import DecoderInput
 from earmill.pipeline.audio.decoders import AvFile, DecoderError
 from earmill.pipeline.common.errors import NotRegularError
+from earmill.pipeline.sources.ranges import Range, SparseFile
 from earmill.pipeline.sources.regular import open_regular
 
 # Bytes of one second: 16 kHz mono for wav (16 bit) and flac, usual speech bit rates for the rest.
@@ -61,8 +65,55 @@ def _declared_seconds(stream: BinaryIO) -> float:
     return float(info.frames / info.samplerate) if info.samplerate > 0 else 0.0
 
 
-def guess_seconds(name: str | None, nbytes: int, head: bytes = b"") -> float:
+def guess_seconds(name: str | None, nbytes: float, head: bytes = b"") -> float:
     """Duration by size: the codec from the first bytes if given, else from the file name."""
     suffix = PurePosixPath(name or "").suffix.lower().lstrip(".")
     codec = next((codec for magic, codec in MAGIC if head.startswith(magic)), suffix)
     return nbytes / BYTES_PER_SECOND.get(codec, DEFAULT_BYTES_PER_SECOND)
+
+
+# Containers that say at their beginning how long they are.
+EARLY = {b"RIFF": "wav", b"fLaC": "flac"}
+LEAST_CLIP_BYTES = 44
+
+
+@dataclass(frozen=True)
+class ByteRate:
+    """Bytes of a second: as measured on one clip, else those of its codec.
+
+    Args:
+        codec: Of the measured clip; empty where none was. bytes_per_s: Its rate.
+    """
+
+    codec: str = ""
+    bytes_per_s: float = 0.0
+
+    def seconds(self, name: str | None, nbytes: float) -> float:
+        """Duration of so many bytes; the codec from the file's name, if it says one."""
+        suffix = PurePosixPath(name or "").suffix.lower().lstrip(".")
+        if self.codec and (suffix == self.codec or suffix not in BYTES_PER_SECOND):
+            return nbytes / self.bytes_per_s
+        return guess_seconds(name, nbytes)
+
+    @classmethod
+    def in_column(cls, head: bytes, nbytes: int) -> ByteRate | None:
+        """The rate of the first clip in the first bytes of a Parquet column; None if not seen.
+
+        Plain and lightly compressed pages have a clip as it is, behind its length in four bytes.
+
+        Args:
+            nbytes: Of the whole column chunk.
+        """
+        for magic, codec in EARLY.items():
+            at = head.find(magic)
+            if at < 4:
+                continue
+            (length,) = struct.unpack_from("<I", head, at - 4)
+            if not LEAST_CLIP_BYTES <= length <= nbytes:
+                continue
+            clip = head[at : at + length]
+            file = SparseFile(io.BytesIO(clip), [Range(0, len(clip))], length)
+            seconds = header_seconds(io.BufferedReader(file), length)
+            if seconds is not None:
+                return cls(codec, length / seconds)
+        return None

@@ -2,17 +2,17 @@
 
 The audio column is always read with `Audio(decode=False)`: we take the encoded bytes (or the path,
 where bytes are null) and decode them ourselves, so a broken clip costs one row.
-A streamed dataset is read once to plan it, unless `duration_column` is given; while fetching, each
+Parquet that is streamed is planned from footers and fetched by row groups (`hf_parquet`). A stream
+of anything else is read once to plan it, unless `duration_column` is given; while fetching, each
 worker keeps its place in the stream, so shards in order cost one pass over the files they lie in.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -28,7 +28,6 @@ from earmill.pipeline.common.errors import (
     SourceOutage,
     UnreadableError,
 )
-from earmill.pipeline.common.faults import Fault, fault_of, http_status
 from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.common.redact import redact_uris
 from earmill.pipeline.sources.base import (
@@ -46,36 +45,20 @@ from earmill.pipeline.sources.hf_open import (
     dataset_confinement,
     dataset_folder,
     open_dataset,
+    parquet_files,
     public_dataset_uri,
     quiet,
 )
+from earmill.pipeline.sources.hf_parquet import ParquetRows, Seen
+from earmill.pipeline.sources.hf_place import Place, is_away
 from earmill.pipeline.sources.scalars import public_value
 from earmill.pipeline.spec.source import HfSpec
 
-ROW_MARK = re.compile(r"#(?:shard=(\d+)&)?row=(\d+)$")
 ID_DIGITS = 9
 PLAN_BATCH_ROWS = 256
 HEAD_BYTES = 4
 
 HfRow = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a row is: its file shard when streaming, and its number there or in the dataset."""
-
-    shard: int | None
-    row: int
-
-    def mark(self) -> str:
-        return f"#row={self.row}" if self.shard is None else f"#shard={self.shard}&row={self.row}"
-
-    @classmethod
-    def of(cls, item: Item) -> Place:
-        found = ROW_MARK.search(item.uri)
-        if found is None:
-            raise UnreadableError(f"{item.uri}: expected a uri ending in #row=N")
-        return cls(None if found[1] is None else int(found[1]), int(found[2]))
 
 
 class HfSource:
@@ -85,18 +68,23 @@ class HfSource:
         spec: The `source` section of a job.
     """
 
+    _dataset: Dataset | IterableDataset
+
     def __init__(self, spec: HfSpec) -> None:
         self._spec = spec
         with source_errors(spec.uri), quiet():
-            dataset = open_dataset(spec)
-        features = features_of(spec, dataset)
+            files = parquet_files(spec) if spec.streaming else None
+            self._parquet = None if files is None else ParquetRows(files, spec.audio_column)
+            dataset = open_dataset(spec) if self._parquet is None else None
+        features = features_of(spec, self._parquet if dataset is None else dataset)
         self._carried = carried(spec, features)
         self._texts = {name for name, kind in self._carried.types.items() if has_text(kind)}
         ids = [spec.id_column] if spec.id_column is not None else []
         self._kept = [name for name in features if name in {*self._carried.types, *ids}]
-        wanted = [spec.audio_column, *self._kept]
-        dataset = dataset.cast_column(spec.audio_column, Audio(decode=False))
-        self._dataset: Dataset | IterableDataset = dataset.select_columns(wanted)
+        self._ids = ids
+        if dataset is not None:
+            dataset = dataset.cast_column(spec.audio_column, Audio(decode=False))
+            self._dataset = dataset.select_columns([spec.audio_column, *self._kept])
         self._uri = public_dataset_uri(spec)
         self._folder, self._inside = dataset_folder(spec), dataset_confinement(spec)
         # A worker runs two shards at a time, each in its own thread and with its own place.
@@ -104,12 +92,17 @@ class HfSource:
 
     def items(self) -> Iterator[Item]:
         position = -1
-        rows = self._streamed() if self._spec.streaming else self._mapped()
         with source_errors(self._spec.uri):
-            for position, (place, row, audio) in enumerate(rows):
-                yield self._item(position, place, row, audio)
+            for position, (place, row, clip) in enumerate(self._rows()):
+                yield self._item(position, place, row, clip)
         if position < 0:
             raise SourceError(f"source {self._spec.uri}: the split has no rows")
+
+    def _rows(self) -> Iterator[tuple[Place, HfRow, _Clip]]:
+        if self._parquet is None:
+            return self._streamed() if self._spec.streaming else self._mapped()
+        seen = self._parquet.rows(self._kept, paths=self._spec.duration_column is None)
+        return ((row.place, row.cells, _Clip.seen(row)) for row in seen)
 
     def _planned_columns(self) -> list[str]:
         """Columns the plan needs: without the audio bytes if the durations are given."""
@@ -141,22 +134,26 @@ class HfSource:
         spec = self._spec
         clip = self._confined(position, clip)
         given = row.get(spec.duration_column) if spec.duration_column else None
+        stated = float(given) if isinstance(given, int | float) else None
         return Item(
             row_id=self._row_id(position, row),
             uri=self._row_uri(place),
             size=clip.nbytes,
-            seconds=float(given) if isinstance(given, int | float) else clip.seconds(),
+            seconds=clip.seconds() if stated is None else stated,
             extra=self._extra(row),
             position=position,
+            estimated=stated is None and clip.estimated_s is not None,
+            block=clip.block,
+            **clip.stat,
         )
 
     def _confined(self, position: int, clip: _Clip) -> _Clip:
         """The cell with its path resolved; SourceError where it leads elsewhere."""
-        if clip.data is not None or not clip.path:
+        if clip.data is not None or not clip.path or not clip.outside:
             return clip
         path = self._resolved(clip.path)
         if path is None:
-            return _Clip()
+            return replace(clip, path=None)
         try:
             self._inside.check(path, relative=is_relative(clip.path))
         except OutsideError as error:
@@ -164,7 +161,7 @@ class HfSource:
             raise SourceError(
                 f"source {self._spec.uri}: row {position}: {error}; {hint}"
             ) from error
-        return _Clip(path=path)
+        return replace(clip, path=path)
 
     def _resolved(self, path: str) -> str | None:
         """The path of a cell without bytes, relative to the dataset's folder if it has one."""
@@ -198,14 +195,25 @@ class HfSource:
         }
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        for item in items:
+        for item, row in self._fetched(items):
             try:
-                yield item, self._blob(item).open()
+                if isinstance(row, RowError):
+                    raise row
+                yield item, self._blob(item, row).open()
             except RowError as error:
                 yield item, error
 
-    def _blob(self, item: Item) -> Blob:
-        row = self._row(item)
+    def _fetched(self, items: Sequence[Item]) -> Iterator[tuple[Item, HfRow | RowError]]:
+        if self._parquet is not None:
+            yield from self._parquet.fetch(items, self._ids)
+            return
+        for item in items:
+            try:
+                yield item, self._row(item)
+            except RowError as error:
+                yield item, error
+
+    def _blob(self, item: Item, row: HfRow) -> Blob:
         found = self._spec.id_column and redact_uris(str(row[self._spec.id_column]))
         if found and found != item.row_id:
             raise UnreadableError(f"{item.uri}: changed since it was planned: row id is {found!r}")
@@ -224,11 +232,11 @@ class HfSource:
         place = Place.of(item)
         try:
             with waited_for():
-                return patiently(lambda: self._row_at(place), _is_away)
+                return patiently(lambda: self._row_at(place), is_away)
         # Readers of every file format stand behind a dataset: what they make of bytes that arrived
         # costs one row. Bytes that do not arrive, a table that is gone too, are no row's fault.
         except Exception as error:
-            if _is_away(error):
+            if is_away(error):
                 raise SourceOutage(f"{item.uri}: cannot be read: {named_line(error)}") from error
             raise UnreadableError(f"{item.uri}: cannot be read: {named_line(error)}") from error
 
@@ -306,10 +314,19 @@ class _Cursor:
 
 @dataclass(frozen=True)
 class _Clip:
-    """What the plan sees of one audio cell: a view of its bytes, or its path."""
+    """What the plan sees of one audio cell: a view of its bytes, or its path.
+
+    Args:
+        outside: Without `data`, the path is where the bytes are.
+        estimated_s, block, stat: Of a row that was seen in a footer only.
+    """
 
     data: pa.Buffer | None = None
     path: str | None = None
+    outside: bool = True
+    estimated_s: float | None = None
+    block: int | None = None
+    stat: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cell: HfRow | None) -> _Clip:
@@ -317,13 +334,18 @@ class _Clip:
         data = cell.get("bytes")
         return cls(None if data is None else pa.py_buffer(data), cell.get("path"))
 
+    @classmethod
+    def seen(cls, row: Seen) -> _Clip:
+        outside = row.in_file is False
+        return cls(None, row.path, outside, row.seconds, row.block, row.stat)
+
     @property
     def nbytes(self) -> int | None:
         return None if self.data is None else int(self.data.size)
 
     def seconds(self) -> float | None:
         if self.data is None:
-            return self._path_seconds()
+            return self._path_seconds() if self.outside else self.estimated_s
         exact = header_seconds(pa.BufferReader(self.data), self.data.size)
         if exact is not None:
             return exact
@@ -334,13 +356,6 @@ class _Clip:
         if self.path is None or not is_local(self.path) or not os.path.isfile(self.path):
             return None
         return header_seconds(self.path, os.path.getsize(self.path))
-
-
-def _is_away(error: Exception) -> bool:
-    """Whether the dataset's files could not be had, as against what is in them."""
-    if isinstance(error, ValueError | IndexError | KeyError) and http_status(error) is None:
-        return False  # a damaged or shorter file
-    return fault_of(error) is not Fault.UNKNOWN
 
 
 def _clips(batch: pa.Table, column: str) -> list[_Clip]:

@@ -7,9 +7,11 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import datasets
+from datasets.packaged_modules.parquet.parquet import Parquet
 from huggingface_hub import HfApi
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
@@ -32,12 +34,75 @@ def open_dataset(spec: HfSpec) -> Any:
         check_hub_id(spec)
         return _load(spec, spec.uri)
     fs, path = filesystem(spec.uri, spec.storage_options)
-    if any(fs.exists(f"{path}/{name}") for name in ("dataset_dict.json", "state.json")):
+    if _is_saved(fs, path):
         return _load_saved(spec)
-    if fs.isdir(path) and is_local(spec.uri):
-        return _load(spec, path)
-    pattern = spec.uri if not fs.isdir(path) else f"{spec.uri.rstrip('/')}/**/*.parquet"
-    return _load(spec, "parquet", data_files=path if is_local(spec.uri) else pattern)
+    name, options = _parquet_or_folder(spec, fs, path)
+    return _load(spec, name, **options)
+
+
+@dataclass(frozen=True)
+class ParquetSet:
+    """The Parquet files of one split.
+
+    Args:
+        spec: The dataset. uris: Its files in order; any fsspec uri.
+        features: What the dataset's card says they hold; None where the files say it.
+    """
+
+    spec: HfSpec
+    uris: tuple[str, ...]
+    features: Any
+
+    def options(self, uri: str) -> dict[str, Any]:
+        """fsspec options of one of the files."""
+        own = dict(self.spec.storage_options)
+        if is_local(uri):
+            return {}
+        if uri.startswith("hf://") and not self.spec.uri.startswith("hf://"):
+            return {"token": own.get("token"), "endpoint": datasets.config.HF_ENDPOINT}
+        return own
+
+
+def parquet_files(spec: HfSpec) -> ParquetSet | None:
+    """The split's files if it is nothing but plain Parquet files; None for all other datasets.
+
+    Nothing of them is read.
+    """
+    if is_local(spec.uri) and not local_exists(spec.uri):
+        check_hub_id(spec)
+        name, options = spec.uri, dict[str, Any]()
+    else:
+        fs, path = filesystem(spec.uri, spec.storage_options)
+        if _is_saved(fs, path):
+            return None
+        name, options = _parquet_or_folder(spec, fs, path)
+    builder = datasets.load_dataset_builder(name, **_arguments(spec, name, options))
+    config = builder.config
+    files = config.data_files or {}
+    split = spec.split or _only(spec, [str(name) for name in files])
+    uris = tuple(map(str, files.get(split, ())))
+    plain = builder.dataset_name is not None and isinstance(builder, Parquet)
+    if not plain or not all(uri.endswith(".parquet") and "::" not in uri for uri in uris):
+        return None
+    if not uris or config.columns is not None or config.filters is not None:
+        return None
+    return ParquetSet(spec, uris, builder.info.features or config.features)
+
+
+def _is_saved(fs: Any, path: str) -> bool:
+    """Whether `save_to_disk` wrote this folder."""
+    return any(fs.exists(f"{path}/{name}") for name in ("dataset_dict.json", "state.json"))
+
+
+def _parquet_or_folder(spec: HfSpec, fs: Any, path: str) -> tuple[str, dict[str, Any]]:
+    """What `datasets` is asked for: a local folder as it is, else the Parquet files."""
+    local = is_local(spec.uri)
+    is_file = path.endswith(".parquet")  # a web server's folder is asked for by reading it
+    folder = not is_file and fs.isdir(path)
+    if folder and local:
+        return path, {}
+    pattern = f"{spec.uri.rstrip('/')}/**/*.parquet" if folder else spec.uri
+    return "parquet", {"data_files": path if local else pattern}
 
 
 def check_hub_id(spec: HfSpec) -> None:
@@ -79,17 +144,24 @@ def local_exists(uri: str) -> bool:
     return bool(fs.exists(path) or fs.glob(path))
 
 
-def _load(spec: HfSpec, name: str, **options: Any) -> Any:
-    """`load_dataset`, after finding the only split where none is named."""
+def _arguments(spec: HfSpec, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `load_dataset`, beside the name."""
+    options = dict(options)
     if name != "parquet":
         options |= {"name": spec.config, "revision": spec.revision}
         options["token"] = spec.storage_options.get("token")
     elif not is_local(spec.uri):
-        options["storage_options"] = spec.storage_options
+        options["storage_options"] = dict(spec.storage_options)  # `datasets` writes into it
         # Without etags a file that was replaced in the bucket would come from the old download.
         options["download_config"] = datasets.DownloadConfig(
             use_etag=True, storage_options=dict(spec.storage_options)
         )
+    return options
+
+
+def _load(spec: HfSpec, name: str, **given: Any) -> Any:
+    """`load_dataset`, after finding the only split where none is named."""
+    options = _arguments(spec, name, given)
     split = spec.split
     if split is None:
         # A stream of every split costs listings only; without it all splits would be downloaded.

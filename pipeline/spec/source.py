@@ -96,8 +96,10 @@ class HfSpec(SourceSection):
         revision: Branch, tag or commit of a hub dataset; a commit makes the job repeatable.
         audio_column: Column holding the audio.
         id_column: Column with unique row ids; the row number otherwise.
-        duration_column: Column with seconds; spares the plan from opening every row's header.
-        streaming: Read rows as a stream instead of building the local Arrow cache.
+        duration_column: Column with seconds; spares the plan from opening every row's header, or
+            from estimating durations by bytes.
+        streaming: Read rows where they are instead of building the local Arrow cache. Parquet is
+            planned from its footers and fetched by row groups; anything else is read once to plan.
         allow: Prefixes of paths that audio cells without bytes may name besides those of the
             dataset itself; as for a manifest.
         storage_options: Passed to fsspec for the dataset's own store; never stored.

@@ -60,9 +60,14 @@ def test_every_place_gives_the_same_rows(kind: str, streaming: bool, tmp_path: P
     assert [item.position for item in items] == list(range(ROWS))
     assert len({item.uri for item in items}) == ROWS
     data = clips()
-    assert [item.size for item in items] == [len(cell) for cell in data]
     seconds = [0.2 + 0.05 * i for i in range(ROWS)]
-    assert [item.seconds for item in items] == pytest.approx(seconds, abs=1e-4)
+    if streaming and kind.startswith("parquet"):  # planned without reading
+        assert all(item.estimated and item.size is None for item in items)
+        assert [item.seconds for item in items] == pytest.approx(seconds, rel=5.0)
+    else:
+        assert [item.size for item in items] == [len(cell) for cell in data]
+        assert [item.seconds for item in items] == pytest.approx(seconds, abs=1e-4)
+        assert not any(item.estimated for item in items)
     for i, item in enumerate(items):
         # Every column, in its type.
         expected = {"text": f"sentence {i}", "key": f"utt-{i:03d}", "n": i, "snr": 0.5 * i}
@@ -131,7 +136,8 @@ def test_bytes_may_be_missing(streaming: bool, tmp_path: Path) -> None:
     pa.parquet.write_table(pa.table({"audio": pa.array(cells, kind)}), tmp_path / "a.parquet")
     opened = source(tmp_path / "a.parquet", streaming=streaming)
     items = list(opened.items())
-    assert [item.seconds is None for item in items] == [False, True, True, True, False, False]
+    if not streaming:
+        assert [item.seconds is None for item in items] == [False, True, True, True, False, False]
     found = contents(opened, items)
     assert (found[0], found[4], found[5]) == (clip("wav"), clip("flac"), b"")
     messages = [str(entry) for entry in found if isinstance(entry, UnreadableError)]
@@ -150,7 +156,8 @@ def test_audio_without_the_audio_type(streaming: bool, column: str, tmp_path: Pa
     pa.parquet.write_table(plain, tmp_path / "a.parquet")
     opened = source(tmp_path / "a.parquet", audio_column=column, streaming=streaming)
     items = list(opened.items())
-    assert items[0].seconds == pytest.approx(1.0)
+    # A stream's is that of its column, which holds a few bytes more.
+    assert items[0].seconds == pytest.approx(1.0, rel=0.01)
     assert set(items[0].extra) == ({"n", "path"} if column == "raw" else {"n"})
     assert contents(opened, items) == [clip("wav")]
 
@@ -242,13 +249,16 @@ def test_a_local_copy_of_a_hub_repository_with_configurations(
 
 def test_plans_of_both_modes_hold_the_same_rows(tmp_path: Path) -> None:
     folder = write_parquet(tmp_path / "parquet", table())
-    sections = {"extract": [{"model": "dau1997"}], "output": {"uri": "o", "shard_seconds": 1.0}}
-    shards = []
+    output = {"uri": "o", "shard_seconds": 1000.0, "shard_rows": 4}
+    sections = {"extract": [{"model": "dau1997"}], "output": output}
+    shards, ids = [], []
     for streaming in (False, True):
         where = {"kind": "hf", "uri": str(folder), "streaming": streaming}
         spec = JobSpec.load({"source": where, **sections})
         again = [make_plan(open_source(spec.source), spec) for _ in range(2)]
         assert again[0] == again[1]
-        shards.append([[item.row_id for item in shard.items] for shard in again[0].shards])
-    assert shards[0] == shards[1]
-    assert len(shards[0]) > 2
+        shards.append([len(shard.items) for shard in again[0].shards])
+        ids.append([item.row_id for item in again[0].items()])
+    assert ids[0] == ids[1]
+    # A stream is cut between row groups, so that no two workers fetch the same one.
+    assert shards == [[4, 4, 2], [4, 3, 3]]

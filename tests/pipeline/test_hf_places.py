@@ -212,7 +212,8 @@ def test_files_of_a_dataset_that_are_away_are_no_property_of_a_row(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(fetch_module, "RETRIES", clock.retries())
-    opened = source(write_parquet(tmp_path / "parquet", table()), streaming=streaming)
+    table().save_to_disk(tmp_path / "saved")  # streamed row by row
+    opened = source(tmp_path / "saved", streaming=streaming)
     items = list(opened.items())
     row_at = opened._row_at
 

@@ -1,0 +1,341 @@
+"""Parquet files of a streamed dataset: planned from footers, fetched by row groups.
+
+Planning reads of each file its footer and the columns beside the audio; of the first file, and of
+each large one, the beginning of a clip. How long a row is, is estimated from the bytes of its row
+group, and extraction finds out. A worker fetches the audio of a row group once, whatever it needs
+of it; shards are cut between row groups (`planning.plan.cut`), so that each byte is fetched once in
+all. The tag or time of the file is asked for before a row group is read: rows of another file are
+never taken for the planned ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, BinaryIO, cast
+
+import datasets
+import pyarrow as pa
+from datasets.table import cast_array_to_feature
+from fsspec.implementations.local import LocalFileSystem
+
+from earmill.pipeline.common.errors import (
+    RowError,
+    SourceError,
+    SourceOutage,
+    UnreadableError,
+)
+from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.sources.base import Item, answered, filesystem, stat_fields
+from earmill.pipeline.sources.durations import ByteRate
+from earmill.pipeline.sources.fetch import Blob, check_arrived, fetch_all, patiently, waited_for
+from earmill.pipeline.sources.hf_open import ParquetSet
+from earmill.pipeline.sources.hf_place import Place, is_away
+from earmill.pipeline.sources.parquet_groups import Group, ParquetTable, read_footer
+from earmill.pipeline.sources.ranges import Range, ahead, load_ranges, read_range
+
+LISTING_THREADS = 16
+TABLES_KEPT = 256
+ROWS_AT_ONCE = 16
+# The beginning of a clip is looked for in so many bytes at the beginning of its column.
+HEAD_BYTES = 4096
+LARGE_BYTES = 1 << 20
+
+Row = Mapping[str, Any]
+Refused = tuple[Item, RowError]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What footer and small columns say of one row.
+
+    Args:
+        place: Where it is. block: Number of its row group in the dataset.
+        cells: Its small columns. path: Of its audio cell.
+        in_file: Whether its audio is in the file; None where that cannot be told.
+        seconds: Estimated from the bytes of its row group; None where they are elsewhere.
+        stat: etag and mtime of the file.
+    """
+
+    place: Place
+    block: int
+    cells: Row
+    path: str | None
+    in_file: bool | None
+    seconds: float | None
+    stat: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A row that is to be fetched, and the row group it is in."""
+
+    item: Item
+    shard: int
+    table: ParquetTable
+    group: Group
+    row: int
+
+
+class ParquetRows:
+    """The rows of one split of Parquet files.
+
+    Args:
+        files: Which, and how they are opened.
+        audio_column: The column of clips: struct of bytes and path, bytes, or paths.
+    Attributes:
+        features: Those of the dataset.
+    """
+
+    def __init__(self, files: ParquetSet, audio_column: str) -> None:
+        self._files, self._audio = files, audio_column
+        self._tables: OrderedDict[int, ParquetTable] = OrderedDict()
+        self._lock = threading.Lock()
+        self.features: Any = files.features
+        if self.features is None:
+            schema = answered(lambda: self._table(0)).schema
+            self.features = datasets.Features.from_arrow_schema(schema)
+
+    def rows(self, columns: Sequence[str], *, paths: bool) -> Iterator[Seen]:
+        """Every row in order with these columns, and the paths of the audio cells if asked for."""
+        first = answered(lambda: self._rate(self._table(0), ByteRate()))
+
+        def listed(shard: int) -> list[Seen]:
+            return answered(lambda: list(self._rows_of(shard, columns, paths, first)))
+
+        block = 0
+        for rows in ahead(listed, range(len(self._files.uris)), LISTING_THREADS):
+            for _, group in groupby(rows, key=lambda seen: seen.block):
+                yield from (replace(seen, block=block) for seen in group)
+                block += 1
+
+    def _rows_of(
+        self, shard: int, columns: Sequence[str], paths: bool, first: ByteRate
+    ) -> Iterator[Seen]:
+        table = self._table(shard)
+        self._check_columns(table)
+        rate = self._rate(table, first) if shard and table.size >= LARGE_BYTES else first
+        path_leaf = self._leaf(table, "path") if paths else None
+        leaves = [*(name for name in columns if table.leaves(name)), *filter(None, [path_leaf])]
+        for group in table.groups:
+            read = table.read(group, leaves) if leaves else None
+            cells = self._cells(read, columns, group.rows)
+            names = self._paths(read, path_leaf, group.rows)
+            nbytes, in_file = self._audio_bytes(table, group)
+            for offset in range(group.rows):
+                yield Seen(
+                    place=Place(shard, group.first_row + offset),
+                    block=group.number,
+                    cells=cells[offset],
+                    path=names[offset],
+                    in_file=in_file,
+                    seconds=None if in_file is False else rate.seconds(names[offset], nbytes),
+                    stat=table.stat,
+                )
+
+    def _check_columns(self, table: ParquetTable) -> None:
+        """As `datasets` does: a column that the first file lacks is not left out in silence."""
+        foreign = [name for name in table.schema.names if name not in self.features]
+        if foreign or not table.leaves(self._audio):
+            raise SourceError(
+                f"{table.path}: expected the columns of the other files "
+                f"({', '.join(self.features)}), got {', '.join(table.schema.names)}"
+            )
+
+    def _cells(self, read: pa.Table | None, columns: Sequence[str], rows: int) -> list[Row]:
+        held: dict[str, list[Any]] = {}
+        for name in columns:
+            if read is None or name not in read.column_names:
+                held[name] = [None] * rows
+            else:
+                column = read.column(name).combine_chunks()
+                held[name] = cast_array_to_feature(column, self.features[name]).to_pylist()
+        return [{name: cells[row] for name, cells in held.items()} for row in range(rows)]
+
+    def _paths(self, read: pa.Table | None, leaf: str | None, rows: int) -> list[str | None]:
+        if read is None or leaf is None:
+            return [None] * rows
+        column = read.column(self._audio)
+        if pa.types.is_struct(column.type):
+            return [None if cell is None else cell["path"] for cell in column.to_pylist()]
+        return list(column.to_pylist())
+
+    def _leaf(self, table: ParquetTable, name: str) -> str | None:
+        """The audio's `bytes` or `path`, which may be the column itself; None without them."""
+        kind = table.schema.field(self._audio).type
+        if pa.types.is_struct(kind):
+            return f"{self._audio}.{name}" if name in table.leaves(self._audio) else None
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        return self._audio if is_text == (name == "path") else None
+
+    def _audio_bytes(self, table: ParquetTable, group: Group) -> tuple[float, bool | None]:
+        """Bytes of a clip on average, and whether all rows of a row group have some, or none."""
+        leaf = self._leaf(table, "bytes")
+        if leaf is None:
+            return 0.0, False
+        chunk = table.chunk(group, leaf)
+        counts = chunk.statistics
+        if counts is None or not counts.has_null_count:
+            return chunk.total_uncompressed_size / group.rows, None
+        held = group.rows - counts.null_count
+        mean = chunk.total_uncompressed_size / max(1, held)
+        return mean, {0: False, group.rows: True}.get(held)
+
+    def _rate(self, table: ParquetTable, otherwise: ByteRate) -> ByteRate:
+        """Bytes of a second as the header of the first clip has it: one small range."""
+        leaf = self._leaf(table, "bytes")
+        if leaf is None or not table.groups:
+            return otherwise
+        (whole,) = table.ranges(table.groups[0], [leaf])
+        few = Range(whole.start, min(whole.end, whole.start + HEAD_BYTES))
+        head = read_range(table.fs, table.path, table.size, few)
+        return ByteRate.in_column(head, whole.nbytes) or otherwise
+
+    def fetch(
+        self, items: Sequence[Item], columns: Sequence[str]
+    ) -> Iterator[tuple[Item, Row | RowError]]:
+        """The audio cell and some columns of each item, in their order.
+
+        Raises:
+            SourceOutage: A row group cannot be had.
+        """
+        columns = [self._audio, *columns]
+        runs = _runs([self._asked(item) for item in items])
+        heads = {str(n): run[0] for n, run in enumerate(runs) if isinstance(run[0], _Asked)}
+
+        def load(one: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
+            return self._load(heads[one.row_id], columns, touch)
+
+        loads = [
+            Item(number, f"{ask.item.uri}|{number}", size=_expected(ask, columns))
+            for number, ask in heads.items()
+        ]
+        with closing(fetch_all(loads, lambda uri: {}, load)) as fetched:  # type: ignore[type-var]
+            for run in runs:
+                if not isinstance(run[0], _Asked):
+                    yield run[0]
+                    continue
+                _, stream = next(fetched)
+                asked = cast(list[_Asked], run)
+                if isinstance(stream, RowError):
+                    yield from ((ask.item, stream) for ask in asked)
+                    continue
+                with stream:
+                    yield from self._decoded(asked, columns, stream)
+
+    def _asked(self, item: Item) -> _Asked | Refused:
+        try:
+            place = Place.of(item)
+            shard = -1 if place.shard is None else place.shard
+            with waited_for():
+                table = patiently(lambda: self._table(shard), is_away)
+            if not table.has(item.etag, item.mtime):
+                raise UnreadableError(f"{item.uri}: {table.path} changed since it was planned")
+            return _Asked(item, shard, table, table.group_of(place.row), place.row)
+        except RowError as error:
+            return item, error
+        except Exception as error:  # readers of files raise what they like
+            if is_away(error):
+                raise SourceOutage(f"{item.uri}: cannot be read: {named_line(error)}") from error
+            return item, _unreadable(item, error)
+
+    def _load(self, ask: _Asked, columns: Sequence[str], touch: Callable[[], None]) -> Blob:
+        """The bytes of a row group; of a local file the file itself."""
+        table = ask.table
+        table.fs.invalidate_cache(table.path)
+        now = stat_fields(table.fs.info(table.path))
+        if not table.has(now["etag"], now["mtime"]) or now["size"] not in (None, table.size):
+            self._forget(ask.shard)
+            raise UnreadableError(f"{ask.item.uri}: {table.path} changed since it was planned")
+        if isinstance(table.fs, LocalFileSystem):
+            return Blob(path=table.path)
+        ranges = table.ranges(ask.group, columns)
+        return load_ranges(table.fs, table.path, table.size, ranges, touch)
+
+    def _decoded(
+        self, run: Sequence[_Asked], columns: Sequence[str], stream: BinaryIO
+    ) -> Iterator[tuple[Item, Row | RowError]]:
+        """The rows of one row group; where it is damaged, all that follow are bad."""
+        table, group = run[0].table, run[0].group
+        local = isinstance(table.fs, LocalFileSystem)
+        ranges = None if local else table.ranges(group, columns)
+        left = iter(run)
+        ask, first = next(left, None), group.first_row
+        try:
+            for batch in table.batches(group, columns, stream, ranges, ROWS_AT_ONCE):
+                while ask is not None and ask.row < first + batch.num_rows:
+                    yield ask.item, self._cell(batch, ask.row - first)
+                    ask = next(left, None)
+                if ask is None:
+                    return
+                first += batch.num_rows
+        except (OSError, ValueError, pa.ArrowException) as error:
+            check_arrived(stream, table.path)
+            failure = error
+        else:
+            failure = EOFError("the row group ends before")
+        while ask is not None:
+            yield ask.item, _unreadable(ask.item, failure)
+            ask = next(left, None)
+
+    def _cell(self, batch: pa.RecordBatch, row: int) -> Row:
+        audio = cast_array_to_feature(
+            batch.column(self._audio).slice(row, 1), datasets.Audio(decode=False)
+        )
+        others = [name for name in batch.schema.names if name != self._audio]
+        cells = {
+            name: cast_array_to_feature(batch.column(name).slice(row, 1), self.features[name])
+            for name in others
+        }
+        return {name: cell[0].as_py() for name, cell in {self._audio: audio, **cells}.items()}
+
+    def _table(self, shard: int) -> ParquetTable:
+        with self._lock:
+            if shard in self._tables:
+                self._tables.move_to_end(shard)
+                return self._tables[shard]
+        if not 0 <= shard < len(self._files.uris):
+            raise IndexError(f"the dataset has {len(self._files.uris)} files, no file {shard}")
+        uri = self._files.uris[shard]
+        table = read_footer(*filesystem(uri, self._files.options(uri)))
+        with self._lock:
+            self._tables[shard] = table
+            if len(self._tables) > TABLES_KEPT:
+                self._tables.popitem(last=False)
+        return table
+
+    def _forget(self, shard: int) -> None:
+        with self._lock:
+            self._tables.pop(shard, None)
+
+
+def _runs(asked: Sequence[_Asked | Refused]) -> list[list[_Asked | Refused]]:
+    """Neighbours that one pass over one row group gives; what cannot be had stands alone."""
+    runs: list[list[_Asked | Refused]] = []
+    for ask in asked:
+        if runs and _follows(ask, runs[-1][-1]):
+            runs[-1].append(ask)
+        else:
+            runs.append([ask])
+    return runs
+
+
+def _follows(ask: _Asked | Refused, last: _Asked | Refused) -> bool:
+    if not isinstance(ask, _Asked) or not isinstance(last, _Asked):
+        return False
+    return ask.table is last.table and ask.group == last.group and ask.row > last.row
+
+
+def _expected(ask: _Asked, columns: Sequence[str]) -> int | None:
+    """Bytes that a row group is fetched as; None where nothing is fetched."""
+    if isinstance(ask.table.fs, LocalFileSystem):
+        return None
+    return sum(one.nbytes for one in ask.table.ranges(ask.group, columns))
+
+
+def _unreadable(item: Item, error: Exception) -> UnreadableError:
+    return UnreadableError(f"{item.uri}: cannot be read: {named_line(error)}")
