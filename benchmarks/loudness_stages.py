@@ -1,9 +1,10 @@
 """Where the time of the loudness models goes, against a bound and what it was; one thread.
 
-The bound is what nobody leaves out who computes these models: the six windows' transforms of every
-frame, as FFTs of their own lengths or as the products here, whichever costs less, and one
-exponential for every node below a channel. What it was is measured in turns with what it is: the
-same script in a work tree of `BEFORE`, in processes of their own.
+The bound is what computes these models without leaving anything out: the six windows' transforms of
+every frame, as FFTs of their own lengths or as the products here, whichever costs less, and one
+exponential for every node below a channel (kernels leave out those of what adds nothing). What it
+was is measured in turns with what it is: the same script in a work tree of `BEFORE`, in processes
+of their own.
 """
 
 from __future__ import annotations
@@ -25,23 +26,21 @@ from torch import Tensor
 
 from amtcore import get_num_threads, set_num_threads
 from amtcore.features.build import build_extractor
-from amtcore.kernels.ops.roex import lower_skirt
 from amtcore.kernels.vector.elementary import vdecay
 from amtcore.kernels.vector.simd import LANES, vload, vsplat, vsum
 from amtcore.kernels.vector.threads import parallel_for
 from amtcore.models.glasberg2002 import Glasberg2002
 from amtcore.models.loudness import LoudnessModel
 from amtcore.models.moore2016 import Moore2016
-from amtcore.stages.base import product
-from amtcore.stages.spectrum import faintest, inaudible, level_db
+from amtcore.stages.spectrum import faintest, inaudible
 from benchmarks.report import table
 
 #: The last commit before frames were folded and components met at nodes.
 BEFORE = "db1605b"
 _TURNS = 3
 _SECONDS, _FRAMES_S = 4.0, 1000
-_HEAD = ("model", "signal", "ear", "spectra", "nodes", "level per ERB", "slopes below",
-         "slopes above, dB", "specific loudness", "the rest", "all", "bound: FFTs (products) + exp",
+_HEAD = ("model", "signal", "ear", "spectra", "nodes", "level per ERB", "patterns",
+         "specific loudness", "the rest", "all", "bound: FFTs (products) + exp",
          "over bound", "all before", "faster")  # fmt: skip
 SignalOf = Callable[[str, int, float], np.ndarray]
 
@@ -94,25 +93,20 @@ def _stages_ms(model: LoudnessModel, block: Tensor) -> dict[str, float]:
     if isinstance(model, Moore2016):
         filters: Any = model.excitation
         of_nodes = lambda: filters.at_nodes(intensity, faintest(intensity))  # noqa: E731
-        weights = filters.derived("between_nodes", "fc")
-        levels = lambda: level_db(product(of_nodes(), weights))  # noqa: E731
+        levels = lambda: filters.levels_db(of_nodes(), "between_nodes", "fc")  # noqa: E731
     else:
         assert isinstance(model, Glasberg2002)
         filters, bands = model.excitation_pattern, model.erb_integration
         of_nodes = lambda: bands.at_nodes(intensity[:, 0], inaudible(intensity))  # noqa: E731
-        levels = lambda: filters.levels_at_nodes(bands.of_nodes(of_nodes()))  # noqa: E731
-    nodes, slopes = of_nodes(), filters.relative_slope(levels())
-    excitation = filters.pattern(nodes, levels())
-    rows = nodes.flatten(0, -2), slopes.flatten(0, -2)
-    rate = filters.derived("rate", "lower_slope_base", "fc")
+        levels = lambda: bands.of_nodes(of_nodes())  # noqa: E731
+    nodes, levels_db = of_nodes(), levels()
+    excitation = filters.pattern(nodes, levels_db)
     law: Any = model.get_submodule("specific_loudness")
     made["ear"] = _least_ms(lambda: model.ear.filter_by(block, response))
     made["spectra"] = _least_ms(lambda: spectrum.intensities(heard))
     made["nodes"] = _least_ms(of_nodes)
     made["level"] = _least_ms(levels) - made["nodes"]
-    made["below"] = _least_ms(lambda: lower_skirt(*rows, rate, filters.fc, filters.nodes_hz))
-    whole = _least_ms(lambda: filters.pattern(nodes, levels()))
-    made["above"] = whole - made["level"] - made["nodes"] - made["below"]
+    made["patterns"] = _least_ms(lambda: filters.pattern(nodes, levels_db))
     made["law"] = _least_ms(lambda: law(excitation))
     return {name: ms * _FRAMES_S / (128 * len(block)) for name, ms in made.items()}
 

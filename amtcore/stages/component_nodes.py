@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from scipy.linalg import block_diag
 from torch import Tensor
 
+from amtcore.kernels.ops import excitation
 from amtcore.kernels.ops.loudness import NODES, audible, can_compute, nodes_of_audible
 from amtcore.stages.base import Stage, product
+from amtcore.stages.spectrum import level_db
 
 Array = NDArray[np.float64]
 
@@ -178,3 +180,24 @@ class ComponentStage(Stage):
             for i, (first, last, weights) in enumerate(self._parts)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def by_kernel(self, *tensors: Tensor) -> bool:
+        """Whether the kernel for numbers alone may take these: what it works on, and tables that
+        tell whether someone asks for a derivative by a constant."""
+        return self.backend is None and excitation.can_compute(*tensors)
+
+    def blocks_of(self, weights: Tensor) -> Tensor:
+        """(node, place) as the kernel takes it; nothing in float64, which has none."""
+        single = self.dtype == torch.float32
+        return excitation.blocks_of(weights) if single else weights.new_empty(0)
+
+    def weighting(self, name: str, make: Callable[[], Tensor]) -> dict[str, Callable[[], Tensor]]:
+        """Entries of `derive` for weights (node, place) that `levels_db` takes by their name."""
+        return {name: make, f"{name}_blocks": lambda: self.blocks_of(make())}
+
+    def levels_db(self, nodes: Tensor, name: str, *of: str) -> Tensor:
+        """(.., node) -> the level at every place of `weighting`; `of` as for `derived`."""
+        weights = self.derived(name, *of)
+        if self.by_kernel(nodes, weights):
+            return excitation.levels_db(nodes, weights, self.derived(f"{name}_blocks", *of))
+        return level_db(product(nodes, weights))

@@ -1,13 +1,7 @@
-"""Excitation patterns: rounded-exponential filters whose lower slope depends on level.
+"""Excitation patterns of the loudness models, and the level per ERB that sets their slopes.
 
-    W(p, g) = (1 + p |g|) exp(-p |g|),   p(f) = 4 f / ERB(f),   g relative to the filter's centre
-    at or above the centre fc:  p(fc)
-    below it:  p(fc) - 0.35 (p(fc) / p(1 kHz)) (X - 51),  X the level per ERB at the component in dB
-
-(Glasberg and Moore 1990; ANSI S3.4-2007.) What does not depend on the signal is a
-matrix product: the level per ERB and the upper slopes. The lower slopes are a kernel. In float32
-the many components between two channels are weighted at a few nodes, see `component_nodes`; in
-float64 every one for itself.
+The filters and their source are in `roex_filters`; the two models differ in where they take the
+level: Moore2016 at every component, Glasberg2002 at the channels.
 """
 
 from __future__ import annotations
@@ -21,32 +15,19 @@ from torch import Tensor
 
 from amtcore.arguments import RATE, Number, Numbers, checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.ops.roex import lower_skirt
-from amtcore.scales.cam import CAM_FLOOR_HZ, CAM_SLOPE, cam_number, cam_space
-from amtcore.stages.base import product
+from amtcore.scales.cam import cam_number, cam_space
 from amtcore.stages.component_nodes import ComponentStage
 from amtcore.stages.limits import Range
-from amtcore.stages.roex_slopes import (
-    KHZ_PER_ERB,
-    REFERENCE_LEVEL_DB,
-    check_lower_slope,
-    slope_base,
-    slope_per_db,
+from amtcore.stages.roex_filters import (
+    LOWER_SLOPE_PER_DB,
+    SLOPE_BASE,
+    RoexFilters,
+    level_weights,
 )
-from amtcore.stages.spectrum import level_db
+from amtcore.stages.roex_slopes import slope_base, slope_per_db
 
 Array = NDArray[np.float64]
 
-#: p(f) = SLOPE_BASE f / ERB(f) at the reference level.
-SLOPE_BASE = 4.0
-#: Change of p(1 kHz) of the lower slope per dB.
-LOWER_SLOPE_PER_DB = -0.35
-#: A filter reaches up to this far above the frequency it is relative to.
-FARTHEST_G = 4.0
-#: Weights below this are 0: 200 dB down they mean nothing, and denormal ones make products slow.
-LEAST_WEIGHT = 1e-20
-#: Bounds of the slopes.
-_BASES, _CHANGES = Range(1e-3, 10.0), Range(-10.0, 0.0)
 #: Channels: 150 of them, a quarter of a Cam apart.
 LOWER_CAM, UPPER_CAM, STEP_CAM = 1.75, 39.0, 0.25
 _COMPONENTS = "(.., frame, component)"
@@ -54,110 +35,7 @@ _SLOPES = {"upper_slope_base": slope_base, "lower_slope_base": slope_base,
            "lower_slope_per_db": slope_per_db}  # fmt: skip
 
 
-def roex(p: Tensor, g: Tensor) -> Tensor:
-    """Weight of a filter of slope p at the relative distance g; 0 beyond g = 4."""
-    x = p * g.abs()
-    weight = (1.0 + x) * torch.exp(-x)
-    return torch.where((g <= FARTHEST_G) & (weight >= LEAST_WEIGHT), weight, 0.0)
-
-
-def _bandwidth(f_hz: Tensor) -> Tensor:
-    return CAM_FLOOR_HZ * (CAM_SLOPE * f_hz + 1.0)
-
-
-def level_weights(from_hz: Tensor, to_hz: Tensor, base: Tensor | float) -> Tensor:
-    """(component, place): what each component adds to the level per ERB at each place."""
-    source = from_hz.double()[:, None]
-    g = (to_hz.double() - source) / source
-    return roex(base * source / _bandwidth(source), g)
-
-
-def upper_weights(f_hz: Tensor, fc_hz: Tensor, base: Tensor) -> Tensor:
-    """(component, channel): what each component at or above a channel's centre adds to it."""
-    centre = fc_hz.double()
-    g = (f_hz.double()[:, None] - centre) / centre
-    weight = roex(base.double() * centre / _bandwidth(centre), g)
-    return torch.where(f_hz[:, None] >= fc_hz, weight, 0.0)
-
-
-class _RoexFilters(ComponentStage):
-    """The filters themselves: intensity and level of components to excitation of channels."""
-
-    centres = "fc"
-    fc: Tensor
-    upper_slope_base: Tensor
-    lower_slope_base: Tensor
-    lower_slope_per_db: Tensor
-
-    def __init__(
-        self,
-        fs: float,
-        frequencies: Tensor,
-        fc_hz: ArrayLike,
-        upper_slope_base: float,
-        lower_slope_base: float,
-        lower_slope_per_db: float,
-        learnable: bool,
-        dtype: torch.dtype,
-        backend: str | None,
-    ) -> None:
-        super().__init__(fs, frequencies, learnable, dtype, backend)
-        check_lower_slope(lower_slope_base, lower_slope_per_db)
-        self.constant("upper_slope_base", upper_slope_base, _BASES)
-        self.constant("lower_slope_base", lower_slope_base, _BASES)
-        self.constant("lower_slope_per_db", lower_slope_per_db, _CHANGES)
-        self.register_buffer("fc", torch.as_tensor(np.asarray(fc_hz)).to(dtype))
-
-    def derive(self) -> dict[str, Callable[[], Tensor]]:
-        """What components at or above a channel's centre add to it, and its slope below, too."""
-        return {**super().derive(), "upper": self._upper, "rate": self._rate}
-
-    def _rate(self) -> Tensor:
-        """Slope below a channel's centre per Hz, (channel,)."""
-        return (self.lower_slope_base.double() / _bandwidth(self.fc.double())).to(self.dtype)
-
-    def _upper(self) -> Tensor:
-        weights = upper_weights(self.nodes_hz, self.fc, self.upper_slope_base)
-        return weights.to(self.dtype)
-
-    @property
-    def num_channels(self) -> int:
-        """Number of channels."""
-        return int(self.fc.shape[0])
-
-    def relative_slope(self, levels_db: Tensor) -> Tensor:
-        """Factor of the lower slope at each level per ERB.
-
-        Never below 0, which it would reach at 137 dB: a filter does not amplify what is far away.
-        """
-        change = self.lower_slope_per_db / (self.lower_slope_base * KHZ_PER_ERB)
-        return (1.0 + change * (levels_db - REFERENCE_LEVEL_DB)).clamp(min=0.0)
-
-    def pattern(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
-        """Intensity and level per ERB, both (.., frame, node), -> (.., frame, channel)."""
-        below = lower_skirt(
-            intensity.flatten(0, -2),
-            self.relative_slope(levels_db).flatten(0, -2),
-            self.derived("rate", "lower_slope_base", "fc"),
-            self.fc,
-            self.nodes_hz,
-            self.backend,
-        )
-        upper = self.derived("upper", "upper_slope_base", "fc")
-        return level_db(
-            below.view(*intensity.shape[:-1], self.num_channels) + product(intensity, upper)
-        )
-
-    def extra_repr(self) -> str:
-        """Channels and slopes."""
-        return (
-            f"num_channels={self.num_channels}, fc={self.fc[0]:.1f}..{self.fc[-1]:.1f} Hz, "
-            f"slope_base={float(self.upper_slope_base.detach()):g} up, "
-            f"{float(self.lower_slope_base.detach()):g} down, learnable={self.learnable}"
-        )
-
-
-class Moore2016ExcitationPattern(_RoexFilters):
+class Moore2016ExcitationPattern(RoexFilters):
     """Excitation patterns of Moore2016, with the level per ERB at every single component.
 
     Args:
@@ -209,7 +87,7 @@ class Moore2016ExcitationPattern(_RoexFilters):
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
         """What components add to the level per ERB at each other, too."""
-        return {**super().derive(), "between_nodes": self._between_nodes}
+        return {**super().derive(), **self.weighting("between_nodes", self._between_nodes)}
 
     def _between_nodes(self) -> Tensor:
         return level_weights(self.nodes_hz, self.nodes_hz, SLOPE_BASE).to(self.dtype)
@@ -222,8 +100,7 @@ class Moore2016ExcitationPattern(_RoexFilters):
         """As `forward`, of the components above the least, (.., frame, 1)."""
         intensity = self.as_input(intensity, (2, 3, 4), _COMPONENTS)
         nodes = self.at_nodes(intensity, least)
-        levels_db = level_db(product(nodes, self.derived("between_nodes", "fc")))
-        return self.pattern(nodes, levels_db)
+        return self.pattern(nodes, self.levels_db(nodes, "between_nodes", "fc"))
 
 
 class ERBIntegration(ComponentStage):
@@ -283,7 +160,7 @@ class ERBIntegration(ComponentStage):
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
         """What components add to the level per ERB of the channels, too."""
-        return {**super().derive(), "bands": self._bands}
+        return {**super().derive(), **self.weighting("bands", self._bands)}
 
     def _bands(self) -> Tensor:
         base = SLOPE_BASE / self.bandwidth_scale.double()
@@ -300,7 +177,7 @@ class ERBIntegration(ComponentStage):
 
     def of_nodes(self, nodes: Tensor) -> Tensor:
         """As `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
-        return level_db(product(nodes, self.derived("bands", "bandwidth_scale", "fc_erb")))
+        return self.levels_db(nodes, "bands", "bandwidth_scale", "fc_erb")
 
     def extra_repr(self) -> str:
         """Channels."""
@@ -310,7 +187,7 @@ class ERBIntegration(ComponentStage):
         )
 
 
-class ExcitationPattern(_RoexFilters):
+class ExcitationPattern(RoexFilters):
     """Excitation patterns of Glasberg2002, slopes from the level per ERB between channels.
 
     The page's slopes in dB per ERB are not this model's: the bases here are p ERB / f, and the
@@ -339,7 +216,7 @@ class ExcitationPattern(_RoexFilters):
     tensor(40.)
     """
 
-    between: Tensor
+    before: Tensor
     share: Tensor
 
     @checked_arguments(
@@ -376,7 +253,7 @@ class ExcitationPattern(_RoexFilters):
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
         """Where the nodes lie between the channels, too."""
-        own = {"between": lambda: self._places()[0], "share": lambda: self._places()[1]}
+        own = {"before": lambda: self._places()[0], "share": lambda: self._places()[1]}
         return {**super().derive(), **own}
 
     def _places(self) -> tuple[Tensor, Tensor]:
@@ -392,13 +269,17 @@ class ExcitationPattern(_RoexFilters):
 
     def of_nodes(self, nodes: Tensor, levels_db: Tensor) -> Tensor:
         """As `forward`, of components that `at_nodes` has brought to (.., frame, node)."""
-        return self.pattern(nodes, self.levels_at_nodes(levels_db))
+        return self.pattern(nodes, levels_db)
+
+    def between(self) -> tuple[Tensor, Tensor]:
+        """The channel below every node, and the share of the one above."""
+        return self.derived("before", "fc"), self.derived("share", "fc")
 
     def levels_at_nodes(self, levels_db: Tensor) -> Tensor:
         """(.., channel) -> (.., node), linear between the channels."""
-        between, share = self.derived("between", "fc"), self.derived("share", "fc")
-        low = levels_db.index_select(-1, between)
-        return torch.lerp(low, levels_db.index_select(-1, between + 1), share)
+        before, share = self.between()
+        low = levels_db.index_select(-1, before)
+        return torch.lerp(low, levels_db.index_select(-1, before + 1), share)
 
 
 def _between(at: Array, grid: Array) -> tuple[NDArray[np.int64], Array]:

@@ -31,7 +31,7 @@ def can_compute(*tensors: Tensor) -> bool:
 
 @torch.library.custom_op("amtcore::loudness_nodes", mutates_args=(), device_types="cpu")
 def _nodes(intensity: Tensor, least: Tensor, starts: Tensor, weights: Tensor, count: int) -> Tensor:
-    return runner.at_nodes(intensity, least, starts, weights, count)
+    return runner.at_nodes(intensity, least, starts, weights, count).contiguous()
 
 
 @_nodes.register_fake

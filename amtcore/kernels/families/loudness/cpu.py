@@ -12,7 +12,6 @@ import numpy as np
 from amtcore.kernels.families.loudness.reference import HIGH_EXCITATION, PER_DB
 from amtcore.kernels.vector.elementary import vexp, vlog
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
     LANES,
     any_at_least,
@@ -25,7 +24,6 @@ from amtcore.kernels.vector.simd import (
     where_greater,
     where_greater_or_nan,
 )
-from amtcore.kernels.vector.transpose import transpose
 
 #: Nodes of a group of more components than that. Loudness changes by 1e-6 (traces of speech, noise
 #: and tones; 1.2e-5 for a tone at 9 kHz near threshold), a tenth of that with four.
@@ -48,14 +46,14 @@ def _above(intensity: Any, at: int, least: Any) -> Any:
 def nodes(
     intensity: Any, frames: int, begin: int, least: Any, starts: Any, weights: Any, out: Any
 ) -> None:
-    """Nodes of LANES frames from `begin` on: flat rows of all frames to flat rows of LANES."""
-    limit, place = vload(least, begin), 0
+    """Nodes of LANES frames from `begin` on: flat rows of all frames to rows of all frames."""
+    limit, place = vload(least, begin), begin
     for group in range(len(starts) - 1):
         first, last = starts[group], starts[group + 1]
         if last - first <= NODES:
             for i in range(first, last):
-                vstore(out, place * LANES, _above(intensity, i * frames + begin, limit))
-                place += 1
+                vstore(out, place, _above(intensity, i * frames + begin, limit))
+                place += frames
             continue
         zero = vsplat(limit, 0.0)
         a, b, c = zero, zero, zero
@@ -64,10 +62,10 @@ def nodes(
             a = fma(value, vsplat(value, weights[NODES * i]), a)
             b = fma(value, vsplat(value, weights[NODES * i + 1]), b)
             c = fma(value, vsplat(value, weights[NODES * i + 2]), c)
-        vstore(out, place * LANES, a)
-        vstore(out, (place + 1) * LANES, b)
-        vstore(out, (place + 2) * LANES, c)
-        place += NODES
+        vstore(out, place, a)
+        vstore(out, place + frames, b)
+        vstore(out, place + 2 * frames, c)
+        place += NODES * frames
 
 
 @part
@@ -122,17 +120,11 @@ def specific(level_db: Any, law: Any, channels: int, at: int, high: Any) -> Any:
 @kernel
 def run_nodes(
     intensity: Any, frames: int, begin: int, end: int, least: Any, starts: Any, weights: Any,
-    count: int, out: Any,
+    out: Any,
 ) -> None:  # fmt: skip
-    """Flat (component, frame) -> flat (frame, node), for some frames, LANES at a time."""
-    made, whole = aligned(count * LANES, out), count - count % LANES
+    """Flat (component, frame) -> flat (node, frame), for some frames, LANES at a time."""
     for first in range(begin, end, LANES):
-        nodes(intensity, frames, first, least, starts, weights, made)
-        rows = out[first * count :]
-        transpose(made, 0, LANES, whole, LANES, rows, count, whole)
-        for place in range(whole, count):
-            for n in range(LANES):
-                rows[n * count + place] = made[place * LANES + n]
+        nodes(intensity, frames, first, least, starts, weights, out)
 
 
 @kernel

@@ -28,7 +28,7 @@ def at_nodes(
         weights: (component, NODES), those of groups of more components than NODES.
         count: Nodes of all groups.
     Returns:
-        (frame, node).
+        (frame, node); a node's frames lie together.
     """
     frames = len(intensity)
     missing = -frames % LANES
@@ -36,14 +36,15 @@ def at_nodes(
     rows = torch.nn.functional.pad(intensity.T, (0, missing)).contiguous().numpy().ravel()
     limits = torch.nn.functional.pad(least, (0, missing)).contiguous().numpy()
     groups, of_groups = starts.numpy(), weights.numpy().ravel()
-    out = np.empty((frames + missing, count), np.float32)
+    padded = frames + missing
+    out = np.empty((count, padded), np.float32)
 
     def one(item: int) -> None:
-        begin, end = item * _ITEM_FRAMES, min((item + 1) * _ITEM_FRAMES, len(out))
-        run_nodes(rows, len(out), begin, end, limits, groups, of_groups, count, out.reshape(-1))
+        begin, end = item * _ITEM_FRAMES, min((item + 1) * _ITEM_FRAMES, padded)
+        run_nodes(rows, padded, begin, end, limits, groups, of_groups, out.reshape(-1))
 
-    parallel_for(one, -(-len(out) // _ITEM_FRAMES))
-    return torch.from_numpy(out[:frames])
+    parallel_for(one, -(-padded // _ITEM_FRAMES))
+    return torch.from_numpy(out).T[:frames]
 
 
 def specific_loudness(
