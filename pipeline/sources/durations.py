@@ -77,6 +77,20 @@ EARLY = {b"RIFF": "wav", b"fLaC": "flac"}
 LEAST_CLIP_BYTES = 44
 
 
+def early_seconds(head: bytes, nbytes: int) -> float | None:
+    """Duration by the first bytes of a clip; None where its header is not there, or not to be had.
+
+    Args:
+        head: A few hundred bytes will do.
+        nbytes: Of the whole clip.
+    """
+    if head[:4] not in EARLY:
+        return None
+    head = head[:nbytes]
+    file = SparseFile(io.BytesIO(head), [Range(0, len(head))], nbytes)
+    return header_seconds(io.BufferedReader(file), nbytes)
+
+
 @dataclass(frozen=True)
 class ByteRate:
     """Bytes of a second: as measured on one clip, else those of its codec.
@@ -111,9 +125,7 @@ class ByteRate:
             (length,) = struct.unpack_from("<I", head, at - 4)
             if not LEAST_CLIP_BYTES <= length <= nbytes:
                 continue
-            clip = head[at : at + length]
-            file = SparseFile(io.BytesIO(clip), [Range(0, len(clip))], length)
-            seconds = header_seconds(io.BufferedReader(file), length)
+            seconds = early_seconds(head[at:], length)
             if seconds is not None:
                 return cls(codec, length / seconds)
         return None

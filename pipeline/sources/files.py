@@ -80,7 +80,7 @@ class FilesSource:
             seconds = None
             if isinstance(self._fs, LocalFileSystem):
                 seconds = header_seconds(path, item.size or 0)
-            yield item if seconds is None else replace(item, seconds=seconds)
+            yield item if seconds is None else replace(item, seconds=seconds, estimated=False)
 
     def listing(self) -> Iterator[Item]:
         """The same rows with durations guessed from sizes; opens no file."""
@@ -143,6 +143,7 @@ class FilesSource:
             row_id=as_text(name),
             uri=public_uri(self._fs, path),
             seconds=guess_seconds(name, stat["size"] or 0),
+            estimated=True,
             position=position,
             **stat,
         )

@@ -192,7 +192,7 @@ class ParquetRows:
             return otherwise
         (whole,) = table.ranges(table.groups[0], [leaf])
         few = Range(whole.start, min(whole.end, whole.start + HEAD_BYTES))
-        head = read_range(table.fs, table.path, table.size, few)
+        head = read_range(table.fs, table.path, few)
         return ByteRate.in_column(head, whole.nbytes) or otherwise
 
     def fetch(
@@ -254,7 +254,7 @@ class ParquetRows:
         if isinstance(table.fs, LocalFileSystem):
             return Blob(path=table.path)
         ranges = table.ranges(ask.group, columns)
-        return load_ranges(table.fs, table.path, table.size, ranges, touch)
+        return load_ranges(table.fs, table.path, ranges, touch)
 
     def _decoded(
         self, run: Sequence[_Asked], columns: Sequence[str], stream: BinaryIO

@@ -88,12 +88,16 @@ class ManifestSource:
         plain = {name for name, kind in self._carried.types.items() if not has_text(kind)}
         for row, uri in enumerate(uris):
             start_s, end_s, given_s = self._span(columns, row)
+            seconds, estimated = given_s, False
+            if not given_s:
+                seconds, estimated = _expected(uri, stats[uri], start_s, end_s)
             yield Item(
                 row_id=self._row_id(columns, row, start_s, end_s),
                 uri=redact(uri),
                 start_s=start_s,
                 end_s=end_s,
-                seconds=given_s or _estimate(uri, stats[uri], start_s, end_s),
+                seconds=seconds,
+                estimated=estimated,
                 extra={
                     name: columns[name][row] if name in plain else public_value(columns[name][row])
                     for name in extra
@@ -282,17 +286,19 @@ def _confinement(spec: ManifestSpec, fs: Any, path: str) -> Confinement:
     return Confinement([folder, store], spec.allow, spec.storage_options, store=store)
 
 
-def _estimate(
+def _expected(
     uri: str, stat: Mapping[str, Any], start_s: float | None, end_s: float | None
-) -> float | None:
+) -> tuple[float | None, bool]:
+    """Seconds of a row, and whether they are estimated from its bytes."""
     if end_s is not None:
-        return max(0.0, end_s - (start_s or 0.0))
+        return max(0.0, end_s - (start_s or 0.0)), False
     size = stat.get("size")
     if size is None:
-        return None
+        return None, False
     whole = header_seconds(uri, size) if is_local(uri) else None
+    estimated = whole is None
     whole = guess_seconds(uri, size) if whole is None else whole
-    return max(0.0, whole - (start_s or 0.0))
+    return max(0.0, whole - (start_s or 0.0)), estimated
 
 
 def _columns_hint(columns: Mapping[str, Column]) -> str:

@@ -105,7 +105,7 @@ class ParquetTable:
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         """Some columns of a row group, of which all bytes are read now."""
         ranges = self.ranges(group, columns)
-        content = b"".join(read_range(self.fs, self.path, self.size, one) for one in ranges)
+        content = b"".join(read_range(self.fs, self.path, one) for one in ranges)
         batches = list(self.batches(group, columns, BytesIO(content), ranges, group.rows))
         return pa.Table.from_batches(batches)
 
@@ -152,13 +152,13 @@ def read_footer(fs: Any, path: str) -> ParquetTable:
     size = stat.pop("size")
     if size is None:
         raise SourceError(f"{path}: its size is not known, so its footer cannot be found")
-    end = read_range(fs, path, size, Range(max(0, size - END_BYTES), size))
+    end = read_range(fs, path, Range(max(0, size - END_BYTES), size))
     if size < END_BYTES + len(MAGIC) or not end.endswith(MAGIC):
         raise SourceError(f"{path}: expected a Parquet file, got one that does not end in PAR1")
     nbytes = struct.unpack("<I", end[:4])[0] + END_BYTES
     if nbytes > min(size, MOST_FOOTER_BYTES):
         raise SourceError(f"{path}: damaged, its footer claims to have {nbytes:,} bytes")
-    footer = read_range(fs, path, size, Range(size - nbytes, size - END_BYTES)) + end
+    footer = read_range(fs, path, Range(size - nbytes, size - END_BYTES)) + end
     try:  # Arrow reads footers 64 KB at a time, so it is shown a file of nothing else
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
     except (OSError, pa.ArrowException) as error:

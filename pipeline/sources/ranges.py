@@ -28,6 +28,8 @@ R = TypeVar("R")
 
 # Of a long range at a time.
 PIECE_BYTES = 8 << 20
+# A jump of less costs less to read through, a long block at a time, than a request.
+NEAR_BYTES, LONG_BLOCK_BYTES = 32 << 10, 1 << 20
 
 
 class Range(NamedTuple):
@@ -52,44 +54,47 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return found
 
 
-def read_range(fs: Any, path: str, size: int, wanted: Range) -> bytes:
-    """The bytes of one range of a file of `size` bytes.
+def read_range(fs: Any, path: str, wanted: Range) -> bytes:
+    """The bytes of one range of a file.
 
     Raises:
-        ConnectionError: Fewer arrived. UnreadableError: The server knows no ranges.
+        UnreadableError: The file ends before, or its server gives no ranges.
+        ConnectionError: Fewer bytes arrived.
     """
     if isinstance(fs, LocalFileSystem):
         with open_regular(path) as stream:
             stream.seek(wanted.start)
             data = stream.read(wanted.nbytes)
     elif may_go_on(fs):
-        data = _from_web(fs, path, size, wanted)
+        data = _from_web(fs, path, wanted)
     else:
         data = fs.cat_file(path, start=wanted.start, end=wanted.end)
     if len(data) != wanted.nbytes:
+        fs.invalidate_cache(path)
+        now = fs.info(path).get("size")
+        if now is not None and now < wanted.end:
+            raise UnreadableError(f"{path}: ends at byte {now:,}, before {wanted.end:,}")
         raise ConnectionError(f"{path}: got {len(data)} of {wanted.nbytes} bytes")
     return bytes(data)
 
 
-def _from_web(fs: Any, path: str, size: int, wanted: Range) -> bytes:
+def _from_web(fs: Any, path: str, wanted: Range) -> bytes:
     """A range off a web server, never more of it than was asked for."""
-    try:
-        with fs.open(path, "rb", size=size, cache_type="none") as stream:
+    try:  # the size is what keeps fsspec from asking for it
+        with fs.open(path, "rb", size=wanted.end, cache_type="none") as stream:
             stream.seek(wanted.start)
             return bytes(stream.read(wanted.nbytes))
     except ValueError as error:  # what fsspec says of an answer with the whole file
         raise UnreadableError(f"{path}: the server gives no ranges of files: {error}") from error
 
 
-def load_ranges(
-    fs: Any, path: str, size: int, ranges: Sequence[Range], touch: Callable[[], None]
-) -> Blob:
+def load_ranges(fs: Any, path: str, ranges: Sequence[Range], touch: Callable[[], None]) -> Blob:
     """The bytes of some ranges one behind the other, in memory or, where they are many, in a file.
 
     Args:
         touch: Called whenever bytes arrive.
     """
-    pieces = _pieces(fs, path, size, ranges, touch)
+    pieces = _pieces(fs, path, ranges, touch)
     if sum(one.nbytes for one in ranges) <= MEMORY_BYTES:
         return Blob(data=b"".join(pieces))
     name = temporary_file()
@@ -100,29 +105,24 @@ def load_ranges(
 
 
 def _pieces(
-    fs: Any, path: str, size: int, ranges: Sequence[Range], touch: Callable[[], None]
+    fs: Any, path: str, ranges: Sequence[Range], touch: Callable[[], None]
 ) -> Iterator[bytes]:
     for one in ranges:
         for start in range(one.start, one.end, PIECE_BYTES):
             piece = Range(start, min(start + PIECE_BYTES, one.end))
-            yield read_range(fs, path, size, piece)
+            yield read_range(fs, path, piece)
             touch()
 
 
-class SparseFile(io.RawIOBase):
-    """A file of which only some ranges are here.
+class _Placed(io.RawIOBase):
+    """What seekable files that cannot be written have in common.
 
     Args:
-        stream: The bytes of the ranges, one behind the other.
-        ranges: Which they are, in order.
-        size: Of the whole file.
+        size: Of the file.
     """
 
-    def __init__(self, stream: BinaryIO, ranges: Sequence[Range], size: int) -> None:
-        self._stream, self._ranges, self._size = stream, ranges, size
-        self._starts = [one.start for one in ranges]
-        self._offsets = [sum(one.nbytes for one in ranges[:n]) for n in range(len(ranges))]
-        self._at = 0
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
 
     def readable(self) -> bool:
         return True
@@ -138,6 +138,64 @@ class SparseFile(io.RawIOBase):
         self._at = base + offset
         return self._at
 
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view)) or b""
+        view[: len(data)] = data
+        return len(data)
+
+
+class RangedFile(_Placed):
+    """A file read by ranges: a block wherever something is wanted, what lies between is skipped.
+
+    Where little is skipped, reading on costs less than asking again: blocks are long then.
+
+    Args:
+        fs, path: Which. size: Where it ends, or what is wanted of it.
+        block_bytes: Read at once after a jump.
+    """
+
+    def __init__(self, fs: Any, path: str, size: int, block_bytes: int) -> None:
+        super().__init__(size)
+        self._fs, self._path, self._block_bytes = fs, path, block_bytes
+        self._block, self._start = b"", 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        wanted = left if size is None or size < 0 else min(size, left)
+        if not self._start <= self._at <= self._at + wanted <= self._start + len(self._block):
+            self._fill(wanted)
+        data = self._block[self._at - self._start :][:wanted]
+        self._at += wanted
+        return data
+
+    def _fill(self, wanted: int) -> None:
+        """Have `wanted` bytes from here on, and those behind them that a request is worth."""
+        behind = self._start + len(self._block)
+        kept = self._block[self._at - self._start :] if self._start <= self._at < behind else b""
+        near = bool(self._block) and 0 <= self._at - behind < NEAR_BYTES
+        block = LONG_BLOCK_BYTES if near else self._block_bytes
+        first = self._at + len(kept)
+        last = min(self._size, self._at + max(wanted, block))
+        self._block = kept + read_range(self._fs, self._path, Range(first, last))
+        self._start = self._at
+
+
+class SparseFile(_Placed):
+    """A file of which only some ranges are here.
+
+    Args:
+        stream: The bytes of the ranges, one behind the other.
+        ranges: Which they are, in order.
+        size: Of the whole file.
+    """
+
+    def __init__(self, stream: BinaryIO, ranges: Sequence[Range], size: int) -> None:
+        super().__init__(size)
+        self._stream, self._ranges = stream, ranges
+        self._starts = [one.start for one in ranges]
+        self._offsets = [sum(one.nbytes for one in ranges[:n]) for n in range(len(ranges))]
+
     def read(self, size: int | None = -1) -> bytes:
         """What is here from this place on; OSError where nothing is."""
         number = bisect_right(self._starts, self._at) - 1
@@ -149,12 +207,6 @@ class SparseFile(io.RawIOBase):
         data = self._stream.read(min(wanted, left))
         self._at += len(data)
         return data
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
 
 
 def ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:

@@ -27,7 +27,7 @@ METADATA = re.compile(r"__[^/]*__($|/)")
 COLUMN_MEMBERS = ("json", "cls", "txt")
 NO_SAMPLE = "no sample"
 
-Seconds = Callable[[str, BinaryIO, int], float | None]
+Seconds = Callable[[str, BinaryIO, int], tuple[float, bool]]
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Sample:
         key: The name its members share.
         columns: What its `json`, `cls` and `txt` members say.
         audio: Suffix of each audio member to its header.
-        seconds: Estimated duration of the first of these.
+        seconds: Expected duration of the first of these. estimated: From its bytes alone.
         problem: Why it cannot be processed; None where it can.
     """
 
@@ -46,6 +46,7 @@ class Sample:
     columns: dict[str, Any] = field(default_factory=dict)
     audio: dict[str, tarfile.TarInfo] = field(default_factory=dict)
     seconds: float | None = None
+    estimated: bool = False
     problem: str | None = None
     suffixes: set[str] = field(default_factory=set)
 
@@ -69,7 +70,7 @@ class Samples:
         stream: The tar, seekable.
         name: How messages call it.
         extensions: Which suffixes are audio.
-        seconds: Of an audio member by suffix, stream and bytes.
+        seconds: Of an audio member by suffix, stream and bytes; and whether that is estimated.
     Attributes:
         skipped: Members that belong to no sample's audio or columns, by suffix.
     Raises:
@@ -121,7 +122,8 @@ class Samples:
         if suffix.rpartition(".")[2] in self._extensions:
             if not sample.audio:
                 with _content(tar, member) as stream, suppress(tarfile.ReadError):
-                    sample.seconds = self._seconds(suffix, stream, member.size)
+                    found = self._seconds(suffix, stream, member.size)
+                    sample.seconds, sample.estimated = found
             sample.audio[suffix] = member
         elif suffix in COLUMN_MEMBERS:
             self._add_columns(sample, suffix, tar, member)

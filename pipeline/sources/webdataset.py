@@ -1,8 +1,8 @@
 """WebDataset: tar files of samples, on local disks or behind any fsspec URI.
 
-The headers of each tar are read once to plan; on a remote store that costs about the bytes of the
-tar, unless its members are large. A row's uri names the tar and the range of its audio member, so
-that a worker reads that range and no more. The range begins at the member's header, which tells
+To plan, the headers of each tar are read, and its small members; on a remote store by ranges, which
+skip what lies between. A row's uri names the tar and the range of its audio member, so that a
+worker reads that range and no more. The range begins at the member's header, which tells
 whether the tar is still the one that was planned.
 """
 
@@ -12,8 +12,7 @@ import posixpath
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
@@ -38,15 +37,15 @@ from earmill.pipeline.sources.base import (
     source_errors,
     stat_fields,
 )
-from earmill.pipeline.sources.durations import guess_seconds, header_seconds
+from earmill.pipeline.sources.durations import early_seconds, guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import (
     MEMORY_BYTES,
     Blob,
     fetch_all,
-    may_go_on,
     temporary_file,
 )
 from earmill.pipeline.sources.files import MAGIC_CHARACTERS
+from earmill.pipeline.sources.ranges import Range, RangedFile, ahead, read_range
 from earmill.pipeline.sources.regular import open_regular
 from earmill.pipeline.sources.tar_samples import Sample, Samples, Seconds
 from earmill.pipeline.sources.walk import is_hidden
@@ -55,10 +54,11 @@ from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, normal_extensions
 from earmill.pipeline.spec.source_kinds import SourceKind, SourceSection
 
 MAX_TARS = 1_000_000
-LISTING_THREADS = 8
-MB = 2**20
-# Of a remote tar at a time, while its headers are looked for.
-BLOCK_BYTES = 2 * MB
+LISTING_THREADS = 16
+# Of a remote tar at a time, while its headers are looked for: those of a sample with its columns,
+# the header of its audio, and what tarfile reads of that at once.
+BLOCK_BYTES = 9 << 10
+EARLY_BYTES = 1 << 10
 COPY_BYTES = MAX_HELD_BYTES
 PATTERN = "{*?["
 
@@ -167,15 +167,13 @@ class WebDatasetSource:
     def _listed(self, seconds: Seconds) -> Iterator[Item]:
         self._skipped.clear()
         position = 0
-        pool = ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="tar")
-        try:
-            for rows, skipped in pool.map(lambda tar: self._rows(tar, seconds), self._tars):
-                self._skipped += skipped
-                for item in rows:
-                    yield Item(**item, position=position)
-                    position += 1
-        finally:  # of many tars the first damaged one ends it
-            pool.shutdown(cancel_futures=True)
+        for rows, skipped in ahead(
+            lambda tar: self._rows(tar, seconds), self._tars, LISTING_THREADS
+        ):
+            self._skipped += skipped
+            for item in rows:
+                yield Item(**item, position=position)
+                position += 1
         if not position:
             raise SourceError(f"source {self._section.uri}: no samples in {len(self._tars)} tars")
 
@@ -205,14 +203,16 @@ class WebDatasetSource:
             "uri": place.uri(),
             "size": None if member is None else member.size,
             "seconds": sample.seconds,
+            "estimated": sample.estimated,
             "extra": sample.columns,
         }
 
-    def _header_seconds(self, suffix: str, stream: BinaryIO, nbytes: int) -> float | None:
-        exact = None
+    def _header_seconds(self, suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
         if isinstance(self._fs, LocalFileSystem):
             exact = header_seconds(stream, nbytes)
-        return _guessed(suffix, stream, nbytes) if exact is None else exact
+        else:
+            exact = early_seconds(stream.read(min(nbytes, EARLY_BYTES)), nbytes)
+        return _guessed(suffix, stream, nbytes) if exact is None else (exact, False)
 
     def columns(self) -> Columns:
         return Columns()
@@ -252,27 +252,29 @@ class WebDatasetSource:
         }
 
 
-def _guessed(suffix: str, stream: BinaryIO, nbytes: int) -> float | None:
-    return guess_seconds(f"x.{PurePosixPath(suffix).name}", nbytes)
+def _guessed(suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
+    return guess_seconds(f"x.{PurePosixPath(suffix).name}", nbytes), True
 
 
 def _opened(fs: Any, path: str) -> AbstractContextManager[BinaryIO]:
+    """A tar to look for headers in."""
     if isinstance(fs, LocalFileSystem):
         return open_regular(path)
-    found: AbstractContextManager[BinaryIO] = fs.open(
-        path, "rb", cache_type="readahead", block_size=BLOCK_BYTES
-    )
-    return found
+    found: Any = RangedFile(fs, path, int(fs.size(path)), BLOCK_BYTES)
+    return closing(found)
 
 
 def _range(fs: Any, path: str, place: Place) -> AbstractContextManager[BinaryIO]:
     """A stream whose position is the member's header."""
-    small = place.end - place.start <= MEMORY_BYTES
-    if small and not isinstance(fs, LocalFileSystem) and not may_go_on(fs):
-        return BytesIO(fs.cat_file(path, start=place.start, end=place.end))
-    stream: Any = _opened(fs, path)
+    stream: Any
+    if isinstance(fs, LocalFileSystem):
+        stream = open_regular(path)
+    elif place.end - place.start <= MEMORY_BYTES:
+        return BytesIO(read_range(fs, path, Range(place.start, place.end)))
+    else:
+        stream = RangedFile(fs, path, place.end, COPY_BYTES)
     stream.seek(place.start)
-    return stream
+    return closing(stream)
 
 
 def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]) -> Blob:

@@ -48,7 +48,8 @@ class TestFiles:
         items = list(files(corpus).items())
         monkeypatch.setattr(files_module, "header_seconds", None)
         for item, listed in zip(items, files(corpus).listing(), strict=True):
-            assert replace(listed, seconds=item.seconds) == item
+            assert listed.estimated and not item.estimated
+            assert replace(listed, seconds=item.seconds, estimated=False) == item
 
     def test_a_relative_path_gives_absolute_uris(
         self, corpus: Path, monkeypatch: pytest.MonkeyPatch
