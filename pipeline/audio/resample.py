@@ -13,6 +13,7 @@ is interpolated, reach -120 dB with either.) The name is provenance. Equal rates
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,9 @@ DEFAULT_QUALITY = "soxr_vhq"
 ON_DEVICES = "torchaudio_kaiser_best"
 RESAMPLERS = (*QUALITIES, ON_DEVICES)
 
-# Fed to soxr piece by piece: faster than one call, and memory does not grow with the clip.
-CHUNK_SAMPLES = 1 << 16
+# Fed to soxr piece by piece: faster than one call, as what comes out is still in the cache of the
+# processor when it is put where it stays; and memory does not grow with the clip.
+CHUNK_SAMPLES = 1 << 14
 
 
 def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
@@ -78,13 +80,32 @@ class AudioResampler:
     def is_identity(self) -> bool:
         return self.from_hz == self.to_hz
 
-    def process(self, x: Waveform) -> Waveform:
-        """The whole clip at once."""
-        if self.is_identity:
+    def process(self, x: Waveform, into: Waveform | None = None) -> Waveform:
+        """The whole clip at once.
+
+        Args:
+            into: Where the output goes; None for a new array.
+        """
+        if self.is_identity and into is None:
             return _checked(x)
+        if into is None:
+            into = np.empty(resampled_length(len(x), self.from_hz, self.to_hz), np.float32)
+        left = into
+        for piece in self._pieces(x):
+            left[: len(piece)] = piece
+            left = left[len(piece) :]
+        if len(left):
+            raise ValueError(
+                f"expected room for the {len(into) - len(left)} samples that come out, got "
+                f"{len(into)}"
+            )
+        return into
+
+    def _pieces(self, x: Waveform) -> Iterator[Waveform]:
         stream = self.stream()
-        chunks = [stream.push(x[i : i + CHUNK_SAMPLES]) for i in range(0, len(x), CHUNK_SAMPLES)]
-        return np.concatenate([*chunks, stream.finish()])
+        for start in range(0, len(x), CHUNK_SAMPLES):
+            yield stream.push(x[start : start + CHUNK_SAMPLES])
+        yield stream.finish()
 
     def stream(self) -> ResampleStream:
         """A fresh stream: push chunks of any sizes, then finish."""

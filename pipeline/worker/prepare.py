@@ -188,9 +188,14 @@ class Preparer:
         )
 
     def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
-        """Each target's signal from (ear, time) at its rate; equal targets share one array."""
+        """Each target's signal from (ear, time) at its rate; equal targets share one array.
+
+        Args:
+            by_rate: Ours: the signal of a single target is scaled where it lies.
+        """
+        alone = len(self.targets) == 1
         made = {
-            target: scaled(as_model_input(by_rate[target.fs_hz], target.ears), gain)
+            target: scaled(as_model_input(by_rate[target.fs_hz], target.ears), gain, in_place=alone)
             for target, gain in zip(self.targets, gains, strict=True)
         }
         return tuple(made[target] for target in self.targets)
@@ -216,7 +221,10 @@ class Preparer:
                 by_rate[fs_hz] = ears
                 continue
             with doing(RESAMPLE):
-                by_rate[fs_hz] = np.stack([resampler.process(ear) for ear in ears])
+                length = resampled_length(ears.shape[1], rate_hz, fs_hz)
+                by_rate[fs_hz] = np.empty((len(ears), length), np.float32)
+                for ear, into in zip(ears, by_rate[fs_hz], strict=True):
+                    resampler.process(ear, into)
         return self.ready(by_rate, gains)
 
     def _for_device(
@@ -346,9 +354,11 @@ class LongClip:
         return self._preparer.ready(by_rate, gains)
 
 
-def scaled(signal: Signal, gain: float) -> Signal:
+def scaled(signal: Signal, gain: float, *, in_place: bool = False) -> Signal:
     """The signal times a gain, in float32."""
-    return signal if gain == 1.0 else signal * np.float32(gain)
+    if gain == 1.0:
+        return signal
+    return np.multiply(signal, np.float32(gain), out=signal if in_place else None)
 
 
 def _rms(ears: Signal) -> float:

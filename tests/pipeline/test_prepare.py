@@ -133,6 +133,18 @@ class TestLevels:
         signal = np.ones(3, np.float32)
         assert scaled(signal, 1.0) is signal
         assert scaled(signal, 0.5).dtype == np.float32
+        assert signal.tolist() == [1.0] * 3
+        assert scaled(signal, 0.5, in_place=True) is signal and signal.tolist() == [0.5] * 3
+
+    @pytest.mark.parametrize("to_hz", [RATE_HZ, 22050.0])
+    def test_targets_that_are_equal_are_scaled_once(self, to_hz: float) -> None:
+        data, target = encode(tone(0.2), "wav-float"), Target(to_hz, MODEL_UNIT)
+        calibration = {"rms1_db_spl": 94.0}
+        (alone,) = whole(preparer(target, calibration=calibration), data)
+        (both,) = whole(preparer(target, target, calibration=calibration), data)
+        assert len(both.signals) == 2
+        for signal in both.signals:
+            np.testing.assert_array_equal(signal, alone.signals[0])
 
 
 class TestRates:

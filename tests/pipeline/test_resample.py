@@ -133,7 +133,7 @@ def test_chunked_equals_whole(
 
 @pytest.mark.parametrize("quality", QUALITIES)
 def test_whole_equals_one_call_of_soxr(quality: str) -> None:
-    """Feeding in pieces of 65,536 is not another algorithm."""
+    """Feeding in pieces is not another algorithm."""
     x = np.random.default_rng(2).standard_normal(200_000).astype(np.float32)
     ours = AudioResampler(16000, 44100, quality).process(x)
     theirs = soxr.resample(x, 16000, 44100, quality=QUALITIES[quality])
@@ -151,6 +151,20 @@ def test_length_is_the_formula_for_every_n(from_hz: float, to_hz: float) -> None
         exact = Fraction(n) * Fraction(to_hz) / Fraction(from_hz)
         assert abs(produced - exact) <= Fraction(1, 2)
         assert produced - exact != Fraction(1, 2)
+
+
+@pytest.mark.parametrize("pair", [(16000, 44100), (44100, 44100)])
+def test_output_goes_where_it_is_wanted(pair: tuple[float, float]) -> None:
+    x = np.random.default_rng(3).standard_normal(40_000).astype(np.float32)
+    resampler = AudioResampler(*pair)
+    wanted = resampler.process(x)
+    rows = np.full((3, len(wanted)), np.nan, np.float32)
+    resampler.process(x, rows[1])
+    np.testing.assert_array_equal(rows[1], wanted)
+    assert np.isnan(rows[[0, 2]]).all()
+    for room in (len(wanted) - 1, len(wanted) + 1):
+        with pytest.raises(ValueError):
+            resampler.process(x, np.empty(room, np.float32))
 
 
 def test_length_at_an_exact_half() -> None:
