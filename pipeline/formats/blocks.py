@@ -18,6 +18,8 @@ DecodedBlock = tuple[np.ndarray, ...]
 Key = TypeVar("Key", bound=Hashable)
 # File of a shard, stream, number of the block in it.
 BlockKey = tuple[str, str, int]
+# Stream, number of the block in it.
+Block = tuple[str, int]
 # Memory of blocks that were thrown away, kept for the next ones: first touching new memory costs as
 # much as decoding into it.
 SPARE_BYTES = 32 * 2**20
@@ -190,10 +192,10 @@ class ReadsAhead(Protocol):
     def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
         """The blocks that hold these frames."""
 
-    def requests(self, stream: str, blocks: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Ascending blocks in groups, each for one call of `load`."""
+    def requests(self, blocks: Iterable[Block]) -> Iterator[Sequence[Block]]:
+        """Blocks in groups, each for one call of `load`."""
 
-    def load(self, stream: str, blocks: Sequence[int]) -> None:
+    def load(self, blocks: Sequence[Block]) -> None:
         """Fetch and decode blocks into the cache."""
 
 

@@ -45,8 +45,11 @@ class FeatureRows(Protocol):
     def __getitem__(self, index: SupportsIndex, /) -> Row:
         """Row by number."""
 
-    def prefetch(self, rows: Sequence[int]) -> None:
-        """Say which rows are read next, the first of them now; it changes no result."""
+    def prefetch(
+        self, rows: Sequence[int], spans_s: Sequence[tuple[float, float] | None] | None = None
+    ) -> None:
+        """Say which rows, or stretches of them, are read next, the first of them now; it changes no
+        result."""
 
     def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
         """The frames of a row in a stretch of time."""

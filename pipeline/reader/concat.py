@@ -98,14 +98,18 @@ class ConcatenatedFeatures(TorchViews):
     def __iter__(self) -> Iterator[Row]:
         return (self[i] for i in range(len(self)))
 
-    def prefetch(self, rows: Sequence[int]) -> None:
-        """Say which rows are read next; see `Features.prefetch`."""
-        of_sets: dict[int, list[int]] = {}
-        for row in rows:
+    def prefetch(
+        self, rows: Sequence[int], spans_s: Sequence[tuple[float, float] | None] | None = None
+    ) -> None:
+        """Say which rows, or stretches of them, are read next; see `Features.prefetch`."""
+        stretches = [None] * len(rows) if spans_s is None else spans_s
+        of_sets: dict[int, list[tuple[int, tuple[float, float] | None]]] = {}
+        for row, span in zip(rows, stretches, strict=True):
             which = bisect_right(self._starts, row) - 1
-            of_sets.setdefault(which, []).append(row - self._starts[which])
-        for which, local in of_sets.items():
-            self.sets[which].prefetch(local)
+            of_sets.setdefault(which, []).append((row - self._starts[which], span))
+        for which, wanted in of_sets.items():
+            local, spans = zip(*wanted, strict=True)
+            self.sets[which].prefetch(local, spans)
 
     def by_id(self, row_id: str) -> Row:
         """Row by its id; KeyError where no set has it, or more than one."""

@@ -20,10 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import FrameSpan, IoCounts, ReadsAhead, ShardReader
+from earmill.pipeline.formats.blocks import IoCounts, ReadsAhead, ShardReader
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
-from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import named_damage
 from earmill.pipeline.reader.catalog import (
     Catalog,
@@ -33,8 +32,9 @@ from earmill.pipeline.reader.catalog import (
     read_quarantine,
 )
 from earmill.pipeline.reader.open_shards import OpenShards
-from earmill.pipeline.reader.read_ahead import LOCAL_THREADS, REMOTE_THREADS, Needed, ReadAhead
+from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, Needed, ReadAhead, Wanted
 from earmill.pipeline.reader.read_row import Row
+from earmill.pipeline.reader.row_places import RowPlaces
 from earmill.pipeline.reader.statistics import stored_statistics
 from earmill.pipeline.reader.torch_views import TorchViews
 from earmill.pipeline.storage.arrow_tables import read_table
@@ -60,6 +60,10 @@ class _Process:
     # The table of rows that was read last, with its path.
     rows: tuple[str, pa.Table] = ("", pa.table({}))
     ahead: ReadAhead | None = None
+
+    def reader(self, paths: ShardPaths, fmt: str, *, ahead: bool = False) -> ShardReader:
+        """The reader of a shard."""
+        return self.shards.get(self.layout, paths.data[fmt], fmt, paths.promise, ahead=ahead)
 
     def close(self) -> None:
         """Let go of threads, handles and blocks."""
@@ -96,16 +100,8 @@ class Features(TorchViews):
         self._dtype = np.dtype(dtype)
         self._storage_options = storage_options
         self._cache_bytes = cache_bytes
-        self._starts = {name: catalog.column(f"{name}_start") for name in streams}
-        self._sizes = {name: catalog.column(f"{name}_n_frames") for name in streams}
-        # Frames or steps of each clip: what a slice counts in.
-        self._layouts = {name: layout_of(info) for name, info in self.streams.items()}
-        self._lengths = {
-            name: catalog.column(layout.length_column) for name, layout in self._layouts.items()
-        }
-        self._rows = catalog.column("row")
+        self._places = RowPlaces(catalog, streams)
         self._extras = [name for name in catalog.table.column_names if is_extra(name)]
-        self._plain: dict[str, Any] = {}
         self._process: _Process | None = None
 
     @property
@@ -169,7 +165,7 @@ class Features(TorchViews):
         return self._catalog.block_rows
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._places.rows)
 
     def __repr__(self) -> str:
         return f"Features({self._url()!r}, rows={len(self)}, streams={list(self._names)})"
@@ -177,7 +173,7 @@ class Features(TorchViews):
     def __getitem__(self, index: SupportsIndex) -> Row:
         """Row by number; negative numbers count from the end."""
         position = self._position(index)
-        frames = {name: (0, int(self._lengths[name][position])) for name in self._names}
+        frames = {name: (0, int(n[position])) for name, n in self._places.lengths.items()}
         return self._row(position, frames)
 
     def __iter__(self) -> Iterator[Row]:
@@ -186,24 +182,33 @@ class Features(TorchViews):
                 self.prefetch(range(position, min(len(self), position + READ_AHEAD_ROWS)))
             yield self[position]
 
-    def prefetch(self, rows: Sequence[int]) -> None:
+    def prefetch(
+        self, rows: Sequence[int], spans_s: Sequence[tuple[float, float] | None] | None = None
+    ) -> None:
         """Say which rows are read next, the first of them now: threads fetch and decode ahead.
 
         Nothing depends on it but the time that reading takes. Call it again as reading goes on,
         with rows that were named before: what is there or under way is not fetched again, and what
         is no longer named is given up if it has not begun. It goes as far as half of `cache_bytes`.
+
+        Args:
+            rows: By number.
+            spans_s: Of each row the stretch that is read, (start, stop) in s, or None for all of
+                it; of streams of events nothing is read ahead for a stretch.
         """
         process = self._here()
         if process.ahead is None:
-            threads = LOCAL_THREADS if process.layout.is_local else REMOTE_THREADS
-            cache, row_bytes = process.shards.cache, self._catalog.row_bytes
             process.ahead = ReadAhead(
-                partial(_needed, weakref.ref(self), process),
-                lambda row: int(row_bytes[row]),
-                cache,
-                threads,
+                partial(_needed, process, self._catalog, self._places, self.format),
+                self._places.shard,
+                self._places.nbytes,
+                process.shards.cache,
+                LOCAL if process.layout.is_local else REMOTE,
             )
-        process.ahead.want([self._position(row) for row in rows])
+        stretches = [None] * len(rows) if spans_s is None else spans_s
+        process.ahead.want(
+            (self._position(row), span) for row, span in zip(rows, stretches, strict=True)
+        )
 
     def by_id(self, row_id: str) -> Row:
         """Row by its id.
@@ -239,18 +244,14 @@ class Features(TorchViews):
         slices cut at frame times share no frame. `stop_s` past the end, or None, means the end.
         """
         position = self._position(index)
-        seconds = self._scalar("seconds", position)
+        seconds = self._places.scalar("seconds", position)
         end_s = seconds if stop_s is None else stop_s
         if not 0 <= start_s < seconds or not end_s > start_s:
             raise ValueError(
                 f"expected 0 <= start_s < stop_s inside the clip of {seconds:g} s "
-                f"(row {self._scalar('row_id', position)!r}), got {start_s} to {stop_s}"
+                f"(row {self._places.scalar('row_id', position)!r}), got {start_s} to {stop_s}"
             )
-        frames = {
-            name: layout.frame_range(int(self._lengths[name][position]), start_s, end_s)
-            for name, layout in self._layouts.items()
-        }
-        return self._row(position, frames)
+        return self._row(position, self._places.frames(position, (start_s, end_s)))
 
     def provenance(self, index: SupportsIndex) -> dict[str, Any]:
         """Where a row came from: uri, hashes, decoder, rates, gain, shard."""
@@ -262,13 +263,14 @@ class Features(TorchViews):
                 process.rows = (paths.rows, read_table(process.layout, paths.rows))
             table = process.rows[1]
         names = fact_names(table, self._catalog.streams)
-        found = table.select(["row_id", *names]).slice(int(self._rows[position]), 1).to_pylist()
-        if not found or found[0].pop("row_id") != self._scalar("row_id", position):
+        row, row_id = int(self._places.rows[position]), self._places.scalar("row_id", position)
+        found = table.select(["row_id", *names]).slice(row, 1).to_pylist()
+        if not found or found[0].pop("row_id") != row_id:
             raise CommitError(
-                f"{paths.rows}: row {self._scalar('row_id', position)!r} is not at its place; the "
-                "index does not belong to this table: run `earmill verify`"
+                f"{paths.rows}: row {row_id!r} is not at its place; the index does "
+                "not belong to this table: run `earmill verify`"
             )
-        return {"shard": shard, "row": int(self._rows[position]), **found[0]}
+        return {"shard": shard, "row": row, **found[0]}
 
     def close(self) -> None:
         """Close what this process has open; reading again opens it anew."""
@@ -277,7 +279,7 @@ class Features(TorchViews):
             self._process = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None, "_plain": {}}
+        return {**self.__dict__, "_process": None}
 
     def _here(self) -> _Process:
         """This process's handles; after a fork the parent's are left alone.
@@ -304,12 +306,6 @@ class Features(TorchViews):
             raise IndexError(f"row {number} of a feature set with {len(self)} rows")
         return number % len(self)
 
-    def _scalar(self, column: str, position: int) -> Any:
-        # A table has its columns by name, and each in pieces: ten times slower than an array.
-        if column not in self._plain:
-            self._plain[column] = self.table.column(column).combine_chunks()
-        return self._plain[column][position].as_py()
-
     def _row(self, position: int, frames: Mapping[str, tuple[int, int]]) -> Row:
         process = self._here()
         with process.lock:
@@ -318,61 +314,53 @@ class Features(TorchViews):
             }
         return Row(
             index=position,
-            row_id=self._scalar("row_id", position),
-            seconds=self._scalar("seconds", position),
+            row_id=self._places.scalar("row_id", position),
+            seconds=self._places.scalar("seconds", position),
             extra={
-                name.removeprefix(EXTRA_PREFIX): self._scalar(name, position)
+                name.removeprefix(EXTRA_PREFIX): self._places.scalar(name, position)
                 for name in self._extras
             },
             features=features,
             first_frame={name: first for name, (first, _) in frames.items()},
         )
 
-    def _span(self, position: int, name: str) -> FrameSpan:
-        """All stored rows of a stream of a row."""
-        row_id, row = self._scalar("row_id", position), int(self._rows[position])
-        start, size = int(self._starts[name][position]), int(self._sizes[name][position])
-        return FrameSpan(row_id, row, start, 0, size)
-
-    def _reader(self, process: _Process, paths: ShardPaths, **how: bool) -> ShardReader:
-        rel = paths.data[self.format]
-        return process.shards.get(process.layout, rel, self.format, paths.promise, **how)
-
-    def needed(self, process: _Process, position: int) -> Iterator[Needed]:
-        """The blocks that hold a row; none where the format does not read ahead."""
-        reader = self._reader(process, self._shard_of(process, position)[1], ahead=True)
-        if isinstance(reader, ReadsAhead):
-            reader.prepare(self._names)
-            for name in self._names:
-                yield reader, name, reader.blocks(name, self._span(position, name))
-
     def _shard_of(self, process: _Process, position: int) -> tuple[str, ShardPaths]:
-        shard = self._scalar("shard", position)
+        shard = self._places.shard(position)
         return shard, self._catalog.shard_paths(process.layout, shard)
 
     def _read(self, process: _Process, position: int, name: str, frames: tuple[int, int]) -> Any:
         """Frames [first, last) of a stream of a row, or the events of these steps."""
         shard, paths = self._shard_of(process, position)
-        span = self._span(position, name)
+        span = self._places.stored(position, name)
 
         def read(first: int, last: int) -> np.ndarray:
-            reader = self._reader(process, paths)
+            reader = process.reader(paths, self.format)
             return reader.read(name, replace(span, first=first, last=last))
 
         where = f"row {span.row_id!r}, stream {name}"
         with named_damage(
             where, f"{process.layout.url()}: the {self.format} file of shard {shard}"
         ):
-            return self._layouts[name].read(
+            return self._places.layouts[name].read(
                 read,
-                n_stored=int(self._sizes[name][position]),
-                n_frames=int(self._lengths[name][position]),
+                n_stored=span.last,
+                n_frames=int(self._places.lengths[name][position]),
                 span=frames,
                 dtype=self._dtype,
             )
 
 
-def _needed(owner: weakref.ref[Features], process: _Process, position: int) -> Iterator[Needed]:
-    """As `Features.needed`, by threads that must not keep the set alive."""
-    features = owner()
-    return iter(()) if features is None else features.needed(process, position)
+def _needed(
+    process: _Process, catalog: Catalog, places: RowPlaces, fmt: str, wanted: Wanted
+) -> Iterator[Needed]:
+    """The blocks that hold what is wanted of a row; none where the format does not read ahead.
+
+    Without the set itself, which threads must not keep alive.
+    """
+    position, span_s = wanted
+    paths = catalog.shard_paths(process.layout, places.shard(position))
+    reader = process.reader(paths, fmt, ahead=True)
+    if isinstance(reader, ReadsAhead):
+        reader.prepare(places.layouts)
+        for name, span in places.wanted(position, span_s).items():
+            yield reader, name, reader.blocks(name, span)

@@ -10,7 +10,7 @@ an index of other files gives an error and never the features of another row.
 from __future__ import annotations
 
 from collections import OrderedDict
-from threading import Lock
+from threading import Condition
 
 from earmill.pipeline.formats.blocks import (
     BlockCache,
@@ -23,7 +23,8 @@ from earmill.pipeline.storage.layout import Layout
 
 
 class OpenShards:
-    """The shards one process has open, least recently used closed first.
+    """The shards one process has open, least recently used closed first. Safe in several threads,
+    which open different shards at the same time.
 
     Args:
         max_open: File handles at most.
@@ -34,7 +35,8 @@ class OpenShards:
         self.counts = IoCounts()
         self.cache = BlockCache(max_bytes, self.counts)
         self._max_open = max_open
-        self._lock = Lock()
+        self._changed = Condition()
+        self._under_way: set[str] = set()
         self._open: OrderedDict[str, ShardReader] = OrderedDict()
 
     def get(
@@ -47,16 +49,29 @@ class OpenShards:
         Raises:
             LookupError: That cannot be.
         """
-        with self._lock:
-            if rel not in self._open:
-                if ahead and len(self._open) >= self._max_open:
-                    raise LookupError(f"{self._max_open} shards are open")
-                self._open[rel] = format_of(fmt).open(layout, rel, promise, self.cache)
-                self.counts.shards_opened += 1
-            self._open.move_to_end(rel)
+        with self._changed:
+            while rel in self._under_way:
+                self._changed.wait()
+            if rel in self._open:
+                self._open.move_to_end(rel)
+                return self._open[rel]
+            if ahead and len(self._open) + len(self._under_way) >= self._max_open:
+                raise LookupError(f"{self._max_open} shards are open")
+            self._under_way.add(rel)
+        try:
+            return self._keep(rel, format_of(fmt).open(layout, rel, promise, self.cache))
+        finally:
+            with self._changed:
+                self._under_way.discard(rel)
+                self._changed.notify_all()
+
+    def _keep(self, rel: str, reader: ShardReader) -> ShardReader:
+        with self._changed:
+            self._open[rel] = reader
+            self.counts.shards_opened += 1
             while len(self._open) > self._max_open:
                 self._open.popitem(last=False)[1].close()
-            return self._open[rel]
+        return reader
 
     def close(self) -> None:
         """Close them all and forget what they held."""

@@ -35,7 +35,7 @@ WINDOW_BYTES = 128 * 2**20
 EPOCH, START, SKIP, DONE, UNSEEN = range(5)
 COMPLETE = -1
 # Batches whose rows a set is told of before they are read.
-AHEAD_BATCHES = 3
+AHEAD_BATCHES = 4
 # Beside the values of a batch: lengths, and frames that `multiple_of` adds.
 SPARE_BYTES = 4 * 2**20
 
@@ -318,11 +318,16 @@ class FeatureStream(IterableDataset["Row"]):
         self.complete()
 
     def _announce(self, plan: Plan, batches: Sequence[int]) -> None:
-        """Tell the set which rows come next, the first of them now; not where only parts of them
-        are read."""
-        if self._cropper is None:
-            rows = [plan.batch(number)[0] for number in batches]
-            self.features.prefetch(np.concatenate(rows).tolist())
+        """Tell the set which rows, or stretches of rows, come next, the first of them now."""
+        parts = [plan.batch(number) for number in batches]
+        rows = np.concatenate([rows for rows, _ in parts])
+        if self.crop is None or self._cropper is None:
+            self.features.prefetch(rows.tolist())
+            return
+        seconds = self.crop.seconds
+        starts = self._cropper.starts_s(rows, np.concatenate([passes for _, passes in parts]))
+        spans = [None if start is None else (start, start + seconds) for start in starts]
+        self.features.prefetch(rows.tolist(), spans)
 
     def _row(self, index: int, start_s: float | None) -> Row:
         if start_s is None or self.crop is None:

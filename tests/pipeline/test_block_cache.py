@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from threading import Barrier, Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,6 +175,22 @@ class TestOpenShards:
             self.get("broken")
         assert a.open
         assert b.open
+        assert self.shards.counts.shards_opened == 2
+
+    def test_two_are_opened_side_by_side_and_one_only_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        both = Barrier(2)
+
+        def open_slowly(layout: Layout, rel: str, *rest: Any) -> Opened:
+            both.wait(30)
+            return Opened(layout, rel, *rest)
+
+        opener = SimpleNamespace(open=open_slowly)
+        monkeypatch.setattr(open_shards, "format_of", lambda name: opener)
+        with ThreadPoolExecutor(4) as pool:
+            found = [*pool.map(self.get, "abab")]
+        assert found[:2] == found[2:]
         assert self.shards.counts.shards_opened == 2
 
     def test_closing_closes_each_once_and_forgets_the_blocks(self) -> None:

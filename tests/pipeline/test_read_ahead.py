@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,8 @@ import pytest
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import BlockCache, IoCounts
-from earmill.pipeline.reader import read_ahead
-from earmill.pipeline.reader.read_ahead import ReadAhead
+from earmill.pipeline.formats.parquet import read as parquet_read
+from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, Pace, ReadAhead
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (
     check_row,
@@ -24,21 +27,6 @@ from tests.pipeline.reader_data import (
 )
 
 FORMATS = ("zarr", "parquet")
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("small")
-    write_set(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def chunked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """6 long rows over many small chunks, objects and row groups."""
-    path = tmp_path_factory.mktemp("chunked")
-    write_chunked(path)
-    return path
 
 
 def finish(features: Any) -> None:
@@ -121,23 +109,54 @@ def test_who_needs_a_block_waits_for_it() -> None:
     assert len(found) == 2 and any(each is block for each in found) and None in found
 
 
-def test_rows_ahead_are_bounded_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "AHEAD_BYTES", 1000)
+def planned(pace: Pace, windows: Sequence[Iterable[int]]) -> list[list[int]]:
+    """The rows that are planned at each of these calls, of 300 bytes and in shards of 10."""
     asked: list[int] = []
     ahead = ReadAhead(
-        lambda row: iter(asked.append(row) or ()),
-        lambda row: 300,
+        lambda wanted: iter(asked.append(wanted[0]) or ()),
+        lambda row: row // 10,
+        lambda _: 300,
         BlockCache(10_000, IoCounts()),
-        1,
+        pace,
     )
-    for window in (range(100), range(1, 100), [50], [50]):
-        ahead.want([*window])
+    found = []
+    for window in windows:
+        asked.clear()
+        ahead.want((row, None) for row in window)
         while ahead._planning:
             threading.Event().wait(0.001)
-    assert asked == [0, 1, 2, 3, 50]
+        found.append(sorted(asked))
     ahead.close()
-    ahead.want([60])
+    ahead.want([(60, None)])
     assert 60 not in asked
+    return found
+
+
+def test_rows_ahead_are_bounded_and_replaced() -> None:
+    pace = replace(LOCAL, max_bytes=1000, rows_at_once=2)
+    windows = (range(100), range(1, 100), [50], [50])
+    assert planned(pace, windows) == [[0, 1, 2], [3], [50], []]
+
+
+def test_rows_of_a_remote_store_are_taken_many_at_once() -> None:
+    """A window of six rows: the next ones are taken when less than half of it is under way."""
+    pace = replace(REMOTE, max_bytes=1800, share=0.5)
+    windows = [range(first, 12) for first in range(12)]
+    taken = planned(pace, windows)
+    assert taken[:5] == [[0, 1, 2, 3, 4, 5], [], [], [6, 7, 8], []]
+    assert sorted(chain(*taken)) == [*range(12)]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_of_a_crop_no_more_is_fetched_than_reading_it_fetches(chunked: Path, fmt: str) -> None:
+    plain, ahead = (open_features(chunked, format=fmt) for _ in range(2))
+    row = plain.slice(5, 2.0, 3.0)
+    ahead.prefetch([5], [(2.0, 3.0)])
+    finish(ahead)
+    assert ahead.io.bytes_read == plain.io.bytes_read < ahead.nbytes / 2
+    got = ahead.slice(5, 2.0, 3.0)
+    assert ahead.io.bytes_read == plain.io.bytes_read
+    np.testing.assert_array_equal(got.features["modulation"], row.features["modulation"])
 
 
 @pytest.mark.parametrize("held", ["nothing", "block", "array", "view"])
@@ -189,23 +208,60 @@ def test_sets_end_to_end_read_ahead_each_its_own(small: Path) -> None:
     assert both[21].row_id == both.sets[1][1].row_id
 
 
-def test_a_remote_store_is_asked_once_for_what_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids, starts and indexes of both shards come before the chunks, and not again."""
-    write_set("memory://read-ahead", n_rows=8, rows_per_shard=4)
-    asked: list[str] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Every range that is read: file and bytes."""
+    found: list[tuple[str, int]] = []
     real = Layout.read_range
 
     def counting(self: Layout, rel: str, start: int, length: int) -> bytes:
-        asked.append(f"{rel} {start}")
+        found.append((f"{rel} {start}", length))
         return real(self, rel, start, length)
 
     monkeypatch.setattr(Layout, "read_range", counting)
+    return found
+
+
+def test_a_remote_store_is_asked_once_for_what_comes_first(asked: list[tuple[str, int]]) -> None:
+    """Ids, starts and indexes of both shards come before the chunks, and not again; ids of both
+    streams are the same bytes and come once."""
+    write_set("memory://read-ahead", n_rows=8, rows_per_shard=4)
     ds = open_features("memory://read-ahead", format="zarr")
     ds.prefetch(range(8))
     finish(ds)
     before = sorted(asked)
-    assert len(before) == len({*before}) and any("row_id" in name for name in before)
+    assert len(before) == len({*before})
+    assert sum("row_id" in name for name, _ in before) == 2
     for number in range(8):
         check_row(ds[number], number)
     assert sorted(asked) == before
     ds.close()
+
+
+def test_remote_row_groups_come_in_few_requests(asked: list[tuple[str, int]]) -> None:
+    """Of each shard the footer, and all its row groups at once: they lie side by side."""
+    write_chunked("memory://row-groups")
+    ds = open_features("memory://row-groups", format="parquet")
+    ds.prefetch(range(6))
+    finish(ds)
+    assert len(asked) == 4
+    for number, row in enumerate(ds):
+        wanted = make_row(number, chunked_seconds(number)).streams["modulation"]
+        np.testing.assert_array_equal(row.features["modulation"], wanted)
+    assert len(asked) == 4
+    ds.close()
+
+
+def test_one_stream_of_a_parquet_file_is_fetched_without_the_others(
+    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_read, "REMOTE_GAP_BYTES", 0)
+    write_chunked("memory://one-stream")
+    fetched = []
+    for streams in (["loudness"], ["modulation", "loudness"]):
+        asked.clear()
+        ds = open_features("memory://one-stream", format="parquet", streams=streams)
+        footers = sum(nbytes for _, nbytes in asked)
+        assert len(ds[5].features["loudness"]) == 475
+        fetched.append(sum(nbytes for name, nbytes in asked if not name.endswith(" 0")) - footers)
+    assert fetched[0] < fetched[1] / 4

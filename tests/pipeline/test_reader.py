@@ -25,33 +25,8 @@ from tests.pipeline.reader_data import (
     make_row,
     n_frames,
     stream,
-    write_chunked,
     write_set,
 )
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """20 short rows in 4 shards, both formats, not finalised."""
-    path = tmp_path_factory.mktemp("small")
-    write_set(path, n_rows=N_ROWS)
-    return path
-
-
-@pytest.fixture(scope="module")
-def finalised(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same rows, finalised."""
-    path = tmp_path_factory.mktemp("finalised")
-    write_set(path, n_rows=N_ROWS, finalised=True)
-    return path
-
-
-@pytest.fixture(scope="module")
-def chunked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """6 long rows over many small chunks, objects and row groups."""
-    path = tmp_path_factory.mktemp("chunked")
-    write_chunked(path)
-    return path
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)

@@ -20,24 +20,7 @@ from tests.pipeline.reader_data import (
     mixed_seconds,
     n_frames,
     values,
-    write_set,
 )
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """20 short rows in 4 shards, both formats, not finalised."""
-    path = tmp_path_factory.mktemp("small")
-    write_set(path, n_rows=N_ROWS)
-    return path
-
-
-@pytest.fixture(scope="module")
-def finalised(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same rows, finalised."""
-    path = tmp_path_factory.mktemp("finalised")
-    write_set(path, n_rows=N_ROWS, finalised=True)
-    return path
 
 
 def test_after_finalise_the_index_is_enough_to_open(finalised: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 import earmill.pipeline.formats.parquet.write as parquet_sink
 from earmill import Crop, FeatureLoader, Features, open_features
 from earmill.pipeline.reader.collate import collate_jagged, collate_packed, collate_padded
+from earmill.pipeline.reader.torch_datasets import AHEAD_BATCHES
 from tests.pipeline.reader_data import (
     GROUPED_ROWS,
     ROWS_PER_GROUP,
@@ -248,19 +249,29 @@ def test_the_reader_leaves_torch_distributed_alone(
 def test_the_set_is_told_what_comes_next(
     small: Path, sets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each batch before it is read, with the two after it, by their numbers in their own set; no
-    rows where only crops of them are read."""
-    told: list[list[int]] = []
-    monkeypatch.setattr(Features, "prefetch", lambda _, rows: told.append(list(rows)))
+    """Each batch before it is read, with those after it, by their numbers in their own set; of
+    crops their stretches."""
+    told: list[tuple[list[int], Any]] = []
+    monkeypatch.setattr(
+        Features, "prefetch", lambda _, rows, spans=None: told.append((list(rows), spans))
+    )
     ds = open_features([small] * sets)
     make = {"seed": 1, "batch_size": 8}
     batches = loaded(FeatureLoader(ds.iterable(**make)))
-    ahead = [[n for batch in batches[k : k + 3] for n in batch] for k in range(len(batches))]
+    ahead = [
+        [n for batch in batches[k : k + AHEAD_BATCHES] for n in batch] for k in range(len(batches))
+    ]
     split = [[n % N_ROWS for n in rows if n // N_ROWS == k] for rows in ahead for k in range(sets)]
-    assert sorted(told) == sorted(filter(None, split))
+    assert sorted(rows for rows, _ in told) == sorted(filter(None, split))
     told.clear()
-    assert loaded(FeatureLoader(ds.iterable(**make, crop=Crop(0.1)))) == batches
-    assert not told
+    cut = list(FeatureLoader(ds.iterable(**make, crop=Crop(0.1))))
+    assert [batch.indices.tolist() for batch in cut] == batches
+    assert sorted(rows for rows, _ in told) == sorted(filter(None, split))
+    starts = {int(n): float(s) for b in cut for n, s in zip(b.indices, b.start_s, strict=True)}
+    for rows, spans in told[: sets == 1 and len(told)]:
+        for row, span in zip(rows, spans, strict=True):
+            assert span in (None, (starts[row], starts[row] + 0.1))
+        assert len({*spans}) > len(rows) / 2
 
 
 @forks

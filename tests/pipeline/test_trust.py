@@ -21,7 +21,10 @@ from earmill.pipeline.formats.event_rows import read_events
 from tests.pipeline.reader_data import make_row, write_set
 
 FORMATS = ("zarr", "parquet")
-DAMAGE = r"row 'speaker 0/clip_0000\.wav', stream modulation: .*shard 00000 is missing or damaged"
+DAMAGE = (
+    r"row 'speaker 0/clip_0000\.wav', stream modulation: .*00000-.*\.parquet, row group 0, "
+    "modulation: the CRC-32 of a page"
+)
 CRC = (
     r"row 'speaker 0/clip_0000\.wav', stream modulation: .*/0/0, (index of chunks|chunk 0): the CRC"
 )

@@ -1,11 +1,13 @@
-"""Random access to one Parquet file: row groups, decoded once."""
+"""Random access to one Parquet file: row groups, decoded once.
+
+Bytes are fetched by ranges, several columns and row groups at once where they lie close together,
+and Arrow decodes what is there: any number of threads fetch and decode at the same time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from threading import Lock
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import (
+    Block,
     BlockCache,
     DecodedBlock,
     FrameSpan,
@@ -20,34 +23,44 @@ from earmill.pipeline.formats.blocks import (
     outside,
 )
 from earmill.pipeline.formats.parquet.footer import read_footer
+from earmill.pipeline.formats.parquet.held_ranges import HeldRanges, Span, joined
 from earmill.pipeline.formats.parquet.long_rows import LongRows
+from earmill.pipeline.formats.parquet.pages import check_pages
 from earmill.pipeline.formats.parquet.trust import check_column, check_parquet, leaf_columns
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
 
+ID_COLUMN = "row_id"
+# Of one request to a remote store; locally each row group by itself is as fast.
+REMOTE_REQUEST_BYTES = 8 * 2**20
+# What lies between columns that are wanted is fetched with them up to here: a row group's scalars.
+GAP_BYTES, REMOTE_GAP_BYTES = 2**13, 2**17
+
 
 class ParquetShard:
-    """A shard's Parquet file; reads one stream's column of the row group of a row."""
+    """A shard's Parquet file; reads streams' columns of the row groups of rows. Safe in several
+    threads."""
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
         self.rel, self._promise, self._cache = rel, promise, cache
-        self._reading = Lock()
         if rel not in promise.files:
             raise CommitError(f"{layout.url(rel)} is missing from the commit; run `earmill verify`")
-        footer = read_footer(StoredFile(layout, rel, promise.files[rel].bytes))
-        self._handle = _open_exact(layout, rel)
-        # Not pre-buffered: Arrow's threads would read from, and hold, a Python file.
-        self._file = pq.ParquetFile(
-            self._handle, metadata=footer, pre_buffer=False, page_checksum_verification=True
-        )
-        meta = self._file.metadata
-        sizes = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
+        self._stored = StoredFile(layout, rel, promise.files[rel].bytes)
+        self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
+        self._gap_bytes = GAP_BYTES if layout.is_local else REMOTE_GAP_BYTES
+        self._footer = read_footer(self._stored)
+        file = self._opened(HeldRanges(self._stored), checked=True)
+        groups = range(self._footer.num_row_groups)
+        sizes = [self._footer.row_group(group).num_rows for group in groups]
         self._ids: dict[int, list[str]] = {}
         self._first_row = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        self._long_rows = LongRows.from_metadata(self._file.schema_arrow.metadata)
-        check_parquet(rel, self._file, self._long_rows, promise)
-        self._columns = leaf_columns(self._file, promise.columns)
+        self._long_rows = LongRows.from_metadata(file.schema_arrow.metadata)
+        check_parquet(rel, file, self._long_rows, promise)
+        self._columns = leaf_columns(file, promise.columns)
+        paths = [file.schema.column(number).path for number in range(len(file.schema))]
+        self._numbers = {name: number for name, (_, number) in self._columns.items()}
+        self._numbers[ID_COLUMN] = paths.index(ID_COLUMN)
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
         """A fresh array; see `ShardReader`."""
@@ -69,7 +82,7 @@ class ParquetShard:
         """Frames [first, last) of one row of the file, out of the cache."""
         group = int(np.searchsorted(self._first_row, file_row, side="right")) - 1
         key = (self.rel, stream, group)
-        values, offsets = self._cache.loaded(key, partial(self._load, stream, group))
+        values, offsets = self._cache.loaded(key, partial(self._load_one, stream, group))
         row = file_row - int(self._first_row[group])
         if self._row_ids(group)[row] != span.row_id:
             raise other_row(self.rel, span, self._row_ids(group)[row])
@@ -87,46 +100,92 @@ class ParquetShard:
         parts = np.arange(first, first + self._long_rows.parts(span.row))
         return np.unique(np.searchsorted(self._first_row, parts, side="right") - 1).tolist()
 
-    def requests(self, stream: str, blocks: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Each row group by itself; see `ReadsAhead`."""
-        return ([group] for group in blocks)
+    def requests(self, blocks: Iterable[Block]) -> Iterator[list[Block]]:
+        """Columns of row groups in the order of the file, of bounded size; see `ReadsAhead`."""
+        run: list[Block] = []
+        begin = end = 0
+        for low, high, block in sorted((*self._span_of(*block), block) for block in blocks):
+            far = low - end > self._gap_bytes or high - begin > self._request_bytes
+            if run and far and run[-1][1] != block[1]:
+                yield run
+                run = []
+            begin, end = begin if run else low, high
+            run.append(block)
+        if run:
+            yield run
 
-    def load(self, stream: str, blocks: Sequence[int]) -> None:
+    def load(self, blocks: Sequence[Block]) -> None:
         """See `ReadsAhead`."""
-        for group in blocks:
-            self._cache.put((self.rel, stream, group), self._load(stream, group))
+        for stream, group, block in self._load(blocks):
+            self._cache.put((self.rel, stream, group), block)
+
+    def close(self) -> None:
+        """Nothing to do: no handle is held between reads."""
 
     def _row_ids(self, group: int) -> list[str]:
         # The blocks may be in the cache since an earlier opening of the file.
         if group not in self._ids:
-            with self._reading:
-                table = self._file.read_row_group(group, columns=["row_id"], use_threads=False)
-            self._ids[group] = table.column("row_id").to_pylist()
+            held = HeldRanges(self._stored, [self._span_of(ID_COLUMN, group)])
+            table = self._decoded(held, group, [ID_COLUMN])
+            self._ids[group] = table.column(ID_COLUMN).to_pylist()
         return self._ids[group]
 
-    def close(self) -> None:
-        """Close the file."""
-        with self._reading:
-            self._file.close(force=True)
-            self._handle.close()
+    def _load_one(self, stream: str, group: int) -> DecodedBlock:
+        ((_, _, block),) = self._load([(stream, group)])
+        return block
 
-    def _load(self, stream: str, group: int) -> DecodedBlock:
-        """One column of one row group as ((frames, width), row offsets); its ids are kept."""
-        column = self._columns[stream]
-        check_column(self.rel, self._file, group, stream, column, self._promise)
-        with self._reading:  # Arrow's reader of a file is for one thread
-            table = self._file.read_row_group(group, columns=["row_id", stream], use_threads=False)
+    def _load(self, blocks: Sequence[Block]) -> Iterator[tuple[str, int, DecodedBlock]]:
+        """Columns of row groups as ((frames, width), row offsets); ids of the rows are kept."""
+        for stream, group in blocks:
+            column = self._columns[stream]
+            check_column(self.rel, self._footer, group, stream, column, self._promise)
+        columns: dict[int, list[str]] = {}
+        for stream, group in blocks:
+            no_ids = group not in self._ids and group not in columns
+            columns.setdefault(group, [ID_COLUMN] if no_ids else []).append(stream)
+        spans = {(c, group): self._span_of(c, group) for group in columns for c in columns[group]}
+        held = HeldRanges(self._stored, joined(spans.values(), self._gap_bytes))
+        for group, names in columns.items():
+            table = self._decoded(held, group, names)
+            if ID_COLUMN in names:
+                self._ids[group] = table.column(ID_COLUMN).to_pylist()
+            for stream in names:
+                if stream != ID_COLUMN:
+                    yield stream, group, self._frames(table, stream)
+
+    def _frames(self, table: pa.Table, stream: str) -> DecodedBlock:
         chunks = table.column(stream).chunks
         cells = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
-        self._ids[group] = table.column("row_id").to_pylist()
-        return column[0].frames(cells, *self._promise.columns[stream])
+        form, _ = self._columns[stream]
+        return form.frames(cells, *self._promise.columns[stream])
 
+    def _decoded(self, held: HeldRanges, group: int, columns: Sequence[str]) -> pa.Table:
+        checked = True
+        for column in columns:
+            low, high = self._span_of(column, group)
+            try:
+                checked &= check_pages(held.part(low, high - low))
+            except CommitError as err:
+                place = f"{self._stored.layout.url(self.rel)}, row group {group}, {column}"
+                raise CommitError(f"{place}: {err}") from err
+        file = self._opened(held, checked=checked)
+        return file.read_row_group(group, columns=columns, use_threads=False)
 
-def _open_exact(layout: Layout, rel: str) -> Any:
-    """A file that fetches the ranges asked for and no more.
+    def _opened(self, held: HeldRanges, *, checked: bool) -> pq.ParquetFile:
+        """A reader of what is held; one of Arrow's is for one thread.
 
-    fsspec's default read-ahead would fetch megabytes around each of pyarrow's exact ranges.
-    """
-    if layout.is_local:
-        return pa.OSFile(layout.inside(rel), "rb")
-    return layout.fs.open(layout.path(rel), "rb", cache_type="none")
+        Args:
+            checked: The checksums of the pages have been.
+        """
+        return pq.ParquetFile(
+            pa.PythonFile(held, "r"),
+            metadata=self._footer,
+            pre_buffer=False,
+            page_checksum_verification=not checked,
+        )
+
+    def _span_of(self, column: str, group: int) -> Span:
+        found = self._footer.row_group(group).column(self._numbers[column])
+        starts = (found.dictionary_page_offset, found.data_page_offset)
+        start = min(start for start in starts if start is not None)
+        return start, start + found.total_compressed_size

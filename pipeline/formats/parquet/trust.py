@@ -55,7 +55,7 @@ def leaf_columns(file: pq.ParquetFile, streams: Iterable[str]) -> dict[str, tupl
 
 def check_column(
     rel: str,
-    file: pq.ParquetFile,
+    footer: pq.FileMetaData,
     group: int,
     stream: str,
     column_of: tuple[Form, int],
@@ -67,7 +67,7 @@ def check_column(
         CommitError: The shard has less.
     """
     form, number = column_of
-    meta = file.metadata.row_group(group)
+    meta = footer.row_group(group)
     column = meta.column(number)
     width, dtype = promise.columns[stream]
     limit, nbytes = form.limits(meta.num_rows, promise.frames[stream], width, dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, other_row, outside
+from earmill.pipeline.formats.blocks import Block, BlockCache, FrameSpan, other_row, outside
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.formats.zarr.arrays import (
     FrameChunks,
@@ -29,6 +29,7 @@ from earmill.pipeline.storage.stored_file import StoredFile
 # of the processor until they are decoded.
 REMOTE_REQUEST_BYTES = 8 * 2**20
 PREPARE_THREADS = 8
+VECTORS = ("row_id", "row_start")
 
 
 class ZarrShard:
@@ -45,6 +46,7 @@ class ZarrShard:
         self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
         self._prepared = False
         self._rows: dict[str, tuple[list[str], np.ndarray]] = {}
+        self._vectors: dict[str, Any] = {}
         self._objects: dict[tuple[str, int], tuple[StoredFile, np.ndarray]] = {}
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
@@ -75,20 +77,29 @@ class ZarrShard:
         if self._layout.is_local or self._prepared:
             return
         self._prepared = True
+        vectors = {self._vector_key(s, name): (s, name) for s in streams for name in VECTORS}
         with ThreadPoolExecutor(PREPARE_THREADS) as pool:
             pending: list[Future[Any]] = []
             for stream in streams:
                 values = self._values[stream]
                 objects = -(-values.n_frames // (values.chunk_frames * values.object_chunks))
-                pending.append(pool.submit(self._keep_rows, stream))
                 pending += [pool.submit(self._object, stream, n) for n in range(objects)]
+            pending += [pool.submit(self._vector, *place) for place in vectors.values()]
         for each in pending:
             each.result()
 
-    def load(self, stream: str, blocks: Sequence[int]) -> None:
+    def requests(self, blocks: Iterable[Block]) -> Iterator[list[Block]]:
+        """Chunks of a stream that lie end to end in one object, of bounded size; see
+        `ReadsAhead`."""
+        for stream, numbers in _by_stream(blocks):
+            for run in self._runs(stream, sorted(numbers)):
+                yield [(stream, chunk) for chunk in run]
+
+    def load(self, blocks: Sequence[Block]) -> None:
         """See `ReadsAhead`."""
-        for _ in self._load(stream, blocks):
-            pass
+        for stream, numbers in _by_stream(blocks):
+            for _ in self._load(stream, numbers):
+                pass
 
     def close(self) -> None:
         """Nothing to do: no handle is held between reads."""
@@ -104,16 +115,24 @@ class ZarrShard:
             raise outside(self.rel, f"{stream}: a start at", span.start, int(starts[span.row]))
 
     def _keep_rows(self, stream: str) -> None:
-        self._rows[stream] = self._read_rows(stream)
+        row_ids, starts = (self._vector(stream, name) for name in VECTORS)
+        self._rows[stream] = row_ids, starts
 
-    def _read_rows(self, stream: str) -> tuple[list[str], np.ndarray]:
-        """Row ids and where the rows start."""
+    def _vector_key(self, stream: str, name: str) -> str:
+        """Equal for vectors that were committed with equal bytes, as those of streams often were:
+        they are read once."""
+        rel = f"{self.rel}/{stream}/{name}"
+        committed = self._promise.files.get(f"{rel}/c/0")
+        return rel if committed is None else f"{name} {committed.sha256}"
 
-        def place(name: str) -> tuple[Layout, str, Any, Promise]:
-            key = f"{stream}/{name}"
-            return self._layout, f"{self.rel}/{key}", self._arrays[key], self._promise
-
-        return read_strings(*place("row_id")), read_numbers(*place("row_start"))
+    def _vector(self, stream: str, name: str) -> Any:
+        """The ids of the rows, or where they start."""
+        key = self._vector_key(stream, name)
+        if key not in self._vectors:
+            rel, array = f"{self.rel}/{stream}/{name}", self._arrays[f"{stream}/{name}"]
+            read: Any = read_strings if name == "row_id" else read_numbers
+            self._vectors[key] = read(self._layout, rel, array, self._promise)
+        return self._vectors[key]
 
     def _end_of(self, stream: str, row: int, n_frames: int) -> int:
         """Where the frames of a row end: where the next ones start. What the index says of its
@@ -143,7 +162,7 @@ class ZarrShard:
     def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """Fetch, decode and keep chunks; neighbours of an object come in one request."""
         values = self._values[stream]
-        for run in self.requests(stream, chunks):
+        for run in self._runs(stream, chunks):
             file, spans = self._object(stream, run[0] // values.object_chunks)
             places = [values.object_of(chunk)[1] for chunk in run]
             start, end = int(spans[places[0], 0]), int(spans[places[-1], 1])
@@ -157,12 +176,12 @@ class ZarrShard:
                     raise CommitError(f"{file.layout.url(file.rel)}, chunk {place}: {err}") from err
                 yield chunk, self._cache.put((self.rel, stream, chunk), (frames,))[0]
 
-    def requests(self, stream: str, blocks: Iterable[int]) -> Iterator[list[int]]:
+    def _runs(self, stream: str, chunks: Iterable[int]) -> Iterator[list[int]]:
         """Increasing chunks in runs that lie end to end in one object, of bounded size."""
         object_of = self._values[stream].object_of
         run: list[int] = []
         nbytes = 0
-        for chunk in blocks:
+        for chunk in chunks:
             number, place = object_of(chunk)
             low, high = self._object(stream, number)[1][place].tolist()
             if low < 0:
@@ -194,3 +213,10 @@ class ZarrShard:
             file = StoredFile(self._layout, rel, self._promise.files[rel].bytes)
             self._objects[key] = file, read_index(file, self._values[stream].object_chunks)
         return self._objects[key]
+
+
+def _by_stream(blocks: Iterable[Block]) -> Iterator[tuple[str, list[int]]]:
+    numbers: dict[str, list[int]] = {}
+    for stream, number in blocks:
+        numbers.setdefault(stream, []).append(number)
+    yield from numbers.items()

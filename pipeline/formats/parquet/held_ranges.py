@@ -1,0 +1,74 @@
+"""Bytes of a Parquet file that are there already, as a file for Arrow."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from earmill.pipeline.storage.stored_file import Bytes, StoredFile
+
+# First byte of something in a file, and the byte behind.
+Span = tuple[int, int]
+
+
+def joined(spans: Iterable[Span], gap_bytes: int) -> Iterator[Span]:
+    """Spans in the order of the file; those that lie closer than `gap_bytes` as one."""
+    begin = end = -1
+    for low, high in sorted(spans):
+        if end >= 0 and low - end > gap_bytes:
+            yield begin, end
+            end = -1
+        begin = low if end < 0 else begin
+        end = max(end, high)
+    if end >= 0:
+        yield begin, end
+
+
+class HeldRanges(io.RawIOBase):
+    """A file of which some ranges are held; Arrow takes their parts without a copy.
+
+    Args:
+        file: Which.
+        spans: The ranges to fetch.
+    """
+
+    def __init__(self, file: StoredFile, spans: Iterable[Span] = ()) -> None:
+        self._held = [(low, file.read(low, high - low)) for low, high in spans]
+        self._nbytes, self._at = file.nbytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._nbytes}[whence]
+        self._at = origin + offset
+        return self._at
+
+    def part(self, start: int, nbytes: int) -> Bytes:
+        """Bytes [start, start + nbytes) of the file.
+
+        Raises:
+            ValueError: They are not held.
+        """
+        for begin, content in self._held:
+            if begin <= start and 0 <= nbytes <= begin + len(content) - start:
+                return content[start - begin : start - begin + nbytes]
+        raise ValueError(f"bytes {start} to {start + nbytes} of the file were not fetched")
+
+    def read_buffer(self, nbytes: int) -> pa.Buffer:
+        """What Arrow calls; see `read`."""
+        found = self.part(self._at, nbytes)
+        self._at += nbytes
+        return pa.py_buffer(found)
+
+    def read(self, nbytes: int = -1) -> bytes:
+        """The next bytes."""
+        return self.read_buffer(nbytes).to_pybytes()

@@ -1,0 +1,33 @@
+"""Feature sets that several test modules read and none changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.reader_data import N_ROWS, write_chunked, write_set
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 short rows in 4 shards, both formats, not finalised."""
+    path = tmp_path_factory.mktemp("small")
+    write_set(path, n_rows=N_ROWS)
+    return path
+
+
+@pytest.fixture(scope="session")
+def finalised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same rows, finalised."""
+    path = tmp_path_factory.mktemp("finalised")
+    write_set(path, n_rows=N_ROWS, finalised=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def chunked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """6 long rows over many small chunks, objects and row groups."""
+    path = tmp_path_factory.mktemp("chunked")
+    write_chunked(path)
+    return path
