@@ -43,6 +43,14 @@ def extract(
             "or damaged again.",
         ),
     ] = False,
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update",
+            help="Take in what has changed in the source since the output was finished: rows that "
+            "were added or changed are computed, as a new snapshot. Implies --resume.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     ray_address: RayAddress = None,
 ) -> None:
@@ -54,12 +62,15 @@ def extract(
 
     if repair and not resume:
         raise typer.BadParameter("--repair goes on with an output: add --resume")
+    if repair and update:
+        raise typer.BadParameter("--repair and --update are two runs: repair first")
     # A wrong spec is told at once, before Ray and the rest are imported.
     spec = JobSpec.load(job, overrides=set_ or ())
     check_submitted(spec)
     end = run_and_report(
         spec,
-        resume=resume,
+        resume=resume or update,
+        update=update,
         again=_damaged if repair else None,
         as_json=as_json,
         ray_address=ray_address,
@@ -95,6 +106,7 @@ def run_and_report(
     spec: JobSpec,
     *,
     resume: bool = False,
+    update: bool = False,
     again: Chooser | None = None,
     as_json: bool = False,
     ray_address: str | None = None,
@@ -103,11 +115,14 @@ def run_and_report(
     from earmill.jobs.progress import make_reporter
     from earmill.pipeline.driver.run import run_job
     from earmill.pipeline.driver.stop_request import StopRequest
+    from earmill.pipeline.driver.update import start_update
 
     stop = StopRequest()
     reporter = make_reporter(as_json=as_json, stream=sys.stdout)
     try:
         with signals_to(stop):
+            if update:
+                start_update(spec, reporter)
             return run_job(
                 spec,
                 resume=resume,

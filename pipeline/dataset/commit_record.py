@@ -18,6 +18,7 @@ import pyarrow as pa
 from pydantic import AfterValidator
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset.description import dropped_shards
 from earmill.pipeline.formats.format import format_name
 from earmill.pipeline.formats.moments import StoredMoments
 from earmill.pipeline.formats.registry import format_of
@@ -125,7 +126,18 @@ class StoredCommit:
 
 
 def generations(layout: Layout) -> dict[str, list[int]]:
-    """Every shard that has a record, with its generations in order: one listing, no reads."""
+    """Every shard of the dataset that has a record, with its generations in order.
+
+    Listings only, and the newest revision where there is one: it says which shards no longer count.
+    """
+    dropped = dropped_shards(layout)
+    return {
+        shard: found for shard, found in all_generations(layout).items() if shard not in dropped
+    }
+
+
+def all_generations(layout: Layout) -> dict[str, list[int]]:
+    """The same of every shard, also of those that only older snapshots have."""
     found: dict[str, list[int]] = {}
     for name in layout.list("commits"):
         parsed = paths.parse_commit_path(name)
@@ -135,7 +147,7 @@ def generations(layout: Layout) -> dict[str, list[int]]:
 
 
 def committed_shards(layout: Layout) -> set[str]:
-    """Ids of the shards that are done: one listing, no reads."""
+    """Ids of the shards that are done."""
     return set(generations(layout))
 
 

@@ -1,4 +1,4 @@
-"""`dataset.json`: what this output is, written once and compared ever after.
+"""`dataset.json`: what this output is, written once and compared ever after; and its revisions.
 
 It fixes the layout version, the canonical spec with its hash, the plan, the streams and the hash of
 the model's buffers. A job that would write something else into the same place is refused before any
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.formats.format import NESTED, format_name
+from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.spec.changes import describe_changes
 from earmill.pipeline.storage.layout import Layout
@@ -22,6 +23,8 @@ from earmill.pipeline.storage.paths import (
     DATASET_FILE,
     LAYOUT_VERSION,
     README_FILE,
+    parse_revision_path,
+    revision_path,
 )
 from earmill.pipeline.storage.store_errors import store_errors
 from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, versioned_json
@@ -32,8 +35,32 @@ _CARDS = (README_FILE, CROISSANT_FILE)
 
 
 @dataclass(frozen=True)
+class Change(Strict):
+    """What a revision does to the dataset before it.
+
+    Args:
+        number: Of the revision. why: update, compact, ...; as the log says it.
+        base: Path of the snapshot that it was made on.
+        plans: Ids of the plans before, whose commits are still part of it.
+        dropped: Committed shards that are not part of it any more.
+        next_shard: The lowest number that no shard ever had.
+        carried: Table of the rows that are copied, see `dataset.carry`; None where none is.
+        created: ISO 8601 time, UTC.
+    """
+
+    number: int
+    why: str
+    base: str
+    plans: tuple[str, ...]
+    dropped: tuple[str, ...]
+    next_shard: int
+    carried: OutFile | None
+    created: str
+
+
+@dataclass(frozen=True)
 class DatasetFile(Strict):
-    """The content of dataset.json.
+    """The content of dataset.json, and of the revisions that take its place.
 
     Args:
         name: Name of the job.
@@ -48,6 +75,7 @@ class DatasetFile(Strict):
         created: ISO 8601 time, UTC.
         parquet_form: See `formats.parquet.forms`; not named where it is nested, as all sets were
             that were begun before layout version 3.
+        change: What makes it a revision; None in dataset.json.
     """
 
     name: str
@@ -61,13 +89,26 @@ class DatasetFile(Strict):
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     extra_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     parquet_form: str = NESTED
+    change: Change | None = None
     layout_version: int = LAYOUT_VERSION
+
+    @property
+    def path(self) -> str:
+        """Where it is stored."""
+        return DATASET_FILE if self.change is None else revision_path(self.change.number)
+
+    @property
+    def plan_ids(self) -> frozenset[str]:
+        """The plans that commits of this dataset may be of."""
+        return frozenset((self.plan_id, *(self.change.plans if self.change else ())))
 
     def to_json(self) -> str:
         """As JSON text; `from_json` gives an equal object."""
         fields = asdict(self)
         if self.parquet_form == NESTED:
             del fields["parquet_form"]
+        if self.change is None:
+            del fields["change"]
         return json.dumps(fields, indent=1, sort_keys=True)
 
     @classmethod
@@ -93,20 +134,46 @@ class DatasetFile(Strict):
 
 
 def read_dataset(layout: Layout) -> DatasetFile | None:
-    """The stored description, or None where the output is new.
+    """The description that counts, the newest revision; None where the output is new.
 
     Raises:
         OutputError: The file is damaged, or the place cannot be read; one line either way.
     """
     with store_errors(layout.url()):
+        numbers = map(parse_revision_path, layout.list("revisions"))
+        newest = max((number for number in numbers if number is not None), default=0)
+    return read_description(layout, revision_path(newest) if newest else DATASET_FILE)
+
+
+def read_description(layout: Layout, rel: str) -> DatasetFile | None:
+    """One description, None where there is none; raises as `read_dataset`."""
+    with store_errors(layout.url()):
         try:
-            content = layout.read_bytes(DATASET_FILE)
+            content = layout.read_bytes(rel)
         except FileNotFoundError:
             return None
     try:
         return DatasetFile.from_json(content)
     except OutputError as err:
-        raise OutputError(f"{layout.url()}: {err}") from err
+        raise OutputError(f"{layout.url(rel)}: {err}") from err
+
+
+def dropped_shards(layout: Layout) -> frozenset[str]:
+    """Committed shards that only older snapshots have; nothing is read where there is no
+    revision."""
+    if not layout.list("revisions"):
+        return frozenset()
+    dataset = read_dataset(layout)
+    change = None if dataset is None else dataset.change
+    return frozenset(() if change is None else change.dropped)
+
+
+def raise_version(layout: Layout) -> None:
+    """An older release must not meet what it does not know unwarned."""
+    first = read_description(layout, DATASET_FILE)
+    if first is not None and first.layout_version < LAYOUT_VERSION:
+        raised = replace(first, layout_version=LAYOUT_VERSION)
+        layout.write_bytes(DATASET_FILE, raised.to_json().encode())
 
 
 def _check_shape(found: DatasetFile) -> None:

@@ -49,7 +49,7 @@ from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE
+from earmill.pipeline.storage.paths import CURRENT_FILE
 
 STATUS_OK = "ok"
 STATUS_BAD = "quarantined"
@@ -96,7 +96,7 @@ def finalise(layout: Layout) -> Finalised:
     index = build_index(tables, plan, dataset.streams)
     file = _store(layout, index)
     made = _snapshot(layout, dataset, file, stored)
-    snapshot, entry, history = _store_snapshot(layout, made, index)
+    snapshot, entry, history = _store_snapshot(layout, made, dataset, index)
     cards = write_cards(layout, dataset, list(records.values()), index, file)
     current = Current(snapshot, cards, entry, history)
     layout.write_bytes(CURRENT_FILE, current.to_json().encode())
@@ -141,8 +141,10 @@ def _refuse_changed(
     plan = _read(layout, paths.plan_path(dataset.plan_id))
     if plan.path == before.plan.path and plan != before.plan:
         changed.append(plan.path)
-    if not _same_dataset(_read(layout, DATASET_FILE), before.dataset, dataset):
-        changed.append(DATASET_FILE)
+    if dataset.path == before.dataset.path and not _same_dataset(
+        _read(layout, dataset.path), before.dataset, dataset
+    ):
+        changed.append(dataset.path)
     if changed:
         raise CommitError(
             f"changed since the dataset was closed: {some(changed)}; restore them from a copy; "
@@ -153,7 +155,7 @@ def _refuse_changed(
 def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
     """Equal, or the same with the layout version raised, as a replacing commit does."""
     spelled = [
-        described(DATASET_FILE, replace(dataset, layout_version=version).to_json().encode())
+        described(dataset.path, replace(dataset, layout_version=version).to_json().encode())
         for version in (dataset.layout_version, *paths.READABLE_VERSIONS)
     ]
     return now == before or (now == spelled[0] and before in spelled)
@@ -275,7 +277,7 @@ def _snapshot(
     return Snapshot(
         index=index,
         plan=_read(layout, paths.plan_path(dataset.plan_id)),
-        dataset=_read(layout, DATASET_FILE),
+        dataset=_read(layout, dataset.path),
         commits={
             shard: CommitRef(one.record.generation, one.record.attempt, one.sha256)
             for shard, one in stored.items()
@@ -285,7 +287,7 @@ def _snapshot(
 
 
 def _store_snapshot(
-    layout: Layout, made: Snapshot, index: pa.Table
+    layout: Layout, made: Snapshot, dataset: DatasetFile, index: pa.Table
 ) -> tuple[OutFile, LogEntry, tuple[Past, ...]]:
     """Write a snapshot with its entry in the log, unless the one that counts is the same.
 
@@ -298,10 +300,19 @@ def _store_snapshot(
         if again[0] == known[-1].snapshot:
             return _put_named(layout, again[0].path, again[1]), known[-1].entry, known[:-1]
     good = sum(status == STATUS_OK for status in index.column("status").to_pylist())
-    why = WHY_AGAIN if known else WHY_FIRST
-    entry = next_entry(layout, made, known, why=why, rows=(good, len(index) - good))
+    why, revision = _why(known, dataset)
+    begun = LogEntry(why=why, revision=revision, rows_ok=good, rows_bad=len(index) - good)
+    entry = next_entry(layout, made, known, begun)
     file, content = _encoded(replace(made, entry=entry))
     return _put_named(layout, file.path, content), entry, known
+
+
+def _why(known: Sequence[Past], dataset: DatasetFile) -> tuple[str, int]:
+    """What kind of run a new snapshot is of, and of which revision it is."""
+    change = dataset.change
+    if change is not None and (not known or known[-1].entry.revision != change.number):
+        return change.why, change.number
+    return WHY_AGAIN if known else WHY_FIRST, change.number if change else 0
 
 
 def _encoded(snapshot: Snapshot) -> tuple[OutFile, bytes]:

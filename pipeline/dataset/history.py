@@ -103,25 +103,19 @@ def diff(layout: Layout, before: Which, after: Which = CURRENT) -> SnapshotDiff:
     return compare_snapshots(layout, old, new)
 
 
-def next_entry(
-    layout: Layout, made: Snapshot, past: Iterable[Past], *, why: str, rows: tuple[int, int]
-) -> LogEntry:
+def next_entry(layout: Layout, made: Snapshot, past: Iterable[Past], begun: LogEntry) -> LogEntry:
     """The log entry of a snapshot that is about to count.
 
     Args:
         made: Without its entry. past: Those that counted before, the oldest first.
-        rows: Good and quarantined ones.
+        begun: The entry without number, time and what has changed.
     """
     known = list(past)
-    entry = LogEntry(
-        number=max((one.entry.number for one in known), default=0) + 1,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        why=why,
-        rows_ok=rows[0],
-        rows_bad=rows[1],
-    )
+    number = max((one.entry.number for one in known), default=0) + 1
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    entry = replace(begun, number=number, created=created)
     if not known:
-        return replace(entry, added=sum(rows))
+        return replace(entry, added=entry.rows_ok + entry.rows_bad)
     try:
         found = compare_snapshots(layout, read_snapshot(layout, known[-1]), made)
     except (CommitError, OSError, pa.ArrowException):

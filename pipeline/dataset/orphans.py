@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import CommitError, OutputError
-from earmill.pipeline.dataset.commit_record import CommitRecord, generations, read_commit
+from earmill.pipeline.dataset.commit_record import CommitRecord, all_generations, read_commit
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.storage.layout import Layout
@@ -71,7 +71,7 @@ def _all_records(layout: Layout) -> tuple[list[CommitRecord], set[str]]:
     """Records of every generation, and the shards with one of which nobody knows what it names."""
     found: list[CommitRecord] = []
     unclear: set[str] = set()
-    for shard, numbers in generations(layout).items():
+    for shard, numbers in all_generations(layout).items():
         for number in numbers:
             try:
                 record = read_commit(layout, shard, number)

@@ -56,7 +56,14 @@ from earmill.pipeline.storage.layout import Layout
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
-__all__ = ["CommitRecord", "commits", "committed_shards", "publish_shard", "read_commit"]
+__all__ = [
+    "CommitRecord",
+    "commits",
+    "committed_shards",
+    "publish_shard",
+    "read_commit",
+    "shard_attrs",
+]
 
 _NO_SPACE = {
     errno.ENOSPC: "no space left on the device",
@@ -132,6 +139,19 @@ def publish_shard(
             )
             shard.upload(folder, record.files)
             return shard.commit(record)
+
+
+def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
+    """What every data file of a dataset says of its job; the same for every attempt.
+
+    Args:
+        spec: `JobSpec.canonical()`.
+    """
+    return {
+        "spec_sha256": spec_sha256,
+        "calibration": spec["audio"]["calibration"],
+        "models": [entry["model"] for entry in spec["extract"]],
+    }
 
 
 def _check_extras(attrs: Mapping[str, Any], info: Mapping[str, Any]) -> None:

@@ -9,17 +9,16 @@ closes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from earmill.pipeline.dataset.commit_record import bad_rows, commits, generations
-from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.dataset.description import raise_version
 from earmill.pipeline.dataset.snapshot import is_closed
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.dataset.where import Predicate
 from earmill.pipeline.formats.row_table import QUARANTINE_SCHEMA
 from earmill.pipeline.formats.rows import QuarantineRow
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import DATASET_FILE, LAYOUT_VERSION
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,12 @@ def was_cut_off(layout: Layout) -> bool:
     return any(r.generation for r in records.values()) and not is_closed(layout, records)
 
 
-def open_again(layout: Layout, dataset: DatasetFile, choice: Choice) -> dict[str, Again]:
+def open_again(layout: Layout, choice: Choice) -> dict[str, Again]:
     """The new generations of the chosen shards; an older release must not meet them unwarned."""
     newest = {shard: numbers[-1] for shard, numbers in generations(layout).items()}
     again = {
         shard: Again(newest[shard] + 1, keep) for shard, keep in choice.items() if shard in newest
     }
-    if again and dataset.layout_version < LAYOUT_VERSION:
-        raised = replace(dataset, layout_version=LAYOUT_VERSION)
-        layout.write_bytes(DATASET_FILE, raised.to_json().encode())
+    if again:
+        raise_version(layout)
     return again

@@ -18,6 +18,7 @@ from typing import Any
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit, parsed_json
+from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.storage.layout import Layout
@@ -58,12 +59,14 @@ class LogEntry(Strict):
         number: 1, 2, ... in the order of closing; 0 where the release that wrote it did not count.
         created: When it was closed, ISO 8601, UTC. why: Kind of the run that made it.
         rows_ok, rows_bad: Good and quarantined rows in it.
+        revision: Of the description that it was closed with, 0 for dataset.json.
         added, changed, removed: Rows against the snapshot before; see `dataset.history`.
     """
 
     number: int = 0
     created: str = ""
     why: str = ""
+    revision: int = 0
     rows_ok: int = 0
     rows_bad: int = 0
     added: int = 0
@@ -229,7 +232,7 @@ def current_index(layout: Layout) -> str | None:
 
 
 def is_closed(layout: Layout, records: Mapping[str, CommitRecord]) -> bool:
-    """Whether index and cards of exactly these commits are all there."""
+    """Whether index and cards of exactly these commits, in the newest revision, are all there."""
     try:
         current = read_current(layout)
         if current is None or {card.path for card in current.cards} != set(CARDS):
@@ -237,6 +240,11 @@ def is_closed(layout: Layout, records: Mapping[str, CommitRecord]) -> bool:
         snapshot = read_snapshot(layout, current)
         for file in (*current.cards, snapshot.plan, snapshot.dataset, snapshot.index):
             read_checked(layout, file)
-        return snapshot.is_of(records)
+        dataset = read_dataset(layout)
+        return (
+            dataset is not None
+            and dataset.path == snapshot.dataset.path
+            and snapshot.is_of(records)
+        )
     except CommitError:
         return False

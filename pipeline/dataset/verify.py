@@ -135,7 +135,7 @@ def commit_problems(
     for shard, record in records.items():
         if record.shard != shard:
             found.append(f"shard {shard}: its commit record is that of shard {record.shard}")
-        if record.plan_id != dataset.plan_id:
+        if record.plan_id not in dataset.plan_ids:
             found.append(f"shard {shard}: commit of plan {record.plan_id}, not {dataset.plan_id}")
         if record.spec_sha256 != dataset.spec_sha256:
             found.append(f"shard {shard}: commit of another spec, {record.spec_sha256}")
@@ -236,9 +236,11 @@ class _Check:
         problems = [
             f"{name}: not the name of a commit record" for name in names if name not in good
         ]
-        newest: dict[str, int] = {}
+        dropped = self._dataset.change.dropped if self._dataset.change else ()
+        newest: dict[str, int] = dict.fromkeys(dropped, -1)
         for shard, generation in good.values():
-            newest[shard] = max(generation, newest.get(shard, 0))
+            if newest.get(shard) != -1:
+                newest[shard] = max(generation, newest.get(shard, 0))
 
         def read(key: tuple[str, int]) -> StoredCommit | str | None:
             try:
@@ -281,11 +283,8 @@ class _Check:
 
 def _belongs(dataset: DatasetFile, shard: str, record: CommitRecord) -> bool:
     """Whether a record found under a shard's name is that of this shard of this job."""
-    return (record.shard, record.plan_id, record.spec_sha256) == (
-        shard,
-        dataset.plan_id,
-        dataset.spec_sha256,
-    )
+    same = (record.shard, record.spec_sha256) == (shard, dataset.spec_sha256)
+    return same and record.plan_id in dataset.plan_ids
 
 
 def _unnamed_parts(record: CommitRecord) -> list[str]:

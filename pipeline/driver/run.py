@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from earmill.pipeline.common import stand_in
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
+from earmill.pipeline.dataset.carry import carry_over
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import DriverLock
@@ -45,7 +46,7 @@ from earmill.pipeline.driver.ray_session import (
     wait_for_nodes,
 )
 from earmill.pipeline.driver.shard_tracker import WITNESSES, Committed, Ledger, Result, smallest
-from earmill.pipeline.driver.source_changes import source_changed
+from earmill.pipeline.driver.source_changes import source_changed, update_hint
 from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.driver.summary import RESUME, summarise
 from earmill.pipeline.formats.casting import as_stored
@@ -53,7 +54,7 @@ from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.planning.plan import Plan, Shard, make_plan, skipped_text
 from earmill.pipeline.planning.speeds import keep_job
-from earmill.pipeline.sources import Item, open_source
+from earmill.pipeline.sources import Item, Source, open_source
 from earmill.pipeline.spec.changes import describe_changes
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
@@ -141,7 +142,7 @@ def _run_job(
     with DriverLock(layout) as lock:
         if again is not None:
             sink(events.Step("looking for shards to process again"))
-        job = _open_job(spec, layout, plan, extractors, resume=resume, again=again)
+        job = _open_job(spec, layout, plan, extractors, source, resume=resume, again=again)
         if job.before and (changed := source_changed(source, plan)) is not None:
             sink(changed)
         sink(job.started())
@@ -224,6 +225,7 @@ def _open_job(
     layout: Layout,
     plan: Plan,
     extractors: Sequence[Extractor],
+    source: Source,
     *,
     resume: bool,
     again: Chooser | None,
@@ -236,12 +238,14 @@ def _open_job(
     if before and not resume:
         raise OutputError(
             f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this job; "
-            "add --resume to go on with it, or use another output.uri"
+            f"add --resume to go on with it{update_hint(source, plan)}, or use another output.uri"
         )
     layout.clear_scratch()
     sweep()  # a run without pending shards starts no Ray, which would do it
+    if carry_over(layout, dataset, plan):
+        before = commits(layout, without=chosen)
     pending = tuple(shard for shard in plan.shards if shard.shard_id not in before)
-    return _Job(spec, layout, plan, dataset, before, pending, open_again(layout, dataset, chosen))
+    return _Job(spec, layout, plan, dataset, before, pending, open_again(layout, chosen))
 
 
 def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> DatasetFile:

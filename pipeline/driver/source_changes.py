@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.dataset.row_coverage import some
 from earmill.pipeline.driver.events import SourceChanged
-from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.planning.plan import Plan, same_columns
 from earmill.pipeline.sources.base import Item, Source
 
-WHAT_TO_DO = (
-    "this output keeps to its plan: extract the source as it is now into another output.uri"
-)
+WHAT_TO_DO = "this output keeps to its plan: `earmill extract` with --update takes them in"
 
 
 @dataclass(frozen=True)
@@ -31,19 +29,34 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed)
 
+    def __str__(self) -> str:
+        """`rows: 2 added ('a.wav', 'b.wav'), 1 changed ('c.wav')`."""
+        kinds = (("added", self.added), ("removed", self.removed), ("changed", self.changed))
+        parts = [f"{len(names):,} {what} ({some(names)})" for what, names in kinds if names]
+        return f"rows: {', '.join(parts)}"
+
 
 def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
-    """How a listing differs from the plan; a row counts as changed by its tag, size or time."""
+    """How a listing differs from the plan.
+
+    A row counts as changed by its place, tag, size or time, or by the columns it carries through.
+    """
     old = {item.row_id: item for item in planned}
     new = {item.row_id: item for item in listed}
     return Changes(
         added=tuple(sorted(new.keys() - old.keys())),
         removed=tuple(sorted(old.keys() - new.keys())),
-        changed=tuple(sorted(k for k in old.keys() & new.keys() if _differs(old[k], new[k]))),
+        changed=tuple(sorted(k for k in old.keys() & new.keys() if is_other(old[k], new[k]))),
     )
 
 
-def _differs(old: Item, new: Item) -> bool:
+def is_other(old: Item, new: Item) -> bool:
+    """Whether a row is to be made anew: its audio, or what else is known of it, is another."""
+    return other_audio(old, new) or not same_columns(old, new)
+
+
+def other_audio(old: Item, new: Item) -> bool:
+    """Whether a row's audio may be another, by place, span, and tag, else size and time."""
     if (old.uri, old.start_s, old.end_s) != (new.uri, new.start_s, new.end_s):
         return True
     if old.etag is not None and new.etag is not None:
@@ -55,30 +68,29 @@ def _differs(old: Item, new: Item) -> bool:
 def source_changed(source: Source, plan: Plan) -> SourceChanged | None:
     """The event that tells of a difference, or of a source that cannot be listed; None if equal."""
     try:
-        found = compare(plan.items(), _listing(source))
+        found = compare(plan.items(), listing(source))
     except EarmillError as error:
         text = f"the source could not be listed again, so changes in it would not show: {error}"
         return SourceChanged(added=0, removed=0, changed=0, text=text)
     if not found:
         return None
-    parts = [
-        f"{len(names):,} {what} ({some(names)})"
-        for what, names in (
-            ("added", found.added),
-            ("removed", found.removed),
-            ("changed", found.changed),
-        )
-        if names
-    ]
     return SourceChanged(
         added=len(found.added),
         removed=len(found.removed),
         changed=len(found.changed),
-        text=f"the source differs from the plan, rows: {', '.join(parts)}; {WHAT_TO_DO}",
+        text=f"the source differs from the plan, {found}; {WHAT_TO_DO}",
     )
 
 
-def _listing(source: Source) -> Iterator[Item]:
+def update_hint(source: Source, plan: Plan) -> str:
+    """What to say to who meets a finished output: how its source has changed since, if it has."""
+    try:
+        found = compare(plan.items(), listing(source))
+    except EarmillError:
+        return ""
+    return f", --update to take in what has changed in the source ({found})" if found else ""
+
+
+def listing(source: Source) -> Iterator[Item]:
     """The source's rows; without durations where it can do that, as those open every file."""
-    listing = getattr(source, "listing", source.items)
-    yield from listing()
+    yield from getattr(source, "listing", source.items)()

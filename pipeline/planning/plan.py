@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from earmill.pipeline.common.arrow_types import (
+    Columns,
     arrow_type,
     column,
     extra_types,
@@ -189,31 +190,51 @@ def read_row_ids(store: Store, plan_id: str) -> dict[str, list[str]]:
 def make_plan(source: Source, spec: JobSpec) -> Plan:
     """List a source and cut it into shards; SourceError if rows cannot be told apart."""
     items = list(source.items())
-    if not items:
-        raise SourceError("the source has no rows")
-    _check_text(items)
-    _check_unique(items)
-    if spec.audio.channels == "each":
-        _check_channel_ids(items)
+    check_items(items, spec)
     groups = cut(items, spec.output.shard_seconds, spec.output.shard_rows)
     shards = tuple(
         Shard(f"{number:0{SHARD_DIGITS}d}", tuple(group)) for number, group in enumerate(groups)
     )
     sha256 = spec.sha256()
     columns = source.columns()
-    known = {name: type_json(kind) for name, kind in columns.types.items()}
-    inferred = extra_types(
-        {name: value for name, value in item.extra.items() if name not in known} for item in items
-    )
     return Plan(
         _plan_id(shards, sha256),
         sha256,
         shards,
         skipped=dict(source.skipped()),
-        extra_types=dict(sorted({**inferred, **known}.items())),
+        extra_types=known_types(items, columns),
         extra_labels={name: list(names) for name, names in columns.labels.items()},
         dropped=dict(columns.dropped),
     )
+
+
+def check_items(items: Sequence[Item], spec: JobSpec) -> None:
+    """SourceError if these rows cannot be told apart, or there are none."""
+    if not items:
+        raise SourceError("the source has no rows")
+    _check_text(items)
+    _check_unique(items)
+    if spec.audio.channels == "each":
+        _check_channel_ids(items)
+
+
+def plan_of(shards: Sequence[Shard], spec_sha256: str, **about: Any) -> Plan:
+    """A plan of given shards; `about` as the fields of `Plan`."""
+    return Plan(_plan_id(shards, spec_sha256), spec_sha256, tuple(shards), **about)
+
+
+def known_types(items: Iterable[Item], columns: Columns) -> dict[str, Any]:
+    """Carried-through column to its type: as the source knows it, else as these rows have it."""
+    known = {name: type_json(kind) for name, kind in columns.types.items()}
+    inferred = extra_types(
+        {name: value for name, value in item.extra.items() if name not in known} for item in items
+    )
+    return dict(sorted({**inferred, **known}.items()))
+
+
+def same_columns(one: Item, other: Item) -> bool:
+    """Whether two rows carry the same columns of the source through."""
+    return _extra_json(one.extra) == _extra_json(other.extra)
 
 
 def skipped_text(skipped: Mapping[str, int]) -> str:

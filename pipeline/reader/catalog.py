@@ -29,7 +29,7 @@ from earmill.pipeline.dataset.commit_record import (
     commits,
     read_commit,
 )
-from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, read_description
 from earmill.pipeline.dataset.history import Which, find_snapshot
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
@@ -39,6 +39,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
     read_snapshot,
 )
+from earmill.pipeline.dataset.stored_rows import promise_of
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
 from earmill.pipeline.formats.registry import chosen, installed
@@ -52,7 +53,12 @@ from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import Promise, named_damage
 from earmill.pipeline.storage.arrow_tables import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import DATASET_FILE, commit_path, is_shard_id
+from earmill.pipeline.storage.paths import (
+    DATASET_FILE,
+    commit_path,
+    is_shard_id,
+    parse_revision_path,
+)
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
@@ -219,7 +225,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     """
     named = read_current(layout) if which is None else find_snapshot(layout, which)
     snapshot = None if named is None else read_snapshot(layout, named)
-    dataset = _dataset(layout)
+    dataset = _dataset(layout, DATASET_FILE if snapshot is None else snapshot.dataset.path)
     streams = _streams(dataset)
     table = _read_index(layout, dataset.layout_version, streams, snapshot)
     moments = {} if snapshot is None else snapshot.moments
@@ -314,8 +320,10 @@ def is_extra(name: str) -> bool:
     return name.startswith(EXTRA_PREFIX)
 
 
-def _dataset(layout: Layout) -> DatasetFile:
-    dataset = read_dataset(layout)
+def _dataset(layout: Layout, rel: str) -> DatasetFile:
+    if rel != DATASET_FILE and parse_revision_path(rel) is None:
+        raise CommitError(f"{layout.url()}: a snapshot names {rel!r} as its description; verify it")
+    dataset = read_description(layout, rel)
     if dataset is None:
         raise SourceError(
             f"expected a feature set with a {DATASET_FILE}, found none at {layout.url()}; "
@@ -333,16 +341,10 @@ def _streams(dataset: DatasetFile) -> dict[str, StreamInfo]:
 def _paths(
     layout: Layout, record: CommitRecord, streams: Mapping[str, StreamInfo], dtype: str
 ) -> ShardPaths:
-    layouts = {name: layout_of(info) for name, info in streams.items()}
     try:
         data = {fmt: record.path(fmt) for fmt in installed(record.formats)}
         rows = record.path("rows")
-        promise = Promise(
-            rows=record.rows_ok,
-            frames={name: record.frames[name] for name in streams},
-            columns={k: (v.stored_width, v.stored_dtype(dtype)) for k, v in layouts.items()},
-            files={file.path: file for file in record.files},
-        )
+        promise = promise_of(record, streams, dtype)
     except (ValueError, KeyError, TypeError) as err:
         raise CommitError(
             f"{layout.url()}: the commit record of shard {record.shard!r} does not belong to this "

@@ -2,9 +2,13 @@
 
 Paths are relative to the root of a dataset and use `/`::
 
-    root       = dataset.json driver.json? plan data* rows* quarantine* commits* closing?
+    root       = dataset.json driver.json? plan* revisions* parts* commits* closing?
+    parts      = data rows quarantine?
     closing    = index* snapshots* cards current.json    what `finalise` writes, in this order
     plan       = plan/<plan-id>.parquet                  immutable
+    revisions  = revisions/<number>.json                 put-if-absent: takes the place of
+                                                         dataset.json, says what has changed and why
+               | revisions/<content>.parquet             rows that are copied out of other shards
     data       = data/<shard>-<attempt>.zarr/...         Zarr v3 store, one group a stream
                | data/<shard>-<attempt>.parquet          one row a clip, of a long one several
                | data/<shard>-<attempt><suffix>          of any other format, file or folder
@@ -21,6 +25,11 @@ Paths are relative to the root of a dataset and use `/`::
     shard      = five or more digits       attempt = eight hex digits
     generation = 1, 2, ...; 0 is the record without a suffix, the highest one counts
     content    = start of the file's own sha256
+    number     = 00001, 00002, ...; the highest one counts
+
+A revision changes which rows there are (an update) or which shard has them (a compaction). Its plan
+keeps the shards that stay as they are under their ids, and gives new ids, never used before, to all
+others; commits of shards that it drops belong to older snapshots only.
 
 `rows/` stands beside `data/`, not in it, so that `data/` holds feature files only; which of them
 are part of the dataset the commits say, and the cards list them one by one. Names that start with
@@ -48,6 +57,7 @@ CURRENT_FILE = "current.json"
 
 _SHARD = re.compile(r"[0-9]{5,}")
 _COMMIT = re.compile(r"commits/([0-9]{5,})(?:\.r([1-9][0-9]*))?\.json")
+_REVISION = re.compile(r"revisions/([0-9]{5,})\.json")
 _ATTEMPT = re.compile(r"[0-9a-f]{8}")
 _SUFFIX = re.compile(r"(?:\.[0-9A-Za-z_-]+)+")
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]*")
@@ -122,6 +132,24 @@ def parse_commit_path(rel: str) -> tuple[str, int] | None:
 def plan_path(plan_id: str) -> str:
     """Path of a stored plan."""
     return f"plan/{_named('plan', plan_id)}.parquet"
+
+
+def revision_path(number: int) -> str:
+    """Path of a revision's description."""
+    if number < 1:
+        raise ValueError(f"revisions are counted from 1, got {number}")
+    return f"revisions/{number:05d}.json"
+
+
+def parse_revision_path(rel: str) -> int | None:
+    """Number of the revision at a path; None where it is none."""
+    match = _REVISION.fullmatch(rel)
+    return None if match is None else int(match.group(1))
+
+
+def carried_path(content: str) -> str:
+    """Path of the table of rows that a revision copies."""
+    return f"revisions/{_named('table', content)}.parquet"
 
 
 def index_path(content: str) -> str:

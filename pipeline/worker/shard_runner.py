@@ -34,7 +34,7 @@ from earmill.pipeline.common.cpu_time import (
 )
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
-from earmill.pipeline.dataset.publish import publish_shard
+from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
 from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.formats.casting import Caster, as_stored, total
 from earmill.pipeline.formats.format import BINARY
@@ -331,12 +331,7 @@ class ShardRunner:
 
     def _attrs(self) -> dict[str, Any]:
         """Stored in every data file; the same for every attempt."""
-        canonical = self._spec.canonical()
-        return {
-            "spec_sha256": self._spec.sha256(),
-            "calibration": canonical["audio"]["calibration"],
-            "models": [entry["model"] for entry in canonical["extract"]],
-        }
+        return shard_attrs(self._spec.canonical(), self._spec.sha256())
 
     def _info(self, order: ShardOrder, process_s: float) -> dict[str, Any]:
         """Stored in the commit record only: who did it, with what, and how long it took."""

@@ -53,6 +53,7 @@ def extract(
     overrides: Iterable[str] = (),
     resume: bool = False,
     repair: bool = False,
+    update: bool = False,
     progress: Progress = False,
     ray_address: str | None = None,
     stop: StopRequest | None = None,
@@ -65,6 +66,8 @@ def extract(
         overrides: `a.b=c` strings, as of `--set`.
         resume: Go on with an output that holds commits of this job.
         repair: With `resume`: read every file first, and compute damaged shards again.
+        update: Go on with an output as well, and take in what has changed in the source since: only
+            rows that were added or changed are computed, as a new snapshot.
         progress: True shows what the command shows; a function is called with every event of
             `earmill.events`, in this thread.
         ray_address: Cluster to join; None takes RAY_ADDRESS, else a private Ray is started.
@@ -84,9 +87,16 @@ def extract(
 
     if repair and not resume:
         raise ValueError("repair goes on with an output: give resume=True as well")
+    if repair and update:
+        raise ValueError("expected repair or update, got both: repair first")
     job = _loaded(spec, overrides)
     again = damaged if repair else None
-    return _run(job, resume, again, progress, ray_address, stop, check)
+    if update:
+        from earmill.pipeline.driver.update import start_update
+
+        with _sink(progress) as sink:
+            start_update(job, sink)
+    return _run(job, resume or update, again, progress, ray_address, stop, check)
 
 
 def plan(spec: Spec, *, overrides: Iterable[str] = (), measure: bool = False) -> JobCost:

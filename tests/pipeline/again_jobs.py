@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,24 @@ def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "wait_for_nodes", lambda *_, **__: [])
 
 
+@contextmanager
+def shards_run_here() -> Iterator[None]:
+    """Jobs run in this process, shard by shard."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(Path.cwd())
+        patch.setattr(driver, "ray_session", lambda address: nullcontext())
+        patch.setattr(driver, "wait_for_nodes", lambda *_, **__: [])
+        patch.setattr(driver, "_scheduler", lambda job, *_: OneByOne(job, None))
+        yield
+
+
+@pytest.fixture(name="no_ray", scope="module")
+def module_without_ray() -> Iterator[None]:
+    """The same for all tests of a module."""
+    with shards_run_here():
+        yield
+
+
 @pytest.fixture(name="go")
 def run_here(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run a job here; `kill_after` so many shards."""
@@ -147,11 +165,7 @@ def corpus_made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "corpus" / BAD).write_bytes(b"not audio at all".ljust(size))
     data = (folder / "whole" / ALSO_BAD).read_bytes()
     (folder / "corpus" / ALSO_BAD).write_bytes(data[: len(data) // 2].ljust(len(data)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(Path.cwd())
-        patch.setattr(driver, "ray_session", lambda address: nullcontext())
-        patch.setattr(driver, "wait_for_nodes", lambda *_, **__: [])
-        patch.setattr(driver, "_scheduler", lambda job, *_: OneByOne(job, None))
+    with shards_run_here():
         end = run_job(Job(folder).spec)
     assert (end.rows_ok, end.rows_bad, end.shards) == (2, 2, 2)
     yield folder

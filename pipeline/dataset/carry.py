@@ -1,0 +1,197 @@
+"""Rows that a revision takes from shards of before: their features are copied, not computed.
+
+A table, stored with the revision, says for every row of a new shard which commit has its features.
+So rows whose neighbours have changed, rows of small shards that are merged, and rows whose file was
+only moved cost reading and writing. A copy is a shard like any other, published put-if-absent: a
+run that was killed goes on with those that have no commit yet, and each comes out the same.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset.commit_record import CommitRecord, generations, read_commit
+from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
+from earmill.pipeline.dataset.snapshot import described, name_of, read_checked
+from earmill.pipeline.dataset.stored_rows import stored_bad_rows, stored_rows
+from earmill.pipeline.formats.casting import CastError, total
+from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
+from earmill.pipeline.planning.plan import Plan, Shard
+from earmill.pipeline.sources.base import Item
+from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import carried_path, new_attempt
+
+THREADS = 2
+# What a row's provenance says of where its bytes lie.
+PLACE = ("uri", "etag", "size", "mtime")
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedRow:
+    """Where the features of a row are taken from.
+
+    Args:
+        shard, row_id: The row of the new plan.
+        from_shard, from_generation: The commit that has it. from_row_id: Its name there.
+    """
+
+    shard: str
+    row_id: str
+    from_shard: str
+    from_generation: int
+    from_row_id: str
+
+
+SCHEMA = pa.schema(
+    [
+        ("shard", pa.string()),
+        ("row_id", pa.string()),
+        ("from_shard", pa.string()),
+        ("from_generation", pa.int64()),
+        ("from_row_id", pa.string()),
+    ]
+)
+
+
+def write_carried(layout: Layout, rows: Iterable[CarriedRow]) -> OutFile | None:
+    """Store the table; None where no row is copied."""
+    listed = [asdict(row) for row in rows]
+    if not listed:
+        return None
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(listed, schema=SCHEMA), sink, compression="zstd")
+    content = sink.getvalue()
+    file = described(carried_path(name_of(content)), content)
+    if not layout.create_own(file.path, content):
+        layout.write_bytes(file.path, content)
+    return file
+
+
+def carried_rows(layout: Layout, dataset: DatasetFile) -> dict[str, list[CarriedRow]]:
+    """The rows that the newest revision copies, by their new shard."""
+    if dataset.change is None or dataset.change.carried is None:
+        return {}
+    found: dict[str, list[CarriedRow]] = {}
+    for row in table_of(read_checked(layout, dataset.change.carried)).to_pylist():
+        found.setdefault(row["shard"], []).append(CarriedRow(**row))
+    return found
+
+
+def carry_over(
+    layout: Layout,
+    dataset: DatasetFile,
+    plan: Plan,
+    on_begin: Callable[[str], None] = lambda text: None,
+) -> int:
+    """Publish the shards of a revision that are copies, those that have no commit; how many.
+
+    Args:
+        on_begin: Told what takes a while.
+    Raises:
+        CommitError: A commit or file that is copied from is gone or damaged, or the output failed.
+    """
+    carried = carried_rows(layout, dataset)
+    if not carried:
+        return 0
+    done = generations(layout)
+    shards = [s for s in plan.shards if s.shard_id in carried and s.shard_id not in done]
+    if shards:
+        on_begin(f"copying rows that are there into {len(shards):,} shards")
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda s: _copy(layout, dataset, s, carried[s.shard_id]), shards))
+    return len(shards)
+
+
+def _copy(
+    layout: Layout, dataset: DatasetFile, shard: Shard, carried: Sequence[CarriedRow]
+) -> None:
+    from amtcore.features.base import StreamInfo
+
+    items = {item.row_id: item for item in shard.items}
+    good: list[FeatureRow] = []
+    bad: list[QuarantineRow] = []
+    sources = _commits(layout, carried)
+    for key, record in sources.items():
+        wanted: dict[str, list[Item]] = {}
+        for row in carried:
+            if (row.from_shard, row.from_generation) == key:
+                wanted.setdefault(row.from_row_id, []).append(items[row.row_id])
+        for stored in stored_rows(layout, dataset, record, wanted):
+            good += [_renamed(stored, item) for item in wanted[stored.plan_row_id]]
+        for row_id, rows in stored_bad_rows(layout, record, wanted).items():
+            bad += [_bad(row, row_id, item) for row in rows for item in wanted[row_id]]
+    output = dataset.spec["output"]
+    publish_shard(
+        layout,
+        shard_id=shard.shard_id,
+        attempt=new_attempt(),
+        plan_id=dataset.plan_id,
+        rows=good,
+        bad=bad,
+        streams=[StreamInfo.from_dict(info) for info in dataset.streams],
+        formats=output["formats"],
+        attrs=shard_attrs(dataset.spec, dataset.spec_sha256),
+        info=_info(list(sources.values()), len(good)),
+        dtype=output["dtype"],
+        row_group_profile=output["row_group_profile"],
+        parquet_form=dataset.parquet_form,
+        plan_rows=[item.row_id for item in shard.items],
+        extra_types=dataset.extra_types or None,
+    )
+
+
+def _commits(layout: Layout, carried: Sequence[CarriedRow]) -> dict[tuple[str, int], CommitRecord]:
+    """The commits that rows are copied from, in their order."""
+    found = {}
+    for key in sorted({(row.from_shard, row.from_generation) for row in carried}):
+        record = read_commit(layout, *key)
+        if record is None:
+            raise CommitError(
+                f"{layout.url()}: the commit of shard {key[0]}, whose rows are to be copied, is "
+                "gone; restore it from a copy"
+            )
+        found[key] = record
+    return found
+
+
+def _renamed(row: FeatureRow, item: Item) -> FeatureRow:
+    """A stored row under the name that it has now, and with where its audio lies now."""
+    channel = row.row_id.removeprefix(row.plan_row_id)  # `#ch0` where channels are rows
+    place = {name: getattr(item, name) for name in PLACE}
+    return replace(
+        row,
+        row_id=item.row_id + channel,
+        plan_row_id=item.row_id,
+        facts={**row.facts, **place},
+        extra=dict(item.extra),
+    )
+
+
+def _bad(row: QuarantineRow, plan_row_id: str, item: Item) -> QuarantineRow:
+    channel = row.row_id.removeprefix(plan_row_id)
+    return replace(row, row_id=item.row_id + channel, uri=item.uri)
+
+
+def _info(records: Sequence[CommitRecord], rows: int) -> dict[str, Any]:
+    """How the copy came about; device and rounding where all of it is known."""
+    found: dict[str, Any] = {
+        "copied_from": [f"{record.shard}-{record.attempt}" for record in records]
+    }
+    devices = [record.info.get("device") for record in records]
+    if devices and all(device == devices[0] for device in devices):
+        found["device"] = devices[0]
+    if rows == sum(record.rows_ok for record in records):
+        costs = [record.info.get("cast_errors") or {} for record in records]
+        whole = total({k: CastError(**v) for k, v in part.items()} for part in costs)
+        found["cast_errors"] = {name: error.to_dict() for name, error in sorted(whole.items())}
+    return found

@@ -1,0 +1,130 @@
+"""Begin a revision: other rows, or the same in other shards, with all that can stay as it is.
+
+What it needs is written first (plan, table of copied rows), then its description, put-if-absent;
+from then on the dataset is that revision, not closed yet. Shards of new rows are computed by the
+next run, copies made before that; a run that is killed goes on with what has no commit. Until the
+dataset is closed again, the snapshot of before counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from earmill.pipeline.common.errors import CommitError, LockedError, OutputError
+from earmill.pipeline.dataset.carry import CarriedRow, write_carried
+from earmill.pipeline.dataset.commit_record import commits, generations
+from earmill.pipeline.dataset.description import Change, DatasetFile, raise_version
+from earmill.pipeline.dataset.snapshot import is_closed, read_current
+from earmill.pipeline.planning.plan import SHARD_DIGITS, Plan, Shard, plan_of
+from earmill.pipeline.sources.base import Item
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import LAYOUT_VERSION, revision_path
+
+NUMBERS = {"int64", "double"}
+
+
+@dataclass(frozen=True)
+class NewShard:
+    """A shard that a revision adds.
+
+    Args:
+        items: Its rows.
+        carried: For each of them the shard and row id that has its features; None to compute them.
+    """
+
+    items: tuple[Item, ...]
+    carried: tuple[tuple[str, str], ...] | None = None
+
+
+def is_finished(layout: Layout, plan: Plan) -> bool:
+    """Whether the dataset is closed as it is described now, with every shard of its plan."""
+    records = commits(layout)
+    return records.keys() == {s.shard_id for s in plan.shards} and is_closed(layout, records)
+
+
+def begin_revision(
+    layout: Layout,
+    dataset: DatasetFile,
+    plan: Plan,
+    *,
+    why: str,
+    dropped: Iterable[str],
+    added: Sequence[NewShard],
+    about: Mapping[str, Any] | None = None,
+) -> DatasetFile:
+    """Describe the dataset anew; call it with the driver's lock, on a finished dataset.
+
+    Args:
+        plan: The stored one. why: As the log is to say it.
+        dropped: Shards that go. added: Those that come, in order.
+        about: What the plan says of the source, where that has changed: fields of `Plan`.
+    Raises:
+        OutputError: A carried-through column has another type than before, or no row is left.
+        LockedError: Another driver began one meanwhile.
+    """
+    gone = frozenset(dropped)
+    before = dataset.change
+    first = before.next_shard if before else 1 + max(int(s.shard_id) for s in plan.shards)
+    new = [Shard(f"{first + k:0{SHARD_DIGITS}d}", shard.items) for k, shard in enumerate(added)]
+    kept = [shard for shard in plan.shards if shard.shard_id not in gone]
+    if not kept and not new:
+        raise OutputError(f"{layout.url()}: expected rows to be left, the change removes them all")
+    facts = {"skipped": plan.skipped, "dropped": plan.dropped, "extra_labels": plan.extra_labels}
+    facts |= {"extra_types": plan.extra_types, **(about or {})}
+    facts["extra_types"] = _joined(plan.extra_types, facts["extra_types"])
+    revised = plan_of([*kept, *new], plan.spec_sha256, **facts)
+    revised.write(layout)
+    current = read_current(layout)
+    if current is None:
+        raise CommitError(f"{layout.url()}: expected a closed dataset; run the job to its end")
+    change = Change(
+        number=(before.number if before else 0) + 1,
+        why=why,
+        base=current.snapshot.path,
+        plans=tuple(sorted(dataset.plan_ids - {revised.plan_id})),
+        dropped=tuple(sorted({*(before.dropped if before else ()), *gone})),
+        next_shard=first + len(new),
+        carried=write_carried(layout, _carried(layout, new, added)),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    description = replace(
+        dataset,
+        plan_id=revised.plan_id,
+        extra_types=revised.extra_types,
+        extra_labels=revised.extra_labels,
+        change=change,
+        layout_version=LAYOUT_VERSION,
+    )
+    raise_version(layout)
+    if not layout.create_own(revision_path(change.number), description.to_json().encode()):
+        raise LockedError(f"another driver just changed {layout.url()}; run this again")
+    return description
+
+
+def _carried(
+    layout: Layout, shards: Sequence[Shard], added: Sequence[NewShard]
+) -> list[CarriedRow]:
+    newest = {shard: numbers[-1] for shard, numbers in generations(layout).items()}
+    return [
+        CarriedRow(shard.shard_id, item.row_id, source, newest[source], row_id)
+        for shard, one in zip(shards, added, strict=True)
+        for item, (source, row_id) in zip(one.items, one.carried or (), strict=bool(one.carried))
+    ]
+
+
+def _joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Types of the carried-through columns of old and new rows."""
+    found = {**before, **now}
+    for name in before.keys() & now.keys():
+        if before[name] == now[name]:
+            continue
+        if not {str(before[name]), str(now[name])} <= NUMBERS:
+            raise OutputError(
+                f"column {name!r} of the source was {before[name]} and is {now[name]} now, so its "
+                "old and new rows do not fit into one table; use another output.uri"
+            )
+        found[name] = "double"
+    return dict(sorted(found.items()))

@@ -1,0 +1,173 @@
+"""Take what has changed in a source into its dataset: only those rows are computed.
+
+The source is listed and compared with the plan. Shards without a changed or removed row stay as
+they are; of the others the rows that are the same are copied, which costs reading and writing. New
+and changed rows make new shards, for the run that follows. Files that were moved or copied have the
+bytes of a row that is committed: it is told by size, then by sha256, and its features are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.errors import RowError
+from earmill.pipeline.dataset.commit_record import READ_THREADS, CommitRecord, commits
+from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.source_changes import Changes, compare, listing, other_audio
+from earmill.pipeline.planning.plan import Plan, check_items, cut, known_types
+from earmill.pipeline.sources import Item, Source, open_source
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.arrow_tables import read_table
+from earmill.pipeline.storage.layout import Layout
+
+UPDATE = "update"
+# Shard and row id of a committed row that has the features of another.
+Place = tuple[str, str]
+SPAN = ("start_s", "end_s")
+
+
+def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
+    """Begin a revision if the source has changed; `run_job` with `resume` then carries it out.
+
+    Nothing happens where there is no dataset of this job yet, or one that is not finished: that
+    comes first.
+
+    Raises:
+        SourceError, SourceOutage: The source cannot be listed or read.
+        OutputError, LockedError: As of `run_job`.
+    """
+    layout = Layout.open(spec.output.uri, spec.output.storage_options)
+    dataset = read_dataset(layout)
+    if dataset is None or dataset.spec_sha256 != spec.sha256():
+        return
+    plan = Plan.read(layout, dataset.plan_id)
+    if not is_finished(layout, plan):
+        sink(events.Note("an earlier run was cut off: it is finished first, then update again"))
+        return
+    sink(events.Step("listing the source"))
+    source = open_source(spec.source)
+    items = list(listing(source))
+    check_items(items, spec)
+    changes = compare(plan.items(), items)
+    if not changes:
+        return
+    sink(events.Note(f"the source has changed, {changes}"))
+    with DriverLock(layout):
+        update = _Update(spec, layout, plan, source, items, changes)
+        update.begin(dataset)
+
+
+@dataclass(frozen=True)
+class _Update:
+    """One update: what is there, and what is listed now."""
+
+    spec: JobSpec
+    layout: Layout
+    plan: Plan
+    source: Source
+    items: Sequence[Item]
+    changes: Changes
+
+    def begin(self, dataset: DatasetFile) -> None:
+        """Store the revision."""
+        gone = {*self.changes.removed, *self.changes.changed}
+        touched = {
+            shard.shard_id: shard
+            for shard in self.plan.shards
+            if any(item.row_id in gone for item in shard.items)
+        }
+        listed = {item.row_id: item for item in self.items}
+        added = [
+            NewShard(tuple(listed[row_id] for row_id in same), tuple((shard_id, k) for k in same))
+            for shard_id, shard in touched.items()
+            if (same := [item.row_id for item in shard.items if item.row_id not in gone])
+        ]
+        wanted = {*self.changes.added, *self.changes.changed}
+        fresh = [item for item in self.items if item.row_id in wanted]
+        known = self._relabelled(listed) | self._moved(fresh)
+        for rows in self._cut(item for item in fresh if item.row_id in known):
+            added.append(NewShard(rows, tuple(known[item.row_id] for item in rows)))
+        for rows in self._cut(item for item in fresh if item.row_id not in known):
+            added.append(NewShard(rows))
+        columns = self.source.columns()
+        about = {
+            "skipped": dict(self.source.skipped()),
+            "extra_types": known_types(self.items, columns),
+            "extra_labels": {name: list(names) for name, names in columns.labels.items()},
+            "dropped": dict(columns.dropped),
+        }
+        begin_revision(
+            self.layout, dataset, self.plan, why=UPDATE, dropped=touched, added=added, about=about
+        )
+
+    def _cut(self, items: Iterator[Item]) -> Iterator[tuple[Item, ...]]:
+        output = self.spec.output
+        return (tuple(rows) for rows in cut(items, output.shard_seconds, output.shard_rows))
+
+    def _relabelled(self, listed: Mapping[str, Item]) -> dict[str, Place]:
+        """Good rows of which only the carried-through columns are others."""
+        changed = frozenset(self.changes.changed)
+        found = {
+            item.row_id: (shard.shard_id, item.row_id)
+            for shard in self.plan.shards
+            for item in shard.items
+            if item.row_id in changed and not other_audio(item, listed[item.row_id])
+        }
+        good = good_rows(self.layout, {shard for shard, _ in found.values()})
+        return {row_id: place for row_id, place in found.items() if place in good}
+
+    def _moved(self, fresh: Sequence[Item]) -> dict[str, Place]:
+        """Rows whose bytes and span are those of a committed row; read where sizes are equal."""
+        sizes = {item.size for item in fresh if item.size is not None}
+        there = committed_bytes(self.layout, sizes)
+        alike = {(size, *span) for size, *span, _ in there}
+        suspects = [item for item in fresh if (item.size, item.start_s, item.end_s) in alike]
+        found = {}
+        for item, stream in self.source.fetch(suspects) if suspects else ():
+            if isinstance(stream, RowError):
+                continue  # told when it is extracted
+            with stream:
+                key = (item.size, item.start_s, item.end_s, sha256_of(stream))
+            if key in there:
+                found[item.row_id] = there[key]
+        return found
+
+
+def good_rows(layout: Layout, shards: Collection[str]) -> set[Place]:
+    """Planned rows of some shards that came out good."""
+    records = {k: record for k, record in commits(layout).items() if k in shards}
+    tables = _row_tables(layout, records, ["plan_row_id"])
+    return {(shard, row["plan_row_id"]) for shard, rows in tables for row in rows}
+
+
+def committed_bytes(layout: Layout, sizes: Collection[int]) -> dict[tuple[Any, ...], Place]:
+    """(bytes, start, end, sha256) of the files behind good rows of these sizes, to the row."""
+    if not sizes:
+        return {}
+    columns = ["plan_row_id", "nbytes", *SPAN, "bytes_sha256"]
+    found: dict[tuple[Any, ...], Place] = {}
+    for shard, rows in _row_tables(layout, commits(layout), columns):
+        for row in rows:
+            if row["nbytes"] in sizes and row["bytes_sha256"]:
+                key = (row["nbytes"], *(row[name] for name in SPAN), row["bytes_sha256"])
+                found.setdefault(key, (shard, row["plan_row_id"]))
+    return found
+
+
+def _row_tables(
+    layout: Layout, records: Mapping[str, CommitRecord], columns: list[str]
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Columns of the tables of rows, shard by shard."""
+
+    def read(record: CommitRecord) -> list[dict[str, Any]]:
+        return read_table(layout, str(record.path("rows")), columns).to_pylist()
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        yield from zip(records, pool.map(read, records.values()), strict=True)

@@ -1,0 +1,109 @@
+"""A finished job over a small real corpus that a test may change: both are as they were for each.
+
+No Ray: shards run one after another in this process, see `again_jobs`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from earmill import open_features
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.driver.update import start_update
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker.row_pipeline import RowProcessor
+from tests.chaos.jobs import write_corpus, write_job
+from tests.pipeline import audio_factory
+
+CLIPS = 6
+Values = dict[str, dict[str, bytes]]
+
+
+class Changing:
+    """A corpus of six clips, two a shard, and its finished output."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.corpus, self.out = folder, folder / "corpus", folder / "out"
+        self.computed: list[str] = []
+
+    def spec(self, out: Path | None = None) -> JobSpec:
+        place = self.out if out is None else out
+        options = {"shard_rows": 2, "shard_seconds": 100, "formats": ["zarr", "parquet"]}
+        file = write_job(self.folder / "job.yaml", self.corpus, place, **options)
+        return JobSpec.load(file, overrides=("run.max_bad_fraction=1", "name=job"))
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.open(str(self.out))
+
+    def write(self, name: str, seed: int, seconds: float = 0.5) -> Path:
+        """A clip with audio of its own."""
+        path = self.corpus / name
+        path.write_bytes(audio_factory.clip("wav", seconds, seed=seed))
+        return path
+
+    def touch(self, name: str) -> None:
+        """The same bytes, written at another time."""
+        os.utime(self.corpus / name, (1e9, 1e9))
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.corpus.iterdir())
+
+    def extract(self, out: Path | None = None, **options: Any) -> events.JobFinished:
+        return run_job(self.spec(out), **options)
+
+    def update(self) -> tuple[events.JobFinished, list[events.Event]]:
+        """As `earmill extract --update`; what was computed is in `computed`."""
+        self.computed.clear()
+        seen: list[events.Event] = []
+        start_update(self.spec(), seen.append)
+        return run_job(self.spec(), resume=True, sink=seen.append), seen
+
+    def values(self, **options: Any) -> Values:
+        return values_of(self.out, **options)
+
+
+def values_of(out: Path, **options: Any) -> Values:
+    """Row id to the bytes of its streams."""
+    return {
+        row.row_id: {name: values.tobytes() for name, values in row.features.items()}
+        for row in open_features(out, **options)
+    }
+
+
+@pytest.fixture(name="pristine", scope="module")
+def corpus_and_output(tmp_path_factory: pytest.TempPathFactory, no_ray: None) -> tuple[Path, Path]:
+    """The folder of the job, and a copy of what was there when it had finished."""
+    folder = tmp_path_factory.mktemp("changing")
+    job = Changing(folder)
+    write_corpus(job.corpus, CLIPS, seconds=0.5)
+    end = job.extract()
+    assert (end.rows_ok, end.shards) == (CLIPS, CLIPS // 2)
+    copy = folder.parent / f"{folder.name}-copy"
+    shutil.copytree(folder, copy)
+    return folder, copy
+
+
+@pytest.fixture(name="changing")
+def fresh(pristine: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Changing]:
+    """The job as it was when it had finished."""
+    folder, copy = pristine
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    job = Changing(folder)
+    process = RowProcessor.process
+
+    def spied(rows: RowProcessor, items: Any, **options: Any) -> Any:
+        job.computed += [item.row_id for item in items]
+        return process(rows, items, **options)
+
+    monkeypatch.setattr(RowProcessor, "process", spied)
+    yield job

@@ -1,0 +1,215 @@
+"""A source that changed: only rows that differ are computed, in a new snapshot, kill it or not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import earmill
+from earmill import open_features
+from earmill.jobs.cli import run as command
+from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.driver import events
+from earmill.pipeline.storage.layout import Layout
+from tests.chaos.jobs import assert_whole, committed_files
+from tests.pipeline.again_jobs import Killed, module_without_ray  # noqa: F401
+from tests.pipeline.changing_corpus import (
+    Changing,
+    corpus_and_output,  # noqa: F401
+    fresh,  # noqa: F401
+    values_of,
+)
+
+
+def changed_names(job: Changing) -> tuple[str, str, str]:
+    """The row that is added, the one that is changed, and the one that goes."""
+    names = job.names()
+    return "new.wav", names[2], names[5]
+
+
+def test_only_rows_that_differ_are_computed_and_the_rest_is_as_it_was(
+    changing: Changing, tmp_path: Path
+) -> None:
+    before, old_files = changing.values(), committed_files(changing.out)
+    added, other, gone = changed_names(changing)
+    changing.write(added, 77)
+    changing.write(other, 78, seconds=0.7)
+    (changing.corpus / gone).unlink()
+    end, _ = changing.update()
+    assert (end.status, end.exit_code, end.rows_ok, end.rows_bad) == ("done", 0, 6, 0)
+    assert sorted(changing.computed) == sorted([added, other])
+    assert_whole(changing.out)
+    # The same as extracted anew, and the rows that are the same are the same bit for bit.
+    changing.extract(tmp_path / "anew")
+    now = changing.values()
+    assert now == values_of(tmp_path / "anew") == changing.values(format="parquet")
+    assert all(now[row_id] == before[row_id] for row_id in before if row_id not in (other, gone))
+    assert now[other] != before[other] and gone not in now
+    # The shard without such a row is the one of before, not a copy.
+    assert {name for name in old_files if "00000" in name} <= set(committed_files(changing.out))
+    ds = open_features(changing.out)
+    for name, found in earmill.compute_statistics(ds).items():
+        assert found.stored() == ds.moments[name]
+
+
+def test_the_snapshot_of_before_stays_readable_and_the_log_says_what_changed(
+    changing: Changing,
+) -> None:
+    before = changing.values()
+    added, other, gone = changed_names(changing)
+    changing.write(added, 77)
+    changing.write(other, 78, seconds=0.7)
+    (changing.corpus / gone).unlink()
+    changing.update()
+    assert changing.values(snapshot=1) == changing.values(snapshot="previous") == before
+    assert changing.values(snapshot=1, format="parquet") == before
+    first, second = earmill.log(changing.out)
+    assert (first.why, first.rows_ok, first.added) == ("extract", 6, 6)
+    assert (second.why, second.rows_ok) == ("update", 6)
+    assert (second.added, second.changed, second.removed) == (1, 1, 1)
+    found = earmill.diff(changing.out)
+    assert (found.added, found.changed, found.removed) == ((added,), (other,), (gone,))
+    # And on and on: what goes comes back, under new shards.
+    shutil.copy(changing.corpus / added, changing.corpus / "again.wav")
+    (changing.corpus / added).unlink()
+    changing.update()
+    assert set(changing.values()) == {*before, "again.wav"} - {gone}
+    assert changing.values(snapshot=1) == before
+    assert [entry.number for entry in earmill.log(changing.out)] == [1, 2, 3]
+    assert_whole(changing.out)
+
+
+def test_a_file_that_was_moved_copied_or_touched_is_not_computed_again(changing: Changing) -> None:
+    before, names = changing.values(), changing.names()
+    for copy in ("one", "two"):
+        shutil.copy(changing.corpus / names[1], changing.corpus / f"{copy}-{names[1]}")
+    changing.touch(names[2])
+    # Of the same size, but with other audio.
+    data = bytearray((changing.corpus / names[0]).read_bytes())
+    data[-9] ^= 1
+    (changing.corpus / f"like-{names[0]}").write_bytes(data)
+    (changing.corpus / names[0]).rename(changing.corpus / f"moved-{names[0]}")
+    changing.update()
+    assert sorted(changing.computed) == [f"like-{names[0]}"]
+    now = changing.values()
+    assert now[f"moved-{names[0]}"] == before[names[0]]
+    assert now[f"one-{names[1]}"] == now[f"two-{names[1]}"] == now[names[1]] == before[names[1]]
+    ds = open_features(changing.out)
+    moved = ds.provenance(ds.index_of(f"moved-{names[0]}"))
+    assert moved["uri"] == str(changing.corpus / f"moved-{names[0]}")
+    assert ds.provenance(ds.index_of(names[2]))["mtime"] == 1e9
+    assert_whole(changing.out)
+    # All is known now.
+    assert changing.update()[0].status == "nothing_to_do"
+
+
+def test_without_update_the_command_says_what_has_changed(
+    changing: Changing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    added, _, gone = changed_names(changing)
+    changing.write(added, 77)
+    (changing.corpus / gone).unlink()
+    with pytest.raises(OutputError, match=rf"--update .*1 added \('{added}'\), 1 removed") as said:
+        changing.extract()
+    assert "\n" not in str(said.value)
+    seen: list[events.Event] = []
+    end = changing.extract(resume=True, sink=seen.append)
+    assert end.status == "nothing_to_do"
+    (event,) = [event for event in seen if isinstance(event, events.SourceChanged)]
+    assert "--update takes them in" in event.text
+    assert len(earmill.log(changing.out)) == 1
+    file = changing.folder / "job.yaml"
+    assert command(["extract", str(file), "--update", "--resume", "--repair"]) == 2
+    assert "two runs" in capsys.readouterr().err
+
+
+def test_rows_that_only_went_need_no_worker(changing: Changing) -> None:
+    names = changing.names()
+    for name in names[:3]:
+        (changing.corpus / name).unlink()
+    end, _ = changing.update()
+    assert changing.computed == [] and set(changing.values()) == set(names[3:])
+    assert end.rows_ok == 3
+    assert_whole(changing.out)
+    # Rows in quarantine come along as they are, and a source without rows is no change to take in.
+    (changing.corpus / names[4]).write_bytes(b"not audio")
+    end, _ = changing.update()
+    assert (end.rows_ok, end.rows_bad) == (2, 1)
+    (changing.corpus / names[5]).unlink()
+    end, _ = changing.update()
+    assert (end.rows_ok, end.rows_bad, changing.computed) == (1, 1, [])
+    assert open_features(changing.out).quarantine["row_id"].to_pylist() == [names[4]]
+    for path in changing.corpus.iterdir():
+        path.unlink()
+    with pytest.raises(earmill.SourceError, match="no audio files"):
+        changing.update()
+    assert_whole(changing.out)
+
+
+class Dying(Layout):
+    """A process that is killed before it changes the output so many times."""
+
+    left = 0
+
+    def _one_less(self) -> None:
+        if Dying.left == 0:
+            raise Killed
+        Dying.left -= 1
+
+    def write_bytes(self, rel: str, data: bytes) -> None:
+        self._one_less()
+        super().write_bytes(rel, data)
+
+    def put_if_absent(self, rel: str, data: bytes) -> bool:
+        self._one_less()
+        return super().put_if_absent(rel, data)
+
+    def upload_file(self, local: Any, rel: str) -> None:
+        self._one_less()
+        super().upload_file(local, rel)
+
+    def upload_dir(self, local: Any, rel: str) -> None:
+        self._one_less()
+        super().upload_dir(local, rel)
+
+
+def as_dying(layout: Layout) -> Dying:
+    return Dying(layout.fs, layout.root)
+
+
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
+def test_an_update_that_is_killed_anywhere_ends_as_if_it_had_not_been(
+    step: int, changing: Changing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added, other, gone = changed_names(changing)
+    changing.write(added, 77)
+    changing.write(other, 78, seconds=0.7)
+    (changing.corpus / gone).unlink()
+    shutil.copytree(changing.out, tmp_path / "before")
+    old, rows = changing.values(), len(changing.values())
+    changing.update()
+    whole, now = committed_files(changing.out), changing.values()
+    opened = Layout.open
+    monkeypatch.setattr(Layout, "open", lambda *args: as_dying(opened(*args)))
+    kills = 0
+    while True:
+        shutil.rmtree(changing.out)
+        shutil.copytree(tmp_path / "before", changing.out)
+        Dying.left = step * kills
+        try:
+            changing.update()
+            break
+        except Killed:
+            kills += 1
+        Dying.left = 10_000
+        assert changing.values() in (old, now) and changing.values(snapshot=1) == old
+        end, _ = changing.update()
+        assert end.exit_code == 0 and end.rows_ok == rows
+        assert committed_files(changing.out) == whole and changing.values() == now
+        assert [entry.why for entry in earmill.log(changing.out)] == ["extract", "update"]
+        assert verify(changing.layout).problems == []
+    assert kills > 3
