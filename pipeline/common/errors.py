@@ -49,6 +49,12 @@ class OutputError(EarmillError, OSError):
     exit_code = 2
 
 
+class MissingPackageError(EarmillError, ImportError):
+    """A uri of a kind of store whose package is not installed; the message says what to install."""
+
+    exit_code = 2
+
+
 class LockedError(OutputError):
     """Another live driver works on the same output."""
 

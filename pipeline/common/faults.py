@@ -13,7 +13,9 @@ the one place that knows them. Three answers, looked for along the chain of caus
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from enum import Enum
 
 
@@ -44,6 +46,7 @@ OUTAGE_CODES = frozenset(
     {
         "ExpiredToken",
         "ExpiredTokenException",
+        "AuthenticationFailed",  # of Azure, for signatures and tokens past their time
         "InternalError",
         "InvalidToken",
         "RequestExpired",
@@ -68,13 +71,21 @@ REFUSED_CLASSES = frozenset({"ParamValidationError", "InvalidURL", "EntryNotFoun
 OUTAGE_CLASSES = frozenset(
     {
         "BotoCoreError",  # endpoint, DNS, TLS, time-out, no credentials; not an answer of the store
+        "ChunkedEncodingError",
         "ClientConnectionError",
         "ClientPayloadError",
+        "ChecksumError",  # gcsfs: what arrived is not what was sent
         "ConnectTimeout",
+        "ConnectionError",  # that of requests is not Python's
         "FSTimeoutError",
         "HTTPClientError",
+        "GoogleAuthError",
         "IncompleteRead",
+        "IncompleteReadError",
+        "ProxyError",  # gcsfs makes it of 502
         "ServerDisconnectedError",
+        "ServiceRequestError",  # Azure: no connection
+        "ServiceResponseError",  # Azure: no whole answer
         "Timeout",
         "TimeoutException",
         "TransportError",
@@ -104,6 +115,20 @@ def http_status(error: BaseException) -> int | None:
     return next((found for one in chain(error) if (found := _status(one)) is not None), None)
 
 
+def store_code(error: BaseException) -> str | None:
+    """The store's own word for what is wrong, where it has one."""
+    return next((found for one in chain(error) if (found := _code(one)) is not None), None)
+
+
+def retry_after_s(error: BaseException) -> float:
+    """Seconds that a store asks to be left alone (the header Retry-After); 0 if it does not."""
+    for one in chain(error):
+        asked = _header(one, "retry-after")
+        if asked is not None:
+            return _seconds(asked)
+    return 0.0
+
+
 def is_machine_fault(error: BaseException) -> bool:
     """Whether a system call failed for this machine's sake: a device, memory, open files, space."""
     return any(
@@ -122,12 +147,38 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _code(error: BaseException) -> str | None:
-    """A store's own error code, as botocore keeps it."""
+    """A store's own error code, as botocore and Azure's client keep it."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         code = response.get("Error", {}).get("Code")
-        return None if code is None else str(code)
-    return None
+    else:
+        code = getattr(error, "error_code", None)
+        code = getattr(code, "value", code)
+    return None if code is None else str(code)
+
+
+def _header(error: BaseException, name: str) -> str | None:
+    """botocore: a dictionary in lower case; aiohttp: `headers`; the others: those of a response."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+    else:
+        headers = getattr(response, "headers", None) or getattr(error, "headers", None)
+    found = headers.get(name) if isinstance(headers, Mapping) else None
+    return None if found is None else str(found)
+
+
+def _seconds(header: str) -> float:
+    """Of `120` or of a date; 0 for nonsense."""
+    try:
+        return max(0.0, float(header)) if header.strip().isdigit() else _until(header)
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def _until(date: str) -> float:
+    when = parsedate_to_datetime(date)
+    return max(0.0, (when - datetime.now(when.tzinfo or UTC)).total_seconds())
 
 
 def _status(error: BaseException) -> int | None:
@@ -159,7 +210,8 @@ def _by_class(error: BaseException) -> Fault:
             return Fault.OUTAGE
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return Fault.REFUSED
-    if isinstance(error, PermissionError):
+    # gcsfs makes a plain OSError of a 403.
+    if isinstance(error, PermissionError) or str(error).startswith("Forbidden: "):
         return Fault.REFUSED
     if isinstance(error, ConnectionError | TimeoutError | MemoryError | EOFError | ImportError):
         return Fault.OUTAGE

@@ -36,6 +36,9 @@ _HEADER = re.compile(
 )
 
 
+_CONNECTION = re.compile(r"\b(AccountKey|SharedAccessSignature)=[^;\s'\"]+", re.IGNORECASE)
+
+
 def redact(uri: str) -> str:
     """The uri without its secrets; a plain path is returned as it is.
 
@@ -57,6 +60,7 @@ def redact_text(text: str) -> str:
     File names are bytes to the system; what of them is no text is written as an escape.
     """
     clean = _HEADER.sub(rf"\1{MASK}", redact_uris(text))
+    clean = _CONNECTION.sub(rf"\1={MASK}", clean)
     return clean.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,7 +1,9 @@
 """Trying again: with growing, jittered pauses, for so many seconds and no longer.
 
 What is worth another try is the caller's to say. A budget is in seconds, not in tries, because
-backends try again themselves and one call may take a millisecond or a minute.
+backends try again themselves and one call may take a millisecond or a minute. A store that says
+when to come back (Retry-After) is left alone until then; where that is past the budget, nobody asks
+again.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
+
+from earmill.pipeline.common.faults import retry_after_s
 
 T = TypeVar("T")
 
@@ -41,6 +45,7 @@ class Retries:
             except Exception as error:
                 # Half of the pause is drawn: many readers of one store must not come back at once.
                 wait_s = pause_s * (0.5 + self.jitter() / 2)
+                wait_s += retry_after_s(error)
                 out_of_time = self.clock() + wait_s - began > self.budget_s
                 if out_of_time or not worth_it(error):
                     raise

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote_to_bytes
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.arrow_types import Columns
@@ -23,6 +22,7 @@ from earmill.pipeline.common.errors import EarmillError, RowError, SourceError, 
 from earmill.pipeline.common.faults import Fault, fault_of, http_status
 from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.common.retries import Retries, T
+from earmill.pipeline.storage.filesystems import filesystem_of
 
 FILE = "file://"
 # How Python writes the bytes of a file name that are not UTF-8.
@@ -107,8 +107,7 @@ def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tu
     odd = _odd_path(uri)
     if odd is not None:
         return LocalFileSystem(), odd
-    found: tuple[Any, str] = fsspec.core.url_to_fs(uri, **(storage_options or {}))
-    return found
+    return filesystem_of(uri, **(storage_options or {}))
 
 
 def public_uri(fs: Any, path: str) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import fsspec
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from earmill.pipeline.audio.resample import DEFAULT_QUALITY, RESAMPLERS
@@ -27,6 +26,7 @@ from earmill.pipeline.spec.format_names import FormatName
 from earmill.pipeline.spec.section import Options, SpecModel, plain_uri
 from earmill.pipeline.spec.source_kinds import SourceSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
+from earmill.pipeline.storage.filesystems import filesystem_of
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
 if TYPE_CHECKING:
@@ -321,7 +321,8 @@ def check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
 
 def _read(uri: str) -> tuple[str, Any]:
     try:
-        with fsspec.open(uri, "rb") as stream:
+        fs, path = filesystem_of(uri)
+        with fs.open(path, "rb") as stream:
             raw = stream.read(MAX_YAML_BYTES + 1)
     except Exception as error:
         if not (is_store_error(error) or isinstance(error, ValueError | ImportError)):

@@ -2,7 +2,9 @@
 
 Local: a hidden temporary file, then `os.replace` (write) or `os.link` (create), both atomic; where
 links are unknown, O_EXCL. S3: PutObject with If-None-Match, 412 = somebody else won, 409 = two are
-at it, ask again. fsspec's own local `mode="create"` looks first and writes then, so it is not used.
+at it, ask again. Google: ifGenerationMatch=0, 412 = somebody else won. Azure: If-None-Match, 409
+BlobAlreadyExists = somebody else won, any other 409 is none of that. fsspec's own local
+`mode="create"` looks first and writes then, so it is not used.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError
-from earmill.pipeline.common.faults import http_status
+from earmill.pipeline.common.faults import http_status, store_code
+from earmill.pipeline.storage.uploads import protocols
 
 # Waits before asking again after a 409; the other writer needs milliseconds.
 CONFLICT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+# adlfs says "exists" of a container that is being deleted as well; s3fs and gcsfs have no code.
+TAKEN = (None, "BlobAlreadyExists", "PreconditionFailed")
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _MEMORY_LOCK = threading.Lock()
 
@@ -97,15 +102,15 @@ def _create_exclusive(path: str, data: bytes) -> bool:
 
 
 def create_remote(fs: Any, path: str, data: bytes) -> bool:
-    """The same on a store: `fs` is an fsspec filesystem of S3, Google Cloud Storage or memory."""
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-    if protocols & {"s3", "s3a", "gs", "gcs"}:
+    """The same on a store: `fs` is an fsspec filesystem of S3, Google, Azure or memory."""
+    names = protocols(fs)
+    if names & {"s3", "gs", "abfs"}:
         return _create_object(fs, path, data)
-    if "memory" in protocols:
+    if "memory" in names:
         return _create_memory(fs, path, data)
     raise OutputError(
-        f"{sorted(protocols)[0]}:// has no atomic create-if-absent, so commits would not be "
-        "exactly once; write to a local folder, s3:// or gs://"
+        f"{min(names)}:// has no atomic create-if-absent, so commits would not be exactly once; "
+        "write to a local folder, s3://, gs:// or abfs://"
     )
 
 
@@ -123,7 +128,10 @@ def _create_object(fs: Any, path: str, data: bytes) -> bool:
     for wait_s in (*CONFLICT_WAITS_S, None):
         try:
             fs.pipe_file(path, data, mode="create")
-        except FileExistsError:
+        except FileExistsError as err:
+            code = store_code(err)
+            if code not in TAKEN:
+                raise OutputError(f"{path}: the store answers {code}; try again later") from err
             return False
         except Exception as err:  # which class it is depends on the store: decide by status code
             status = http_status(err)

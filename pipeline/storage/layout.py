@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.errors import OutputError, StorageError
+from earmill.pipeline.common.errors import MissingPackageError, OutputError, StorageError
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.storage.atomic_create import create_local, create_remote, write_local
+from earmill.pipeline.storage.filesystems import filesystem_of
 from earmill.pipeline.storage.local_files import move_in, new_folder
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.store_calls import store_call
+from earmill.pipeline.storage.uploads import FILES_AT_ONCE, in_parts
 
 SCRATCH_FOLDER = ".scratch"
 
@@ -69,13 +70,15 @@ class Layout:
             # Another process commits while we look: a cached listing would hide it.
             options.setdefault("use_listings_cache", False)
         try:
-            fs, root = fsspec.core.url_to_fs(uri, **options)
-        except (ValueError, ImportError, TypeError) as err:
+            fs, root = filesystem_of(uri, **options)
+        except MissingPackageError as err:
+            raise OutputError(str(err)) from err
+        except (ValueError, TypeError) as err:
             raise OutputError(
                 f"expected a local path or an fsspec URI, got {uri!r}: {err}; "
-                "check the scheme, storage_options and that its package is installed"
+                "check the scheme and storage_options"
             ) from err
-        return cls(fs, str(root).rstrip("/"))
+        return cls(fs, root.rstrip("/"))
 
     def __repr__(self) -> str:
         return f"Layout({self.url()!r})"
@@ -184,6 +187,8 @@ class Layout:
     def sizes(self, rel: str) -> dict[str, int]:
         """Every finished file under a folder (or the file itself) with its bytes."""
         found = self.fs.find(self.path(rel), withdirs=False, detail=True)
+        if isinstance(found, list):  # adlfs, of a path that is a file
+            found = {path: self.fs.info(path) for path in found}
         start = len(self.root) + 1
         sizes = {str(info["name"])[start:]: int(info["size"] or 0) for info in found.values()}
         return {
@@ -206,7 +211,7 @@ class Layout:
         if self.is_local:
             move_in(Path(local), Path(self.path(rel)))
         else:
-            self.fs.put_file(str(local), self.path(rel))
+            self.fs.put_file(str(local), self.path(rel), **in_parts(self.fs))
 
     @store_call("written", 1)
     def upload_dir(self, local: str | Path, rel: str) -> None:
@@ -216,7 +221,9 @@ class Layout:
             return
         files = sorted(path for path in Path(local).rglob("*") if path.is_file())
         names = [path.relative_to(local).as_posix() for path in files]
-        self.fs.put([str(path) for path in files], [self.path(f"{rel}/{name}") for name in names])
+        targets = [self.path(f"{rel}/{name}") for name in names]
+        sources = [str(path) for path in files]
+        self.fs.put(sources, targets, batch_size=FILES_AT_ONCE, **in_parts(self.fs))
 
     @contextmanager
     def scratch(self, name: str) -> Iterator[Path]:

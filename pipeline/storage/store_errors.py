@@ -19,8 +19,8 @@ STORE_PACKAGES = frozenset(
     "huggingface_hub ossfs paramiko pyarrow requests s3fs urllib3".split()
 )
 CREDENTIALS = (
-    "set them in the environment of this process (AWS_*, GOOGLE_APPLICATION_CREDENTIALS) "
-    "or in storage_options"
+    "set them in the environment of this process (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, "
+    "AZURE_STORAGE_*) or in storage_options"
 )
 
 

@@ -1,0 +1,115 @@
+"""Azure's blob service as far as adlfs uses it here: one container, block blobs, conditions.
+
+Written after Microsoft's reference of the interface; `make test-stores` holds the tests that use it
+against Azurite as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from itertools import count
+from threading import Lock
+from typing import Any
+from xml.sax.saxutils import escape
+
+from werkzeug.wrappers import Request, Response
+
+from tests.pipeline.gcs_stand_in import ranged
+
+ACCOUNT = "devstoreaccount1"
+# The one that Microsoft publishes for its emulators.
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+DATE = "Fri, 02 Jan 2026 03:04:05 GMT"
+
+
+class AzureStandIn:
+    """One container behind a WSGI application.
+
+    Attributes:
+        objects: Name -> content and version.
+        blocks: Name -> blocks that no list names yet.
+        seen: Method and full path of each request.
+    """
+
+    def __init__(self, container: str = "out") -> None:
+        self.container = container
+        self.objects: dict[str, tuple[bytes, int]] = {}
+        self.blocks: dict[str, dict[str, bytes]] = {}
+        self.seen: list[str] = []
+        self._versions, self._lock = count(1), Lock()
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        request = Request(environ)
+        self.seen.append(f"{request.method} {request.full_path}")
+        return self._answer(request)(environ, start_response)
+
+    def _answer(self, request: Request) -> Response:
+        root = f"/{ACCOUNT}/{self.container}"
+        if not (request.path + "/").startswith(f"{root}/"):
+            return refused(404, "ContainerNotFound")
+        name = request.path.removeprefix(root).strip("/")
+        if not name:
+            listing = request.args.get("comp") == "list"
+            return self._listed(request) if listing else Response(headers=tags(0))
+        if request.method == "PUT":
+            return self._put(request, name)
+        if name not in self.objects:
+            return refused(404, "BlobNotFound")
+        if request.method == "DELETE":
+            del self.objects[name]
+            return Response(status=202)
+        content, version = self.objects[name]
+        return ranged(content, request.headers.get("x-ms-range"), tags(version))
+
+    def _put(self, request: Request, name: str) -> Response:
+        content = request.get_data()
+        if request.args.get("comp") == "block":
+            self.blocks.setdefault(name, {})[request.args["blockid"]] = content
+            return Response(status=201)
+        with self._lock:
+            if request.headers.get("If-None-Match") == "*" and name in self.objects:
+                return refused(409, "BlobAlreadyExists")
+            if request.args.get("comp") == "blocklist":
+                named = re.findall(r"<Latest>(.*?)</Latest>", content.decode())
+                blocks = self.blocks.pop(name)
+                content = b"".join(blocks[block] for block in named)
+            version = next(self._versions)
+            self.objects[name] = (content, version)
+        return Response(status=201, headers=tags(version))
+
+    def _listed(self, request: Request) -> Response:
+        prefix, delimiter = request.args.get("prefix", ""), request.args.get("delimiter", "")
+        entries, folders = [], set()
+        for name in sorted(name for name in self.objects if name.startswith(prefix)):
+            head, separator, _ = name[len(prefix) :].partition(delimiter or "\0")
+            if separator:
+                folders.add(prefix + head + separator)
+                continue
+            content, version = self.objects[name]
+            entries.append(
+                f"<Blob><Name>{escape(name)}</Name><Properties><Etag>{version}</Etag>"
+                f"<Last-Modified>{DATE}</Last-Modified><Content-Length>{len(content)}"
+                "</Content-Length><BlobType>BlockBlob</BlobType></Properties></Blob>"
+            )
+        entries += [f"<BlobPrefix><Name>{escape(name)}</Name></BlobPrefix>" for name in folders]
+        body = (
+            '<?xml version="1.0" encoding="utf-8"?>'
+            f'<EnumerationResults ContainerName="{self.container}">'
+            f"<Prefix>{escape(prefix)}</Prefix><Blobs>{''.join(entries)}</Blobs>"
+            "<NextMarker/></EnumerationResults>"
+        )
+        return Response(body, mimetype="application/xml")
+
+
+def tags(version: int) -> dict[str, str]:
+    """What every answer about a blob says of it."""
+    return {"ETag": f'"{version}"', "Last-Modified": DATE, "x-ms-blob-type": "BlockBlob"}
+
+
+def refused(status: int, code: str) -> Response:
+    """An error as the service words it."""
+    body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
+    return Response(body, status, {"x-ms-error-code": code}, mimetype="application/xml")
