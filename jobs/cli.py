@@ -28,6 +28,7 @@ from earmill.jobs.commands import (
     plot,
     retry,
     spec,
+    upkeep,
     verify,
 )
 from earmill.jobs.terminal import error_event, say_error
@@ -52,6 +53,8 @@ app.command("verify")(verify.verify)
 app.command("retry")(retry.retry)
 app.command("log")(log.log)
 app.command("diff")(log.diff)
+app.command("compact")(upkeep.compact)
+app.command("gc")(upkeep.gc)
 app.command("plot")(plot.plot)
 app.command("models")(models.models)
 app.command("spec")(spec.spec)

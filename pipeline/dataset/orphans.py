@@ -34,6 +34,21 @@ class Removed:
     kept: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One attempt's file or store in `data`, `rows` or `quarantine`."""
+
+    path: str
+    shard: str
+    attempt: str
+
+
+def part_of(name: str) -> Part | None:
+    """The part that a file is, or is in; None where its name is not one that we write."""
+    match = _PART.match(name)
+    return None if match is None else Part(match.group(0), match.group(1), match.group(2))
+
+
 def published(layout: Layout) -> dict[str, int]:
     """Every file in the folders that commits name files of, with its bytes."""
     present: dict[str, int] = {}
@@ -91,9 +106,9 @@ def _removable(orphans: Iterable[str], records: Iterable[CommitRecord]) -> list[
         attempts.setdefault(record.shard, set()).add(record.attempt)
     parts = set()
     for name in orphans:
-        match = _PART.match(name)
-        if match and match.group(1) in attempts and match.group(2) not in attempts[match.group(1)]:
-            parts.add(match.group(0))
+        part = part_of(name)
+        if part and part.shard in attempts and part.attempt not in attempts[part.shard]:
+            parts.add(part.path)
     return sorted(parts)
 
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,6 +38,24 @@ def _checked(rel: str) -> str:
     if not rel or any(part in ("", ".", "..") for part in parts) or "\\" in rel:
         raise ValueError(f"expected a relative path like 'commits/00000.json', got {rel!r}")
     return rel
+
+
+def _is_unfinished(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _modified(info: Mapping[str, Any]) -> float | None:
+    """When a file was written, as one filesystem or the other says it."""
+    for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        time = info.get(key)
+        if isinstance(time, int | float):
+            return float(time)
+        if isinstance(time, datetime):
+            return time.timestamp()
+        if isinstance(time, str):
+            with suppress(ValueError):
+                return datetime.fromisoformat(time).timestamp()
+    return None
 
 
 @dataclass(frozen=True, repr=False)
@@ -191,11 +210,16 @@ class Layout:
             found = {path: self.fs.info(path) for path in found}
         start = len(self.root) + 1
         sizes = {str(info["name"])[start:]: int(info["size"] or 0) for info in found.values()}
-        return {
-            name: size
-            for name, size in sizes.items()
-            if not any(part.startswith(".") for part in name.split("/"))
-        }
+        return {name: size for name, size in sizes.items() if not _is_unfinished(name)}
+
+    @store_call("listed")
+    def modified(self, rel: str) -> dict[str, float | None]:
+        """Every finished file under a folder with the time of its last change, seconds since 1970;
+        None where the store does not say."""
+        found = self.fs.find(self.path(rel), withdirs=False, detail=True)
+        start = len(self.root) + 1
+        times = {str(info["name"])[start:]: _modified(info) for info in found.values()}
+        return {name: time for name, time in times.items() if not _is_unfinished(name)}
 
     @store_call("removed")
     def delete(self, rel: str) -> None:

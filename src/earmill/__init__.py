@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from earmill import formats as formats
     from earmill import sources as sources
     from earmill import testing as testing
-    from earmill.api import JobFailedError, diff, extract, log, plan, retry, verify
+    from earmill.api import JobFailedError, compact, diff, extract, gc, log, plan, retry, verify
     from earmill.pipeline.common.errors import (
         CommitError,
         EarmillError,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         SourceError,
         SpecError,
     )
+    from earmill.pipeline.dataset.garbage import Collected
     from earmill.pipeline.dataset.history import SnapshotDiff
     from earmill.pipeline.dataset.snapshot import LogEntry
     from earmill.pipeline.dataset.verify import Report
@@ -73,6 +74,7 @@ _TORCH = "earmill.pipeline.reader.torch_datasets"
 _HOMES: dict[str, str | tuple[str, str]] = {
     "Batch": (_COLLATE, "Batch"),
     "Calibration": ("amtcore.units", "Calibration"),
+    "Collected": ("earmill.pipeline.dataset.garbage", "Collected"),
     "CommitError": (_ERRORS, "CommitError"),
     "ConcatenatedFeatures": ("earmill.pipeline.reader.concat", "ConcatenatedFeatures"),
     "Crop": ("earmill.pipeline.reader.crops", "Crop"),
@@ -108,11 +110,13 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "collate_jagged": (_COLLATE, "collate_jagged"),
     "collate_packed": (_COLLATE, "collate_packed"),
     "collate_padded": (_COLLATE, "collate_padded"),
+    "compact": ("earmill.api", "compact"),
     "compute_statistics": ("earmill.pipeline.reader.statistics", "compute_statistics"),
     "diff": ("earmill.api", "diff"),
     "events": "earmill.pipeline.driver.events",
     "extract": ("earmill.api", "extract"),
     "formats": "earmill.formats",
+    "gc": ("earmill.api", "gc"),
     "list_models": ("amtcore.features.build", "list_models"),
     "log": ("earmill.api", "log"),
     "mix": ("earmill.pipeline.reader.mixing", "mix"),
@@ -130,6 +134,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
 __all__ = [
     "Batch",
     "Calibration",
+    "Collected",
     "CommitError",
     "ConcatenatedFeatures",
     "Crop",
@@ -166,11 +171,13 @@ __all__ = [
     "collate_jagged",
     "collate_packed",
     "collate_padded",
+    "compact",
     "compute_statistics",
     "diff",
     "events",
     "extract",
     "formats",
+    "gc",
     "list_models",
     "log",
     "mix",

@@ -1,4 +1,4 @@
-"""The commands as Python calls: extract, plan, verify, retry, log, diff.
+"""The commands as Python calls: extract, plan, verify, retry, log, diff, compact, gc.
 
 Each does what the command of its name does and raises what the command would print. A job runs in
 this process as the driver, with its workers in processes of their own (Ray), so a script that calls
@@ -11,12 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import EarmillError, SpecError
 from earmill.pipeline.spec.job import JobSpec
 
 if TYPE_CHECKING:
+    from earmill.pipeline.dataset.garbage import Collected
     from earmill.pipeline.dataset.history import SnapshotDiff, Which
     from earmill.pipeline.dataset.recompute import Chooser
     from earmill.pipeline.dataset.snapshot import LogEntry
@@ -211,6 +213,64 @@ def diff(
 
     with _layout(uri, storage_options) as layout:
         return compare(layout, before, after)
+
+
+def compact(
+    uri: Uri,
+    *,
+    shard_seconds: float | None = None,
+    shard_rows: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> LogEntry | None:
+    """Merge small shards into larger ones, as `earmill compact` does; values stay bit for bit.
+
+    Args:
+        uri: Output of a job that has finished. storage_options: Of the place.
+        shard_seconds, shard_rows: Audio and rows of a merged shard, at most; None takes what the
+            job says.
+    Returns:
+        The log entry of the new snapshot; None where there was nothing to merge.
+    Raises:
+        OutputError: No dataset there, or one that is not finished. LockedError: A driver is at it.
+    """
+    from earmill.pipeline.dataset.compact import compact as merge
+
+    with _layout(uri, storage_options) as layout:
+        return merge(layout, shard_seconds=shard_seconds, shard_rows=shard_rows)
+
+
+def gc(
+    uri: Uri,
+    *,
+    keep: int | None = None,
+    older_than: timedelta | None = None,
+    grace: timedelta = timedelta(hours=24),
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Collected:
+    """Remove what no snapshot names, as `earmill gc` does; the one that counts always stays.
+
+    Args:
+        uri: Output of a job. storage_options: Of the place.
+        keep: Keep this many snapshots, the newest. older_than: Remove those closed so long ago.
+            With both a snapshot goes that neither keeps; with none all stay.
+        grace: Files younger than this stay, whatever names them.
+        dry_run: Only say what would go.
+    Returns:
+        Snapshots, files and bytes that went.
+    Raises:
+        OutputError: No closed dataset there. LockedError: A driver is at it.
+    """
+    from earmill.pipeline.dataset.garbage import collect_garbage
+
+    with _layout(uri, storage_options) as layout:
+        return collect_garbage(
+            layout,
+            keep=keep,
+            older_than=older_than,
+            grace_s=grace.total_seconds(),
+            dry_run=dry_run,
+        )
 
 
 @contextmanager

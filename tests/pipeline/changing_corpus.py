@@ -19,9 +19,11 @@ from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.update import start_update
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import DRIVER_FILE
 from earmill.pipeline.worker.row_pipeline import RowProcessor
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline import audio_factory
+from tests.pipeline.again_jobs import Killed
 
 CLIPS = 6
 Values = dict[str, dict[str, bytes]]
@@ -77,6 +79,50 @@ def values_of(out: Path, **options: Any) -> Values:
         row.row_id: {name: values.tobytes() for name, values in row.features.items()}
         for row in open_features(out, **options)
     }
+
+
+class Dying(Layout):
+    """A process that is killed before it changes the output so many times."""
+
+    left = 0
+
+    @classmethod
+    def patch(cls, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From now on every layout that is opened is one."""
+        opened = Layout.open
+
+        def as_dying(*args: Any) -> Layout:
+            found = opened(*args)
+            return cls(found.fs, found.root)
+
+        monkeypatch.setattr(Layout, "open", as_dying)
+
+    def _one_less(self) -> None:
+        if Dying.left == 0:
+            raise Killed
+        Dying.left -= 1
+
+    def write_bytes(self, rel: str, data: bytes) -> None:
+        self._one_less()
+        super().write_bytes(rel, data)
+
+    def put_if_absent(self, rel: str, data: bytes) -> bool:
+        self._one_less()
+        return super().put_if_absent(rel, data)
+
+    def upload_file(self, local: Any, rel: str) -> None:
+        self._one_less()
+        super().upload_file(local, rel)
+
+    def upload_dir(self, local: Any, rel: str) -> None:
+        self._one_less()
+        super().upload_dir(local, rel)
+
+    def delete(self, rel: str) -> None:
+        # The driver's lock goes with the process, and is found to be a dead one's.
+        if rel != DRIVER_FILE:
+            self._one_less()
+        super().delete(rel)
 
 
 @pytest.fixture(name="pristine", scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,11 +13,11 @@ from earmill.jobs.cli import run as command
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import events
-from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole, committed_files
 from tests.pipeline.again_jobs import Killed, module_without_ray  # noqa: F401
 from tests.pipeline.changing_corpus import (
     Changing,
+    Dying,
     corpus_and_output,  # noqa: F401
     fresh,  # noqa: F401
     values_of,
@@ -150,37 +149,6 @@ def test_rows_that_only_went_need_no_worker(changing: Changing) -> None:
     assert_whole(changing.out)
 
 
-class Dying(Layout):
-    """A process that is killed before it changes the output so many times."""
-
-    left = 0
-
-    def _one_less(self) -> None:
-        if Dying.left == 0:
-            raise Killed
-        Dying.left -= 1
-
-    def write_bytes(self, rel: str, data: bytes) -> None:
-        self._one_less()
-        super().write_bytes(rel, data)
-
-    def put_if_absent(self, rel: str, data: bytes) -> bool:
-        self._one_less()
-        return super().put_if_absent(rel, data)
-
-    def upload_file(self, local: Any, rel: str) -> None:
-        self._one_less()
-        super().upload_file(local, rel)
-
-    def upload_dir(self, local: Any, rel: str) -> None:
-        self._one_less()
-        super().upload_dir(local, rel)
-
-
-def as_dying(layout: Layout) -> Dying:
-    return Dying(layout.fs, layout.root)
-
-
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_an_update_that_is_killed_anywhere_ends_as_if_it_had_not_been(
     step: int, changing: Changing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -193,8 +161,7 @@ def test_an_update_that_is_killed_anywhere_ends_as_if_it_had_not_been(
     old, rows = changing.values(), len(changing.values())
     changing.update()
     whole, now = committed_files(changing.out), changing.values()
-    opened = Layout.open
-    monkeypatch.setattr(Layout, "open", lambda *args: as_dying(opened(*args)))
+    Dying.patch(monkeypatch)
     kills = 0
     while True:
         shutil.rmtree(changing.out)

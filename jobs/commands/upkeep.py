@@ -1,0 +1,114 @@
+"""`earmill compact` and `earmill gc`: larger shards, and no files that nobody reads any more."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.terminal import say, say_json
+
+if TYPE_CHECKING:
+    from earmill.pipeline.dataset.garbage import Collected
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+SHOWN_PARTS = 20
+
+
+def compact(
+    uri: DatasetUri,
+    shard_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="Audio of a merged shard, at most; the job's output.shard_seconds."
+        ),
+    ] = None,
+    shard_rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows of a merged shard, at most; the job's output.shard_rows."),
+    ] = None,
+    as_json: AsJson = False,
+    storage_options: StorageOptions = None,
+) -> None:
+    """Merge small shards into larger ones, as a new snapshot with the same values."""
+    from earmill.pipeline.dataset.compact import compact as merge
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    layout = Layout.open(uri, parse_storage_options(storage_options))
+
+    def tell(text: str) -> None:
+        if not as_json:
+            say(text)
+
+    with store_errors(layout.url()):
+        entry = merge(layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=tell)
+    if as_json:
+        say_json(None if entry is None else asdict(entry))
+    elif entry is None:
+        say("nothing to merge: no two neighbouring shards fit into one")
+    else:
+        say(f"snapshot {entry.number}: {entry.rows_ok:,} rows ok, {entry.rows_bad:,} quarantined")
+
+
+def gc(
+    uri: DatasetUri,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Keep this many snapshots, the newest.")
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Remove snapshots closed so long ago: 30d, 12h. Without this and "
+            "--keep every snapshot stays.",
+        ),
+    ] = None,
+    grace: Annotated[
+        str, typer.Option(metavar="TIME", help="Files younger than this stay, whatever names them.")
+    ] = "24h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: AsJson = False,
+    storage_options: StorageOptions = None,
+) -> None:
+    """Remove what no snapshot names; refused while a driver works there."""
+    from earmill.pipeline.dataset.garbage import collect_garbage
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    layout = Layout.open(uri, parse_storage_options(storage_options))
+    with store_errors(layout.url()):
+        found = collect_garbage(
+            layout,
+            keep=keep,
+            older_than=None if older_than is None else duration(older_than, "--older-than"),
+            grace_s=duration(grace, "--grace").total_seconds(),
+            dry_run=dry_run,
+        )
+    if as_json:
+        say_json(asdict(found))
+    else:
+        _print(found, "would be removed" if dry_run else "removed")
+
+
+def duration(text: str, option: str) -> timedelta:
+    """`90s`, `15m`, `12h`, `30d` or `2w` as a time; a usage error where it is none."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in UNITS_S or not number.replace(".", "", 1).isdigit():
+        raise typer.BadParameter(f"{option}: expected a time such as 12h or 30d, got {text!r}")
+    return timedelta(seconds=float(number) * UNITS_S[unit])
+
+
+def _print(found: Collected, what: str) -> None:
+    from earmill.jobs.progress import bytes_text
+
+    for entry in found.snapshots:
+        say(f"snapshot {entry.number} of {entry.created or 'no date'}: {what}")
+    for part in found.parts[:SHOWN_PARTS]:
+        say(f"{part}: {what}")
+    if len(found.parts) > SHOWN_PARTS:
+        say(f"{len(found.parts) - SHOWN_PARTS:,} more, see --json")
+    say(f"{found.files:,} files, {bytes_text(found.bytes)}, {what}; {found.young:,} too young")

@@ -1,0 +1,166 @@
+"""Remove what no snapshot names: attempts that lost, replaced commits, shards that were dropped.
+
+Snapshots that are no longer wanted leave the history first, by one replacement of current.json;
+what only they named goes after that, records before the files they name. So a run that is killed
+leaves a whole dataset, and the next one removes the rest. It holds the driver's lock, touches no
+file younger than the grace time, and no attempt on a shard that has no commit: a worker that was
+cut off long ago may still be about to commit it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.dataset.carry import carried_rows
+from earmill.pipeline.dataset.commit_record import all_generations, read_commit
+from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.orphans import PUBLISHED, part_of
+from earmill.pipeline.dataset.snapshot import Current, LogEntry, Past, read_current, read_snapshot
+from earmill.pipeline.storage import paths
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import CURRENT_FILE
+
+GRACE_S = 24 * 3600.0
+# In the order in which they go: what names others before these.
+FOLDERS = ("snapshots", "index", "plan", "revisions", "commits", *PUBLISHED)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection removes.
+
+    Args:
+        snapshots: Log entries of those that leave the history, the oldest first.
+        parts: Files and folders. files, bytes: How many files they are, and their size.
+        young: Files that no snapshot names but are younger than the grace time: they stay.
+    """
+
+    snapshots: tuple[LogEntry, ...]
+    parts: tuple[str, ...]
+    files: int
+    bytes: int
+    young: int
+
+
+@dataclass
+class _Unnamed:
+    parts: list[str] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+    young: int = 0
+
+
+def collect_garbage(
+    layout: Layout,
+    *,
+    keep: int | None = None,
+    older_than: timedelta | None = None,
+    grace_s: float = GRACE_S,
+    dry_run: bool = False,
+    now_s: float | None = None,
+) -> Collected:
+    """Remove what no snapshot names, and snapshots on request; the one that counts always stays.
+
+    Args:
+        keep: Keep this many snapshots, the newest. older_than: Remove those closed so long ago.
+            With both a snapshot goes that neither keeps; with none all stay.
+        grace_s: Age of a file below which it stays, s.
+        dry_run: Say it only. now_s: Seconds since 1970; None is now.
+    Raises:
+        OutputError: No dataset there, or one that was never closed.
+        LockedError: A driver works on it.
+        CommitError: A snapshot or commit record is damaged, so that what it names is unknown.
+    """
+    if keep is not None and keep < 1:
+        raise ValueError(f"expected to keep at least 1 snapshot, got {keep}")
+    dataset = read_dataset(layout)
+    current = read_current(layout)
+    if dataset is None or current is None:
+        raise OutputError(
+            f"{layout.url()}: expected a closed dataset, found none; run a job to its end"
+        )
+    now = time.time() if now_s is None else now_s
+    with DriverLock(layout):
+        gone = _expired(current, keep, older_than, now)
+        kept = replace(current, history=tuple(past for past in current.history if past not in gone))
+        named = _named(layout, dataset, kept)
+        known = {*all_generations(layout), *(dataset.change.dropped if dataset.change else ())}
+        unnamed = _unnamed(layout, named, known, now - grace_s)
+        if not dry_run:
+            if gone:
+                layout.write_bytes(CURRENT_FILE, kept.to_json().encode())
+            for part in unnamed.parts:
+                layout.delete(part)
+    entries = tuple(past.entry for past in gone)
+    return Collected(entries, tuple(unnamed.parts), unnamed.files, unnamed.bytes, unnamed.young)
+
+
+def _expired(
+    current: Current, keep: int | None, older_than: timedelta | None, now_s: float
+) -> list[Past]:
+    if keep is None and older_than is None:
+        return []
+    newest = keep - 1 if keep is not None else 0
+    candidates = current.history[: len(current.history) - newest] if newest else current.history
+    if older_than is None:
+        return list(candidates)
+    until = now_s - older_than.total_seconds()
+    return [past for past in candidates if _closed_s(past.entry) < until]
+
+
+def _closed_s(entry: LogEntry) -> float:
+    """When a snapshot was closed; one without a date is older than all that have one."""
+    return datetime.fromisoformat(entry.created).timestamp() if entry.created else 0.0
+
+
+def _named(layout: Layout, dataset: DatasetFile, current: Current) -> set[str]:
+    """Every file that something refers to."""
+    named = {dataset.path, paths.plan_path(dataset.plan_id)}
+    if dataset.change is not None and dataset.change.carried is not None:
+        named.add(dataset.change.carried.path)
+    keys = set()
+    for past in current.all_snapshots:
+        snapshot = read_snapshot(layout, past)
+        named |= {past.snapshot.path, snapshot.index.path, snapshot.plan.path}
+        named.add(snapshot.dataset.path)
+        keys |= {(shard, ref.generation) for shard, ref in snapshot.commits.items()}
+    # What is committed but not closed yet, and what rows are still to be copied from.
+    dropped = frozenset(dataset.change.dropped) if dataset.change else frozenset()
+    found = all_generations(layout)
+    keys |= {(shard, numbers[-1]) for shard, numbers in found.items() if shard not in dropped}
+    for rows in carried_rows(layout, dataset).values():
+        keys |= {(row.from_shard, row.from_generation) for row in rows if row.shard not in found}
+    records = [record for key in sorted(keys) if (record := read_commit(layout, *key)) is not None]
+    named |= {paths.commit_path(record.shard, record.generation) for record in records}
+    named |= {file.path for record in records for file in record.files}
+    return named
+
+
+def _unnamed(layout: Layout, named: set[str], known: Collection[str], until_s: float) -> _Unnamed:
+    """What nothing refers to, in whole parts.
+
+    Args:
+        known: Shards that are committed or were dropped: on others somebody may be at work.
+    """
+    found = _Unnamed()
+    for folder in FOLDERS:
+        sizes, parts = layout.sizes(folder), dict[str, list[str]]()
+        times = layout.modified(folder)
+        for name in sizes.keys() - named:
+            part = part_of(name) if folder in PUBLISHED else None
+            if folder not in PUBLISHED or (part is not None and part.shard in known):
+                parts.setdefault(part.path if part else name, []).append(name)
+        for path, names in sorted(parts.items()):
+            changed = [times.get(name) for name in names]
+            if any(time_s is None or time_s > until_s for time_s in changed):
+                found.young += len(names)
+                continue
+            found.parts.append(path)
+            found.files += len(names)
+            found.bytes += sum(sizes[name] for name in names)
+    return found
