@@ -5,7 +5,8 @@ and backwards works: `backward`, `torch.func.grad`, `vjp`, `jacrev`, and `vmap` 
 them, which folds the mapped axis of the signals into their batch. Second derivatives and
 forward-mode ones do not exist and raise; the plain loops have both.
 
-    outside a compiler: torch.autograd.Function -> operator, adjoint Function -> adjoint operator
+    outside a compiler: torch.autograd.Function -> operator, adjoint Function -> adjoint operator;
+                        without derivatives, until a compiler is there, what the operator runs
     compiled:           operator with a registered gradient -> adjoint operator; inside a compiled
                         function torch.func and forward mode run uncompiled
 """
@@ -27,6 +28,7 @@ from amtcore.kernels.vector.result_pool import training
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 Operator = Callable[..., Any]
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_transformed() -> bool:
@@ -170,13 +172,27 @@ def _uncompiled(function: Operator) -> Operator:
     return call
 
 
-def _by_situation(operator: Operator, function: Operator) -> Operator:
+def can_be_direct(*tensors: Tensor) -> bool:
+    """Whether what an operator runs may be called by itself: there is no compiler in this process,
+    which the first call of an operator would import (that takes as long as importing torch did),
+    nobody watches the call, and no tensor only looks like one."""
+    if "torch._dynamo" in sys.modules:
+        return False
+    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+        return False
+    return all(type(t) in _PLAIN and t.device.type in DEVICES for t in tensors)
+
+
+def _by_situation(operator: Any, function: Operator) -> Operator:
     function = _uncompiled(function)
+    direct: Operator = operator._init_fn
 
     def call(*args: Any) -> Any:
         if not torch.compiler.is_compiling():
-            tensors = (a for a in args if isinstance(a, Tensor))
-            return function(*args) if wants_derivative(*tensors) else operator(*args)
+            tensors = [a for a in args if isinstance(a, Tensor)]
+            if wants_derivative(*tensors):
+                return function(*args)
+            return direct(*args) if can_be_direct(*tensors) else operator(*args)
         # The level is compared again at every call of what was compiled.
         if forward_ad._current_level >= 0 or _traces_a_transform():
             # Then it runs uncompiled, right or with an error of ours.

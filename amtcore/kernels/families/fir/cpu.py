@@ -24,6 +24,7 @@ from amtcore.kernels.vector.simd import (
     vsum,
     where_greater,
 )
+from amtcore.kernels.vector.transpose import copy_row
 
 #: Outputs of one pass over the taps: four vectors, enough to hide the latency of the sums.
 TILE = 4 * LANES
@@ -69,7 +70,8 @@ def _padded(taps: Any) -> Any:
     whole = -(-count // LANES) * LANES
     padded = aligned(whole + LANES, taps)
     padded[:] = 0.0
-    padded[:count] = taps
+    for k in range(count):
+        padded[k] = taps[k]
     padded[whole : count + LANES] = 1.0
     return padded
 
@@ -154,7 +156,7 @@ def run_fir(x: Any, taps: Any, stride: int, first: int, begin: int, end: int, y:
             tile(piece, 0, taps, y[n:])
         else:
             tile(piece, 0, taps, last)
-            y[n:end] = last[: end - n]
+            copy_row(last, 0, y, n, end - n)
 
 
 @part

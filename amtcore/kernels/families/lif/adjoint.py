@@ -24,6 +24,7 @@ from amtcore.kernels.families.lif.cpu import (
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned, prefetch
 from amtcore.kernels.vector.simd import LANES, accumulate, fma, vload, vsplat, vstore, where_greater
+from amtcore.kernels.vector.transpose import copy_row
 
 # Rows of the tape: potential before the step and before firing, then i_s + x_s.
 _BEFORE, _REACHED, DRIVEN = 0, 1, 2
@@ -149,12 +150,12 @@ def _build(single: bool, recorded: bool) -> Any:
             for g0 in range(0, whole, TILE):
                 g1 = min(g0 + TILE, whole)
                 for g in range(g0, g1):
-                    state[(g - g0) * states : (g - g0 + 1) * states] = starts[g, i]
+                    copy_row(starts[g, i], 0, state, (g - g0) * states, states)
                 tile(x, begin, end, g0, g1, LANES, first, neurons, synapses, recorded, most, coef,
                       window, gcoef, gstate, state, tape, gspikes, gvmem, gisyn, gx, streamed,
                       buffer)  # fmt: skip
             for g in range(whole, groups):
-                state[:states] = starts[g, i]
+                copy_row(starts[g, i], 0, state, 0, states)
                 lanes = min(LANES, last - first - g * LANES)
                 tile(x, begin, end, g, g + 1, lanes, first, neurons, synapses, recorded, most,
                       coef, window, gcoef, gstate, state, tape, gspikes, gvmem, gisyn, gx,

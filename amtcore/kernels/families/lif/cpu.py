@@ -24,6 +24,7 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
+from amtcore.kernels.vector.transpose import copy_row
 from amtcore.kernels.vector.warp_lowering import lane_id, lanes_are_threads
 
 #: Steps between the states kept for the adjoint: its tape then stays in the first-level cache.
@@ -132,12 +133,14 @@ def _build(single: bool, record: bool) -> Any:
         (lane group, block, row * LANES) gets the state before every block, if it has blocks.
         """
         synapses = 1 if single else count
+        states = (1 + synapses) * LANES
         buffer, most = aligned(LANES, x), vsplat(coef, max_spikes)
         # Whole lane groups of neurons with one synapse are loaded as they lie.
         groups, whole = -(-(last - first) // LANES), (last - first) // LANES if single else 0
         for t in range(steps):
             if starts.shape[1] > 0 and t % BLOCK == 0:
-                starts[:, t // BLOCK] = state.reshape(groups, -1)
+                for g in range(groups):
+                    copy_row(state, g * states, starts[g, t // BLOCK], 0, states)
             at = t * neurons + first
             for g in range(whole):
                 prefetch(x, at + _AHEAD * neurons + g * LANES)
