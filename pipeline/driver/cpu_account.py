@@ -7,12 +7,9 @@ Ray's processes those count that this run has started: in a cluster they serve o
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
-
-import psutil
 
 from earmill.pipeline.common.cpu_time import DRIVER, IDLE, RAY, in_order
 
@@ -25,10 +22,15 @@ class CpuAccount:
 
     Args:
         slots: The places of the workers, as they are later too.
+        others_cpu_s: CPU seconds of processes beside the workers, whose pids it is told: Ray's.
     """
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        self._slots = slots
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        others_cpu_s: Callable[[Collection[int]], Mapping[int, float]],
+    ) -> None:
+        self._slots, self._others_cpu_s = slots, others_cpu_s
         self._of_workers: dict[tuple[int, int], Mapping[str, float]] = {}
         self._began_s = time.monotonic()
         self._driver_before_s = time.process_time()
@@ -53,15 +55,5 @@ class CpuAccount:
         spent[IDLE] = max(0.0, threads * worked_s - sum(spent.values()))
         return in_order(spent)
 
-    def _of_ray(self) -> dict[int, float]:
-        """CPU seconds of the processes below this one that are no workers of ours."""
-        workers = {slot.info.pid for slot in self._slots if slot.info is not None}
-        found = {}
-        for process in psutil.Process(os.getpid()).children(recursive=True):
-            try:
-                times = process.cpu_times()
-            except psutil.Error:
-                continue
-            if process.pid not in workers:
-                found[process.pid] = times.user + times.system
-        return found
+    def _of_ray(self) -> Mapping[int, float]:
+        return self._others_cpu_s({slot.info.pid for slot in self._slots if slot.info is not None})

@@ -15,19 +15,27 @@ from itertools import cycle, islice, zip_longest
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import DeviceError, SpecError
-from earmill.pipeline.driver.ray_session import Node, is_named, is_private, live_nodes
-from earmill.pipeline.worker.device import check_gpu
 
 if TYPE_CHECKING:
-    from earmill.pipeline.spec.job import RunSpec
+    from earmill.pipeline.spec.run import RunSpec
 
 # Enough for Ray to count the worker, too little to ever fill a node.
 CPUS_RESERVED = 0.001
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """One live machine; `cpus` and `gpus` are what it offers to everybody."""
+
+    node_id: str
+    cpus: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """One worker: its node, kernel threads, what Ray reserves for it, and its `run.device`."""
+    """One worker: its node (empty is any), kernel threads, what Ray reserves for it, and its
+    `run.device`."""
 
     node_id: str
     threads: int
@@ -43,7 +51,7 @@ def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[
         nodes: Live nodes. at_most: No more workers than there are shards.
     Raises:
         DeviceError: The job wants GPUs and no node has one.
-        SpecError: The cluster cannot hold the workers asked for.
+        SpecError: The nodes cannot hold the workers asked for.
     """
     seats = _seats(nodes, run.gpus_wanted)
     if run.device == "cuda":
@@ -70,20 +78,13 @@ def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[
     ]
 
 
-def check_device(run: RunSpec, address: str | None) -> None:
-    """Refuse `cuda` where nothing can bring a GPU any more; a cluster that is joined may grow.
+def check_seats(nodes: Sequence[Node], run: RunSpec) -> None:
+    """Refuse a job that wants GPUs of nodes that have none, or not enough.
 
-    Args:
-        address: As `ray_session` takes it.
     Raises:
-        DeviceError: This machine, or the Ray this process is connected to, has none that works.
+        DeviceError, SpecError: As `place_workers`.
     """
-    if run.device != "cuda":
-        return
-    if is_private(address):
-        check_gpu()
-    elif not is_named(address):
-        _check_seats(_seats(live_nodes(), run.gpus_wanted), run)
+    _check_seats(_seats(nodes, run.gpus_wanted), run)
 
 
 def has_seats(nodes: Sequence[Node], run: RunSpec) -> bool:

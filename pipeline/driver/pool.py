@@ -1,8 +1,8 @@
 """The driver's table of workers: who is warm, what each has in flight, and how to replace one.
 
 A `Slot` is a place for a worker; the worker behind it may die and be replaced, the slot stays. The
-pool turns Ray's errors into `Lost` and knows nothing about shards; deciding what a loss means is
-the scheduler's business.
+executor's `Workers` start processes and carry calls; deciding what a loss means is the scheduler's
+business.
 """
 
 from __future__ import annotations
@@ -10,18 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    RayError,
-    RayTaskError,
-)
-
-from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome, WorkerInfo
+
+if TYPE_CHECKING:
+    from earmill.pipeline.driver.executor import Workers
 
 WARMING, READY, DEAD = "warming", "ready", "dead"
 WORK = ("run", "probe")
@@ -61,7 +55,7 @@ class Slot:
     """
 
     index: int
-    actor: Any = None
+    worker: Any = None
     state: str = WARMING
     info: WorkerInfo | None = None
     work: list[Call] = field(default_factory=list)
@@ -101,21 +95,21 @@ class Pool:
     """All slots of one run.
 
     Args:
-        spawn: Starts the worker for a slot index and returns its actor handle.
+        workers: Starts, calls and kills them.
         size: Number of slots.
         clock: Monotonic seconds; a test may pass its own.
     """
 
     def __init__(
         self,
-        spawn: Callable[[int], Any],
+        workers: Workers,
         size: int,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if size < 1:
             raise ValueError(f"expected at least one worker, got {size}")
-        self._spawn = spawn
+        self.workers = workers
         self._clock = clock
         self._calls: dict[Any, Call] = {}
         self.slots = [Slot(index) for index in range(size)]
@@ -127,7 +121,7 @@ class Pool:
 
     def submit(self, slot: Slot, kind: str, *args: Any, payload: Any = None) -> Call:
         """Send one call to the slot's worker."""
-        ref = getattr(slot.actor, kind).remote(*args)
+        ref = self.workers.call(slot.worker, kind, *args)
         call = Call(kind, slot, ref, payload, head_since=self._clock(), generation=slot.generation)
         self._calls[ref] = call
         if kind in WORK:
@@ -138,24 +132,19 @@ class Pool:
 
     def wait(self, timeout_s: float) -> Iterator[tuple[Call, Outcome | Lost]]:
         """Calls that ended, with their results; returns after `timeout_s` at the latest."""
-        refs = list(self._calls)
-        if not refs:
+        if not self._calls:
             time.sleep(timeout_s)
             return
-        first, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
-        if not first:
-            return
-        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
-        for ref in ready:
+        for ref, result in self.workers.ended(list(self._calls), timeout_s):
             call = self._calls.pop(ref, None)
             if call is None:
                 # The slot was replaced while an earlier result of this round was handled.
                 continue
             self._leave(call)
-            yield call, _result(ref)
+            yield call, result
 
     def restart(self, slot: Slot) -> None:
-        """The worker's process died: Ray starts it again, we warm it up again."""
+        """The worker's process died and is started again; we warm it up again."""
         slot.state, slot.info, slot.seconds_in_flight = WARMING, None, 0.0
         slot.waits_for = ""
         slot.warming_since = self._clock()
@@ -170,7 +159,7 @@ class Pool:
     def replace(self, slot: Slot) -> list[Call]:
         """Kill the slot's worker and start a new one; the calls it took with it are returned."""
         lost = self._forget(slot)
-        ray.kill(slot.actor, no_restart=True)
+        self.workers.kill(slot.worker)
         self._start(slot)
         return lost
 
@@ -178,16 +167,16 @@ class Pool:
         """Give the slot up."""
         self._forget(slot)
         slot.state = DEAD
-        ray.kill(slot.actor, no_restart=True)
+        self.workers.kill(slot.worker)
 
     def close(self) -> None:
         """Kill all workers."""
         for slot in self.slots:
-            if slot.actor is not None and slot.state != DEAD:
+            if slot.worker is not None and slot.state != DEAD:
                 self.retire(slot)
 
     def _start(self, slot: Slot) -> None:
-        slot.actor = self._spawn(slot.index)
+        slot.worker = self.workers.start(slot.index)
         self.restart(slot)
 
     def _forget(self, slot: Slot) -> list[Call]:
@@ -206,24 +195,3 @@ class Pool:
         slot.work.remove(call)
         if was_head and slot.work:
             slot.work[0].head_since = self._clock()
-
-
-def _result(ref: Any) -> Outcome | Lost:
-    try:
-        return ray.get(ref)
-    except ActorUnavailableError:
-        return Lost("the worker process died", restarting=True)
-    except ActorDiedError as error:
-        return Lost(f"the worker process died: {_cause(error)}")
-    except RayTaskError as error:
-        # The process lives, but the call never reached our own guard: unpickling, for one.
-        return Outcome(ok=False, stage="rows", message=named_line(error.cause or error))
-    except RayError as error:
-        # Killed for memory, node gone, and whatever else Ray calls a lost task.
-        return Lost(named_line(error))
-
-
-def _cause(error: ActorDiedError) -> str:
-    """The line of Ray's long message that says why; an import error in the worker, for one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "no reason given"

@@ -16,16 +16,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from earmill.pipeline.common.errors import EarmillError, RunStopped, SpecError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.stand_in import is_interpreted
+from earmill.pipeline.driver.executor import KEPT_MEMORY
+from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.driver.private_ray import private_ray, shut_down
 
 if TYPE_CHECKING:
-    from earmill.pipeline.spec.job import RunSpec
+    from earmill.pipeline.spec.run import RunSpec
 
 CONNECT_TIMEOUT_S = 5.0
 NODES_WITHIN_S = 600.0
@@ -39,27 +40,13 @@ PRIVATE_RAY_ENV = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # glibc reads these when a process starts. Clips and features are megabytes that come and go:
-    # memory that goes back to the system each time costs more in page faults than it holds.
-    "MALLOC_ARENA_MAX": "2",
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
-}
+} | KEPT_MEMORY
 
 
 class ClusterError(EarmillError, ConnectionError):
     """The Ray cluster named by the caller cannot be joined."""
 
     exit_code = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One live Ray node; `cpus` and `gpus` are what it offers to everybody."""
-
-    node_id: str
-    cpus: int
-    gpus: int
 
 
 class _WithoutRayThreads:

@@ -2,8 +2,9 @@
 
 Each warm worker has as many shards in flight as it takes: on a CPU one and one prefetched, on a GPU
 as many as fill its launches, and never more than its share of what is left. Nothing here decides
-what a failure means (the ledger does) or speaks Ray (the pool does). The loop wakes a few times a
-second, so a request to stop, a deadline or a dead worker is noticed whatever the shards are doing.
+what a failure means (the ledger does) or knows how calls travel (the executor does). The loop wakes
+a few times a second, so a request to stop, a deadline or a dead worker is noticed whatever the
+shards are doing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ WARM_UP_PAUSE_S = 1.0
 # A worker opens the source too: these two outlast what a run bears of an outage.
 OUTAGE_WARM_UP_ATTEMPTS = 10
 OUTAGE_WARM_UP_PAUSE_S = 10.0
-# Ray restarts a dead actor in a second or two; until then calls to it fail at once.
+# A dead worker is started again in a second or two; until then calls to it fail at once.
 RESTART_LIMIT_S = 60.0
 RESTART_POLL_S = 0.2
 # Kubernetes and spot machines give 30 s between SIGTERM and SIGKILL.
@@ -254,7 +255,7 @@ class Scheduler:
         if self._working_since is not None or slot.info is None:
             return
         self._working_since = self._clock()
-        self._cpu = CpuAccount(self._pool.slots)
+        self._cpu = CpuAccount(self._pool.slots, self._pool.workers.others_cpu_s)
         self._sink(
             events.WorkersReady(
                 workers=len(self._pool.slots),

@@ -26,8 +26,9 @@ from earmill.pipeline.planning.speeds import (
     reference,
 )
 from earmill.pipeline.sources import open_source
-from earmill.pipeline.spec.job import JobSpec, RunSpec
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import describe_models, validate_models
+from earmill.pipeline.spec.run import RunSpec
 
 # From the call to a warm worker, with compiled kernels, as measured on two cores.
 START_S = 9.0

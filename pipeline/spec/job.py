@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
@@ -23,7 +23,8 @@ from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import MAX_YAML_BYTES
 from earmill.pipeline.spec.explain import explain
 from earmill.pipeline.spec.format_names import FormatName
-from earmill.pipeline.spec.section import Options, SpecModel, plain_uri
+from earmill.pipeline.spec.run import RunSpec
+from earmill.pipeline.spec.section import Options, PositiveFloat, SpecModel, plain_uri
 from earmill.pipeline.spec.source_kinds import SourceSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
 from earmill.pipeline.storage.filesystems import filesystem_of
@@ -33,11 +34,6 @@ if TYPE_CHECKING:
     from earmill.pipeline.audio.decode import Limits
 
 CHANNEL_WORDS = ("mean", "left", "right", "each", "binaural")
-
-# One actor fills a GPU: it keeps two launches in flight.
-GPUS_PER_WORKER = 1.0
-
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class CalibrationSpec(SpecModel):
@@ -178,52 +174,6 @@ class OutputSpec(SpecModel):
         if not value or len(set(value)) != len(value):
             raise ValueError(f"expected one format or several, each once, got {list(value)}")
         return tuple(sorted(value))
-
-
-class RunSpec(SpecModel):
-    """How the job runs; nothing here changes the output.
-
-    Args:
-        workers: Actors; chosen from the cluster when null.
-        threads_per_worker: Compute threads of an actor; chosen when null.
-        device: Where the models run: auto takes the GPUs that the nodes offer and works on the CPUs
-            of the others, cuda needs a GPU, cpu takes none.
-        gpus_per_worker: Share of a GPU for each actor on one, above 0 and up to 1, such as 0.5 for
-            two actors on a GPU; 1 when null, 0 is the same as device cpu.
-        max_bad_fraction: Quarantined rows above this fraction fail the job (exit code 3).
-        max_attempts: Tries of a shard before its rows are searched for the culprit.
-        shard_deadline_s: Seconds a shard may take before it is tried a second time; learned from
-            the shards before it when null.
-    """
-
-    workers: int | None = Field(default=None, ge=1)
-    threads_per_worker: int | None = Field(default=None, ge=1)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    gpus_per_worker: float | None = Field(default=None, ge=0, le=1)
-    max_bad_fraction: float = Field(default=0.05, ge=0, le=1)
-    max_attempts: int = Field(default=3, ge=1)
-    shard_deadline_s: PositiveFloat | None = None
-
-    @model_validator(mode="after")
-    def _gpus_for_the_device(self) -> RunSpec:
-        if self.device == "cpu" and self.gpus_per_worker:
-            raise ValueError(
-                f"expected no gpus_per_worker with device cpu, got {self.gpus_per_worker:g}; leave "
-                "it out, or set device to auto or cuda"
-            )
-        if self.device == "cuda" and self.gpus_per_worker == 0:
-            raise ValueError(
-                "expected gpus_per_worker above 0 with device cuda, got 0; leave it out for one "
-                "GPU each, or set device to cpu"
-            )
-        return self
-
-    @property
-    def gpus_wanted(self) -> float:
-        """Share of a GPU for an actor that computes on one; 0 where none may."""
-        if self.device == "cpu":
-            return 0.0
-        return GPUS_PER_WORKER if self.gpus_per_worker is None else self.gpus_per_worker
 
 
 class JobSpec(SpecModel):

@@ -22,8 +22,8 @@ from earmill.pipeline.spec.job import (
     ExtractSpec,
     JobSpec,
     OutputSpec,
-    RunSpec,
 )
+from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.spec.source_kinds import SourceKind, SourceSection, source_kind
 
 JOB = (("The job", JobSpec),)

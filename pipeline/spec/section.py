@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from earmill.pipeline.common.redact import has_secrets
 from earmill.pipeline.spec.docstrings import argument_texts
 
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # The one place for credentials: never stored, never shown.
 Options = Annotated[dict[str, Any], Field(default_factory=dict, repr=False)]
 

@@ -1,144 +1,18 @@
-"""The Ray actor: one process that runs shards, several at a time, and answers in plain values.
-
-It knows Ray and nothing about audio: the work is a `Runner`, built inside the process by a factory,
-so that warm-up is a call that can be repeated and a failing constructor cannot end the actor for
-good. An exception becomes an `Outcome` here; only the death of the process reaches Ray. Whether a
-shard is done is read from its commit record, never from an outcome.
-"""
+"""A worker as a Ray actor: `ShardWorker` behind Ray's calls."""
 
 from __future__ import annotations
 
-import errno
-import gc
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from earmill.pipeline.common.errors import (
-    DeviceError,
-    DeviceLost,
-    EarmillError,
-    SourceOutage,
-    StorageError,
-)
-from earmill.pipeline.common.faults import Fault, chain, fault_of, is_machine_fault
-from earmill.pipeline.common.one_line import MESSAGE_LIMIT, named_line, one_line
-from earmill.pipeline.worker.messages import (
-    CONCURRENT_SHARDS,
-    Outcome,
-    PublishError,
-    Runner,
-    ShardOrder,
-)
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
+from earmill.pipeline.worker.shard_worker import ShardWorker
 
-if TYPE_CHECKING:
-    from earmill.pipeline.sources.base import Item
-
-# Writing again will not help with these; the run stops and says why.
-PERMANENT_ERRNOS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
-)
-
-
-class ShardWorker:
-    """A Runner behind remote calls.
-
-    Args:
-        make_runner: Builds the runner; called once, by the first warm-up.
-        environment: Variables to set before anything heavy is imported (thread counts).
-    """
-
-    def __init__(
-        self, make_runner: Callable[[], Runner], environment: Mapping[str, str] | None = None
-    ) -> None:
-        os.environ.update(environment or {})
-        self._make_runner = make_runner
-        self._runner: Runner | None = None
-
-    @ray.method(concurrency_group="shards")
-    def warm_up(self) -> Outcome:
-        """Build and warm the runner; an outcome with `info`, or the reason why not."""
-        try:
-            if self._runner is None:
-                self._runner = self._make_runner()
-            info = self._runner.warm_up()
-            # All that a warm worker holds stays: no collection of garbage looks at it again.
-            gc.freeze()
-            return Outcome(ok=True, info=info)
-        except Exception as error:
-            self._runner = None
-            return _failed("warm_up", error)
-
-    @ray.method(concurrency_group="shards")
-    def run(self, order: ShardOrder) -> Outcome:
-        """Run and publish one shard."""
-        return self._guard(lambda runner: runner.run(order))
-
-    @ray.method(concurrency_group="shards")
-    def probe(self, items: Sequence[Item]) -> Outcome:
-        """Run rows without publishing them; the process may die of it."""
-        return self._guard(lambda runner: runner.probe(items))
-
-    @ray.method(concurrency_group="control")
-    def status(self) -> Outcome:
-        """Audio seconds done in running shards; has its own thread, so it answers at once."""
-        runner = self._runner
-        if runner is None:
-            return Outcome(ok=True)
-        return Outcome(ok=True, value=runner.seconds_in_flight(), outage=runner.waits_for())
-
-    def _guard(self, call: Callable[[Runner], None]) -> Outcome:
-        if self._runner is None:
-            # The process was restarted behind the driver's back.
-            warm = self.warm_up()
-            if not warm.ok or self._runner is None:
-                return warm
-        outcome = Outcome(ok=True)
-        try:
-            call(self._runner)
-        except PublishError as error:
-            outcome = _failed("publish", error.__cause__ or error)
-        except Exception as error:
-            outcome = _failed("rows", error)
-        return replace(outcome, cpu_s=self._runner.cpu_s())
-
-
-def _failed(stage: str, error: BaseException) -> Outcome:
-    """What an exception says: of the shard, of the world around it, or that it is hopeless."""
-    if any(isinstance(one, DeviceLost) for one in chain(error)):
-        return Outcome(ok=False, stage="device", message=one_line(error)[:MESSAGE_LIMIT])
-    if isinstance(error, DeviceError):
-        return Outcome(ok=False, stage=stage, message=one_line(error), permanent=True)
-    if stage == "publish" and is_permanent(error):
-        return Outcome(ok=False, stage=stage, message=named_line(error), permanent=True)
-    outage = outage_of(stage, error)
-    if outage:
-        text = one_line(error) if isinstance(error, EarmillError) else named_line(error)
-        return Outcome(ok=False, stage=stage, message=text[:MESSAGE_LIMIT], outage=outage)
-    return Outcome(ok=False, stage=stage, message=named_line(error, where=stage == "rows"))
-
-
-def outage_of(stage: str, error: BaseException) -> str:
-    """The kind of outage behind an exception; empty where it speaks of the shard or the program."""
-    for one in chain(error):
-        if isinstance(one, SourceOutage):
-            return one.kind
-        if isinstance(one, StorageError):
-            return "output"
-    if stage == "publish":
-        # Too little memory for a shard's tables may well be the shard's doing.
-        short = any(isinstance(one, MemoryError) for one in chain(error))
-        return "output" if fault_of(error) is Fault.OUTAGE and not short else ""
-    return "machine" if is_machine_fault(error) else ""
-
-
-def is_permanent(error: BaseException) -> bool:
-    """Whether an I/O error will come back whatever we do: no space, no right, read-only."""
-    return any(isinstance(one, OSError) and one.errno in PERMANENT_ERRNOS for one in chain(error))
+# Threads of their own: a question is answered while shards run.
+SHARDS, CONTROL = "shards", "control"
 
 
 def spawn_worker(
@@ -164,8 +38,14 @@ def spawn_worker(
         "num_gpus": num_gpus,
         "max_restarts": -1,
         "max_task_retries": 0,
-        "concurrency_groups": {"shards": shards, "control": 1},
+        "concurrency_groups": {SHARDS: shards, CONTROL: 1},
     }
     if node_id is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)
     return ray.remote(**options)(ShardWorker).remote(make_runner, environment)
+
+
+def call_worker(actor: Any, kind: str, *args: Any) -> Any:
+    """Call a worker; the reference to its answer."""
+    group = CONTROL if kind == "status" else SHARDS
+    return getattr(actor, kind).options(concurrency_group=group).remote(*args)

@@ -18,13 +18,14 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.common.one_line import named_line
-from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.publish import commits, read_commit
 from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver import run as driver
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.shard_tracker import Ledger, Result
+from earmill.pipeline.driver.staffing import committed_of
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import Outcome
@@ -42,6 +43,18 @@ ALSO_BAD = "002.flac"
 
 class Killed(BaseException):
     """The driver ends here, without a chance to clear up."""
+
+
+class NoWorkers:
+    """An executor of jobs whose shards are run otherwise."""
+
+    is_private = is_here = False
+
+    def check(self, run: Any) -> None:
+        pass
+
+    def session(self, *_: Any) -> Any:
+        return nullcontext(self)
 
 
 class OneByOne:
@@ -64,8 +77,8 @@ class OneByOne:
 
         def committed(shard_id: str) -> Any:
             generation = job.again[shard_id].generation if shard_id in job.again else 0
-            record = driver.read_commit(job.layout, shard_id, generation)
-            return None if record is None else driver._committed(record)
+            record = read_commit(job.layout, shard_id, generation)
+            return None if record is None else committed_of(record)
 
         ledger = Ledger(job.pending, committed, max_attempts=1)
         done = 0
@@ -88,8 +101,7 @@ class OneByOne:
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path.cwd())
-    monkeypatch.setattr(driver, "ray_session", lambda address: nullcontext())
-    monkeypatch.setattr(driver, "wait_for_nodes", lambda *_, **__: [])
+    monkeypatch.setattr(driver, "executor_of", lambda *_: NoWorkers())
 
 
 @contextmanager
@@ -97,9 +109,8 @@ def shards_run_here() -> Iterator[None]:
     """Jobs run in this process, shard by shard."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path.cwd())
-        patch.setattr(driver, "ray_session", lambda address: nullcontext())
-        patch.setattr(driver, "wait_for_nodes", lambda *_, **__: [])
-        patch.setattr(driver, "_scheduler", lambda job, *_: OneByOne(job, None))
+        patch.setattr(driver, "executor_of", lambda *_: NoWorkers())
+        patch.setattr(driver, "scheduler_of", lambda job, *_: OneByOne(job, None))
         yield
 
 
@@ -117,7 +128,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(
         spec: JobSpec, again: Chooser | None = None, kill_after: int | None = None, **more: Any
     ) -> tuple[events.JobFinished, list[events.Event]]:
-        monkeypatch.setattr(driver, "_scheduler", lambda job, *_: OneByOne(job, kill_after))
+        monkeypatch.setattr(driver, "scheduler_of", lambda job, *_: OneByOne(job, kill_after))
         seen: list[events.Event] = []
         end = run_job(spec, again=again, sink=seen.append, **{"resume": True, **more})
         return end, seen

@@ -16,8 +16,8 @@ from earmill.pipeline.driver import events
 from earmill.pipeline.driver.shard_tracker import Committed, Ledger, Result
 from earmill.pipeline.planning.plan import Shard
 from earmill.pipeline.sources.base import Item
-from earmill.pipeline.worker.actor import ShardWorker
 from earmill.pipeline.worker.messages import Runner
+from earmill.pipeline.worker.shard_worker import ShardWorker
 
 
 class Clock:

@@ -7,7 +7,8 @@
     slow-*    the first call waits until another attempt has committed the shard
     full-*    the disk is full when its shard is written
     meet-*    waits until another shard is running beside it
-    lost-*    loses its device the first time it is met
+    both-*    waits until two processes have begun shards
+    lost-*    loses its device the first time it is met, while a hold-* is held
     hold-*    never returns the first time it is met
 
 A commit is a file made with O_EXCL, as on a real local output.
@@ -103,7 +104,11 @@ class FileRunner:
                     time.sleep(0.02)
             if kind == "meet":
                 self._meet()
+            if kind == "both":
+                (self.root / f"pid-{os.getpid()}").touch()
+                self._wait_for("pid-*", 2)
             if kind == "lost" and self._first(row_id):
+                self._wait_for("met-hold-*")
                 raise DeviceLost("the GPU was lost: a launch of 2 clips: CUDA_ERROR_LAUNCH_FAILED")
             if kind == "step":
                 time.sleep(0.3)
@@ -120,11 +125,14 @@ class FileRunner:
             yield
 
     def _meet(self) -> None:
-        for _ in range(1000):
-            if len(list(self.root.glob("seen-*"))) > 1:
+        self._wait_for("seen-*", 2)
+
+    def _wait_for(self, pattern: str, files: int = 1) -> None:
+        for _ in range(3000):
+            if len(list(self.root.glob(pattern))) >= files:
                 return
             time.sleep(0.02)
-        raise TimeoutError("no other shard came")
+        raise TimeoutError(f"no {files} of {pattern} came")
 
     def _publish(self, order: ShardOrder, ids: list[str]) -> None:
         if any(row_id.startswith("full-") for row_id in ids):

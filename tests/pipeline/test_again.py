@@ -199,7 +199,7 @@ def test_the_retry_command_rebuilds_the_job(
     assert command(["retry", str(job.out / "data")]) == 2
     assert "dataset.json" in capsys.readouterr().err
     job.restore(BAD)
-    monkeypatch.setattr(driver, "_scheduler", lambda job, *_: OneByOne(job, None))
+    monkeypatch.setattr(driver, "scheduler_of", lambda job, *_: OneByOne(job, None))
     where = "error in ('not_audio')"
     more = ["--json", "--set", "run.max_bad_fraction=1"]
     assert command(["retry", str(job.out), "--where", where, *more]) == 0

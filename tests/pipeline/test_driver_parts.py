@@ -25,11 +25,10 @@ from earmill.pipeline.driver.deadlines import (
     WALL_PER_AUDIO_S,
     Deadlines,
 )
-from earmill.pipeline.driver.placement import CPUS_RESERVED, cpu_note, place_workers
+from earmill.pipeline.driver.placement import CPUS_RESERVED, Node, cpu_note, place_workers
 from earmill.pipeline.driver.pool import READY, Pool, Slot
 from earmill.pipeline.driver.ray_session import (
     ClusterError,
-    Node,
     check_address,
     live_nodes,
     quiet_streams,
@@ -38,10 +37,10 @@ from earmill.pipeline.driver.ray_session import ray_session as session
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Committed, Result
 from earmill.pipeline.driver.summary import summarise
-from earmill.pipeline.spec.job import RunSpec
+from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.actor import ShardWorker, is_permanent
 from earmill.pipeline.worker.messages import Lost, Outcome, PublishError, ShardOrder, WorkerInfo
+from earmill.pipeline.worker.shard_worker import ShardWorker, is_permanent
 from tests.pipeline.runners import shard
 
 
@@ -325,8 +324,8 @@ def test_audio_in_flight_never_falls_until_its_shard_has_ended() -> None:
 def test_a_late_loss_of_an_earlier_process_does_not_end_the_next_one() -> None:
     """Both calls of a dead process fail, the second one when the next process is warm already."""
     said: list[events.Event] = []
-    actor = mock.Mock()
-    pool = Pool(lambda index: actor, 1)
+    workers = mock.Mock()
+    pool = Pool(workers, 1)
     scheduler = Scheduler(mock.Mock(), pool, sink=said.append)
     pool.start()
     (slot,) = pool.slots
@@ -338,7 +337,8 @@ def test_a_late_loss_of_an_earlier_process_does_not_end_the_next_one() -> None:
         slot.state = READY
     assert [event.kind for event in said] == ["worker_lost"]
     assert calls[0].shared_worker and calls[1].shared_worker
-    assert actor.warm_up.remote.call_count == 2
+    warmed_up = [call for call in workers.call.call_args_list if call.args[1] == "warm_up"]
+    assert len(warmed_up) == 2
 
     fresh = pool.submit(slot, "run", payload=None)
     scheduler._settle_lost(fresh, Lost("the worker process died"))

@@ -7,7 +7,6 @@ real processes and a Ray of its own, which is told of one GPU that the interpret
 from __future__ import annotations
 
 import signal
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,15 @@ import pytest
 
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.publish import commits, committed_shards
-from earmill.pipeline.driver import events, placement
+from earmill.pipeline.driver import events, ray_executor
 from earmill.pipeline.driver import run as driver_module
-from earmill.pipeline.driver.ray_session import Node
+from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker import actor
 from tests.chaos.jobs import assert_equal_datasets, driver, write_corpus, write_job
-from tests.pipeline.again_jobs import OneByOne
+from tests.pipeline.again_jobs import NoWorkers, OneByOne
 
 CLIPS = 12
 ON_GPU = ("run.device=cuda", f"audio.resampler={ON_DEVICES}")
@@ -43,8 +42,8 @@ def a_gpu_in_the_session_s_ray(ray_session: None, monkeypatch: pytest.MonkeyPatc
     import ray
 
     nodes = [Node(ray.get_runtime_context().get_node_id(), cpus=2, gpus=1)]
-    monkeypatch.setattr(placement, "live_nodes", lambda: nodes)
-    monkeypatch.setattr(driver_module, "wait_for_nodes", lambda *_, **__: nodes)
+    monkeypatch.setattr(ray_executor, "live_nodes", lambda: nodes)
+    monkeypatch.setattr(ray_executor, "wait_for_nodes", lambda *_, **__: nodes)
     spawn = actor.spawn_worker
 
     def spawn_worker(make_runner: Any, *, num_gpus: float, **options: Any) -> Any:
@@ -66,9 +65,8 @@ def run_on_cpu(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> int:
     """Rows of a job that no GPU has seen, its shards one after another in this process."""
     with monkeypatch.context() as here:
         here.chdir(Path.cwd())
-        here.setattr(driver_module, "ray_session", lambda address: nullcontext())
-        here.setattr(driver_module, "wait_for_nodes", lambda *_, **__: [])
-        here.setattr(driver_module, "_scheduler", lambda job, *_: OneByOne(job, None))
+        here.setattr(driver_module, "executor_of", lambda *_: NoWorkers())
+        here.setattr(driver_module, "scheduler_of", lambda job, *_: OneByOne(job, None))
         return run_job(spec).rows_ok
 
 

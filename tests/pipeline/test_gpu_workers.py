@@ -14,18 +14,20 @@ from amtcore.errors import BackendError, DeviceLostError, DeviceMemoryError
 from amtcore.kernels.warp.driver import device_facts
 from amtcore.kernels.warp.driver.device_facts import DeviceFacts
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
-from earmill.pipeline.driver import events, placement
-from earmill.pipeline.driver.placement import check_device
+from earmill.pipeline.driver import events, ray_executor
+from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.driver.pool import DEAD, READY, Pool
-from earmill.pipeline.driver.ray_session import Node, is_private
+from earmill.pipeline.driver.ray_executor import RayExecutor
+from earmill.pipeline.driver.ray_session import is_private
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Ledger
-from earmill.pipeline.spec.job import RunSpec
+from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.worker import actor, device
-from earmill.pipeline.worker.actor import ShardWorker, spawn_worker
+from earmill.pipeline.worker.actor import spawn_worker
 from earmill.pipeline.worker.device import Gpu, check_gpu, choose_gpu, device_errors, find_gpu
 from earmill.pipeline.worker.launch_batches import DeviceFull
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, ShardOrder, WorkerInfo
+from earmill.pipeline.worker.shard_worker import ShardWorker
 from tests.pipeline.runners import shard
 
 REASON = "the driver finds no device; check nvidia-smi"
@@ -161,18 +163,19 @@ def test_a_gpu_is_looked_for_before_anything_else_where_none_can_come_later(
 ) -> None:
     on_gpu = RunSpec(device="cuda")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(placement, "check_gpu", mock.Mock(side_effect=DeviceError("none here")))
-    monkeypatch.setattr(placement, "is_private", lambda address: True)
+    monkeypatch.setattr(ray_executor, "check_gpu", mock.Mock(side_effect=DeviceError("none here")))
+    monkeypatch.setattr(ray_executor, "is_private", lambda address: True)
     with pytest.raises(DeviceError, match="none here"):
-        check_device(on_gpu, None)
-    check_device(RunSpec(), None)
-    monkeypatch.setattr(placement, "is_private", lambda address: False)
-    monkeypatch.setattr(placement, "live_nodes", lambda: [Node("a", cpus=4, gpus=0)])
+        RayExecutor().check(on_gpu)
+    RayExecutor().check(RunSpec())
+    monkeypatch.setattr(ray_executor, "is_private", lambda address: False)
+    monkeypatch.setattr(ray_executor, "live_nodes", lambda: [Node("a", cpus=4, gpus=0)])
     with pytest.raises(DeviceError, match="a Ray cluster that offers none"):
-        check_device(on_gpu, None)
-    check_device(on_gpu, "10.0.0.1:6379")
-    monkeypatch.setattr(placement, "live_nodes", lambda: [Node("a", cpus=4, gpus=1)])
-    check_device(on_gpu, None)
+        RayExecutor().check(on_gpu)
+    monkeypatch.setattr(ray_executor, "check_address", lambda address: None)
+    RayExecutor("10.0.0.1:6379").check(on_gpu)
+    monkeypatch.setattr(ray_executor, "live_nodes", lambda: [Node("a", cpus=4, gpus=1)])
+    RayExecutor().check(on_gpu)
 
 
 class Raising:
@@ -237,7 +240,10 @@ def started() -> Callable[[int], Started]:
             max_attempts=3,
             sink=said.append,
         )
-        pool = Pool(lambda index: mock.Mock(), workers)
+        processes = mock.Mock()
+        processes.start.side_effect = lambda index: mock.Mock()
+        processes.call.side_effect = lambda *_: mock.Mock()
+        pool = Pool(processes, workers)
         pool.start()
         return Scheduler(ledger, pool, sink=said.append), pool, said
 
@@ -245,9 +251,8 @@ def started() -> Callable[[int], Started]:
 
 
 def test_a_worker_without_its_gpu_is_given_up_at_once_and_the_others_work_on(
-    started: Callable[[int], Started], monkeypatch: pytest.MonkeyPatch
+    started: Callable[[int], Started],
 ) -> None:
-    monkeypatch.setattr("earmill.pipeline.driver.pool.ray", mock.Mock())
     scheduler, pool, said = started(2)
     first, second = pool.slots
     hopeless = Outcome(ok=False, stage="warm_up", message="run.device: no GPU", permanent=True)
@@ -261,16 +266,15 @@ def test_a_worker_without_its_gpu_is_given_up_at_once_and_the_others_work_on(
 
 
 def test_a_device_lost_in_warm_up_costs_the_process(
-    started: Callable[[int], Started], monkeypatch: pytest.MonkeyPatch
+    started: Callable[[int], Started],
 ) -> None:
     """In the same process the device would fail for ever."""
-    ray = mock.Mock()
-    monkeypatch.setattr("earmill.pipeline.driver.pool.ray", ray)
     scheduler, pool, _ = started(1)
     (slot,) = pool.slots
-    actor_before = slot.actor
+    before = slot.worker
     scheduler._settle_warm_up(slot, Outcome(ok=False, stage="device", message="lost"))
-    assert slot.actor is not actor_before and ray.kill.call_args.args == (actor_before,)
+    assert slot.worker is not before
+    assert pool.workers.kill.call_args.args == (before,)  # type: ignore[attr-defined]
 
 
 def test_a_worker_that_fell_back_says_so_once(started: Callable[[int], Started]) -> None:

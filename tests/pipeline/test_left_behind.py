@@ -16,8 +16,9 @@ from earmill.pipeline.common.errors import ClusterLost, RunStopped
 from earmill.pipeline.driver import private_ray, ray_reaper
 from earmill.pipeline.driver import ray_session as ray_cluster
 from earmill.pipeline.driver.cluster_watch import SILENT_S, ClusterWatch
-from earmill.pipeline.driver.ray_session import Node, wait_for_nodes
-from earmill.pipeline.spec.job import RunSpec
+from earmill.pipeline.driver.placement import Node
+from earmill.pipeline.driver.ray_session import wait_for_nodes
+from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.storage import owned_folders
 from earmill.pipeline.storage.owned_folders import OwnedFolder, own_folder, sweep
 from tests.pipeline.outages import Clock

@@ -1,16 +1,18 @@
-"""Deadlines and the table of workers: a scripted Ray, no processes."""
+"""Deadlines and the table of workers: scripted workers, no processes."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import pytest
+import ray as ray_package
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, WorkerCrashedError
 
-import earmill.pipeline.driver.pool as pool_module
 from earmill.pipeline.driver.deadlines import (
     BASE_S,
     HUNG_FACTOR,
@@ -20,6 +22,7 @@ from earmill.pipeline.driver.deadlines import (
     Deadlines,
 )
 from earmill.pipeline.driver.pool import DEAD, READY, WARMING, Pool, Slot
+from earmill.pipeline.driver.ray_executor import RayWorkers
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
 
 seconds = st.floats(0.1, 1e5)
@@ -70,47 +73,41 @@ class TestDeadlines:
 class Ref:
     """A call that a worker was sent."""
 
-    actor: Actor
+    worker: Worker
     kind: str
     args: tuple[Any, ...]
 
 
 @dataclass(eq=False)
-class Actor:
+class Worker:
     """A worker that answers when the test says so."""
 
     index: int
 
-    def __getattr__(self, kind: str) -> Any:
-        actor = self
-
-        class Method:
-            def remote(self, *args: Any) -> Ref:
-                return Ref(actor, kind, args)
-
-        return Method()
-
 
 @dataclass
-class FakeRay:
-    """`ray.wait`, `get` and `kill`: answers lie ready in `answers`."""
+class FakeWorkers:
+    """Workers whose answers lie ready in `answers`."""
 
     answers: dict[Ref, Any] = field(default_factory=dict)
-    killed: list[Actor] = field(default_factory=list)
+    started: list[Worker] = field(default_factory=list)
+    killed: list[Worker] = field(default_factory=list)
 
-    def wait(self, refs: list[Ref], *, num_returns: int, timeout: float) -> Any:
-        ready = [ref for ref in refs if ref in self.answers][:num_returns]
-        return ready, [ref for ref in refs if ref not in ready]
+    def start(self, index: int) -> Worker:
+        self.started.append(Worker(index))
+        return self.started[-1]
 
-    def get(self, ref: Ref) -> Any:
-        answer = self.answers[ref]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def call(self, worker: Worker, kind: str, *args: Any) -> Ref:
+        return Ref(worker, kind, args)
 
-    def kill(self, actor: Actor, *, no_restart: bool) -> None:
-        assert no_restart
-        self.killed.append(actor)
+    def ended(self, calls: list[Ref], timeout_s: float) -> Iterator[tuple[Ref, Any]]:
+        yield from [(ref, self.answers[ref]) for ref in calls if ref in self.answers]
+
+    def kill(self, worker: Worker) -> None:
+        self.killed.append(worker)
+
+    def others_cpu_s(self, pids: Collection[int]) -> dict[int, float]:
+        return {}
 
 
 class Clock:
@@ -122,27 +119,19 @@ class Clock:
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    fake = FakeRay()
-    monkeypatch.setattr(pool_module, "ray", fake)
-    return fake
+def workers() -> FakeWorkers:
+    return FakeWorkers()
 
 
-def started(size: int = 1) -> tuple[Pool, list[Actor]]:
-    actors: list[Actor] = []
-
-    def spawn(index: int) -> Actor:
-        actors.append(Actor(index))
-        return actors[-1]
-
-    pool = Pool(spawn, size, clock=Clock())
+def started(workers: FakeWorkers, size: int = 1) -> tuple[Pool, list[Worker]]:
+    pool = Pool(workers, size, clock=Clock())
     pool.start()
-    return pool, actors
+    return pool, workers.started
 
 
-def answers(pool: Pool, ray: FakeRay, kind: str, answer: Any) -> list[Any]:
+def answers(pool: Pool, workers: FakeWorkers, kind: str, answer: Any) -> list[Any]:
     """What the pool makes of this answer to every call of this kind."""
-    ray.answers |= {ref: answer for ref in pool._calls if ref.kind == kind}
+    workers.answers |= {ref: answer for ref in pool._calls if ref.kind == kind}
     return [result for _, result in pool.wait(0.0)]
 
 
@@ -150,20 +139,20 @@ DONE = Outcome(ok=True)
 
 
 class TestPool:
-    def test_a_start_warms_every_worker_up(self, ray: FakeRay) -> None:
-        pool, actors = started(3)
-        assert [actor.index for actor in actors] == [0, 1, 2]
+    def test_a_start_warms_every_worker_up(self, workers: FakeWorkers) -> None:
+        pool, actors = started(workers, 3)
+        assert [worker.index for worker in actors] == [0, 1, 2]
         assert [slot.state for slot in pool.slots] == [WARMING] * 3
         assert all(slot.room == 0 and not slot.idle for slot in pool.slots)
-        assert answers(pool, ray, "warm_up", DONE) == [DONE] * 3
+        assert answers(pool, workers, "warm_up", DONE) == [DONE] * 3
         assert list(pool.wait(0.0)) == []
 
     def test_at_least_one(self) -> None:
         with pytest.raises(ValueError, match="expected at least one worker, got 0"):
-            Pool(Actor, 0)
+            Pool(FakeWorkers(), 0)
 
-    def test_room_is_what_is_not_in_flight(self, ray: FakeRay) -> None:
-        pool, _ = started()
+    def test_room_is_what_is_not_in_flight(self, workers: FakeWorkers) -> None:
+        pool, _ = started(workers)
         (slot,) = pool.slots
         slot.state = READY
         for sent in range(CONCURRENT_SHARDS):
@@ -175,23 +164,25 @@ class TestPool:
         assert slot.asked
         assert len(slot.work) == CONCURRENT_SHARDS, "a question is no work"
 
-    def test_a_deadline_counts_from_when_a_call_became_the_oldest(self, ray: FakeRay) -> None:
-        pool, _ = started()
+    def test_a_deadline_counts_from_when_a_call_became_the_oldest(
+        self, workers: FakeWorkers
+    ) -> None:
+        pool, _ = started(workers)
         (slot,) = pool.slots
         first, second = (pool.submit(slot, "run", n) for n in range(2))
         before = second.head_since
-        ray.answers = {first.ref: DONE}
+        workers.answers = {first.ref: DONE}
         assert [call for call, _ in pool.wait(0.0)] == [first]
         assert slot.work == [second]
         assert second.head_since > before
         third = pool.submit(slot, "run", 2)
         began = second.head_since
-        ray.answers = {third.ref: DONE}
+        workers.answers = {third.ref: DONE}
         list(pool.wait(0.0))
         assert second.head_since == began, "a younger call that ends changes nothing"
 
-    def test_a_restart_is_another_generation(self, ray: FakeRay) -> None:
-        pool, _ = started()
+    def test_a_restart_is_another_generation(self, workers: FakeWorkers) -> None:
+        pool, _ = started(workers)
         (slot,) = pool.slots
         call = pool.submit(slot, "run", 0)
         slot.state, slot.seconds_in_flight, slot.waits_for = READY, 60.0, "source"
@@ -202,72 +193,78 @@ class TestPool:
         assert slot.warming_since > warming
         assert pool.submit(slot, "run", 1).generation == slot.generation
 
-    def test_a_replaced_worker_takes_its_calls_with_it(self, ray: FakeRay) -> None:
-        pool, actors = started(2)
+    def test_a_replaced_worker_takes_its_calls_with_it(self, workers: FakeWorkers) -> None:
+        pool, actors = started(workers, 2)
         slot, other = pool.slots
         calls = [pool.submit(slot, "run", n) for n in range(2)]
         pool.submit(slot, "status")
         kept = pool.submit(other, "run", 9)
         assert pool.replace(slot) == calls
-        assert ray.killed == [actors[0]]
-        assert (slot.actor, slot.work, slot.asked, slot.state) == (actors[2], [], False, WARMING)
-        ray.answers = {call.ref: DONE for call in (*calls, kept)}
+        assert workers.killed == [actors[0]]
+        assert (slot.worker, slot.work, slot.asked, slot.state) == (actors[2], [], False, WARMING)
+        workers.answers = {call.ref: DONE for call in (*calls, kept)}
         assert [call for call, _ in pool.wait(0.0)] == [kept], "nobody hears of the lost ones"
 
-    def test_a_slot_replaced_while_results_are_handled(self, ray: FakeRay) -> None:
+    def test_a_slot_replaced_while_results_are_handled(self, workers: FakeWorkers) -> None:
         """Both calls are ready in one round; after the first the scheduler replaces the worker."""
-        pool, _ = started()
+        pool, _ = started(workers)
         (slot,) = pool.slots
         calls = [pool.submit(slot, "run", n) for n in range(2)]
-        ray.answers = {call.ref: DONE for call in calls}
+        workers.answers = {call.ref: DONE for call in calls}
         handled = []
         for call, _ in pool.wait(0.0):
             handled.append(call)
             pool.replace(slot)
         assert handled == calls[:1]
 
-    def test_closing_kills_each_living_worker_once(self, ray: FakeRay) -> None:
-        pool, actors = started(3)
+    def test_closing_kills_each_living_worker_once(self, workers: FakeWorkers) -> None:
+        pool, actors = started(workers, 3)
         pool.retire(pool.slots[1])
         assert pool.slots[1].state == DEAD
         pool.close()
         pool.close()
-        assert sorted(actor.index for actor in ray.killed) == [0, 1, 2]
-        assert len(ray.killed) == len(actors)
+        assert sorted(actor.index for actor in workers.killed) == [0, 1, 2]
+        assert len(workers.killed) == len(actors)
 
-    @pytest.mark.parametrize(
-        ("error", "expected"),
-        [
-            (ActorUnavailableError("gone", None), Lost("the worker process died", restarting=True)),
-            (ActorDiedError(), "the worker process died: "),
-            (WorkerCrashedError(), "WorkerCrashedError: "),
-        ],
-        ids=lambda value: type(value).__name__,
-    )
-    def test_a_lost_worker_is_no_exception(
-        self, ray: FakeRay, error: Exception, expected: Lost | str
-    ) -> None:
-        pool, _ = started()
-        pool.submit(pool.slots[0], "run", 0)
-        (result,) = answers(pool, ray, "run", error)
-        assert isinstance(result, Lost)
-        if isinstance(expected, Lost):
-            assert result == expected
-        else:
-            assert not result.restarting
-            assert result.reason.startswith(expected)
-            assert "\n" not in result.reason
 
-    def test_a_call_that_never_reached_the_worker_s_guard(self, ray: FakeRay) -> None:
-        """The process lives: the rows are to blame, not the worker."""
-        pool, _ = started()
-        pool.submit(pool.slots[0], "run", 0)
-        cause = ModuleNotFoundError("No module named 'nowhere'")
-        error = RayTaskError("run", "traceback\nover lines", cause)
-        (result,) = answers(pool, ray, "run", error)
-        assert isinstance(result, Outcome)
-        assert (result.ok, result.stage) == (False, "rows")
-        assert result.message == "ModuleNotFoundError: No module named 'nowhere'"
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ActorUnavailableError("gone", None), Lost("the worker process died", restarting=True)),
+        (ActorDiedError(), "the worker process died: "),
+        (WorkerCrashedError(), "WorkerCrashedError: "),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_lost_actor_is_no_exception(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: Lost | str
+) -> None:
+    result = answer_of_ray(monkeypatch, error)
+    assert isinstance(result, Lost)
+    if isinstance(expected, Lost):
+        assert result == expected
+    else:
+        assert not result.restarting
+        assert result.reason.startswith(expected)
+        assert "\n" not in result.reason
+
+
+def test_a_call_that_never_reached_the_actor_s_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process lives: the rows are to blame, not the worker."""
+    cause = ModuleNotFoundError("No module named 'nowhere'")
+    result = answer_of_ray(monkeypatch, RayTaskError("run", "traceback\nover lines", cause))
+    assert isinstance(result, Outcome)
+    assert (result.ok, result.stage) == (False, "rows")
+    assert result.message == "ModuleNotFoundError: No module named 'nowhere'"
+
+
+def answer_of_ray(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Outcome | Lost:
+    """What becomes of a call that Ray answers with this error."""
+    monkeypatch.setattr(ray_package, "wait", lambda refs, **_: (refs, []))
+    monkeypatch.setattr(ray_package, "get", mock.Mock(side_effect=error))
+    ((ref, result),) = RayWorkers(mock.Mock()).ended(["ref"], 0.0)
+    assert ref == "ref"
+    return result
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1e4)), max_size=30))

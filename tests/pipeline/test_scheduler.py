@@ -1,4 +1,5 @@
-"""The driver loop on real Ray actors whose shards touch files instead of audio.
+"""The driver loop on real workers, Ray actors and plain processes, whose shards touch files instead
+of audio.
 
 Each test states what must be committed, what the events say of the way there, and that nothing
 else was done; deaths are real deaths of worker processes.
@@ -6,27 +7,46 @@ else was done; deaths are real deaths of worker processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.deadlines import Deadlines
+from earmill.pipeline.driver.executor import Hire
+from earmill.pipeline.driver.local_executor import LocalWorkers
+from earmill.pipeline.driver.placement import Placement
 from earmill.pipeline.driver.pool import Pool
+from earmill.pipeline.driver.ray_executor import RayWorkers
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Ledger, Result
 from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.planning.plan import Shard
-from earmill.pipeline.worker.actor import spawn_worker
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from tests.pipeline.runners import MakeRunner, committed, read_commit, shard
 
-pytestmark = pytest.mark.usefixtures("ray_session")
+
+@pytest.fixture(autouse=True, params=["ray", "local"])
+def _on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test with workers of each executor; none of them outlives it."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_session")
+        monkeypatch.setattr(Run, "executor", RayWorkers)
+        yield
+        return
+    monkeypatch.setattr(Run, "executor", LocalWorkers)
+    before = psutil.Process().children()
+    yield
+    assert [child for child in psutil.Process().children() if child not in before] == []
 
 
 class Run:
     """One run of the loop and everything it said."""
+
+    executor: type[RayWorkers] | type[LocalWorkers] = LocalWorkers
 
     def __init__(self, root: Path, shards: list[Shard]) -> None:
         self.root, self.shards = root, shards
@@ -50,7 +70,8 @@ class Run:
         ledger = Ledger(
             self.shards, partial(committed, self.root), max_attempts=max_attempts, sink=sink
         )
-        pool = Pool(lambda index: spawn_worker(make_runner), workers)
+        hire = Hire(make_runner, Placement("", threads=1, num_cpus=0.0), CONCURRENT_SHARDS)
+        pool = Pool(self.executor(lambda index: hire), workers)
         deadlines = Deadlines(deadline_s)
         return Scheduler(ledger, pool, deadlines=deadlines, sink=sink, stop=self.stop).run()
 
@@ -80,9 +101,9 @@ def test_every_shard_is_committed_once_and_two_are_in_flight_per_worker(tmp_path
 
 
 def test_two_workers_share_the_shards(tmp_path: Path) -> None:
-    run = Run(tmp_path, [shard(f"{i:05d}", f"step-{i}") for i in range(12)])
+    run = Run(tmp_path, [shard(f"{i:05d}", f"both-{i}") for i in range(6)])
     result = run(workers=2)
-    assert len(result.done) == 12 and run.said(events.ShardRetry) == []
+    assert len(result.done) == 6 and run.said(events.ShardRetry) == []
     assert len({read_commit(tmp_path, shard_id)["pid"] for shard_id in result.done}) == 2
 
 
@@ -91,7 +112,8 @@ def test_rows_that_kill_their_worker_are_found_and_the_rest_commits(tmp_path: Pa
     result = run(max_attempts=1)
     assert set(result.done) == {"00000", "00001"}
     assert run.rows("00000") == ["ok-a", "ok-c"]
-    assert read_commit(tmp_path, "00000")["bad"] == {"die-b": "the worker process died"}
+    (reason,) = read_commit(tmp_path, "00000")["bad"].values()
+    assert reason.startswith("the worker process died")
     assert [event.row_id for event in run.said(events.CulpritFound)] == ["die-b"]
     assert len(run.said(events.BisectStarted)) == 1
     probed = (tmp_path / "probes.txt").read_text().split("\n")

@@ -1,0 +1,164 @@
+"""One worker process of this machine, as the driver sees it.
+
+The process is a fresh Python that is told what to import: no copy of the driver, whose threads and
+locks it would inherit, and none of its main module. Calls go out by a thread of their own, because
+a worker that is frozen reads nothing, and the driver must not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.driver.executor import KEPT_MEMORY
+from earmill.pipeline.worker.messages import Lost, Outcome, Runner
+
+# The child's own command line: where to look for modules, then what to run.
+COMMAND = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from earmill.pipeline.worker.process import serve; serve(int(sys.argv[1]))"
+)
+# What a process says on standard error is kept for its last words only.
+LAST_WORDS_BYTES = 4096
+MOST_SAID_BYTES = 2**20
+# From the end of what a process sends to its own end.
+ENDS_WITHIN_S = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class LocalCall:
+    """A call on its way to a process, or there."""
+
+    number: int
+
+
+class LocalProcess:
+    """A worker; its process is started by the first call, and by the next one where it has died.
+
+    Args:
+        make_runner: Builds its work; must pickle. environment: Variables of the process.
+        shards: Calls that run at a time.
+    """
+
+    def __init__(
+        self, make_runner: Callable[[], Runner], environment: Mapping[str, str], shards: int
+    ) -> None:
+        self._begin = (pickle.dumps(make_runner), shards)
+        self._environment = KEPT_MEMORY | os.environ | dict(environment)
+        self._calls: dict[int, LocalCall] = {}
+        self._number = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._last_words = tempfile.TemporaryFile(buffering=0)
+
+    @property
+    def is_running(self) -> bool:
+        """Started, and not known to be dead."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process."""
+        return None if self._process is None else self._process.pid
+
+    def call(self, kind: str, args: tuple[object, ...]) -> LocalCall:
+        """Send a call; where the process has died meanwhile, `read` says so."""
+        if self._process is None:
+            self._start()
+        self._number += 1
+        call = LocalCall(self._number)
+        self._calls[call.number] = call
+        self._send((call.number, kind, pickle.dumps(args)))
+        return call
+
+    def read(self) -> list[tuple[LocalCall, Outcome | Lost]]:
+        """What has come: answers, or the loss of all calls. Call it when there is something."""
+        ended: list[tuple[LocalCall, Outcome | Lost]] = []
+        try:
+            while self.connection.poll():
+                number, outcome = self.connection.recv()
+                ended.append((self._calls.pop(number), outcome))
+        except (EOFError, OSError):
+            return ended + self._lost()
+        if os.fstat(self._last_words.fileno()).st_size > MOST_SAID_BYTES:
+            self._last_words.truncate(0)
+        return ended
+
+    def kill(self) -> None:
+        """End it at once and for good."""
+        self._calls.clear()
+        self._end()
+        self._last_words.close()
+
+    def _start(self) -> None:
+        self.connection, theirs = Pipe()
+        self._last_words.truncate(0)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", COMMAND, str(theirs.fileno()), *sys.path],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._last_words,
+                pass_fds=(theirs.fileno(),),
+            )
+        finally:
+            theirs.close()
+        self._out = ThreadPoolExecutor(1, "to-worker")
+        self._send(self._begin)
+
+    def _send(self, message: Any) -> None:
+        # What the process no longer reads is lost with it.
+        def send(connection: Connection[Any, Any]) -> None:
+            with suppress(OSError):
+                connection.send(message)
+
+        self._out.submit(send, self.connection)
+
+    def _lost(self) -> list[tuple[LocalCall, Outcome | Lost]]:
+        lost = Lost(f"the worker process died: {self._end()}")
+        calls, self._calls = list(self._calls.values()), {}
+        return [(call, lost) for call in calls]
+
+    def _end(self) -> str:
+        """Make sure that it is gone; why it was."""
+        process, self._process = self._process, None
+        if process is None:
+            return ""
+        # One that closed its side is on its way out; killed, it would not tell how.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDS_WITHIN_S if self._calls else 0)
+        process.kill()
+        code = process.wait()
+        self._out.shutdown(wait=True, cancel_futures=True)
+        self.connection.close()
+        return self._why(code)
+
+    def _why(self, code: int) -> str:
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        size = os.fstat(self._last_words.fileno()).st_size
+        said = os.pread(
+            self._last_words.fileno(), LAST_WORDS_BYTES, max(0, size - LAST_WORDS_BYTES)
+        )
+        lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+        return f"{how}: {one_line(lines[-1])[:200]}" if lines else how
+
+
+def visible_gpus() -> list[str]:
+    """Names of this machine's GPUs for CUDA_VISIBLE_DEVICES, those that are hidden left out."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = torch.cuda.device_count()
+    return named.split(",")[:found] if named else [str(index) for index in range(found)]

@@ -1,0 +1,154 @@
+"""A job that may start: its plan and dataset.json are stored or checked, and it says what is left.
+
+The output is the only state: resume is the stored plan minus the commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.common.extension_points import FORMATS, SOURCES
+from earmill.pipeline.dataset.carry import carry_over
+from earmill.pipeline.dataset.description import DatasetFile, open_dataset, read_dataset
+from earmill.pipeline.dataset.provenance import run_provenance
+from earmill.pipeline.dataset.publish import CommitRecord, commits
+from earmill.pipeline.dataset.recompute import Again, Chooser, open_again
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.shard_tracker import WITNESSES, smallest
+from earmill.pipeline.driver.source_changes import update_hint
+from earmill.pipeline.formats.casting import as_stored
+from earmill.pipeline.formats.format import BINARY
+from earmill.pipeline.planning.plan import Plan, Shard
+from earmill.pipeline.sources import Item, Source
+from earmill.pipeline.spec.changes import describe_changes
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.owned_folders import sweep
+
+if TYPE_CHECKING:
+    from amtcore.features.base import Extractor
+
+
+@dataclass(frozen=True)
+class OpenJob:
+    """A job that may start: everything is checked, the lock is held.
+
+    Args:
+        before: Commits of earlier runs. pending: Shards that have none, or are done again.
+        again: The latter.
+    """
+
+    spec: JobSpec
+    layout: Layout
+    plan: Plan
+    dataset: DatasetFile
+    before: dict[str, CommitRecord]
+    pending: tuple[Shard, ...]
+    again: Mapping[str, Again] = field(default_factory=dict)
+
+    def started(self) -> events.JobStarted:
+        """The event that opens the run."""
+        records = self.before.values()
+        total_s = sum(shard.seconds for shard in self.plan.shards)
+        return events.JobStarted(
+            job=self.spec.name,
+            output=self.layout.url(),
+            plan_id=self.plan.plan_id,
+            shards_total=len(self.plan.shards),
+            shards_done=len(self.before),
+            rows_total=self.plan.rows,
+            rows_ok=sum(record.rows_ok for record in records),
+            rows_bad=sum(record.rows_bad for record in records),
+            seconds_total=total_s,
+            seconds_done=total_s - sum(shard.seconds for shard in self.pending),
+            audio_s_done=sum(record.seconds for record in records),
+        )
+
+    def witnesses(self) -> list[Item]:
+        """Rows that an earlier run could read: those of its best shards."""
+        records = [record for record in self.before.values() if record.rows_ok]
+        best = sorted(records, key=lambda record: record.rows_bad / record.rows_ok)[:WITNESSES]
+        shards = {shard.shard_id: shard for shard in self.plan.shards}
+        return [smallest(shards[record.shard]) for record in best if record.shard in shards]
+
+
+def stored_dataset(spec: JobSpec, layout: Layout) -> DatasetFile | None:
+    """The output's own description, None where it is new; OutputError if it is another job's."""
+    stored = read_dataset(layout)
+    if stored is not None and stored.spec_sha256 != spec.sha256():
+        changed = describe_changes(stored.spec, spec.canonical()) or "not visible in the spec"
+        raise OutputError(
+            f"{layout.url()} belongs to another spec (different: {changed}); use another output.uri"
+        )
+    return stored
+
+
+def open_job(
+    spec: JobSpec,
+    layout: Layout,
+    plan: Plan,
+    extractors: Sequence[Extractor],
+    source: Source,
+    *,
+    resume: bool,
+    again: Chooser | None,
+) -> OpenJob:
+    """Write or check plan and dataset.json; refuse to go on unasked."""
+    plan.write(layout)
+    dataset = open_dataset(layout, _describe(spec, plan, extractors))
+    chosen = again(layout) if again is not None else {}
+    before = commits(layout, without=chosen)
+    if before and not resume:
+        raise OutputError(
+            f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this job; "
+            f"add --resume to go on with it{update_hint(source, plan)}, or use another output.uri"
+        )
+    layout.clear_scratch()
+    sweep()  # a run without pending shards starts no Ray, which would do it
+    if carry_over(layout, dataset, plan):
+        before = commits(layout, without=chosen)
+    pending = tuple(shard for shard in plan.shards if shard.shard_id not in before)
+    return OpenJob(spec, layout, plan, dataset, before, pending, open_again(layout, chosen))
+
+
+def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> DatasetFile:
+    described = [extractor.describe() for extractor in extractors]
+    return DatasetFile(
+        name=spec.name,
+        spec=spec.canonical(),
+        spec_sha256=spec.sha256(),
+        plan_id=plan.plan_id,
+        streams=tuple(
+            info.to_dict()
+            for model in extractors
+            for info in as_stored(model.streams, spec.output.dtype)
+        ),
+        buffers_sha256={
+            _unique(index, spec): model.buffers_sha256() for index, model in enumerate(extractors)
+        },
+        provenance=run_provenance(described, device=spec.run.device, dtype=spec.output.dtype)
+        | {"extensions": _extensions(spec)},
+        parquet_form=spec.output.parquet_form or BINARY,
+        extra_types=plan.extra_types,
+        extra_labels=plan.extra_labels,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _extensions(spec: JobSpec) -> dict[str, object]:
+    """The distributions that bring the job's source and formats: what a reader may have to get."""
+    return {
+        "source": SOURCES.owner(spec.source.kind),
+        "formats": {name: FORMATS.owner(name) for name in spec.output.formats},
+    }
+
+
+def _unique(index: int, spec: JobSpec) -> str:
+    """The model's name; a second entry of the same model gets a number."""
+    name = spec.extract[index].model
+    earlier = sum(entry.model == name for entry in spec.extract[:index])
+    return f"{name}#{earlier}" if earlier else name

@@ -1,0 +1,98 @@
+"""The scheduler of a job: its books, its workers, and what each of them is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.publish import CommitRecord, read_commit
+from earmill.pipeline.dataset.recompute import Again
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.deadlines import Deadlines
+from earmill.pipeline.driver.executor import Hire, Session
+from earmill.pipeline.driver.open_job import OpenJob
+from earmill.pipeline.driver.placement import Placement, cpu_note, place_workers
+from earmill.pipeline.driver.pool import Pool
+from earmill.pipeline.driver.scheduler import Scheduler
+from earmill.pipeline.driver.shard_tracker import Committed, Ledger
+from earmill.pipeline.driver.stop_request import StopRequest
+from earmill.pipeline.worker.launch_batches import shards_in_flight
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
+from earmill.pipeline.worker.shard_runner import WorkerJob
+
+# Builds, for a worker's job, what builds its runner inside the worker's process.
+RunnerFactory = Callable[[WorkerJob], Callable[[], Runner]]
+
+
+def scheduler_of(
+    job: OpenJob,
+    session: Session,
+    sink: events.Sink,
+    stop: StopRequest,
+    lock: DriverLock,
+    make_runner: RunnerFactory,
+) -> Scheduler:
+    """The scheduler of what is pending, with as many workers as the session has places for."""
+    run, nodes = job.spec.run, session.nodes()
+    placements = place_workers(nodes, run, at_most=len(job.pending))
+    if note := cpu_note(nodes, run):
+        sink(events.Note(note))
+
+    def committed(shard_id: str) -> Committed | None:
+        known = job.again.get(shard_id, Again())
+        record = read_commit(job.layout, shard_id, known.generation)
+        return None if record is None else committed_of(record)
+
+    def hire(index: int) -> Hire:
+        return _hire(job, placements[index], make_runner)
+
+    def on_tick() -> None:
+        lock.check()
+        session.check()
+
+    ledger = Ledger(
+        job.pending,
+        committed,
+        max_attempts=run.max_attempts,
+        sink=sink,
+        witnesses=job.witnesses(),
+    )
+    return Scheduler(
+        ledger,
+        Pool(session.workers(hire), len(placements)),
+        deadlines=Deadlines(run.shard_deadline_s),
+        sink=sink,
+        stop=stop,
+        on_tick=on_tick,
+    )
+
+
+def _hire(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> Hire:
+    count = len(job.plan.shards)
+    in_flight = shards_in_flight(
+        job.plan.rows / count, sum(shard.seconds for shard in job.plan.shards) / count
+    )
+    shards = in_flight if place.num_gpus else CONCURRENT_SHARDS
+    work = WorkerJob(
+        spec=job.spec,
+        plan_id=job.plan.plan_id,
+        threads=place.threads,
+        folder=os.getcwd(),
+        device=place.device,
+        shards=shards,
+        parquet_form=job.dataset.parquet_form,
+        extra_types=job.dataset.extra_types,
+        again=job.again,
+    )
+    return Hire(make_runner(work), place, shards)
+
+
+def committed_of(record: CommitRecord) -> Committed:
+    """What the driver needs to know of a commit record."""
+    return Committed(
+        rows_ok=record.rows_ok,
+        rows_bad=record.rows_bad,
+        nbytes=sum(file.bytes for file in record.files),
+        seconds=record.seconds,
+    )

@@ -1,0 +1,61 @@
+"""The `run` section of a job: where and how it runs, which changes no output."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from earmill.pipeline.spec.section import PositiveFloat, SpecModel
+
+# One worker fills a GPU: it keeps two launches in flight.
+GPUS_PER_WORKER = 1.0
+
+
+class RunSpec(SpecModel):
+    """How the job runs; nothing here changes the output.
+
+    Args:
+        executor: What carries the workers: ray, actors on this machine or on a cluster; local,
+            plain processes of this machine, which start faster.
+        workers: Worker processes; chosen from the machines when null.
+        threads_per_worker: Compute threads of a worker; chosen when null.
+        device: Where the models run: auto takes the GPUs that the nodes offer and works on the CPUs
+            of the others, cuda needs a GPU, cpu takes none.
+        gpus_per_worker: Share of a GPU for each worker on one, above 0 and up to 1, such as 0.5 for
+            two workers on a GPU; 1 when null, 0 is the same as device cpu.
+        max_bad_fraction: Quarantined rows above this fraction fail the job (exit code 3).
+        max_attempts: Tries of a shard before its rows are searched for the culprit.
+        shard_deadline_s: Seconds a shard may take before it is tried a second time; learned from
+            the shards before it when null.
+    """
+
+    executor: Literal["ray", "local"] = "ray"
+    workers: int | None = Field(default=None, ge=1)
+    threads_per_worker: int | None = Field(default=None, ge=1)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpus_per_worker: float | None = Field(default=None, ge=0, le=1)
+    max_bad_fraction: float = Field(default=0.05, ge=0, le=1)
+    max_attempts: int = Field(default=3, ge=1)
+    shard_deadline_s: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _gpus_for_the_device(self) -> RunSpec:
+        if self.device == "cpu" and self.gpus_per_worker:
+            raise ValueError(
+                f"expected no gpus_per_worker with device cpu, got {self.gpus_per_worker:g}; leave "
+                "it out, or set device to auto or cuda"
+            )
+        if self.device == "cuda" and self.gpus_per_worker == 0:
+            raise ValueError(
+                "expected gpus_per_worker above 0 with device cuda, got 0; leave it out for one "
+                "GPU each, or set device to cpu"
+            )
+        return self
+
+    @property
+    def gpus_wanted(self) -> float:
+        """Share of a GPU for a worker that computes on one; 0 where none may."""
+        if self.device == "cpu":
+            return 0.0
+        return GPUS_PER_WORKER if self.gpus_per_worker is None else self.gpus_per_worker
