@@ -150,13 +150,28 @@ def extra_types(extras: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     Integers and floats together give double; any other mixture, and a column without a value,
     gives string.
     """
-    seen: dict[str, set[str]] = {}
+    seen = SeenTypes()
     for extra in extras:
+        seen.add(extra)
+    return seen.found()
+
+
+class SeenTypes:
+    """What `extra_types` gives, row by row."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, set[str]] = {}
+
+    def add(self, extra: Mapping[str, Any]) -> None:
+        """One more row's values."""
         for name, value in extra.items():
-            kinds = seen.setdefault(name, set())
+            kinds = self._seen.setdefault(name, set())
             if value is not None:
                 kinds.add(_kind(name, value))
-    return {name: _merge(kinds) for name, kinds in sorted(seen.items())}
+
+    def found(self) -> dict[str, str]:
+        """The types so far."""
+        return {name: _merge(kinds) for name, kinds in sorted(self._seen.items())}
 
 
 def _kind(name: str, value: Any) -> str:

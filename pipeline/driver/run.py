@@ -97,7 +97,11 @@ def _run_job(
     extractors = validate_models(spec)
     if stored is None:
         sink(events.Step("listing the source"))
-    plan = make_plan(source, spec) if stored is None else Plan.read(layout, stored.plan_id)
+    plan = (
+        make_plan(source, spec, lambda rows: sink(events.Step(f"listing: {rows:,} rows so far")))
+        if stored is None
+        else Plan.read(layout, stored.plan_id)
+    )
     for note in plan.notes if stored is None else ():
         sink(events.Note(note))
     layout.check_writable()

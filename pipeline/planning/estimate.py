@@ -71,17 +71,28 @@ def estimate(
         for s in streams
     )
     per_shard = (_objects(shard, spec, streams) for shard in plan.shards)
-    sizes = {item.uri: item.size or 0 for item in plan.items()}
     return Estimate(
         rows=plan.rows,
         hours=audio_s / SECONDS_PER_HOUR,
         shards=len(plan.shards),
-        bytes_in=sum(sizes.values()),
+        bytes_in=_bytes_in(plan),
         bytes_out={fmt: size for fmt in spec.output.formats},
         objects=OBJECTS_PER_DATASET + sum(per_shard),
         seconds=None if times_realtime is None else audio_s / times_realtime,
         skipped=dict(plan.skipped),
     )
+
+
+def _bytes_in(plan: Plan) -> int:
+    """Bytes of the files that the rows are in, each counted once."""
+    seen: set[int] = set()
+    total = 0
+    for item in plan.items():
+        name = hash(item.uri)
+        if name not in seen:
+            seen.add(name)
+            total += item.size or 0
+    return total
 
 
 def stored_rows(shard: Shard, stream: StreamInfo) -> int:

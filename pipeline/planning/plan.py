@@ -1,112 +1,93 @@
-"""The plan: every row of a source assigned to a shard, made once, stored, never changed.
+"""The plan: every row assigned to a shard, made once, stored, never changed.
 
 Rows keep the source's order and are cut into shards by expected audio seconds, so that shards cost
 about the same time; an over-long row is a shard of its own. Rows that are fetched in one piece (row
 groups of Parquet) stay together, unless they are several shards' worth. The plan id is a hash of
 the rows, their shards and the spec, so equal inputs give an equal id, and a changed source another
-one. A stored plan is checked against its id when it is read.
+one. A plan of few rows is one table, held in memory and checked against its id when it is read; one
+of many is in parts (`planning.parts`), each checked against its own hash.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
-import pyarrow.parquet
 
-from earmill.pipeline.common.arrow_types import (
-    Columns,
-    arrow_type,
-    column,
-    extra_types,
-    plain_json,
-    type_json,
-)
+from earmill.pipeline.common.arrow_types import Columns, SeenTypes, extra_types, type_json
 from earmill.pipeline.common.errors import CommitError, SourceError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.planning.parts import (
+    PartWriter,
+    Store,
+    StoredShard,
+    index_table,
+    part_tables,
+    parts_of,
+    store_parts,
+    stored_shards,
+)
+from earmill.pipeline.planning.plan_rows import (
+    PlanId,
+    by_shard,
+    encoded,
+    extra_json,
+    items_of,
+    rows_table,
+    typed_columns,
+)
+from earmill.pipeline.planning.row_checks import (
+    RowIds,
+    check_channel_ids,
+    check_text,
+    check_unique,
+)
+from earmill.pipeline.planning.shards import (
+    UNKNOWN_SECONDS,
+    Shard,
+    cut,
+    item_seconds,
+)
 from earmill.pipeline.sources.base import Item, Source
-from earmill.pipeline.storage.arrow_tables import read_table, table_of
-from earmill.pipeline.storage.paths import plan_path
+from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.paths import is_plan_path, plan_path
 
 if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec
 
-Row = TypeVar("Row")
+__all__ = [
+    "SHARD_DIGITS",
+    "UNKNOWN_SECONDS",
+    "Plan",
+    "Shard",
+    "StoredShard",
+    "check_items",
+    "cut",
+    "item_seconds",
+    "known_types",
+    "make_plan",
+    "plan_of",
+    "read_row_ids",
+    "same_columns",
+    "skipped_text",
+]
 
-# For rows of which nothing is known before they are read.
-UNKNOWN_SECONDS = 10.0
-PLAN_ID_CHARS = 16
 SHARD_DIGITS = 5
-# How many shards' worth of rows that are fetched in one piece stay together.
-BLOCK_SHARDS = 8
-NAMED_DUPLICATES = 3
 NAMED_KINDS = 6
-CHANNEL_ROW = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
-# Version 2 has columns of the source in their own types beside the JSON of the others.
-PLAN_VERSION, TYPED_VERSION = "1", "2"
-TYPED_PREFIX = "typed:"
-# A column that plans have whose durations are not all known.
-ESTIMATED = "estimated"
-# Types whose values JSON keeps as they are.
-IN_JSON = ("string", "int64", "double", "bool")
+# How often a listing says how far it is.
+PROGRESS_S = 5.0
+# Version 2 has columns of the source in their own types beside the JSON of the others; version 3 is
+# an index of parts.
+PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
 # What the plan says of the source beside its rows.
-ABOUT = ("skipped", "extra_types", "extra_labels", "dropped")
-
-SCHEMA = pa.schema(
-    [
-        ("shard", pa.string()),
-        ("shard_position", pa.int32()),
-        ("row_id", pa.string()),
-        ("uri", pa.string()),
-        ("start_s", pa.float64()),
-        ("end_s", pa.float64()),
-        ("etag", pa.string()),
-        ("size", pa.int64()),
-        ("mtime", pa.float64()),
-        ("seconds", pa.float64()),
-        ("extra_json", pa.string()),
-        ("source_position", pa.int64()),
-    ]
-)
-
-
-class Store(Protocol):
-    """What the plan needs of a layout."""
-
-    def exists(self, rel: str) -> bool: ...
-
-    def read_bytes(self, rel: str) -> bytes: ...
-
-    def write_bytes(self, rel: str, data: bytes) -> None: ...
-
-    def list(self, rel: str) -> list[str]: ...
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Rows that are processed and committed together.
-
-    Args:
-        shard_id: Five digits or more, in plan order.
-        items: Its rows, in order.
-    """
-
-    shard_id: str
-    items: tuple[Item, ...]
-
-    @property
-    def seconds(self) -> float:
-        """Estimated audio in the shard."""
-        return sum(item_seconds(item) for item in self.items)
+ABOUT = ("skipped", "extra_types", "extra_labels", "dropped", "estimated")
 
 
 @dataclass(frozen=True)
@@ -121,6 +102,7 @@ class Plan:
         extra_types: Carried-through column to its type, see `earmill.pipeline.common.arrow_types`.
         extra_labels: Column of class numbers to the names of the classes.
         dropped: Column that is not carried through to the reason.
+        estimated: Rows whose duration is estimated from their bytes.
     """
 
     plan_id: str
@@ -130,28 +112,36 @@ class Plan:
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     extra_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
+    estimated: int = 0
 
     @property
     def notes(self) -> list[str]:
         """What a user should know before work starts, one line each."""
         kept = [f"{name} ({why})" for name, why in sorted(self.dropped.items())]
         columns = f"columns not carried through: {', '.join(kept)}" if kept else ""
-        guessed = sum(item.estimated for item in self.items())
-        durations = f"durations of {guessed:,} rows are estimated from their bytes"
-        lines = (skipped_text(self.skipped), columns, durations if guessed else "")
+        durations = f"durations of {self.estimated:,} rows are estimated from their bytes"
+        lines = (skipped_text(self.skipped), columns, durations if self.estimated else "")
         return [line for line in lines if line]
 
     @cached_property
     def rows(self) -> int:
-        return sum(len(shard.items) for shard in self.shards)
+        return sum(shard.rows for shard in self.shards)
 
     def items(self) -> Iterator[Item]:
         """Every row, in order."""
         return (item for shard in self.shards for item in shard.items)
 
+    @property
+    def parts(self) -> tuple[StoredShard, ...]:
+        """The shards of a plan in parts; empty where the plan has its rows."""
+        parted = bool(self.shards) and isinstance(self.shards[0], StoredShard)
+        return cast(tuple[StoredShard, ...], self.shards) if parted else ()
+
     def write(self, store: Store) -> str:
         """Store the plan unless it is there already; returns its path."""
         path = plan_path(self.plan_id)
+        if self.parts:
+            store_parts(self.parts, store, self.plan_id)
         if not store.exists(path):
             store.write_bytes(path, _encode(self))
         return path
@@ -160,8 +150,9 @@ class Plan:
     def read(cls, store: Store, plan_id: str | None = None) -> Plan:
         """Read a stored plan; the only one if no id is given. CommitError if it was altered."""
         path = plan_path(plan_id) if plan_id is not None else _only_plan(store)
+        named = path.removeprefix("plan/").removesuffix(".parquet")
         try:
-            plan = _decode(store.read_bytes(path))
+            plan = _decode(store.read_bytes(path), store, named)
         except CommitError as error:
             raise CommitError(f"{path}: {error}") from error
         except (OSError, KeyError, ValueError) as error:
@@ -169,8 +160,7 @@ class Plan:
                 f"{path}: the plan cannot be read: {one_line(error)}; restore it from a copy, or "
                 "take another output.uri"
             ) from error
-        named = path.removeprefix("plan/").removesuffix(".parquet")
-        found = _plan_id(plan.shards, plan.spec_sha256)
+        found = plan.plan_id if plan.parts else PlanId.of(plan.shards, plan.spec_sha256)
         if not plan.plan_id == named == found:
             raise CommitError(f"{path}: expected plan {named}, got rows of plan {found}")
         return plan
@@ -180,61 +170,142 @@ def read_row_ids(store: Store, plan_id: str) -> dict[str, list[str]]:
     """Row ids of a stored plan by shard, both in order: two columns, for who needs no more.
 
     Raises:
-        CommitError: A plan of another version.
+        CommitError: A plan of another version, or a damaged part.
     """
-    table = read_table(store, plan_path(plan_id), ["shard", "row_id"])
-    _check_version(table)
-    return dict(sorted(_by_shard(table, table.column("row_id").to_pylist()).items()))
+    raw = store.read_bytes(plan_path(plan_id))
+    tables: Iterator[pa.Table]
+    table = table_of(raw, ["shard"])
+    if _check_version(table)[b"version"].decode() == PARTED_VERSION:
+        tables = part_tables(_decode(raw, store, plan_id).parts, ["shard", "row_id"])
+    else:
+        tables = iter([table_of(raw, ["shard", "row_id"])])
+    found: dict[str, list[str]] = {}
+    for table in tables:
+        found |= by_shard(table, table.column("row_id").to_pylist())
+    return dict(sorted(found.items()))
 
 
-def make_plan(source: Source, spec: JobSpec) -> Plan:
-    """List a source and cut it into shards; SourceError if rows cannot be told apart."""
-    items = list(source.items())
-    check_items(items, spec)
-    groups = cut(items, spec.output.shard_seconds, spec.output.shard_rows)
-    shards = tuple(
-        Shard(f"{number:0{SHARD_DIGITS}d}", tuple(group)) for number, group in enumerate(groups)
-    )
-    sha256 = spec.sha256()
-    columns = source.columns()
-    return Plan(
-        _plan_id(shards, sha256),
-        sha256,
-        shards,
-        skipped=dict(source.skipped()),
-        extra_types=known_types(items, columns),
-        extra_labels={name: list(names) for name, names in columns.labels.items()},
-        dropped=dict(columns.dropped),
-    )
+def make_plan(
+    source: Source, spec: JobSpec, progress: Callable[[int], None] = lambda rows: None
+) -> Plan:
+    """List a source and cut it into shards; SourceError if rows cannot be told apart.
+
+    Args:
+        progress: Called now and then with the rows that were listed so far.
+    """
+    listing = _Listing(source, spec, progress)
+    groups = cut(listing.items(), spec.output.shard_seconds, spec.output.shard_rows)
+    for number, group in enumerate(groups):
+        listing.add(Shard(f"{number:0{SHARD_DIGITS}d}", tuple(group)))
+    return listing.plan()
 
 
 def check_items(items: Sequence[Item], spec: JobSpec) -> None:
     """SourceError if these rows cannot be told apart, or there are none."""
     if not items:
         raise SourceError("the source has no rows")
-    _check_text(items)
-    _check_unique(items)
+    check_unique(list(check_text(items)))
     if spec.audio.channels == "each":
-        _check_channel_ids(items)
+        check_channel_ids(items)
 
 
 def plan_of(shards: Sequence[Shard], spec_sha256: str, **about: Any) -> Plan:
-    """A plan of given shards; `about` as the fields of `Plan`."""
-    return Plan(_plan_id(shards, spec_sha256), spec_sha256, tuple(shards), **about)
+    """A plan of given shards, some of which may be stored; `about` as the fields of `Plan`."""
+    plan_id, estimated = PlanId(spec_sha256), 0
+    typed = typed_columns(about.get("extra_types", {}))
+    writer = PartWriter(typed, {"version": PARTED_VERSION})
+    for shard in shards:
+        here = Shard(shard.shard_id, shard.items)
+        plan_id.add(here)
+        estimated += sum(item.estimated for item in here.items)
+        writer.add(here)
+    packed = tuple(writer.end())
+    return Plan(str(plan_id), spec_sha256, packed, **about, estimated=estimated)
 
 
 def known_types(items: Iterable[Item], columns: Columns) -> dict[str, Any]:
     """Carried-through column to its type: as the source knows it, else as these rows have it."""
+    seen = SeenTypes()
+    for item in items:
+        seen.add(_unknown(item, columns))
+    return _with_known(seen, columns)
+
+
+def _typed_of(columns: Columns) -> dict[str, pa.DataType]:
+    return typed_columns({name: type_json(kind) for name, kind in columns.types.items()})
+
+
+def _unknown(item: Item, columns: Columns) -> dict[str, Any]:
+    """The cells of columns whose types the source does not say."""
+    return {name: value for name, value in item.extra.items() if name not in columns.types}
+
+
+def _with_known(seen: SeenTypes, columns: Columns) -> dict[str, Any]:
     known = {name: type_json(kind) for name, kind in columns.types.items()}
-    inferred = extra_types(
-        {name: value for name, value in item.extra.items() if name not in known} for item in items
-    )
-    return dict(sorted({**inferred, **known}.items()))
+    return dict(sorted({**seen.found(), **known}.items()))
 
 
 def same_columns(one: Item, other: Item) -> bool:
     """Whether two rows carry the same columns of the source through."""
-    return _extra_json(one.extra) == _extra_json(other.extra)
+    return extra_json(one.extra) == extra_json(other.extra)
+
+
+class _Listing:
+    """A plan in the making: shards go to their parts, and what is known of all rows is small."""
+
+    def __init__(self, source: Source, spec: JobSpec, progress: Callable[[int], None]) -> None:
+        self._source, self._progress = source, progress
+        self._each = spec.audio.channels == "each"
+        self._sha256 = spec.sha256()
+        self._id, self._ids = PlanId(self._sha256), RowIds(channels=self._each)
+        self._types, self._estimated = SeenTypes(), 0
+        self._typed: dict[str, pa.DataType] = {}
+        self._writer: PartWriter | None = None
+        self._tells_at = time.monotonic() + PROGRESS_S
+
+    def items(self) -> Iterator[Item]:
+        """The rows of the source, as they are looked at."""
+        for item in check_text(self._source.items()):
+            self._ids.add(item.row_id)
+            self._estimated += item.estimated
+            if time.monotonic() >= self._tells_at:
+                self._tells_at = time.monotonic() + PROGRESS_S
+                self._progress(len(self._ids))
+            yield item
+
+    def add(self, shard: Shard) -> None:
+        columns = self._source.columns()
+        if self._writer is None:
+            self._typed = _typed_of(columns)
+            self._writer = PartWriter(self._typed, {"version": PARTED_VERSION})
+        for item in shard.items:
+            self._types.add(_unknown(item, columns))
+        self._id.add(shard)
+        self._writer.add(shard)
+
+    def plan(self) -> Plan:
+        if self._writer is None:
+            raise SourceError("the source has no rows")
+        columns = self._source.columns()
+        shards = self._writer.end()
+        if isinstance(shards[0], StoredShard) and _typed_of(columns) != self._typed:
+            raise SourceError("the source named the types of its columns after its first rows")
+        plan = Plan(
+            str(self._id),
+            self._sha256,
+            tuple(shards),
+            skipped=dict(self._source.skipped()),
+            extra_types=_with_known(self._types, columns),
+            extra_labels={name: list(names) for name, names in columns.labels.items()},
+            dropped=dict(columns.dropped),
+            estimated=self._estimated,
+        )
+        if self._ids.may_clash:
+            items = list(plan.items())
+            check_unique(items)
+            if self._each:
+                check_channel_ids(items)
+        return plan
 
 
 def skipped_text(skipped: Mapping[str, int]) -> str:
@@ -250,198 +321,62 @@ def skipped_text(skipped: Mapping[str, int]) -> str:
     return f"{total:,} {files} skipped: {', '.join(kinds[:NAMED_KINDS])}{more}"
 
 
-def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterator[list[Item]]:
-    """Groups of neighbours of at most `shard_seconds` and `shard_rows`, but at least one row.
-
-    Rows of one block share a group, also where it gets up to `BLOCK_SHARDS` times as long by that.
-    """
-    group: list[Item] = []
-    total = 0.0
-    for unit in _units(items, shard_seconds * BLOCK_SHARDS, shard_rows):
-        seconds = sum(map(item_seconds, unit))
-        if group and (total + seconds > shard_seconds or len(group) + len(unit) > shard_rows):
-            yield group
-            group, total = [], 0.0
-        group += unit
-        total += seconds
-    if group:
-        yield group
-
-
-def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Sequence[Item]]:
-    """Rows by blocks; one by one where they are of none, or theirs is too large."""
-    held: list[Item] = []
-    held_s = 0.0
-    large: int | None = None
-    for item in items:
-        if held and item.block != held[-1].block:
-            yield held
-            held, held_s = [], 0.0
-        if item.block is None or item.block == large:
-            yield (item,)
-            continue
-        held.append(item)
-        held_s += item_seconds(item)
-        if held_s > most_s or len(held) > most_rows:
-            yield from ((one,) for one in held)
-            held, held_s, large = [], 0.0, item.block
-    if held:
-        yield held
-
-
-def item_seconds(item: Item) -> float:
-    """Estimated seconds of a row, with a fixed guess where nothing is known."""
-    return UNKNOWN_SECONDS if item.seconds is None else max(0.0, item.seconds)
-
-
-def _check_text(items: Iterable[Item]) -> None:
-    """File names are bytes to the system; one that is no text cannot be a row id."""
-    for item in items:
-        try:
-            item.row_id.encode(), item.uri.encode()
-        except UnicodeEncodeError:
-            raise SourceError(f"{item.row_id!a}: the name is not UTF-8; rename the file") from None
-
-
-def _check_unique(items: Sequence[Item]) -> None:
-    counts = Counter(item.row_id for item in items)
-    if len(counts) == len(items):
-        return
-    twice = [row_id for row_id, count in counts.items() if count > 1]
-    named = ", ".join(repr(row_id) for row_id in twice[:NAMED_DUPLICATES])
-    more = f" and {len(twice) - NAMED_DUPLICATES} more" if len(twice) > NAMED_DUPLICATES else ""
-    raise SourceError(f"row ids must be unique, but these occur more than once: {named}{more}")
-
-
-def _check_channel_ids(items: Sequence[Item]) -> None:
-    """Policy `each` names the channels of a row; none of them may be another row of the plan."""
-    row_ids = {item.row_id for item in items}
-    for row_id in row_ids:
-        found = CHANNEL_ROW.fullmatch(row_id)
-        if found is not None and found[1] in row_ids:
-            raise SourceError(
-                f"audio.channels: each calls a channel of row {found[1]!r} {row_id!r}, which is "
-                "another row of the source; rename one of them"
-            )
-
-
-def _plan_id(shards: Iterable[Shard], spec_sha256: str) -> str:
-    digest = hashlib.sha256(spec_sha256.encode())
-    for shard in shards:
-        for item in shard.items:
-            digest.update(_identity(shard.shard_id, item).encode())
-            digest.update(b"\n")
-    return digest.hexdigest()[:PLAN_ID_CHARS]
-
-
-def _identity(shard_id: str, item: Item) -> str:
-    """What makes a row this row. Estimates are left out; they show in the shards they lead to."""
-    # Without a content tag the modification time is the only sign of a changed file.
-    changed = item.mtime if item.etag is None else item.etag
-    span = (item.start_s, item.end_s)
-    where = (item.row_id, item.uri, *span, item.size, changed, item.position)
-    return json.dumps((shard_id, *where, _extra_json(item.extra)), separators=(",", ":"))
-
-
-def _extra_json(extra: Mapping[str, Any]) -> str:
-    return json.dumps(
-        dict(extra), sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=plain_json
-    )
-
-
 def _encode(plan: Plan) -> bytes:
-    pairs = [(shard, index) for shard in plan.shards for index in range(len(shard.items))]
-    items = list(plan.items())
-    typed = _typed(plan.extra_types)
-    columns = {
-        "shard": [shard.shard_id for shard, _ in pairs],
-        "shard_position": [index for _, index in pairs],
-        "extra_json": [_extra_json(_without(item.extra, typed)) for item in items],
-        "source_position": [item.position for item in items],
-    }
-    columns |= {
-        name: [getattr(item, name) for item in items]
-        for name in SCHEMA.names
-        if name not in columns
-    }
-    about = {name: getattr(plan, name) for name in ABOUT}
+    typed = typed_columns(plan.extra_types)
     metadata = {
         "plan_id": plan.plan_id,
         "spec_sha256": plan.spec_sha256,
-        "about": json.dumps(about, sort_keys=True),
+        "about": json.dumps({name: getattr(plan, name) for name in ABOUT}, sort_keys=True),
         "version": TYPED_VERSION if typed else PLAN_VERSION,
     }
-    table = pa.table(columns, schema=SCHEMA)
-    if any(item.estimated for item in items):
-        marks = pa.array([item.estimated for item in items], pa.bool_())
-        table = table.append_column(ESTIMATED, marks)
-    for name, kind in typed.items():
-        cells = column(name, [item.extra.get(name) for item in items], kind)
-        table = table.append_column(TYPED_PREFIX + name, cells)
-    sink = io.BytesIO()
-    pa.parquet.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
-    return sink.getvalue()
+    if not plan.parts:
+        return encoded(rows_table(plan.shards, typed), metadata)
+    sha256s = [part.sha256 for part in parts_of(plan.parts)]
+    metadata |= {"version": PARTED_VERSION, "parts": json.dumps(sha256s)}
+    table = index_table(plan.parts)
+    return encoded(table, {**metadata, "check": _index_check(table, metadata)})
 
 
-def _typed(types: Mapping[str, Any]) -> dict[str, pa.DataType]:
-    """Columns whose values JSON would change: they are stored in their Arrow type."""
-    return {name: arrow_type(kind) for name, kind in types.items() if kind not in IN_JSON}
+def _index_check(table: pa.Table, metadata: Mapping[str, str]) -> str:
+    """A hash of what an index says, as it holds no rows to reckon the plan's id from."""
+    said = [metadata[name] for name in ("plan_id", "spec_sha256", "about", "parts")]
+    return hashlib.sha256(json.dumps([said, table.to_pydict()]).encode()).hexdigest()
 
 
-def _without(extra: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in extra.items() if name not in names}
-
-
-def _decode(raw: bytes) -> Plan:
+def _decode(raw: bytes, store: Store, plan_id: str) -> Plan:
     table = table_of(raw)
-    metadata = _check_version(table)
-    groups = _by_shard(table, [_item(row) for row in table.to_pylist()])
-    shards = tuple(Shard(shard_id, tuple(items)) for shard_id, items in groups.items())
-    about = loads_json(metadata.get(b"about", b"{}"), max_chars=None)
-    if "extra_types" not in about:  # written before plans had it
-        about["extra_types"] = extra_types(
-            item.extra for items in groups.values() for item in items
-        )
+    metadata = {key.decode(): text.decode() for key, text in _check_version(table).items()}
+    about = loads_json(metadata.get("about", "{}"), max_chars=None)
+    shards: tuple[Shard, ...]
+    if metadata["version"] == PARTED_VERSION:
+        if _index_check(table, metadata) != metadata["check"]:
+            raise CommitError("the index of the plan was altered; restore it from a copy")
+        sha256s = loads_json(metadata["parts"], max_chars=None)
+        shards = stored_shards(table, sha256s, store, plan_id)
+    else:
+        groups = by_shard(table, items_of(table))
+        shards = tuple(Shard(shard_id, tuple(items)) for shard_id, items in groups.items())
+        if "extra_types" not in about:  # written before plans had it
+            about["extra_types"] = extra_types(
+                item.extra for items in groups.values() for item in items
+            )
     kept = {name: about[name] for name in ABOUT if name in about}
-    return Plan(metadata[b"plan_id"].decode(), metadata[b"spec_sha256"].decode(), shards, **kept)
+    return Plan(metadata["plan_id"], metadata["spec_sha256"], shards, **kept)
 
 
 def _check_version(table: pa.Table) -> dict[bytes, bytes]:
     """What the table says of itself, if this release can read it."""
     metadata: dict[bytes, bytes] = table.schema.metadata or {}
     version = metadata.get(b"version", b"").decode()
-    if version not in (PLAN_VERSION, TYPED_VERSION):
+    if version not in (PLAN_VERSION, TYPED_VERSION, PARTED_VERSION):
         raise CommitError(
-            f"expected a plan of version 1 or 2, got {version!r}; use the release that wrote it"
+            f"expected a plan of version 1, 2 or 3, got {version!r}; use the release that wrote it"
         )
     return metadata
 
 
-def _by_shard(table: pa.Table, rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """What belongs to each row of the table, grouped; shards and rows in their order."""
-    groups: dict[str, list[Row]] = {}
-    for shard_id, row in zip(table.column("shard").to_pylist(), rows, strict=True):
-        groups.setdefault(shard_id, []).append(row)
-    return groups
-
-
-def _item(row: Mapping[str, Any]) -> Item:
-    kept = ("row_id", "uri", "start_s", "end_s", "etag", "size", "mtime", "seconds")
-    typed = {
-        name.removeprefix(TYPED_PREFIX): value
-        for name, value in row.items()
-        if name.startswith(TYPED_PREFIX)
-    }
-    return Item(
-        **{name: row[name] for name in kept},
-        extra=loads_json(row["extra_json"], max_chars=None) | typed,
-        position=row["source_position"],
-        estimated=bool(row.get(ESTIMATED)),
-    )
-
-
 def _only_plan(store: Store) -> str:
-    plans = [name for name in store.list("plan") if name.endswith(".parquet")]
+    plans = [name for name in store.list("plan") if is_plan_path(name)]
     if len(plans) != 1:
         raise CommitError(f"expected one plan, found {len(plans)}: {', '.join(plans) or 'none'}")
     return plans[0]

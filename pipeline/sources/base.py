@@ -82,7 +82,10 @@ class Source(Protocol):
         """Every row, in a stable order; SourceError when there is none."""
 
     def columns(self) -> Columns:
-        """What is known of the columns in `Item.extra`; complete after `items` ended."""
+        """What is known of the columns in `Item.extra`.
+
+        The types by the time `items` gives its first row, all else after it ended.
+        """
 
     def skipped(self) -> Mapping[str, int]:
         """What `items` came across and left out, by kind; complete after it ended."""

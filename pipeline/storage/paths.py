@@ -5,7 +5,8 @@ Paths are relative to the root of a dataset and use `/`::
     root       = dataset.json driver.json? plan* revisions* parts* commits* closing?
     parts      = data rows quarantine?
     closing    = index* snapshots* cards current.json    what `finalise` writes, in this order
-    plan       = plan/<plan-id>.parquet                  immutable
+    plan       = plan/<plan-id>.parquet part*            immutable
+    part       = plan/<plan-id>/<number>.parquet         rows of a plan of many, immutable
     revisions  = revisions/<number>.json                 put-if-absent: takes the place of
                                                          dataset.json, says what has changed and why
                | revisions/<content>.parquet             rows that are copied out of other shards
@@ -58,6 +59,7 @@ CURRENT_FILE = "current.json"
 _SHARD = re.compile(r"[0-9]{5,}")
 _COMMIT = re.compile(r"commits/([0-9]{5,})(?:\.r([1-9][0-9]*))?\.json")
 _REVISION = re.compile(r"revisions/([0-9]{5,})\.json")
+_PLAN = re.compile(r"plan/[^/]+\.parquet")
 _ATTEMPT = re.compile(r"[0-9a-f]{8}")
 _SUFFIX = re.compile(r"(?:\.[0-9A-Za-z_-]+)+")
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]*")
@@ -150,6 +152,16 @@ def parse_revision_path(rel: str) -> int | None:
 def carried_path(content: str) -> str:
     """Path of the table of rows that a revision copies."""
     return f"revisions/{_named('table', content)}.parquet"
+
+
+def part_path(plan_id: str, number: int) -> str:
+    """Path of one part of a plan of many rows."""
+    return f"plan/{_named('plan', plan_id)}/{number:05d}.parquet"
+
+
+def is_plan_path(rel: str) -> bool:
+    """Whether a path is that of a plan, and not of a part of one."""
+    return _PLAN.fullmatch(rel) is not None
 
 
 def index_path(content: str) -> str:

@@ -1,0 +1,287 @@
+"""Plans of many rows: stored in parts, of which whoever needs a shard reads the one that has it.
+
+    plan/<plan-id>.parquet           one line a shard: part, first row there, rows, seconds
+    plan/<plan-id>/<number>.parquet  the rows of whole shards, as a small plan has them
+
+While a source is listed, parts are written to a folder of this process; so that neither the listing
+nor the driver nor a worker ever holds more than some thousand rows. The index names each part with
+the sha256 of its file, and a part that has another is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.planning.plan_rows import encoded, items_of, rows_table
+from earmill.pipeline.planning.shards import Shard
+from earmill.pipeline.sources.base import Item
+from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.owned_folders import own_folder
+from earmill.pipeline.storage.paths import part_path
+
+# A plan of more rows has parts of about so many.
+PART_ROWS = 8192
+TABLES_KEPT = 4
+SHARDS_KEPT = 8
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("shard", pa.string()),
+        ("part", pa.int32()),
+        ("first", pa.int32()),
+        ("rows", pa.int32()),
+        ("seconds", pa.float64()),
+    ]
+)
+
+
+class Store(Protocol):
+    """What the plan needs of a layout."""
+
+    def exists(self, rel: str) -> bool: ...
+
+    def read_bytes(self, rel: str) -> bytes: ...
+
+    def write_bytes(self, rel: str, data: bytes) -> None: ...
+
+    def list(self, rel: str) -> list[str]: ...
+
+
+@dataclass
+class Home:
+    """Where the parts of a plan are: in this process's own folder until the plan is stored.
+
+    Args:
+        store: Of the parts. plan_id: What they are called by there.
+    """
+
+    store: Store
+    plan_id: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of rows.
+
+    Args:
+        number: From 0. sha256: Of the file.
+    """
+
+    number: int
+    sha256: str
+
+    def read(self, home: Home) -> bytes:
+        """The file; CommitError where it is another."""
+        path = part_path(home.plan_id, self.number)
+        try:
+            data = home.store.read_bytes(path)
+        except FileNotFoundError as error:
+            raise CommitError(f"{path}: missing, a part of the plan; restore it") from error
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise CommitError(f"{path}: content changed since the plan was made; restore it")
+        return data
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows of a shard are.
+
+    Args:
+        part: The file. first: The first of them there.
+        rows: How many. seconds: Expected audio.
+    """
+
+    part: Part
+    first: int
+    rows: int
+    seconds: float
+
+
+class StoredShard(Shard):
+    """A shard whose rows are in a part; what travels to a worker is this and no rows.
+
+    Args:
+        shard_id: As of `Shard`. place: Where its rows are. home: Where the parts are.
+    """
+
+    def __init__(self, shard_id: str, place: Place, home: Home) -> None:
+        vars(self).update(shard_id=shard_id, place=place, home=home)
+
+    place: Place
+    home: Home
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """Its rows, in order; the last few shards that were asked for are kept."""
+        return _read.items(self)
+
+    @property
+    def rows(self) -> int:
+        return self.place.rows
+
+    @property
+    def seconds(self) -> float:
+        return self.place.seconds
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StoredShard):
+            return NotImplemented
+        return (self.shard_id, self.place) == (other.shard_id, other.place)
+
+    def __hash__(self) -> int:
+        return hash((self.shard_id, self.place))
+
+    def __repr__(self) -> str:
+        return f"StoredShard({self.shard_id!r}, {self.place!r})"
+
+
+class _Read:
+    """The last parts and shards that this process has read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: OrderedDict[str, pa.Table] = OrderedDict()
+        self._items: OrderedDict[tuple[str, int], tuple[Item, ...]] = OrderedDict()
+
+    def items(self, shard: StoredShard) -> tuple[Item, ...]:
+        key = shard.place.part.sha256, shard.place.first
+        with self._lock:
+            if key not in self._items:
+                table = self._table(shard).slice(shard.place.first, shard.rows)
+                self._items[key] = tuple(items_of(table))
+            _keep(self._items, key, SHARDS_KEPT)
+            return self._items[key]
+
+    def _table(self, shard: StoredShard) -> pa.Table:
+        part = shard.place.part
+        key = part.sha256
+        if key not in self._tables:
+            self._tables[key] = table_of(part.read(shard.home))
+        _keep(self._tables, key, TABLES_KEPT)
+        return self._tables[key]
+
+
+def _keep(cache: OrderedDict[Any, Any], key: Any, most: int) -> None:
+    cache.move_to_end(key)
+    while len(cache) > most:
+        cache.popitem(last=False)
+
+
+_read = _Read()
+
+
+class PartWriter:
+    """Shards as they are cut, in memory while they are few, in parts from then on.
+
+    Args:
+        typed: Columns of the source that are stored in their type.
+        metadata: What each part says of itself.
+    """
+
+    def __init__(self, typed: Mapping[str, pa.DataType], metadata: Mapping[str, str]) -> None:
+        self._typed, self._metadata = typed, metadata
+        self._held: list[Shard] = []
+        self._held_rows = self._parts = 0
+        self._stored: list[StoredShard] = []
+        self._home: Home | None = None
+
+    def add(self, shard: Shard) -> None:
+        if self._held and self._held_rows + shard.rows > PART_ROWS:
+            self._flush()
+        self._held.append(shard)
+        self._held_rows += shard.rows
+
+    def end(self) -> Sequence[Shard]:
+        """All shards: with their rows where one part would have held them."""
+        if self._home is None:
+            return self._held
+        self._flush()
+        return self._stored
+
+    def _flush(self) -> None:
+        if self._home is None:
+            folder = tempfile.mkdtemp(prefix="plan-", dir=own_folder())
+            self._home = Home(Layout.open(folder), "new")
+        data = encoded(rows_table(self._held, self._typed), self._metadata)
+        part = Part(self._parts, hashlib.sha256(data).hexdigest())
+        self._home.store.write_bytes(part_path(self._home.plan_id, part.number), data)
+        first = 0
+        for shard in self._held:
+            place = Place(part, first, shard.rows, shard.seconds)
+            self._stored.append(StoredShard(shard.shard_id, place, self._home))
+            first += shard.rows
+        self._held, self._held_rows, self._parts = [], 0, self._parts + 1
+
+
+def store_parts(shards: Sequence[StoredShard], store: Store, plan_id: str) -> None:
+    """Copy the parts of a new plan to where it is stored; from then on its shards read there."""
+    home = shards[0].home
+    if home.store is store:
+        return
+    for part in parts_of(shards):
+        path = part_path(plan_id, part.number)
+        data = part.read(home)
+        if not _holds(store, path, data):
+            store.write_bytes(path, data)
+    home.store, home.plan_id = store, plan_id
+
+
+def _holds(store: Store, path: str, data: bytes) -> bool:
+    """Whether an attempt that was cut off has left this very part."""
+    with suppress(FileNotFoundError):
+        return store.exists(path) and store.read_bytes(path) == data
+    return False
+
+
+def parts_of(shards: Sequence[StoredShard]) -> list[Part]:
+    """The parts of a plan, in order."""
+    return list(dict.fromkeys(shard.place.part for shard in shards))
+
+
+def index_table(shards: Sequence[StoredShard]) -> pa.Table:
+    """The index of a plan in parts."""
+    return pa.table(
+        {
+            "shard": [shard.shard_id for shard in shards],
+            "part": [shard.place.part.number for shard in shards],
+            "first": [shard.place.first for shard in shards],
+            "rows": [shard.rows for shard in shards],
+            "seconds": [shard.seconds for shard in shards],
+        },
+        schema=INDEX_SCHEMA,
+    )
+
+
+def stored_shards(
+    index: pa.Table, sha256s: Sequence[str], store: Store, plan_id: str
+) -> tuple[StoredShard, ...]:
+    """The shards that an index names, without their rows."""
+    home = Home(store, plan_id)
+    parts = [Part(number, sha256) for number, sha256 in enumerate(sha256s)]
+    columns = (index.column(name).to_pylist() for name in ("shard", "rows", "seconds", "first"))
+    numbers = index.column("part").to_pylist()
+    return tuple(
+        StoredShard(shard, Place(parts[number], first, rows, seconds), home)
+        for (shard, rows, seconds, first), number in zip(
+            zip(*columns, strict=True), numbers, strict=True
+        )
+    )
+
+
+def part_tables(
+    shards: Sequence[StoredShard], columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """The parts one after the other, or some of their columns."""
+    for part in parts_of(shards):
+        yield table_of(part.read(shards[0].home), columns)
