@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -39,12 +40,15 @@ from earmill.pipeline.reader.statistics import stored_statistics
 from earmill.pipeline.reader.torch_views import TorchViews
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.local_cache import LocalCache
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.dataset.description import DatasetFile
 
 MAX_OPEN_SHARDS = 128
+# Folder of a local cache, and its bytes at most.
+CachePlace = tuple[Path, int]
 # Rows that iterating in order names ahead, and how often; `ReadAhead` bounds them in bytes.
 READ_AHEAD_ROWS, READ_AHEAD_STEP = 256, 8
 
@@ -92,6 +96,7 @@ class Features(TorchViews):
         dtype: str,
         storage_options: Mapping[str, Any],
         cache_bytes: int,
+        local_cache: CachePlace | None = None,
     ) -> None:
         self._uri = uri
         self._catalog = catalog
@@ -99,7 +104,7 @@ class Features(TorchViews):
         self._names = tuple(streams)
         self._dtype = np.dtype(dtype)
         self._storage_options = storage_options
-        self._cache_bytes = cache_bytes
+        self._cache_bytes, self._local_cache = cache_bytes, local_cache
         self._places = RowPlaces(catalog, streams)
         self._extras = [name for name in catalog.table.column_names if is_extra(name)]
         self._process: _Process | None = None
@@ -289,6 +294,8 @@ class Features(TorchViews):
         """
         if self._process is None or self._process.pid != os.getpid():
             layout = Layout.open(self._uri, self._storage_options)
+            if self._local_cache is not None and not layout.is_local:
+                layout = replace(layout, cache=LocalCache(*self._local_cache))
             shards = OpenShards(max_open=MAX_OPEN_SHARDS, max_bytes=self._cache_bytes)
             self._process = _Process(layout, shards)
             weakref.finalize(self, self._process.close)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numbers
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -16,11 +17,12 @@ import numpy as np
 from earmill.pipeline.dataset.history import Which
 from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.reader.concat import ConcatenatedFeatures
-from earmill.pipeline.reader.features import Features
+from earmill.pipeline.reader.features import CachePlace, Features
 from earmill.pipeline.storage.layout import Layout
 
 Uri = str | os.PathLike[str]
 CACHE_BYTES = 256 * 2**20
+LOCAL_CACHE_BYTES, NO_LIMIT = 50 * 2**30, 2**62
 
 
 @overload
@@ -33,6 +35,8 @@ def open_features(
     dtype: str | None = ...,
     storage_options: Mapping[str, Any] | None = ...,
     cache_bytes: int = ...,
+    local_cache: Uri | None = ...,
+    local_cache_bytes: int = ...,
 ) -> Features: ...
 @overload
 def open_features(
@@ -44,6 +48,8 @@ def open_features(
     dtype: str | None = ...,
     storage_options: Mapping[str, Any] | None = ...,
     cache_bytes: int = ...,
+    local_cache: Uri | None = ...,
+    local_cache_bytes: int = ...,
 ) -> ConcatenatedFeatures: ...
 
 
@@ -56,6 +62,8 @@ def open_features(
     dtype: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     cache_bytes: int = CACHE_BYTES,
+    local_cache: Uri | None = None,
+    local_cache_bytes: int = LOCAL_CACHE_BYTES,
 ) -> Features | ConcatenatedFeatures:
     """Open the feature set at a local path or fsspec URI, or several as one.
 
@@ -72,9 +80,14 @@ def open_features(
             float32 where a stream is stored with a scale. Events stay integers.
         storage_options: For the filesystem: credentials, endpoint.
         cache_bytes: Decoded blocks kept in each process, at most.
+        local_cache: Folder on a local disk, where parts of 4 MB of the features of a remote set are
+            kept as they are stored: of what was read once, nothing is fetched again. Processes and
+            sets may share it. None for none; sets on this machine need none and use none.
+        local_cache_bytes: Bytes of all files in that folder, at most; what was used longest ago
+            goes first.
     Raises:
         SourceError: No feature set there, or nothing committed yet.
-        OutputError: It has no such snapshot.
+        OutputError: It has no such snapshot, or others may write into the local cache.
         CommitError: A mix of specs, or an index without its commits.
         ValueError: A format, stream or dtype that this set does not have.
         TypeError: No path, and no list of paths.
@@ -88,9 +101,11 @@ def open_features(
         before = open_features("s3://bucket/features", snapshot="2026-05-01")
     """
 
+    kept = _cache_place(local_cache, local_cache_bytes)
+
     def open_one(place: Uri, dtype: str | None) -> Features:
         options = dict(storage_options or {})
-        return _open(place, snapshot, format, streams, dtype, options, cache_bytes)
+        return _open(place, snapshot, format, streams, dtype, options, cache_bytes, kept)
 
     if isinstance(uri, str | os.PathLike):
         return open_one(uri, dtype)
@@ -114,9 +129,9 @@ def _open(
     dtype: str | None,
     storage_options: Mapping[str, Any],
     cache_bytes: int,
+    local_cache: CachePlace | None,
 ) -> Features:
-    if not (isinstance(cache_bytes, numbers.Real) and cache_bytes >= 0):
-        raise ValueError(f"cache_bytes must be a number of bytes from 0, got {cache_bytes!r}")
+    _check_bytes("cache_bytes", cache_bytes)
     if not isinstance(uri, str | os.PathLike) or not os.fspath(uri):
         raise TypeError(f"expected a path or a URI of a feature set, got {uri!r}")
     layout = Layout.open(os.fspath(uri), storage_options)
@@ -131,4 +146,20 @@ def _open(
         dtype=catalog.choose_dtype(dtype, chosen),
         storage_options=storage_options,
         cache_bytes=cache_bytes,
+        local_cache=local_cache,
     )
+
+
+def _cache_place(folder: Uri | None, nbytes: int) -> CachePlace | None:
+    """Where remote parts are kept; absolute, as a worker may start in another folder."""
+    _check_bytes("local_cache_bytes", nbytes)
+    if folder is None:
+        return None
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder) or "://" in str(folder):
+        raise TypeError(f"local_cache is a folder on this machine, or None, got {folder!r}")
+    return Path(folder).expanduser().absolute(), int(min(nbytes, NO_LIMIT))
+
+
+def _check_bytes(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not (isinstance(value, numbers.Real) and float(value) >= 0):
+        raise ValueError(f"{name} must be a number of bytes from 0, got {value!r}")

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +23,7 @@ from earmill.pipeline.common.errors import MissingPackageError, OutputError, Sto
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.storage.atomic_create import create_local, create_remote, write_local
 from earmill.pipeline.storage.filesystems import filesystem_of
+from earmill.pipeline.storage.local_cache import LocalCache
 from earmill.pipeline.storage.local_files import move_in, new_folder
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.store_calls import store_call
@@ -65,6 +66,7 @@ class Layout:
     Args:
         fs: fsspec filesystem, credentials inside it.
         root: Path within it, as that filesystem spells it (no protocol).
+        cache: Where parts of its files are kept that never change; None for nowhere.
 
     Invariants: `write_bytes` and `put_if_absent` show a reader the whole content or nothing, and of
     any number of racing `put_if_absent` calls for one path at most one returns True. The text form
@@ -73,6 +75,7 @@ class Layout:
 
     fs: Any
     root: str
+    cache: LocalCache | None = field(default=None, compare=False)
 
     @classmethod
     def open(

@@ -24,11 +24,11 @@ class StoredFile:
     Args:
         layout: The dataset.
         rel: The file in it.
-        nbytes: As the commit has them.
+        nbytes, sha256: As the commit has them; by the latter a local cache finds the file.
     """
 
-    def __init__(self, layout: Layout, rel: str, nbytes: int) -> None:
-        self.layout, self.rel, self.nbytes = layout, rel, nbytes
+    def __init__(self, layout: Layout, rel: str, nbytes: int, sha256: str) -> None:
+        self.layout, self.rel, self.nbytes, self._sha256 = layout, rel, nbytes, sha256
 
     @cached_property
     def _path(self) -> str:
@@ -69,6 +69,12 @@ class StoredFile:
         return found[:done]
 
     def _remote(self, start: int, length: int) -> Bytes:
+        cache = self.layout.cache
+        if cache is None:
+            return self._fetched(start, length)
+        return cache.read(self._sha256, self.nbytes, start, length, self._fetched)
+
+    def _fetched(self, start: int, length: int) -> Bytes:
         if not length:
             return np.empty(0, np.uint8)
         return np.frombuffer(self.layout.read_range(self.rel, start, length), np.uint8)

@@ -46,7 +46,8 @@ class ParquetShard:
         self.rel, self._promise, self._cache = rel, promise, cache
         if rel not in promise.files:
             raise CommitError(f"{layout.url(rel)} is missing from the commit; run `earmill verify`")
-        self._stored = StoredFile(layout, rel, promise.files[rel].bytes)
+        named = promise.files[rel]
+        self._stored = StoredFile(layout, rel, named.bytes, named.sha256)
         self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
         self._gap_bytes = GAP_BYTES if layout.is_local else REMOTE_GAP_BYTES
         self._footer = read_footer(self._stored)

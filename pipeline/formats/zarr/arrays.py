@@ -156,5 +156,5 @@ def _content(
         raise refused(rel, str(err)) from err
     if key not in promise.files:
         raise refused(rel, "expected one chunk, the commit names none")
-    file = StoredFile(layout, key, promise.files[key].bytes)
+    file = StoredFile(layout, key, promise.files[key].bytes, promise.files[key].sha256)
     return codec.decode_bytes(file.read(0, file.nbytes), MAX_METADATA_BYTES)

@@ -210,7 +210,8 @@ class ZarrShard:
                 raise CommitError(
                     f"{self._layout.url(rel)} is missing from the commit; run `earmill verify`"
                 )
-            file = StoredFile(self._layout, rel, self._promise.files[rel].bytes)
+            named = self._promise.files[rel]
+            file = StoredFile(self._layout, rel, named.bytes, named.sha256)
             self._objects[key] = file, read_index(file, self._values[stream].object_chunks)
         return self._objects[key]
 

@@ -115,7 +115,8 @@ class WrittenStore:
             number, place = values.object_of(chunk)
             if place == 0:
                 rel = f"{self._rel}/{stream}/values/c/{number}/0"
-                file = StoredFile(self._layout, rel, self._promise.files[rel].bytes)
+                named = self._promise.files[rel]
+                file = StoredFile(self._layout, rel, named.bytes, named.sha256)
                 spans = read_index(file, values.object_chunks)
             low, high = spans[place].tolist()
             yield values.decode(chunk, file.read(low, high - low), memory)

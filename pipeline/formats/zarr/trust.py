@@ -12,6 +12,7 @@ import numpy as np
 
 from earmill.pipeline.formats.trust import Promise, refused
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.stored_file import StoredFile
 
 MB = 2**20
 ROOT_METADATA = "zarr.json"
@@ -30,9 +31,14 @@ def read_metadata(layout: Layout, rel: str, promise: Promise) -> Mapping[str, An
     """The metadata of every group and array of the Zarr store at `rel`; raises as
     `checked_metadata`."""
     key = f"{rel}/{ROOT_METADATA}"
-    # No more than was committed, and a byte that would show that there is more.
-    most = min(promise.files[key].bytes if key in promise.files else 0, MAX_METADATA_BYTES)
-    return checked_metadata(rel, layout.read_range(key, 0, most + 1), promise)
+    named = promise.files.get(key)
+    most = min(0 if named is None else named.bytes, MAX_METADATA_BYTES)
+    if layout.cache is not None and named is not None:
+        content = StoredFile(layout, key, named.bytes, named.sha256).read(0, most).tobytes()
+    else:
+        # No more than was committed, and a byte that would show that there is more.
+        content = layout.read_range(key, 0, most + 1)
+    return checked_metadata(rel, content, promise)
 
 
 def checked_metadata(rel: str, content: bytes, promise: Promise) -> Mapping[str, Any]:

@@ -1,0 +1,290 @@
+"""Parts of remote files, kept on a local disk: fetched once, by whichever process needs them first.
+
+    folder/lock                 held by who counts files, or gives one a name
+    folder/used                 bytes set aside so far, as text; counted anew where it is missing
+    folder/ab/abcd...-12        part 12 of the file whose sha256 is abcd...
+
+    part = mark size crc*16 crc content      size, crc: four bytes, little endian; a CRC-32C of each
+                                             page of content, then one of what stands before it
+
+Files of a dataset never change and a commit names the sha256 of each, so a part is looked up by
+what its file holds: it cannot be stale, and two copies of a set share it. A part gets its name when
+it is whole; what is read of it is held against its checksums, and a damaged part is fetched again.
+Bytes are set aside before they are written, so the parts never take more than the limit, however
+many processes write; those used longest ago go first. A disk that is full costs a warning and the
+cache, never a row.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import stat
+import struct
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Condition
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from earmill.pipeline.common.errors import OutputError
+
+Bytes = NDArray[np.uint8]
+# First byte of a stretch of a file, and how many.
+Fetch = Callable[[int, int], Bytes]
+
+MARK = b"EMLC"
+PAGE_BYTES, PAGES = 2**18, 16
+PART_BYTES = PAGES * PAGE_BYTES
+HEAD = struct.Struct(f"<4sI{PAGES}I")
+HEAD_BYTES = HEAD.size + 4
+# Room is made for more than the next part, so that files are listed now and then only.
+LEAVE = 0.9
+# A name that a killed process left: nobody writes a part for so long.
+ABANDONED_S = 3600.0
+UNFINISHED = ".tmp"
+
+
+class LocalCache:
+    """A folder with parts of remote files; any number of threads and processes share it.
+
+    Args:
+        folder: Made if it is missing; ours alone, or it is refused: who can write there could
+            give us other features.
+        max_bytes: Of all files in it.
+    Raises:
+        OutputError: The folder is somebody else's, or others may write into it.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self._changed = Condition()
+        self._under_way: set[tuple[str, int]] = set()
+        self._off = False
+        _make_private(folder)
+
+    def read(self, sha256: str, nbytes: int, start: int, length: int, fetch: Fetch) -> Bytes:
+        """Bytes [start, start + length) of a file.
+
+        Args:
+            sha256: Of the file. nbytes: Of the file.
+            fetch: Gives what is not kept; it may give less, and then less comes out.
+        """
+        if self._off or not length:
+            return fetch(start, length)
+        found = np.empty(length, np.uint8)
+        todo = [*range(start // PART_BYTES, -(-(start + length) // PART_BYTES))]
+        while todo:
+            mine, theirs = self._claim(sha256, todo)
+            try:
+                missing = [n for n in mine if not self._load(sha256, n, start, found)]
+                for run in _runs(missing):
+                    if not self._fetch(sha256, nbytes, run, start, found, fetch):
+                        return fetch(start, length)
+            finally:
+                self._release(sha256, mine)
+            todo = theirs
+        return found
+
+    def _fetch(
+        self,
+        sha256: str,
+        nbytes: int,
+        run: Sequence[int],
+        start: int,
+        into: Bytes,
+        fetch: Fetch,
+    ) -> bool:
+        """Fetch neighbouring parts and keep them; False where the file is shorter than it was."""
+        first = run[0] * PART_BYTES
+        wanted = min(nbytes, (run[-1] + 1) * PART_BYTES) - first
+        content = fetch(first, wanted)
+        if len(content) != wanted:
+            return False
+        low, high = max(start, first), min(start + len(into), first + wanted)
+        into[low - start : high - start] = content[low - first : high - first]
+        for number in run:
+            part = content[number * PART_BYTES - first :][:PART_BYTES]
+            try:
+                self._keep(sha256, number, part)
+            except OSError as error:
+                self._give_up(error)
+        return True
+
+    def _claim(self, sha256: str, parts: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Parts that are ours to look for now, and those that another thread fetches; waits while
+        there are only those."""
+        with self._changed:
+            while True:
+                mine = [n for n in parts if (sha256, n) not in self._under_way]
+                if mine:
+                    break
+                self._changed.wait()
+            self._under_way.update((sha256, n) for n in mine)
+            return mine, [n for n in parts if n not in mine]
+
+    def _release(self, sha256: str, parts: Sequence[int]) -> None:
+        with self._changed:
+            self._under_way.difference_update((sha256, n) for n in parts)
+            self._changed.notify_all()
+
+    def _path(self, sha256: str, number: int) -> Path:
+        return self.folder / sha256[:2] / f"{sha256}-{number}"
+
+    def _load(self, sha256: str, number: int, start: int, into: Bytes) -> bool:
+        """Copy what is wanted of a part; False where it is not kept, or damaged."""
+        path, begin = self._path(sha256, number), number * PART_BYTES
+        low, high = max(start, begin), min(start + len(into), begin + PART_BYTES)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            with suppress(OSError):
+                content = _checked(handle, low - begin, high - begin)
+                if content is not None:
+                    into[low - start : high - start] = content
+                    os.utime(handle)
+                    return True
+        finally:
+            os.close(handle)
+        with suppress(OSError):
+            path.unlink()
+        return False
+
+    def _keep(self, sha256: str, number: int, part: Bytes) -> None:
+        """Store a part, if there is room for it at all."""
+        nbytes = HEAD_BYTES + len(part)
+        if self._off or nbytes > self.max_bytes:
+            return
+        path = self._path(sha256, number)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}{UNFINISHED}")
+        try:
+            if self._set_aside(aside, nbytes):
+                with aside.open("r+b") as file:
+                    file.write(_head(part))
+                    file.write(part.data)
+                with self._locked():  # whoever counts files could miss it between its names
+                    aside.rename(path)
+        except OSError:
+            with suppress(OSError):
+                aside.unlink()
+            raise
+
+    def _set_aside(self, path: Path, nbytes: int) -> bool:
+        """Make a file of so many bytes, after making room for it: whoever counts files counts it
+        from now on. False where others are about to fill the cache."""
+        with self._locked():
+            counted = self.folder / "used"
+            try:
+                used = int(counted.read_text())
+            except (OSError, ValueError):
+                used = sum(size for _, size, _ in self._files())
+            if used + nbytes > self.max_bytes:
+                used = self._make_room(int(LEAVE * self.max_bytes) - nbytes)
+            if used + nbytes > self.max_bytes:
+                return False
+            counted.write_text(str(used + nbytes))
+            path.touch(mode=0o600, exist_ok=False)
+            os.truncate(path, nbytes)
+        return True
+
+    def _make_room(self, most: int) -> int:
+        """Throw parts away until no more than so many bytes are left, or none; returns them."""
+        files = sorted(self._files())
+        used = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if used <= most:
+                break
+            if path.suffix == UNFINISHED:
+                continue
+            path.unlink(missing_ok=True)
+            used -= size
+        return used
+
+    def _files(self) -> Iterator[tuple[float, int, Path]]:
+        """When each part was used last, its bytes and its place."""
+        for path in self.folder.glob("??/*"):
+            with suppress(OSError):
+                known = path.stat()
+                if path.suffix == UNFINISHED and known.st_mtime < time.time() - ABANDONED_S:
+                    path.unlink()
+                else:
+                    yield known.st_mtime, known.st_size, path
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _give_up(self, error: OSError) -> None:
+        """Go on without the cache."""
+        with self._changed:
+            told, self._off = self._off, True
+        if not told:
+            warnings.warn(
+                f"the local cache at {self.folder} is not used any more: {error}; features are "
+                "fetched from their store",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    known = folder.stat()
+    if known.st_uid != os.getuid() or stat.S_IMODE(known.st_mode) & 0o022:
+        raise OutputError(
+            f"expected a folder for the local cache that only its owner writes into, {folder} is "
+            f"{stat.filemode(known.st_mode)} of user {known.st_uid}; name another, or chmod 700 it"
+        )
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Neighbours together."""
+    run: list[int] = []
+    for number in numbers:
+        if run and number != run[-1] + 1:
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run
+
+
+def _head(part: Bytes) -> bytes:
+    crcs = [google_crc32c.value(part[k : k + PAGE_BYTES]) for k in range(0, PART_BYTES, PAGE_BYTES)]
+    head = HEAD.pack(MARK, len(part), *crcs)
+    return head + google_crc32c.value(head).to_bytes(4, "little")
+
+
+def _checked(handle: int, low: int, high: int) -> Bytes | None:
+    """Bytes [low, high) of the content of a part; None where they are not what was written."""
+    head = os.pread(handle, HEAD_BYTES, 0)
+    if len(head) < HEAD_BYTES or google_crc32c.value(head[:-4]) != int.from_bytes(
+        head[-4:], "little"
+    ):
+        return None
+    mark, size, *crcs = HEAD.unpack(head[:-4])
+    first, last = low // PAGE_BYTES, -(-high // PAGE_BYTES)
+    begin, end = first * PAGE_BYTES, min(last * PAGE_BYTES, size)
+    if mark != MARK or high > size:
+        return None
+    content = np.empty(end - begin, np.uint8)
+    if os.preadv(handle, [content.data], HEAD_BYTES + begin) != len(content):
+        return None
+    for number, page in enumerate(range(0, len(content), PAGE_BYTES), first):
+        if google_crc32c.value(content[page : page + PAGE_BYTES]) != crcs[number]:
+            return None
+    return content[low - begin : high - begin]
