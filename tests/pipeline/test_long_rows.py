@@ -98,6 +98,10 @@ def test_memory_does_not_grow_with_the_row(
         held.append(np.asarray(block))
     assert held.nbytes > 23 * MB
     row = replace(make_row("long", 1, streams=[wide]), streams={"modulation": held})
+    small = [make_row("x", 2000, streams=[wide])]
+    encode(
+        fmt, small, [wide], folder=tmp_path, name="before", encoding=Encoding()
+    )  # imports pandas
     with counted_memory() as peaks:
         digest = digest_rows([row], [wide], "float16")
         path = encode(fmt, [row], [wide], folder=tmp_path, name="x", encoding=Encoding())
@@ -106,10 +110,25 @@ def test_memory_does_not_grow_with_the_row(
 
 
 def test_a_row_is_divided_only_where_it_is_too_large() -> None:
-    assert [part_count(size * MB) for size in (0, 64, 128)] == [1, 1, 1]
-    assert part_count(128 * MB + 1) == 3
+    assert [part_count(size * MB) for size in (0, 16, 32)] == [1, 1, 1]
+    assert part_count(32 * MB + 1) == 3
     assert cut(10, 3) == [(0, 3), (3, 6), (6, 10)]
-    assert max(parquet_sink.ROW_GROUP_BYTES.values())[1] <= long_rows.LIMIT_BYTES
+
+
+def test_a_divided_row_shares_no_row_group(
+    tmp_path: Path, scaled_down: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups for scans hold more than a row may have in one piece."""
+    monkeypatch.setitem(parquet_sink.ROW_GROUP_BYTES, "scan", (4096, 8192))
+    rows = [make_row("a", 5), make_row("long", 200), make_row("b", 6), make_row("c", 7)]
+    encoding = Encoding(row_group_profile="scan")
+    path = encode("parquet", rows, [stream()], folder=tmp_path, name="x", encoding=encoding)
+    with pq.ParquetFile(path) as file:
+        groups = [
+            file.read_row_group(n).column("row_id").to_pylist() for n in range(file.num_row_groups)
+        ]
+    assert groups[0] == ["a"] and groups[-1] == ["b", "c"]
+    assert set(map(tuple, groups[1:-1])) == {("long",)} and len(groups) > 3
 
 
 def test_parts_of_a_row_follow_each_other_in_the_file(tmp_path: Path, scaled_down: None) -> None:

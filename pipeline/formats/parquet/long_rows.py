@@ -1,7 +1,8 @@
 """Rows too large for one Parquet cell: divided over rows of the file that follow each other.
 
-Arrow needs eight times a cell to write or read it. A row with more than `LIMIT_BYTES` of features
-therefore lies in several rows of the file, each a row group of its own:
+Arrow needs several times a cell to write or read it. A row with more than `LIMIT_BYTES` of features
+therefore lies in several rows of the file, each a row group of its own, so that a worker needs no
+more memory for three hours than for ten minutes:
 
     row_id   seconds  modulation_start  modulation_n_frames  modulation
     a.wav    12.5     0                 1250                 ...
@@ -23,9 +24,9 @@ from itertools import accumulate, pairwise
 from earmill.pipeline.common.errors import CommitError
 
 MB = 2**20
-# The upper limit of row groups: a row beyond it could not share one anyway.
-LIMIT_BYTES = 128 * MB
-PART_BYTES = 64 * MB
+# About ten minutes of Dau1997.
+LIMIT_BYTES = 32 * MB
+PART_BYTES = 16 * MB
 PARTS_KEY = b"earmill.parts"
 
 

@@ -8,6 +8,7 @@ another; a row too large for one is divided, see `earmill.pipeline.formats.parqu
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,7 @@ def write_parquet(
         write_page_index=True,
         write_page_checksum=True,
     ) as writer:
-        for start, stop in row_groups([_row_bytes(row) for row in rows], row_group_profile):
+        for start, stop in row_groups(_group_bytes(rows, long_rows), row_group_profile):
             group = scalars.slice(start, stop - start)
             parts = long_rows.parts(start)
             if parts > 1:  # alone in its group
@@ -143,11 +144,19 @@ def _schema(
     return pa.schema(fields, metadata=metadata)
 
 
+def _group_bytes(rows: Sequence[FeatureRow], long_rows: LongRows) -> list[float]:
+    """What each row takes of a row group; a divided one shares none."""
+    return [
+        math.inf if number in long_rows.frames else _row_bytes(row)
+        for number, row in enumerate(rows)
+    ]
+
+
 def _row_bytes(row: FeatureRow) -> int:
     return sum(values.nbytes for values in row.streams.values())
 
 
-def row_groups(row_bytes: Sequence[int], profile: str) -> Iterator[tuple[int, int]]:
+def row_groups(row_bytes: Sequence[float], profile: str) -> Iterator[tuple[int, int]]:
     """Cut rows into (start, stop) groups of the profile's size; a row is never divided here.
 
     A group is closed once it reaches the lower size, or when the next row would take it beyond the
@@ -156,11 +165,11 @@ def row_groups(row_bytes: Sequence[int], profile: str) -> Iterator[tuple[int, in
     if profile not in ROW_GROUP_BYTES:
         raise ValueError(f"row_group_profile is one of {sorted(ROW_GROUP_BYTES)}, got {profile!r}")
     enough, limit = ROW_GROUP_BYTES[profile]
-    start = held = 0
+    start, held = 0, 0.0
     for position, size in enumerate(row_bytes):
         if position > start and (held >= enough or held + size > limit):
             yield start, position
-            start, held = position, 0
+            start, held = position, 0.0
         held += size
     if len(row_bytes) > start:
         yield start, len(row_bytes)
