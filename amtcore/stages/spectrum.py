@@ -8,11 +8,14 @@ are symmetric about one instant, where only the power of a bin counts: so frames
     e[m] = x[c + m] + x[c - 1 - m],   o[m] = x[c + m] - x[c - 1 - m],   c = windows[0] / 2
     power = (sum_m e[m] h[m] cos((m + 1/2) w))^2 + (sum_m o[m] h[m] sin((m + 1/2) w))^2
 
-which halves the products, and every window takes its share of the same e and o.
+which halves the products, and every window takes its share of the same e and o. Where nobody asks
+for more than numbers in float32, a kernel takes a few sums instead of all these products, see
+`spectrum_factors`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,8 +25,11 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
+from amtcore.kernels.ops.excitation import can_compute
 from amtcore.kernels.ops.loudness import audible
+from amtcore.kernels.ops.spectrum import Factors, powers
 from amtcore.stages.base import Stage, product
+from amtcore.stages.spectrum_factors import can_factor, factors_of
 from amtcore.units import REFERENCE_PA
 
 #: Edges in Hz of the ranges served by windows of 64, 32, 16, 8, 4 and 2 ms.
@@ -117,12 +123,17 @@ class WindowedSpectrum(Stage):
 
     def tables(self) -> dict[str, Tensor]:
         """Every window's share of the transform, and the frequencies of the components."""
-        tables = {}
-        for i, (first, last) in enumerate(self._bins):
-            gain = 10.0 ** (self._window_log10 / 2)
-            cosines, sines = _bases(self.windows, i, first, last)
+        tables, gain = {}, 10.0 ** (self._window_log10 / 2)
+        for i, (cosines, sines) in enumerate(_transforms(self.windows, tuple(self._bins))):
             tables[f"cosines_{i}"] = (gain * cosines).to(self.dtype)
             tables[f"sines_{i}"] = (gain * sines).to(self.dtype)
+        if self._has_factors():
+            made = _factors(self.windows, tuple(self._bins), self.hop_length)
+            tables |= {
+                "factor_basis": (gain * made.basis).float(),
+                "factor_values": made.values.float(),
+                "factor_plan": made.plan.clone(),
+            }
         every = torch.cat([torch.arange(first, last) for first, last in self._bins])
         return {**tables, "frequencies": (every * self.bin_hz).to(self.dtype)}
 
@@ -152,6 +163,10 @@ class WindowedSpectrum(Stage):
         Returns:
             (.., frame, component), relative to (20 uPa)^2.
         """
+        if self._has_factors() and x.numel() and can_compute(x):
+            names = ("basis", "values", "plan")
+            factors = Factors(*(self.get_buffer(f"factor_{name}") for name in names))
+            return powers(x, factors, len(self.frequencies))
         even, odd = self._folded(x)
         frames = even.shape[:-1]
         # (frame, sample) of all signals; a component's frames lie together, as products are best.
@@ -162,6 +177,9 @@ class WindowedSpectrum(Stage):
             imaginary = product(self.get_buffer(f"sines_{i}"), odd[: length // 2])
             parts.append(torch.addcmul(real.square(), imaginary, imaginary))
         return torch.cat(parts).unflatten(1, frames).movedim(0, -1)
+
+    def _has_factors(self) -> bool:
+        return self.dtype == torch.float32 and can_factor(self.windows, self.hop_length)
 
     def _folded(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(.., time) -> sums and differences (.., frame, sample) about each frame's instant."""
@@ -211,6 +229,20 @@ def _bases(windows: tuple[int, ...], i: int, first: int, last: int) -> tuple[Ten
     angle = torch.outer(bins, place) * (2 * math.pi / longest)
     peak = 2.0 / longest * 10.0 ** (PEAK_PA_DB / 20.0) * math.sqrt(longest / length)
     return angle.cos() * hann * peak, angle.sin() * hann * peak
+
+
+def _transforms(
+    windows: tuple[int, ...], bins: tuple[tuple[int, int], ...]
+) -> list[tuple[Tensor, Tensor]]:
+    """`_bases` of every window."""
+    return [_bases(windows, i, first, last) for i, (first, last) in enumerate(bins)]
+
+
+@functools.cache
+def _factors(windows: tuple[int, ...], bins: tuple[tuple[int, int], ...], hop: int) -> Factors:
+    """The same as the kernel takes them: made once, which takes as long as all else of a model."""
+    pairs = [(cosines.numpy(), sines.numpy()) for cosines, sines in _transforms(windows, bins)]
+    return factors_of(pairs, hop)
 
 
 class Moore2016Spectrum(WindowedSpectrum):

@@ -1,0 +1,153 @@
+"""Powers of components, LANES blocks or frames at a time; equations in `reference`.
+
+A frame's numbers are made in one order, whatever its place and its neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amtcore.kernels.families.spectrum.reference import (
+    AT,
+    COMPONENT,
+    COUNT,
+    EVEN,
+    FIRST,
+    ODD,
+    RANK,
+    REACH,
+    SIDE,
+)
+from amtcore.kernels.vector.jit import kernel, part
+from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore
+from amtcore.kernels.vector.transpose import transpose
+
+
+@part
+def _coefficients(blocks: Any, pitch: int, basis: Any, made: Any) -> None:
+    """Flat (sample, block) of rows of `pitch` blocks -> flat (function, block)."""
+    functions, hop = basis.shape
+    flat, zero = basis.reshape(-1), vsplat(blocks, 0.0)
+    for r in range(0, functions, SIDE):
+        for b in range(0, pitch, LANES):
+            s, t, u, v = zero, zero, zero, zero
+            for n in range(hop):
+                value, at = vload(blocks, n * pitch + b), r * hop + n
+                s = fma(value, vsplat(value, flat[at]), s)
+                t = fma(value, vsplat(value, flat[at + hop]), t)
+                u = fma(value, vsplat(value, flat[at + 2 * hop]), u)
+                v = fma(value, vsplat(value, flat[at + 3 * hop]), v)
+            to = r * pitch + b
+            vstore(made, to, s)
+            vstore(made, to + pitch, t)
+            vstore(made, to + 2 * pitch, u)
+            vstore(made, to + 3 * pitch, v)
+
+
+@part
+def _fold(
+    made: Any, pitch: int, instant: int, reach: int, first: int, even: int, odd: int, e: Any, o: Any
+) -> None:
+    """E and O of LANES frames: what lies alike and what lies unlike about their instants."""
+    place = 0
+    for m in range(reach):
+        for r in range(even + odd):
+            at = (first + r) * pitch + instant
+            after, before = vload(made, at + m), vload(made, at - 1 - m)
+            total, difference = after + before, after - before
+            if r < even:
+                vstore(e, place, total)
+                vstore(o, place, difference)
+            else:
+                vstore(e, place, difference)
+                vstore(o, place, total)
+            place += LANES
+
+
+@part
+def _products(
+    e: Any, o: Any, columns: int, values: Any, at: int, of_e: Any, of_o: Any, to: int
+) -> None:
+    """SIDE rows of factors times E, and SIDE others times O."""
+    zero = vsplat(e, 0.0)
+    s, t, u, v = zero, zero, zero, zero
+    a, b, c, d = zero, zero, zero, zero
+    for column in range(columns):
+        alike, unlike = vload(e, column * LANES), vload(o, column * LANES)
+        s = fma(alike, vsplat(e, values[at]), s)
+        t = fma(alike, vsplat(e, values[at + 1]), t)
+        u = fma(alike, vsplat(e, values[at + 2]), u)
+        v = fma(alike, vsplat(e, values[at + 3]), v)
+        a = fma(unlike, vsplat(e, values[at + 4]), a)
+        b = fma(unlike, vsplat(e, values[at + 5]), b)
+        c = fma(unlike, vsplat(e, values[at + 6]), c)
+        d = fma(unlike, vsplat(e, values[at + 7]), d)
+        at += 2 * SIDE
+    vstore(of_e, to, s)
+    vstore(of_e, to + LANES, t)
+    vstore(of_e, to + 2 * LANES, u)
+    vstore(of_e, to + 3 * LANES, v)
+    vstore(of_o, to, a)
+    vstore(of_o, to + LANES, b)
+    vstore(of_o, to + 2 * LANES, c)
+    vstore(of_o, to + 3 * LANES, d)
+
+
+@part
+def _powers(
+    e: Any, o: Any, columns: int, count: int, values: Any, at: int, real: Any, imaginary: Any,
+    out: Any, to: int, pitch: int,
+) -> None:  # fmt: skip
+    """Rows of `out` for a group of components."""
+    for k in range(0, count, SIDE):
+        _products(e, o, columns, values, at, real, imaginary, 0)
+        at += 2 * SIDE * columns
+        for i in range(min(SIDE, count - k)):
+            x, y = vload(real, i * LANES), vload(imaginary, i * LANES)
+            vstore(out, to + (k + i) * pitch, fma(y, y, x * x))
+
+
+@kernel
+def run_powers(
+    x: Any, begin: int, end: int, reach: int, basis: Any, values: Any, plan: Any, columns: int,
+    out: Any, to: int, pitch: int,
+) -> None:  # fmt: skip
+    """Of one signal, for some frames, LANES at a time.
+
+    Args:
+        x: Its samples; those beyond its last block are not looked at.
+        reach: Blocks from the start to the instant of frame 0.
+        columns: Of E at most.
+        out: Flat (component, frame) of rows of `pitch` frames; frame `begin` goes to `to`.
+    """
+    hop, e, o = basis.shape[1], aligned(columns * LANES, x), aligned(columns * LANES, x)
+    fewer_e, fewer_o = aligned(columns * LANES, x), aligned(columns * LANES, x)
+    real, imaginary = aligned(SIDE * LANES, x), aligned(SIDE * LANES, x)
+    count = end - begin + 2 * reach
+    count += -count % LANES
+    blocks, made = aligned(count * hop, x), aligned(count * basis.shape[0], x)
+    known = min(len(x) // hop - begin, count)
+    transpose(x, begin * hop, hop, known, hop, blocks, count, count)
+    _coefficients(blocks, count, basis, made)
+    for frame in range(0, end - begin, LANES):
+        folded = -1
+        for g in range(plan.shape[0]):
+            group = plan[g]
+            if group[FIRST] != folded:
+                folded = group[FIRST]
+                _fold(
+                    made, count, frame + reach, group[REACH], folded, group[EVEN], group[ODD], e, o
+                )
+            size, at = group[REACH] * (group[EVEN] + group[ODD]), group[AT]
+            place = to + frame + group[COMPONENT] * pitch
+            if group[RANK] == 0:
+                _powers(e, o, size, group[COUNT], values, at, real, imaginary, out, place, pitch)
+                continue
+            for r in range(0, group[RANK], SIDE):
+                _products(e, o, size, values, at, fewer_e, fewer_o, r * LANES)
+                at += 2 * SIDE * size
+            _powers(
+                fewer_e, fewer_o, group[RANK], group[COUNT], values, at, real, imaginary, out,
+                place, pitch,
+            )  # fmt: skip
