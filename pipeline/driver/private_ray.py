@@ -27,6 +27,7 @@ PREFIX = "earmill-ray-"
 # Ray's sockets lie below its folder, and their paths have at most 107 bytes.
 LONGEST_FOLDER = 42
 REAPED_WITHIN_S = 20.0
+_HELPERS = ("start_api_server", "start_monitor", "start_log_monitor")
 
 
 @contextmanager
@@ -49,13 +50,14 @@ def private_ray(**options: Any) -> Iterator[None]:
         os.environ[ray_reaper.MARK] = folder.path
         try:
             # The address is spelled out because None would look for a cluster on this machine.
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=folder.path,
-                **options,
-            )
+            with _without_helpers():
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    _temp_dir=folder.path,
+                    **options,
+                )
         except (OSError, RuntimeError, ValueError) as error:
             raise _not_started(folder.path, error) from error
         finally:
@@ -66,6 +68,29 @@ def private_ray(**options: Any) -> Iterator[None]:
         _end(reaper)
         folder.let_go()
         sweep()
+
+
+@contextmanager
+def _without_helpers() -> Iterator[None]:
+    """Ray of one machine without what serves others: the autoscaler, the printer of workers' logs,
+    and the server of the dashboard, for which its start waits; two CPU seconds of imports.
+
+    There is no option for it. A release that calls them something else starts them.
+    """
+    from ray._private.node import Node
+
+    own = {name: vars(Node)[name] for name in _HELPERS if name in vars(Node)}
+    for name in own:
+        setattr(Node, name, _start_nothing)
+    try:
+        yield
+    finally:
+        for name, method in own.items():
+            setattr(Node, name, method)
+
+
+def _start_nothing(node: Any, **_: Any) -> None:
+    pass
 
 
 def shut_down() -> None:

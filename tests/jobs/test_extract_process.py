@@ -19,6 +19,7 @@ from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole, driver, write_corpus, write_job
 
 CLIPS = 30
+OF_A_CLUSTER = ("dashboard/dashboard.py", "monitor.py")
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
@@ -43,8 +44,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "--resume" in summary["message"]
     assert errors == ""
     assert listening and listening <= LOOPBACK
-    # The process of that name counts usage, which is off: it shows no page and takes no jobs.
-    assert "--disable-frontend" in commands and "--modules-to-load=UsageStatsHead " in commands
+    # What serves others: a page and its jobs, the autoscaler, a printer of logs.
+    assert "gcs_server" in commands
+    assert not [name for name in OF_A_CLUSTER if name in commands]
     _, alive = psutil.wait_procs(started, timeout=20)
     assert [process.name() for process in alive] == []
     return folder
