@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
-from earmill.jobs.terminal import console, say_json
+from earmill.jobs.terminal import console, say, say_json
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.verify import Report
+    from earmill.pipeline.driver.deep_verify import DeepReport
 
 
 def verify(
@@ -28,6 +29,27 @@ def verify(
             "driver works there.",
         ),
     ] = False,
+    deep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Also compute N random rows again from their source and compare: bit by bit where "
+            "machine and packages are those that made them, else within a tolerance. Run it where "
+            "the job ran, as relative paths are relative to that.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Draws the rows of --deep; the report says which it was.")
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB.yaml",
+            help="For --deep: the job file, where dataset.json does not say all: credentials of "
+            "the source.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     storage_options: StorageOptions = None,
 ) -> None:
@@ -37,15 +59,49 @@ def verify(
     from earmill.pipeline.storage.layout import Layout
     from earmill.pipeline.storage.store_errors import store_errors
 
-    layout = Layout.open(uri, parse_storage_options(storage_options))
+    options = parse_storage_options(storage_options)
+    layout = Layout.open(uri, options)
     with store_errors(layout.url()):
         removed = remove(layout).parts if remove_orphans else []
         report = check(layout, hashes=hashes)
+        found = None if deep is None else _computed_again(uri, options, deep, seed, job, as_json)
     if as_json:
-        say_json({"ok": report.ok, **asdict(report), "removed": removed})
+        told = {} if found is None else {"deep": asdict(found)}
+        ok = report.ok and (found is None or found.ok)
+        say_json({**asdict(report), "ok": ok, "removed": removed, **told})
     else:
         _print(uri, report, removed)
-    raise typer.Exit(0 if report.ok else 1)
+        if found is not None:
+            _print_deep(found)
+    raise typer.Exit(0 if report.ok and (found is None or found.ok) else 1)
+
+
+def _computed_again(
+    uri: str,
+    options: dict[str, Any],
+    rows: int,
+    seed: int | None,
+    job: str | None,
+    as_json: bool,
+) -> DeepReport:
+    from earmill.pipeline.driver.deep_verify import verify_deep
+    from earmill.pipeline.driver.stored_job import stored_job
+    from earmill.pipeline.storage.layout import Layout
+
+    layout = Layout.open(uri, options)
+    spec = stored_job(layout, uri, options, job=job)
+    tell = (lambda text: None) if as_json else say
+    return verify_deep(layout, spec, rows, seed=seed, on_begin=tell)
+
+
+def _print_deep(found: DeepReport) -> None:
+    for problem in found.problems:
+        say(f"problem: {problem}")
+    elsewhere = f", {found.close:,} within {found.worst:.2g}" if found.close else ""
+    say(
+        f"{found.rows:,} rows computed again (--seed {found.seed}): {found.equal:,} equal bit for "
+        f"bit{elsewhere}, {len(found.problems):,} problems"
+    )
 
 
 def _print(uri: str, report: Report, removed: list[str]) -> None:

@@ -187,9 +187,10 @@ def _info(records: Sequence[CommitRecord], rows: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "copied_from": [f"{record.shard}-{record.attempt}" for record in records]
     }
-    devices = [record.info.get("device") for record in records]
-    if devices and all(device == devices[0] for device in devices):
-        found["device"] = devices[0]
+    for name in ("device", "versions"):
+        of_sources = [record.info.get(name) for record in records]
+        if of_sources[0] and all(each == of_sources[0] for each in of_sources):
+            found[name] = of_sources[0]
     if rows == sum(record.rows_ok for record in records):
         costs = [record.info.get("cast_errors") or {} for record in records]
         whole = total({k: CastError(**v) for k, v in part.items()} for part in costs)

@@ -309,7 +309,7 @@ class ShardRunner:
         row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, held.streams, held.steps)
         with tempfile.TemporaryDirectory(prefix="warm-up-", dir=own_folder()) as name:
             self._encode([row], streams, Path(name), None)
-        _versions()
+        value_versions()
 
     def _encode(
         self,
@@ -337,7 +337,7 @@ class ShardRunner:
         """Stored in the commit record only: who did it, with what, and how long it took."""
         return {
             "device": self._warm.device,
-            "versions": _versions(),
+            "versions": value_versions(),
             "worker": _whereabouts(),
             "threads": self._job.threads,
             "attempts": order.attempts,
@@ -361,7 +361,7 @@ def _whereabouts() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _versions() -> dict[str, str]:
+def value_versions() -> dict[str, str]:
     """Versions of the packages that can change a feature, without looking at all the others."""
     found = {}
     for name in VALUE_PACKAGES:

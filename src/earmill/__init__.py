@@ -28,7 +28,18 @@ if TYPE_CHECKING:
     from earmill import formats as formats
     from earmill import sources as sources
     from earmill import testing as testing
-    from earmill.api import JobFailedError, compact, diff, extract, gc, log, plan, retry, verify
+    from earmill.api import (
+        JobFailedError,
+        compact,
+        diff,
+        extract,
+        gc,
+        log,
+        plan,
+        retry,
+        verify,
+        verify_deep,
+    )
     from earmill.pipeline.common.errors import (
         CommitError,
         EarmillError,
@@ -43,6 +54,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.dataset.snapshot import LogEntry
     from earmill.pipeline.dataset.verify import Report
     from earmill.pipeline.driver import events as events
+    from earmill.pipeline.driver.deep_verify import DeepReport
     from earmill.pipeline.driver.events import JobFinished
     from earmill.pipeline.driver.stop_request import StopRequest
     from earmill.pipeline.formats.moments import StreamStatistics
@@ -78,6 +90,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "CommitError": (_ERRORS, "CommitError"),
     "ConcatenatedFeatures": ("earmill.pipeline.reader.concat", "ConcatenatedFeatures"),
     "Crop": ("earmill.pipeline.reader.crops", "Crop"),
+    "DeepReport": ("earmill.pipeline.driver.deep_verify", "DeepReport"),
     "EarmillError": (_ERRORS, "EarmillError"),
     "Extractor": ("amtcore.features.base", "Extractor"),
     "FeatureDataset": (_TORCH, "FeatureDataset"),
@@ -129,6 +142,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "stages": "amtcore.stages",
     "testing": "earmill.testing",
     "verify": ("earmill.api", "verify"),
+    "verify_deep": ("earmill.api", "verify_deep"),
 }
 
 __all__ = [
@@ -138,6 +152,7 @@ __all__ = [
     "CommitError",
     "ConcatenatedFeatures",
     "Crop",
+    "DeepReport",
     "EarmillError",
     "Extractor",
     "FeatureDataset",
@@ -190,6 +205,7 @@ __all__ = [
     "stages",
     "testing",
     "verify",
+    "verify_deep",
 ]
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.dataset.recompute import Chooser
     from earmill.pipeline.dataset.snapshot import LogEntry
     from earmill.pipeline.dataset.verify import Report
+    from earmill.pipeline.driver.deep_verify import DeepReport
     from earmill.pipeline.driver.events import Event, JobFinished
     from earmill.pipeline.driver.stop_request import StopRequest
     from earmill.pipeline.planning.cost import JobCost
@@ -134,6 +135,38 @@ def verify(
 
     with _layout(uri, storage_options) as layout:
         return check(layout, hashes=hashes)
+
+
+def verify_deep(
+    uri: Uri,
+    rows: int,
+    *,
+    seed: int | None = None,
+    job: Spec | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> DeepReport:
+    """Compute random rows again from their source and compare, as `earmill verify --deep` does.
+
+    Args:
+        uri: Output of a job; run it where the job ran, as relative paths are relative to that.
+        rows: How many; all if there are not so many.
+        seed: Draws the rows; None draws a seed as well, which the report names.
+        job: The job, where dataset.json does not say all: credentials of the source.
+        storage_options: Of the place.
+    Returns:
+        `ok`, counts, and every problem as a line. Rows are compared bit by bit where machine and
+        packages are those that made them, else within `deep_verify.TOLERANCE`.
+    Raises:
+        OutputError: No closed dataset there. SourceError, SourceOutage: The source is away.
+    """
+    from earmill.pipeline.driver.deep_verify import verify_deep as check
+    from earmill.pipeline.driver.stored_job import stored_job
+
+    options = dict(storage_options or {})
+    with _layout(uri, options) as layout:
+        known = None if job is None else _job(job)
+        spec = stored_job(layout, os.fspath(uri), options, job=known)
+        return check(layout, spec, rows, seed=seed)
 
 
 def retry(

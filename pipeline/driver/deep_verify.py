@@ -1,0 +1,219 @@
+"""Compute rows again from their source, and compare with what is stored.
+
+`verify` holds files against their hashes; this holds values against the models. Rows are drawn at
+random, computed in this process by the job's own pipeline, and compared in the stored type: bit by
+bit where machine and packages are those that made the shard, else within a tolerance.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from earmill.pipeline.common.errors import CommitError, OutputError, SourceOutage
+from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
+from earmill.pipeline.dataset.description import read_description
+from earmill.pipeline.dataset.snapshot import Snapshot, read_checked, read_current, read_snapshot
+from earmill.pipeline.dataset.stored_rows import stored_rows
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.sources import Item, open_source
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker.models import WarmModels, warm_models
+from earmill.pipeline.worker.row_pipeline import RowProcessor
+from earmill.pipeline.worker.shard_runner import value_versions
+
+# Of values made elsewhere: the largest difference, over the value or the RMS of its column in the
+# row, whichever is larger. Two steps of float16, and what other instructions make of float32.
+TOLERANCE = {"float16": 2e-3, "float32": 1e-4}
+# Integers are events or codes; made elsewhere, this share of a row's may differ.
+INTEGER_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class DeepReport:
+    """Rows that were computed again.
+
+    Args:
+        seed: With it the same rows are drawn. rows: How many were.
+        equal: Rows whose every value is equal bit for bit.
+        close: Rows made elsewhere whose values are within the tolerance.
+        worst: Largest difference among these, as `TOLERANCE` measures it.
+        problems: One line for each of the others: it differs, or cannot be computed any more.
+    """
+
+    seed: int
+    rows: int
+    equal: int
+    close: int
+    worst: float
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Every row was computed, and none differs."""
+        return not self.problems
+
+
+def verify_deep(
+    layout: Layout,
+    spec: JobSpec,
+    rows: int,
+    *,
+    seed: int | None = None,
+    threads: int | None = None,
+    on_begin: Callable[[str], None] = lambda text: None,
+) -> DeepReport:
+    """Compute so many random rows of the snapshot that counts again, and compare.
+
+    Args:
+        spec: The dataset's job, see `stored_job`. rows: All if there are not so many.
+        seed: Draws the rows; None draws a seed, too. threads: For kernels; None takes all cores.
+        on_begin: Told what takes a while.
+    Raises:
+        OutputError: No closed dataset there.
+        SourceError, SourceOutage: The source cannot be opened, or is away.
+        CommitError: A file of the dataset is damaged.
+    """
+    if rows < 1:
+        raise ValueError(f"expected at least 1 row to compute again, got {rows}")
+    current = read_current(layout)
+    if current is None:
+        raise OutputError(f"{layout.url()}: expected a closed dataset; run the job to its end")
+    snapshot = read_snapshot(layout, current)
+    seed = random.randrange(2**32) if seed is None else seed
+    drawn = _drawn(layout, snapshot, rows, seed)
+    on_begin("building the models")
+    threads = threads or os.cpu_count() or 1
+    models = warm_models(spec, threads, spec.run.device)
+    source = open_source(spec.source)
+    on_begin(f"computing {len(drawn):,} rows")
+    counts = _Counts()
+    processor = RowProcessor(
+        spec, source, models.extractors, decode_threads=threads, gpu=models.gpu
+    )
+    with closing(processor):
+        for stored, item, record in _stored(layout, snapshot, drawn):
+            made, reason = _computed(processor, item)
+            for row in stored:
+                counts.take(row, made.get(row.row_id), reason, _same_machine(record, models))
+    return DeepReport(
+        seed, len(drawn), counts.equal, counts.close, counts.worst, tuple(counts.problems)
+    )
+
+
+def _stored(
+    layout: Layout, snapshot: Snapshot, drawn: Sequence[str]
+) -> Iterator[tuple[list[FeatureRow], Item, CommitRecord]]:
+    """What is stored of each planned row (channels may be rows), the row, and its commit."""
+    dataset = read_description(layout, snapshot.dataset.path)
+    if dataset is None:
+        raise OutputError(f"{layout.url(snapshot.dataset.path)} is missing; restore it from a copy")
+    wanted = frozenset(drawn)
+    for shard in Plan.read(layout, PurePosixPath(snapshot.plan.path).stem).shards:
+        items = [item for item in shard.items if item.row_id in wanted]
+        if not items:
+            continue
+        record = read_commit(layout, shard.shard_id, snapshot.commits[shard.shard_id].generation)
+        if record is None:
+            raise CommitError(f"{layout.url()}: shard {shard.shard_id} has no commit; verify it")
+        for item in items:
+            yield list(stored_rows(layout, dataset, record, [item.row_id])), item, record
+
+
+def _computed(processor: RowProcessor, item: Item) -> tuple[dict[str, FeatureRow], str]:
+    """Rows as they come out now, and why others do not."""
+    try:
+        found = processor.process([item])
+    except SourceOutage as error:  # it cannot be told from a file that is gone
+        return {}, str(error)
+    return {row.row_id: row for row in found.good}, "; ".join(row.message for row in found.bad)
+
+
+@dataclass
+class _Counts:
+    equal: int = 0
+    close: int = 0
+    worst: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    def take(self, stored: FeatureRow, now: FeatureRow | None, reason: str, exact: bool) -> None:
+        """Compare one row with what it is now, or count why it is not there."""
+        named = f"row {stored.row_id!r}"
+        if now is None:
+            self.problems.append(f"{named} cannot be computed again: {reason or 'it is gone'}")
+            return
+        if now.facts.get("pcm_sha256") != stored.facts.get("pcm_sha256"):
+            self.problems.append(f"{named}: its audio is another one now, so it is not compared")
+            return
+        found = differences(stored, now)
+        differing = {name: (size, most) for name, (size, most) in found.items() if size > 0}
+        if not differing:
+            self.equal += 1
+        elif not exact and all(size <= most for size, most in differing.values()):
+            self.close += 1
+            self.worst = max([self.worst, *(size for size, _ in differing.values())])
+        else:
+            worst = max(differing, key=lambda name: differing[name][0])
+            wanted = "bit for bit" if exact else f"within {differing[worst][1]:g}"
+            self.problems.append(
+                f"{named}, stream {worst}: expected what is computed now {wanted}, it differs by "
+                f"{differing[worst][0]:.3g}; run `earmill extract` with --resume --repair where "
+                "`earmill verify` finds damage, else look at versions and devices of its commit"
+            )
+
+
+def differences(stored: FeatureRow, now: FeatureRow) -> dict[str, tuple[float, float]]:
+    """Stream name to how far two rows are apart, 0 where they are equal bit for bit, and the
+    tolerance that holds for the stream; infinite where shapes differ."""
+    return {
+        name: _difference(np.asarray(values), np.asarray(now.streams[name]))
+        for name, values in stored.streams.items()
+    }
+
+
+def _difference(stored: Any, now: Any) -> tuple[float, float]:
+    if np.issubdtype(stored.dtype, np.integer):
+        alike = stored.shape == now.shape and np.array_equal(stored, now)
+        longest = max(1, len(stored), len(now))
+        rows = {tuple(row) for row in stored.tolist()} ^ {tuple(row) for row in now.tolist()}
+        # A moved event is one that went and one that came.
+        return (0.0 if alike else max(1, len(rows) / 2) / longest), INTEGER_SHARE
+    most = TOLERANCE[stored.dtype.name]
+    if stored.shape != now.shape:
+        return float("inf"), most
+    if stored.tobytes() == now.tobytes():
+        return 0.0, most
+    one, other = stored.astype(np.float64), now.astype(np.float64)
+    scale = np.maximum(np.abs(one), np.sqrt(np.mean(one**2, axis=0, keepdims=True)))
+    apart = np.abs(one - other) / np.where(scale > 0, scale, 1.0)
+    # Equal numbers of other bits (-0.0) are not equal bit for bit.
+    return max(float(apart.max()), float(np.finfo(np.float64).tiny)), most
+
+
+def _drawn(layout: Layout, snapshot: Snapshot, rows: int, seed: int) -> list[str]:
+    """Planned rows that came out good, drawn without repetition; sorted, so by shard."""
+    table = table_of(read_checked(layout, snapshot.index))
+    columns = (table.column(name).to_pylist() for name in ("plan_row_id", "status"))
+    good = sorted({row_id for row_id, status in zip(*columns, strict=True) if status == "ok"})
+    if not good:
+        raise OutputError(f"{layout.url()}: expected good rows to compute again, there is none")
+    return sorted(random.Random(seed).sample(good, min(rows, len(good))))
+
+
+def _same_machine(record: CommitRecord, models: WarmModels) -> bool:
+    """Whether what made a shard would make the same bits here."""
+    here = {"device": models.device, "versions": value_versions()}
+    # As it stands in JSON.
+    made_with = {name: record.info.get(name) for name in here}
+    return bool(made_with == json.loads(json.dumps(here)))
