@@ -152,6 +152,8 @@ def _unnamed(layout: Layout, named: set[str], known: Collection[str], until_s: f
         sizes, parts = layout.sizes(folder), dict[str, list[str]]()
         times = layout.modified(folder)
         for name in sizes.keys() - named:
+            if paths.plan_of_part(name) in named:
+                continue
             part = part_of(name) if folder in PUBLISHED else None
             if folder not in PUBLISHED or (part is not None and part.shard in known):
                 parts.setdefault(part.path if part else name, []).append(name)

@@ -59,6 +59,7 @@ CURRENT_FILE = "current.json"
 _SHARD = re.compile(r"[0-9]{5,}")
 _COMMIT = re.compile(r"commits/([0-9]{5,})(?:\.r([1-9][0-9]*))?\.json")
 _REVISION = re.compile(r"revisions/([0-9]{5,})\.json")
+_PLAN_PART = re.compile(r"plan/([^/]+)/[0-9]{5,}\.parquet")
 _PLAN = re.compile(r"plan/[^/]+\.parquet")
 _ATTEMPT = re.compile(r"[0-9a-f]{8}")
 _SUFFIX = re.compile(r"(?:\.[0-9A-Za-z_-]+)+")
@@ -157,6 +158,12 @@ def carried_path(content: str) -> str:
 def part_path(plan_id: str, number: int) -> str:
     """Path of one part of a plan of many rows."""
     return f"plan/{_named('plan', plan_id)}/{number:05d}.parquet"
+
+
+def plan_of_part(rel: str) -> str | None:
+    """Path of the plan that a path is a part of; None where it is none."""
+    match = _PLAN_PART.fullmatch(rel)
+    return None if match is None else plan_path(match.group(1))
 
 
 def is_plan_path(rel: str) -> bool:

@@ -77,7 +77,7 @@ def test_what_the_job_made_here_is_equal_bit_for_bit(changing: Changing) -> None
     assert earmill.verify_deep(changing.out, CLIPS).equal == CLIPS
     with pytest.raises(ValueError, match="at least 1 row"):
         earmill.verify_deep(changing.out, 0)
-    with pytest.raises(OutputError, match="no dataset.json"):
+    with pytest.raises(OutputError, match="no dataset"):
         earmill.verify_deep(changing.corpus, 1, job=changing.spec())
 
 

@@ -17,6 +17,7 @@ from earmill.pipeline.common.errors import LockedError, OutputError
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.planning import parts
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole, committed_files
 from tests.pipeline.again_jobs import Killed, module_without_ray  # noqa: F401
@@ -140,6 +141,26 @@ def test_what_no_snapshot_names_goes_after_the_grace_time(changing: Changing) ->
     changing.update()
     assert set(changing.values()) == {*before, "new.wav"}
     assert [entry.number for entry in earmill.log(changing.out)] == [2, 3]
+
+
+def test_plans_in_parts_are_revised_and_kept(
+    changing: Changing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_ROWS", 2)
+    (changing.corpus / changing.names()[0]).unlink()
+    changing.write("new.wav", 8)
+    changing.update()
+    in_parts = changing.values()
+    assert len(changing.layout.list("plan")) > 3
+    earmill.gc(changing.out, keep=1, grace=NONE)
+    assert_whole(changing.out)
+    changing.write("newer.wav", 9)
+    changing.update()
+    earmill.compact(changing.out, shard_rows=4)
+    earmill.gc(changing.out, keep=1, grace=NONE)
+    assert_whole(changing.out)
+    assert changing.values().items() >= in_parts.items()
+    assert earmill.verify_deep(changing.out, 9).equal == CLIPS + 1
 
 
 def test_an_update_under_way_loses_nothing(
