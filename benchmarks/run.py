@@ -19,6 +19,7 @@ SCRIPTS = (
     "decoding",
     "loader",
     "codecs",
+    "int8",
     "reader",
     "gpu_reckoned",
     "cost",

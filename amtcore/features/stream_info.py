@@ -37,6 +37,7 @@ class StreamInfo:
         mfc_hz: Modulation centre frequency of each column; empty where there is no modulation axis.
         columns: Name of each column, for streams whose columns are different quantities.
         layout: "frames", or "events": sparse, a column being a neuron and a frame one of its steps.
+            Where frames are stored with scales, how: "int8".
         scale_factor: What stored values are multiplied by to be in `unit`; models leave it at 1.
     """
 

@@ -97,7 +97,7 @@ def publish_shard(
         attrs: Stored in the data files: spec_sha256, and nothing that differs between attempts.
         info: Stored in the commit record: device, versions, worker, timings_s. The CPU seconds of
             what this thread counts for join them.
-        dtype: Of the stream arrays in `rows`, float16 or float32.
+        dtype: Of the job: float16, float32 or int8; the stream arrays in `rows` are so already.
         plan_rows: The shard's row ids as planned. Given, every one must be covered and the rows
             are put in that order, whatever order the batches came in.
         extra_types: Types of the carried-through columns over the whole plan.

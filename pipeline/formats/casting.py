@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earmill.pipeline.common.errors import DtypeRangeError, NonFiniteFeatureError
+from earmill.pipeline.formats.int8_rows import INT8, quantised
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -29,15 +30,15 @@ FLOAT16_SCALES = {"input unit": 2.0**-11, "V": 2.0**-16, "sone/Cam": 2.0**-8}
 
 
 def as_stored(streams: Iterable[StreamInfo], dtype: str) -> list[StreamInfo]:
-    """The streams with the scale they are stored with."""
-    if dtype != "float16":
-        return [*streams]
-    return [
-        replace(info, scale_factor=FLOAT16_SCALES.get(info.unit, 1.0))
-        if info.layout == "frames"
-        else info
-        for info in streams
-    ]
+    """The streams with the scale and the layout they are stored with."""
+    return [_as_stored(info, dtype) if info.layout == "frames" else info for info in streams]
+
+
+def _as_stored(info: StreamInfo, dtype: str) -> StreamInfo:
+    if dtype == "float16":
+        return replace(info, scale_factor=FLOAT16_SCALES.get(info.unit, 1.0))
+    # One frame a clip has nothing to share a scale with.
+    return replace(info, layout=INT8) if dtype == INT8 and info.frame_rate_hz else info
 
 
 @dataclass(frozen=True)
@@ -84,17 +85,26 @@ class Caster:
     """Casts the frames of a job's streams.
 
     Args:
-        dtype: Of the output. streams: With the scale they are stored with.
+        dtype: Of the output. streams: As they are stored, see `as_stored`.
     """
 
     def __init__(self, dtype: npt.DTypeLike, streams: Iterable[StreamInfo] = ()) -> None:
-        self.dtype = np.dtype(dtype)
-        self._scales = {info.name: info.scale_factor for info in streams}
+        known = [*streams]
+        # What is left of a job in int8 once blocks have their scales.
+        self.dtype = np.dtype(np.float32 if np.dtype(dtype) == INT8 else dtype)
+        self._scales = {info.name: info.scale_factor for info in known}
+        self._in_blocks = {info.name for info in known if info.layout == INT8}
+
+    def in_blocks(self, name: str) -> bool:
+        """Whether frames of a stream share a scale with those around them, in whole blocks."""
+        return name in self._in_blocks
 
     def __call__(self, name: str, frames: Frames) -> tuple[Frames, CastError]:
         """Frames as they are stored, and what that cost; a RowError where it cannot be."""
         scale = self._scales.get(name, 1.0)
         check_range(name, frames, self.dtype, scale)
+        if name in self._in_blocks:
+            return quantised(frames), CastError()
         if self.dtype == np.float16:
             return halved(frames, 1.0 / scale)
         scaled = frames if scale == 1.0 else frames * frames.dtype.type(1.0 / scale)

@@ -36,7 +36,7 @@ class Encoding:
     """How the rows of one dataset become files.
 
     Args:
-        dtype: Of frames, float16 or float32; rows must already have it. Events are int32.
+        dtype: Of the job: float16, float32 or int8; rows must already be so. Events are int32.
         row_group_profile: For formats of row groups; random (small ones) or scan (large ones).
         extra_types: Carried-through column to its type, see `common.arrow_types`. Give it for the
             whole plan, or a column that is empty in one shard changes its type in the next.

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.half import converted
+from earmill.pipeline.formats.int8_rows import Int8Frames
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.spill import Values
 from earmill.pipeline.formats.stream_layout import FrameLayout, layout_of
@@ -120,7 +121,7 @@ class Summing:
         self._sums, self._squares = [np.zeros(width)], [np.zeros(width)]
         self._low, self._high = np.full(width, np.inf), np.full(width, -np.inf)
 
-    def add(self, values: Values) -> None:
+    def add(self, values: Values | Int8Frames) -> None:
         """Add a row: (n_frames, width), float16, float32 or float64."""
         for start in range(0, len(values), BLOCK_FRAMES):
             block = _single(values[start : start + BLOCK_FRAMES])
@@ -158,10 +159,13 @@ def shard_moments(
 ) -> dict[str, StoredMoments]:
     """Of every stream of frames of a shard, for its commit record."""
     found = {}
-    for info in filter(has_statistics, streams):
+    for info in streams:
+        layout = layout_of(info)
+        if not isinstance(layout, FrameLayout):
+            continue
         summing = Summing(info.width)
         for row in rows:
-            summing.add(row.streams[info.name])
+            summing.add(layout.frames_of(row))
         found[info.name] = summing.result().scaled(info.scale_factor).stored()
     return found
 

@@ -31,7 +31,8 @@ class FeatureRow:
         streams: Stream name to (n_frames, width), already in the output dtype; of a stream of
             events to (n_events, 3) in int32, see `formats.event_rows`. Those of a long clip lie
             in files, see `earmill.pipeline.formats.spill`.
-        steps: Name of each stream of events to the steps of the clip.
+        steps: Name of each stream of events, or of frames in int8, to the steps or frames of the
+            clip.
         cast_errors: Name of each stream of frames to what the cast into the output dtype cost.
     """
 

@@ -1,9 +1,10 @@
-"""How a stream lies on disk: frames in the job's dtype, events as (frame, channel, count) in int32.
+"""How a stream lies on disk: frames in the job's dtype, in int8 with scales, or events in int32.
 
 A stream of events has a row of three integers for each step in which a neuron fired, ascending; the
 step is counted from the start of the clip. As silence leaves no event, the number of steps of each
-clip is stored beside them. Every writer, reader, card and estimate asks the stream's layout, so
-that they cannot disagree and a third layout is one class here.
+clip is stored beside them. Frames in int8 have scales between them, see `formats.int8_rows`; how
+many frames a clip has is stored in the same way. Every writer, reader, card and estimate asks the
+stream's layout, so that they cannot disagree and a further layout is one class here.
 """
 
 from __future__ import annotations
@@ -25,10 +26,18 @@ from earmill.pipeline.formats.event_rows import (
     read_events,
 )
 from earmill.pipeline.formats.half import converted
+from earmill.pipeline.formats.int8_rows import (
+    BLOCK_FRAMES,
+    INT8,
+    Int8Frames,
+    read_frames,
+    stored_rows,
+)
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.formats.rows import FeatureRow
+    from earmill.pipeline.formats.spill import Values
 
 # As measured for speech at 75 dB SPL with the default neurons; it depends on the sound.
 EVENTS_PER_CHANNEL_S = 85.0
@@ -169,7 +178,8 @@ class FrameLayout(StreamLayout):
         return int(self.width)
 
     def stored_dtype(self, dtype: str) -> str:
-        return dtype
+        # A frame by itself, as of a whole clip, is smaller in float32 than with a scale.
+        return "float32" if dtype == INT8 else dtype
 
     def stored_rows_in(self, seconds: float) -> int:
         return math.floor(seconds * self.frame_rate_hz) if self.frame_rate_hz else 1
@@ -179,6 +189,10 @@ class FrameLayout(StreamLayout):
 
     def problem(self, row: FeatureRow) -> str | None:
         return None
+
+    def frames_of(self, row: FeatureRow) -> Values | Int8Frames:
+        """The frames of a row, without the stream's scale; slices of it are arrays."""
+        return row.streams[self.name]
 
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
@@ -200,6 +214,55 @@ class FrameLayout(StreamLayout):
             "frame_rate_hz": self.frame_rate_hz,
             "time": "the k-th frame of a row begins k / frame_rate_hz seconds after the clip does",
         }
+
+
+class Int8Layout(FrameLayout):
+    """Frames in int8: stored rows are numbers and scales, and the frames of each clip are known."""
+
+    stored_rows = "int8 rows"
+    row_counts = ("n_steps",)
+    card_note = (
+        "In int8 with a scale for each column of a block: {streams}. Stored rows are blocks of 2 "
+        f"rows of scales and up to {BLOCK_FRAMES} of frames; `<stream>_n_frames` counts all rows "
+        "of a clip, `<stream>_n_steps` its frames. A scale is a bfloat16, low byte in the first "
+        "row, high byte in the second; a value is int8 times scale. `open_features` gives float32."
+    )
+
+    def stored_dtype(self, dtype: str) -> str:
+        return INT8
+
+    @property
+    def field_text(self) -> str:
+        return f"int8 with 2 rows of scales before every {BLOCK_FRAMES} frames"
+
+    def stored_rows_in(self, seconds: float) -> int:
+        return stored_rows(super().stored_rows_in(seconds))
+
+    def counts_of(self, rows: Sequence[FeatureRow]) -> tuple[np.ndarray, ...]:
+        return (np.array([row.steps[self.name] for row in rows], dtype=np.int64),)
+
+    def problem(self, row: FeatureRow) -> str | None:
+        n_stored, n_frames = len(row.streams[self.name]), row.steps[self.name]
+        wanted = stored_rows(n_frames)
+        if n_stored == wanted:
+            return None
+        return f"expected {wanted} rows in int8 for {n_frames} frames, got {n_stored}"
+
+    def frames_of(self, row: FeatureRow) -> Int8Frames:
+        return Int8Frames(row.streams[self.name], row.steps[self.name])
+
+    def read(
+        self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
+    ) -> np.ndarray:
+        found = read_frames(read, n_stored=n_stored, n_frames=n_frames, span=span)
+        return found.astype(dtype, copy=False)
+
+    def value_attrs(self) -> dict[str, Any]:
+        """No unit, as the numbers have none before they are multiplied."""
+        return {"long_name": f"{self.model} {self.name}, {self.field_text}"}
+
+    def time_attrs(self) -> dict[str, Any]:
+        return {}
 
 
 class EventLayout(StreamLayout):
@@ -254,7 +317,11 @@ class EventLayout(StreamLayout):
         return {}
 
 
-LAYOUTS: dict[str, type[StreamLayout]] = {"frames": FrameLayout, "events": EventLayout}
+LAYOUTS: dict[str, type[StreamLayout]] = {
+    "frames": FrameLayout,
+    INT8: Int8Layout,
+    "events": EventLayout,
+}
 
 
 def layout_of(info: StreamInfo | Mapping[str, Any]) -> StreamLayout:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from earmill.pipeline.formats.casting import as_stored
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.planning.plan import Plan, Shard, item_seconds
@@ -65,6 +66,7 @@ def estimate(
         raise ValueError(f"expected a speed above 0 times real time, got {times_realtime}")
     audio_s = sum(shard.seconds for shard in plan.shards)
     dtype = spec.output.dtype
+    streams = as_stored(streams, dtype)
     size = sum(
         stored_rows(shard, s) * layout_of(s).row_bytes(dtype)
         for shard in plan.shards

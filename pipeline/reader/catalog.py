@@ -40,6 +40,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.dataset.stored_rows import promise_of
+from earmill.pipeline.formats.int8_rows import INT8
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
 from earmill.pipeline.formats.registry import chosen, installed
@@ -87,10 +88,10 @@ class Catalog:
         dataset: The content of dataset.json.
         streams: Every stream, by name.
         formats: In which features are stored.
-        dtype: Of the stored frames; events are int32.
+        dtype: Of the stored frames, as the job has it; events are int32.
         table: One line a good row: identity, seconds, shard, row, `<stream>_start` and
-            `<stream>_n_frames` (for events also `<stream>_n_steps`), carried-through columns as
-            `extra_<name>`.
+            `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), carried-through
+            columns as `extra_<name>`.
         paths: Known shards; after finalise it fills up as shards are opened.
         refs: The commits that the index was made of, where the dataset names them.
         moments: Statistics of the streams of frames, where all commits have them.
@@ -204,9 +205,9 @@ class Catalog:
         return tuple(dict.fromkeys(wanted))
 
     def choose_dtype(self, wanted: str | None, streams: Sequence[str]) -> str:
-        """The wanted dtype, checked; None takes the stored one, float32 where one has a scale."""
+        """The wanted dtype, checked; None takes the stored one, float32 where one has scales."""
         scaled = any(self.streams[name].scale_factor != 1.0 for name in streams)
-        usual = "float32" if scaled else self.dtype
+        usual = "float32" if scaled or self.dtype == INT8 else self.dtype
         name = usual if wanted is None else np.dtype(wanted).name
         if name not in DTYPES:
             raise ValueError(f"dtype is one of {list(DTYPES)}, got {wanted!r}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import pyarrow as pa
 
+from earmill.pipeline.formats.int8_rows import INT8
 from earmill.pipeline.reader.statistics import together
 from earmill.pipeline.reader.torch_views import TorchViews
 
@@ -167,7 +168,7 @@ def check_same_streams(first: Features, other: Features) -> None:
             f"in {other!r}; choose with streams=[...]"
         )
     for name, info in first.streams.items():
-        one, two = (each.to_dict() | {"scale_factor": 1} for each in (info, other.streams[name]))
+        one, two = (_quantity(each) for each in (info, other.streams[name]))
         differing = sorted(key for key in {*one, *two} if one.get(key) != two.get(key))
         params = [_params(each, info.model) for each in (first, other)]
         if params[0] != params[1]:
@@ -177,6 +178,12 @@ def check_same_streams(first: Features, other: Features) -> None:
                 f"stream {name!r} of {other!r} differs from that of {first!r} in "
                 f"{', '.join(differing)}: features of different streams cannot be read as one set"
             )
+
+
+def _quantity(info: StreamInfo) -> dict[str, Any]:
+    """What a stream holds, however it is stored."""
+    layout = "frames" if info.layout == INT8 else info.layout
+    return info.to_dict() | {"scale_factor": 1, "layout": layout}
 
 
 def _params(features: Features, model: str) -> list[Any]:

@@ -77,7 +77,7 @@ def open_features(
             there: it reads parts of rows.
         streams: Which streams to read; None reads all. Others are never fetched.
         dtype: Convert to float16, float32 or float64; None leaves the stored dtype, but takes
-            float32 where a stream is stored with a scale. Events stay integers.
+            float32 where a stream is stored with scales. Events stay integers.
         storage_options: For the filesystem: credentials, endpoint.
         cache_bytes: Decoded blocks kept in each process, at most.
         local_cache: Folder on a local disk, where parts of 4 MB of the features of a remote set are

@@ -140,7 +140,7 @@ class Extraction:
                 for stream in of_models:
                     with doing(MODEL, libraries=FOR_MODELS):
                         made = stream.finish()
-                    self._spill(whole, made)
+                    self._spill(whole, made, last=True)
         return wholes
 
     def _extract(self, clips: Sequence[Clip]) -> list[Made]:
@@ -158,9 +158,9 @@ class Extraction:
         with doing(MODEL, libraries=FOR_MODELS):
             return extracted(self._extractors[index], signals)
 
-    def _spill(self, whole: Stored, made: Made) -> None:
+    def _spill(self, whole: Stored, made: Made, *, last: bool = False) -> None:
         with doing(ENCODE):
-            spill(whole, made, self._cast, self._spill_folder)
+            spill(whole, made, self._cast, self._spill_folder, last=last)
 
 
 class GpuExtraction(Extraction):

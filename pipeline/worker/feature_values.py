@@ -16,6 +16,7 @@ import numpy as np
 
 from earmill.pipeline.common.errors import DtypeRangeError, NonFiniteFeatureError, RowError
 from earmill.pipeline.formats.casting import Caster, CastError, Frames
+from earmill.pipeline.formats.int8_rows import BLOCK_FRAMES
 from earmill.pipeline.formats.spill import Spilled, Values
 
 if TYPE_CHECKING:
@@ -53,20 +54,29 @@ class Stored:
 
     Args:
         streams: As `FeatureRow.streams` has them.
-        steps: The steps of those that are events.
+        steps: The steps of those that are events, and the frames of those in int8.
         errors: What the cast did to those that are frames.
+        begun: Frames of those in int8 that do not fill a block yet.
     """
 
     streams: dict[str, Values] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
     errors: dict[str, CastError] = field(default_factory=dict)
+    begun: dict[str, Frames] = field(default_factory=dict)
 
-    def take(self, name: str, made: Any, cast: Caster) -> Frames:
+    def take(self, name: str, made: Any, cast: Caster, *, last: bool) -> Frames:
         """A stretch of a stream as it is stored; steps and errors are noted. A RowError in its
-        place is raised."""
+        place is raised.
+
+        Args:
+            last: None follows.
+        """
         if isinstance(made, RowError):
             raise made
         if isinstance(made, np.ndarray):
+            if cast.in_blocks(name):
+                self.steps[name] = self.steps.get(name, 0) + len(made)
+                made = self._full_blocks(name, made, last)
             frames, error = cast(name, made)
             self.errors[name] = self.errors.get(name, CastError()) + error
             return frames
@@ -77,19 +87,32 @@ class Stored:
             raise DtypeRangeError(f"stream {name}: {error}") from error
         return columns
 
+    def _full_blocks(self, name: str, made: Frames, last: bool) -> Frames:
+        """What can be cast by now; the frames behind it wait for those that follow."""
+        held = np.concatenate([self.begun[name], made]) if name in self.begun else made
+        due = len(held) if last else len(held) // BLOCK_FRAMES * BLOCK_FRAMES
+        self.begun[name] = held[due:].copy()
+        return held[:due]
+
 
 def stored(made: Made, cast: Caster) -> Stored:
     """What a model made of a clip, as its row holds it."""
     whole = Stored()
     for name, values in made.items():
-        whole.streams[name] = whole.take(name, values, cast)
+        whole.streams[name] = whole.take(name, values, cast, last=True)
     return whole
 
 
-def spill(whole: Stored, made: Made, cast: Caster, folder: str | None) -> None:
-    """Add the next stretch of a long clip to what is stored of it, in files in `folder`."""
+def spill(
+    whole: Stored, made: Made, cast: Caster, folder: str | None, *, last: bool = False
+) -> None:
+    """Add the next stretch of a long clip to what is stored of it, in files in `folder`.
+
+    Args:
+        last: It is the last one.
+    """
     for name, stretch in made.items():
-        rows = whole.take(name, stretch, cast)
+        rows = whole.take(name, stretch, cast, last=last)
         if name not in whole.streams:
             whole.streams[name] = Spilled(rows.dtype, rows.shape[1], folder)
         whole.streams[name].append(rows)  # type: ignore[union-attr]

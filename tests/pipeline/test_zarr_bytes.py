@@ -11,12 +11,14 @@ import pytest
 import zarr
 
 from amtcore.features.base import StreamInfo
+from earmill.pipeline.formats.casting import Caster, as_stored
 from earmill.pipeline.formats.digest import digest_rows, same_bits
 from earmill.pipeline.formats.format import Encoding
 from earmill.pipeline.formats.registry import format_of, read_back
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.spill import Spilled
 from earmill.pipeline.formats.zarr import write as zarr_sink
+from earmill.pipeline.worker.feature_values import stored
 from tests.pipeline import event_data
 from tests.pipeline.outputs import STREAMS, make_row, stream
 from tests.pipeline.zarr_reference import write_with_zarr
@@ -46,12 +48,23 @@ def spilled() -> Rows:
     return [replace(row, streams=held)]
 
 
+def int8() -> Rows:
+    clips = [make_row(row_id, n, dtype="float32") for row_id, n in LENGTHS.items()]
+    held = [stored(clip.streams, Caster("int8", INT8_STREAMS)) for clip in clips]
+    return [
+        replace(clip, streams=each.streams, steps=each.steps)
+        for clip, each in zip(clips, held, strict=True)
+    ]
+
+
+INT8_STREAMS = as_stored(STREAMS, "int8")
 CASES: dict[str, tuple[Rows, Sequence[StreamInfo], str]] = {
     "float16": (frames("float16"), STREAMS, "float16"),
     "float32": (frames("float32"), STREAMS, "float32"),
     "silence": (silence(), STREAMS, "float16"),
     "spilled": (spilled(), STREAMS, "float16"),
     "events": (event_data.spike_rows(), event_data.STREAMS, "float16"),
+    "int8": (int8(), INT8_STREAMS, "int8"),
     "nothing": ([], STREAMS, "float16"),
     "scaled": (frames("float16"), [replace(each, scale_factor=2.0**-8) for each in STREAMS], ""),
     "whole clips": (frames("float16"), [stream(rate=0.0), STREAMS[1]], ""),
@@ -85,7 +98,7 @@ def test_every_byte_is_the_one_that_zarr_writes(case: str, tmp_path: Path) -> No
     assert [name for name, content in ours.items() if content != theirs[name]] == []
 
 
-@pytest.mark.parametrize("case", ["float16", "float32", "events"])
+@pytest.mark.parametrize("case", ["float16", "float32", "events", "int8"])
 @pytest.mark.usefixtures("chunk_bytes")
 def test_zarr_reads_our_stores(case: str, tmp_path: Path) -> None:
     rows, streams, _ = CASES[case]
