@@ -23,6 +23,7 @@ from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
 from earmill.pipeline.dataset.description import read_description
 from earmill.pipeline.dataset.snapshot import Snapshot, read_checked, read_current, read_snapshot
 from earmill.pipeline.dataset.stored_rows import stored_rows
+from earmill.pipeline.formats.int8_rows import INT8, dequantised
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import Item, open_source
@@ -38,6 +39,10 @@ from earmill.pipeline.worker.shard_runner import value_versions
 TOLERANCE = {"float16": 2e-3, "float32": 1e-4}
 # Integers are events or codes; made elsewhere, this share of a row's may differ.
 INTEGER_SHARE = 0.01
+# Of values in int8, over the largest of their column: a step of theirs, and one of their scale.
+INT8_SHARE = 0.02
+# What numbers that are equal in other bits differ by.
+TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,8 @@ def differences(stored: FeatureRow, now: FeatureRow) -> dict[str, tuple[float, f
 
 
 def _difference(stored: Any, now: Any) -> tuple[float, float]:
+    if stored.dtype == INT8:
+        return _int8_difference(stored, now), INT8_SHARE
     if np.issubdtype(stored.dtype, np.integer):
         alike = stored.shape == now.shape and np.array_equal(stored, now)
         longest = max(1, len(stored), len(now))
@@ -198,7 +205,17 @@ def _difference(stored: Any, now: Any) -> tuple[float, float]:
     scale = np.maximum(np.abs(one), np.sqrt(np.mean(one**2, axis=0, keepdims=True)))
     apart = np.abs(one - other) / np.where(scale > 0, scale, 1.0)
     # Equal numbers of other bits (-0.0) are not equal bit for bit.
-    return max(float(apart.max()), float(np.finfo(np.float64).tiny)), most
+    return max(float(apart.max()), TINY), most
+
+
+def _int8_difference(stored: Any, now: Any) -> float:
+    """Of the largest value of a column."""
+    if stored.shape != now.shape:
+        return float("inf")
+    one, other = (dequantised(rows).astype(np.float64) for rows in (stored, now))
+    scale = np.abs(one).max(axis=0, initial=0.0)
+    apart = np.abs(one - other) / np.where(scale > 0, scale, 1.0)
+    return max(float(apart.max(initial=0.0)), 0.0 if np.array_equal(stored, now) else TINY)
 
 
 def _drawn(layout: Layout, snapshot: Snapshot, rows: int, seed: int) -> list[str]:

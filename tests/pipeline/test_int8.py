@@ -23,6 +23,7 @@ from earmill.pipeline.common.errors import (
     SpecError,
 )
 from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.driver.deep_verify import differences
 from earmill.pipeline.formats.casting import Caster, as_stored
 from earmill.pipeline.formats.int8_rows import (
     BLOCK_FRAMES,
@@ -295,3 +296,20 @@ def test_a_plan_counts_what_is_stored() -> None:
     cost = estimate(make_plan(ListSource(clips(seconds)), job), job, [FRAMES])
     rows = [int8_row(number, s).streams["modulation"] for number, s in enumerate(seconds)]
     assert cost.bytes_out == {"zarr": sum(each.nbytes for each in rows)}
+
+
+def test_rows_computed_elsewhere_may_differ_by_a_step() -> None:
+    frames, loudness = wave(5, 3.0), np.ones((1, 1), np.float32)
+
+    def row(values: np.ndarray) -> FeatureRow:
+        held = stored({"modulation": values, "loudness": loudness}, CAST)
+        return replace(make_row(5, 3.0, ()), streams=held.streams, steps=held.steps)
+
+    one = row(frames)
+    assert differences(one, row(frames))["modulation"][0] == 0
+    for changed, close in (
+        (frames * np.float32(1 + 1e-6), True),
+        (frames * np.float32(1.1), False),
+    ):
+        size, most = differences(one, row(changed))["modulation"]
+        assert size > 0 and (size <= most) is close

@@ -238,7 +238,10 @@ class TestMessages:
             ("extract.0.fs_hz=fast", "extract.0.fs_hz: expected a number, got 'fast'"),
             ("extract.0.streams={}", "extract.0.streams: expected at least one stream"),
             ("extract.0.params.q=.inf", "extract.0.params.q: expected a finite number, got inf"),
-            ("output.dtype=float8", "output.dtype: expected float16, float32 or int8, got 'float8'; did"),
+            (
+                "output.dtype=float8",
+                "output.dtype: expected float16, float32 or int8, got 'float8'; did",
+            ),
             (
                 "output.formats=[zar]",
                 "output.formats.0: expected parquet, webdataset or zarr, got",
