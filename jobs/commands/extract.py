@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +20,7 @@ from earmill.jobs.commands.options import AsJson, JobFile, Overrides, RayAddress
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.recompute import Choice, Chooser
-    from earmill.pipeline.driver.events import JobFinished
+    from earmill.pipeline.driver.events import Event, JobFinished
     from earmill.pipeline.driver.stop_request import StopRequest
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.storage.layout import Layout
@@ -70,12 +70,19 @@ def extract(
     end = run_and_report(
         spec,
         resume=resume or update,
-        update=update,
+        first=(lambda sink: _update(spec, sink)) if update else None,
         again=_damaged if repair else None,
         as_json=as_json,
         ray_address=ray_address,
     )
     raise typer.Exit(end.exit_code)
+
+
+def _update(spec: JobSpec, sink: Callable[[Event], None]) -> None:
+    """What `--update` does before the run."""
+    from earmill.pipeline.driver.update import start_update
+
+    start_update(spec, sink)
 
 
 def _damaged(layout: Layout) -> Choice:
@@ -106,23 +113,26 @@ def run_and_report(
     spec: JobSpec,
     *,
     resume: bool = False,
-    update: bool = False,
+    first: Callable[[Callable[[Event], None]], None] | None = None,
     again: Chooser | None = None,
     as_json: bool = False,
     ray_address: str | None = None,
 ) -> JobFinished:
-    """Run a job with its progress on standard output, stopped by SIGINT and SIGTERM."""
+    """Run a job with its progress on standard output, stopped by SIGINT and SIGTERM.
+
+    Args:
+        first: What is done before it, given where its news go.
+    """
     from earmill.jobs.progress import make_reporter
     from earmill.pipeline.driver.run import run_job
     from earmill.pipeline.driver.stop_request import StopRequest
-    from earmill.pipeline.driver.update import start_update
 
     stop = StopRequest()
     reporter = make_reporter(as_json=as_json, stream=sys.stdout)
     try:
         with signals_to(stop):
-            if update:
-                start_update(spec, reporter)
+            if first is not None:
+                first(reporter)
             return run_job(
                 spec,
                 resume=resume,

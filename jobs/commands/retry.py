@@ -2,8 +2,9 @@
 
 The job is the one that dataset.json holds. A shard with a matching row is processed again: its good
 rows come out as they were, or its commit stays; bad rows that do not match stay in quarantine as
-they are. The new commits count when the new index is written; a run that was stopped is gone on
-with by the same command, or closed by `earmill extract` with --resume.
+they are. A row whose file is another now is planned anew, as after `extract --update`, but no other
+change of the source is taken in. The new commits count when the new index is written; a run that
+was stopped is gone on with by the same command, or closed by `earmill extract` with --resume.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def retry(
     Exit codes: as of `extract`.
     """
     from earmill.pipeline.driver.stored_job import find_retry
+    from earmill.pipeline.driver.update import start_retry
 
     options = parse_storage_options(storage_options)
     found = find_retry(uri, options, where=where, job=job, overrides=set_ or ())
@@ -63,7 +65,14 @@ def retry(
         _nothing(uri, as_json)
         raise typer.Exit(0)
     spec, choose = found
-    end = run_and_report(spec, resume=True, again=choose, as_json=as_json, ray_address=ray_address)
+    end = run_and_report(
+        spec,
+        resume=True,
+        first=lambda sink: start_retry(spec, where, sink),
+        again=choose,
+        as_json=as_json,
+        ray_address=ray_address,
+    )
     raise typer.Exit(end.exit_code)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from earmill.pipeline.dataset.commit_record import bad_rows, commits, generations
-from earmill.pipeline.dataset.description import raise_version
+from earmill.pipeline.dataset.description import raise_version, read_dataset
 from earmill.pipeline.dataset.snapshot import is_closed
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.dataset.where import Predicate
@@ -63,9 +63,12 @@ def quarantined(where: Predicate) -> Chooser:
 
 
 def was_cut_off(layout: Layout) -> bool:
-    """Whether commits were replaced, but the run that did it ended before it closed the dataset."""
-    records = commits(layout)
-    return any(r.generation for r in records.values()) and not is_closed(layout, records)
+    """Whether commits were replaced or a revision was begun, but the run that did it ended before
+    it closed the dataset."""
+    records, dataset = commits(layout), read_dataset(layout)
+    begun = dataset is not None and dataset.change is not None
+    again = begun or any(record.generation for record in records.values())
+    return again and not is_closed(layout, records)
 
 
 def open_again(layout: Layout, choice: Choice) -> dict[str, Again]:

@@ -14,20 +14,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from earmill.pipeline.common.checksum import sha256_of
-from earmill.pipeline.common.errors import RowError
-from earmill.pipeline.dataset.commit_record import READ_THREADS, CommitRecord, commits
+from earmill.pipeline.common.errors import RowError, SourceError
+from earmill.pipeline.dataset.commit_record import READ_THREADS, CommitRecord, bad_rows, commits
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
+from earmill.pipeline.dataset.row_coverage import plan_row_of
+from earmill.pipeline.dataset.where import everything, parse_where
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.source_changes import Changes, compare, listing, other_audio
-from earmill.pipeline.planning.plan import Plan, check_items, cut, known_types
+from earmill.pipeline.planning.plan import Plan, check_items, cut, known_types, read_row_ids
 from earmill.pipeline.sources import Item, Source, open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 
-UPDATE = "update"
+# As the log says it.
+UPDATE, RETRY = "update", "retry"
 # Shard and row id of a committed row that has the features of another.
 Place = tuple[str, str]
 SPAN = ("start_s", "end_s")
@@ -64,6 +67,68 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
         update.begin(dataset)
 
 
+def start_retry(spec: JobSpec, where: str | None, sink: events.Sink = events.ignore) -> None:
+    """Begin a revision for quarantined rows whose file is another now; those whose file is as it
+    was are `run_job`'s, which replaces their commits.
+
+    A commit keeps to the files of its plan: one of another size or tag is never taken for the
+    planned one, so such a row needs a new plan to be tried with.
+
+    Args:
+        where: As of `find_retry`.
+    Raises:
+        As `start_update`; a source that cannot be listed is left to the run.
+    """
+    layout = Layout.open(spec.output.uri, spec.output.storage_options)
+    dataset = read_dataset(layout)
+    if dataset is None or dataset.spec_sha256 != spec.sha256():
+        return
+    plan = Plan.read(layout, dataset.plan_id)
+    if not is_finished(layout, plan):
+        return
+    chosen = _matching(layout, plan, where)
+    source = open_source(spec.source)
+    try:
+        listed = {item.row_id: item for item in listing(source)}
+    except SourceError:
+        return
+    others = {
+        shard.shard_id
+        for shard in plan.shards
+        if shard.shard_id in chosen
+        for item in shard.items
+        if item.row_id in chosen[shard.shard_id]
+        and item.row_id in listed
+        and other_audio(item, listed[item.row_id])
+    }
+    # Of the shards that are made anew all rows that match are tried, as no commit will be replaced.
+    rows = frozenset(row_id for shard in others for row_id in chosen[shard])
+    if not rows:
+        return
+    sink(events.Note(f"files have changed: {len(rows):,} quarantined rows are planned anew"))
+    items = [
+        listed.get(item.row_id, item) if item.row_id in rows else item for item in plan.items()
+    ]
+    with DriverLock(layout):
+        changes = Changes(changed=tuple(sorted(rows)))
+        _Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY)
+
+
+def _matching(layout: Layout, plan: Plan, where: str | None) -> dict[str, set[str]]:
+    """Planned rows whose quarantine fulfils a condition, by their shard."""
+    is_meant = everything if where is None else parse_where(where)
+    found: dict[str, set[str]] = {}
+    planned = read_row_ids(layout, plan.plan_id)
+    for shard, record in commits(layout).items():
+        if not record.rows_bad:
+            continue
+        known = frozenset(planned[shard])
+        for row in bad_rows(layout, record).to_pylist():
+            if is_meant(row):
+                found.setdefault(shard, set()).add(plan_row_of(row["row_id"], known))
+    return found
+
+
 @dataclass(frozen=True)
 class _Update:
     """One update: what is there, and what is listed now."""
@@ -75,7 +140,7 @@ class _Update:
     items: Sequence[Item]
     changes: Changes
 
-    def begin(self, dataset: DatasetFile) -> None:
+    def begin(self, dataset: DatasetFile, why: str = UPDATE) -> None:
         """Store the revision."""
         gone = {*self.changes.removed, *self.changes.changed}
         touched = {
@@ -104,7 +169,7 @@ class _Update:
             "dropped": dict(columns.dropped),
         }
         begin_revision(
-            self.layout, dataset, self.plan, why=UPDATE, dropped=touched, added=added, about=about
+            self.layout, dataset, self.plan, why=why, dropped=touched, added=added, about=about
         )
 
     def _cut(self, items: Iterator[Item]) -> Iterator[tuple[Item, ...]]:

@@ -196,6 +196,7 @@ def retry(
         ValueError: A condition that cannot be read. Else as `extract`.
     """
     from earmill.pipeline.driver.stored_job import find_retry
+    from earmill.pipeline.driver.update import start_retry
 
     found = find_retry(
         os.fspath(uri),
@@ -207,6 +208,8 @@ def retry(
     if found is None:
         return None
     spec, choose = found
+    with _sink(progress) as sink:
+        start_retry(spec, where, sink)
     return _run(spec, True, choose, progress, ray_address, stop, check)
 
 

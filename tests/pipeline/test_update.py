@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import earmill
-from earmill import open_features
+from earmill import api, open_features
 from earmill.jobs.cli import run as command
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.verify import verify
@@ -22,6 +22,8 @@ from tests.pipeline.changing_corpus import (
     fresh,  # noqa: F401
     values_of,
 )
+
+ALL_BAD = ["run.max_bad_fraction=1"]
 
 
 def changed_names(job: Changing) -> tuple[str, str, str]:
@@ -124,6 +126,36 @@ def test_without_update_the_command_says_what_has_changed(
     file = changing.folder / "job.yaml"
     assert command(["extract", str(file), "--update", "--resume", "--repair"]) == 2
     assert "two runs" in capsys.readouterr().err
+
+
+def test_a_retry_takes_the_files_of_its_rows_as_they_are_now(
+    changing: Changing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, (first, second, third, *_) = changing.values(), changing.names()
+    whole = {name: (changing.corpus / name).read_bytes() for name in (first, second, third)}
+    for name in whole:
+        (changing.corpus / name).write_bytes(b"not audio, of another size")
+    end, _ = changing.update()
+    assert (end.rows_ok, end.rows_bad) == (3, 3)
+    for name in (first, third):
+        (changing.corpus / name).write_bytes(whole[name])
+    changing.write("new.wav", 8)
+    changing.computed.clear()
+    again = earmill.retry(changing.out, where=f"row_id = '{first}'", overrides=ALL_BAD)
+    assert again is not None and (again.rows_ok, again.rows_bad) == (4, 2)
+    assert changing.computed == [first]  # neither the third, which was not meant, nor what is new
+    assert changing.values()[first] == before[first]
+    assert [entry.why for entry in earmill.log(changing.out)] == ["extract", "update", "retry"]
+    assert earmill.diff(changing.out).changed == (first,)
+    # Killed between plan and work, the same command goes on; rows as they were are tried as well.
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "_run", lambda *_: None)
+        earmill.retry(changing.out, overrides=ALL_BAD)
+    assert len(earmill.log(changing.out)) == 3
+    again = earmill.retry(changing.out, overrides=ALL_BAD)
+    assert again is not None and (again.rows_ok, again.rows_bad) == (5, 1)
+    assert set(changing.values()) == {*before} - {second}
+    assert_whole(changing.out)
 
 
 def test_rows_that_only_went_need_no_worker(changing: Changing) -> None:
