@@ -37,6 +37,10 @@ class FeatureRows(Protocol):
     def table(self) -> pa.Table:
         """One line a row, in the order of the rows."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether all of it lies in files of this machine, or in what it has mounted."""
+
     def block_rows(self) -> np.ndarray:
         """Rows per row group, in order: what is cheap to read together."""
 

@@ -71,6 +71,11 @@ class ConcatenatedFeatures(TorchViews):
         return sum(each.nbytes for each in self.sets)
 
     @property
+    def is_local(self) -> bool:
+        """Whether all sets lie in files of this machine, or in what it has mounted."""
+        return all(each.is_local for each in self.sets)
+
+    @property
     def statistics(self) -> dict[str, StreamStatistics]:
         """Those of all sets together, every frame counted once; see `Features.statistics`."""
         return together([each.statistics for each in self.sets])

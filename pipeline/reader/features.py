@@ -165,6 +165,11 @@ class Features(TorchViews):
         """What this process has read so far."""
         return self._here().shards.counts
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies in files of this machine, or in what it has mounted."""
+        return self._here().layout.is_local
+
     def block_rows(self) -> np.ndarray:
         """Rows per row group, in order: what is cheap to read together."""
         return self._catalog.block_rows

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 import earmill.pipeline.formats.parquet.write as parquet_sink
 from earmill import Crop, FeatureLoader, Features, open_features
+from earmill.pipeline.reader import torch_datasets
 from earmill.pipeline.reader.collate import collate_jagged, collate_packed, collate_padded
 from earmill.pipeline.reader.torch_datasets import AHEAD_BATCHES
 from tests.pipeline.reader_data import (
@@ -280,3 +281,27 @@ def test_a_copied_set_reads_in_workers(small: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(small, tmp_path / "copy")
     loader = FeatureLoader(open_features(copy).iterable(batch_size=13), num_workers=1)
     assert sorted(n for batch in loaded(loader) for n in batch) == list(range(N_ROWS))
+
+
+@pytest.mark.parametrize(
+    ("workers", "local", "ahead"), [(1, True, True), (2, True, False), (2, False, True)]
+)
+def test_a_worker_reads_ahead_where_a_core_is_free_or_a_store_is_waited_for(
+    small: Path, monkeypatch: pytest.MonkeyPatch, workers: int, local: bool, ahead: bool
+) -> None:
+    ds = open_features([small, small])
+    stream = ds.iterable(batch_size=4)
+    told: list[Any] = []
+    monkeypatch.setattr(torch_datasets, "cores", lambda: 2)
+    monkeypatch.setattr(type(ds), "is_local", local)
+    monkeypatch.setattr(type(ds), "prefetch", lambda *given: told.append(given))
+    for _ in stream.worker_batches(0, workers):
+        pass
+    assert told  # nobody's worker
+    told.clear()
+    monkeypatch.setattr(torch_datasets, "get_worker_info", lambda: "a worker's")
+    for _ in stream.worker_batches(0, workers):
+        pass
+    assert bool(told) == ahead
+    monkeypatch.undo()
+    assert ds.is_local and open_features(small).is_local
