@@ -8,6 +8,7 @@ import sys
 SCRIPTS = (
     "exactness",
     "startup",
+    "scale",
     "models",
     "kernel",
     "stages",

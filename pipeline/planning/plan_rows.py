@@ -28,6 +28,12 @@ ESTIMATED = "estimated"
 # Types whose values JSON keeps as they are.
 IN_JSON = ("string", "int64", "double", "bool")
 
+# As `json.dumps` with these options, which would build one for every row.
+_ROW_JSON = json.JSONEncoder(separators=(",", ":"))
+_EXTRA_JSON = json.JSONEncoder(
+    sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=plain_json
+)
+
 SCHEMA = pa.schema(
     [
         ("shard", pa.string()),
@@ -153,11 +159,9 @@ def _identity(shard_id: str, item: Item) -> str:
     changed = item.mtime if item.etag is None else item.etag
     span = (item.start_s, item.end_s)
     where = (item.row_id, item.uri, *span, item.size, changed, item.position)
-    return json.dumps((shard_id, *where, extra_json(item.extra)), separators=(",", ":"))
+    return _ROW_JSON.encode((shard_id, *where, extra_json(item.extra)))
 
 
 def extra_json(extra: Mapping[str, Any]) -> str:
     """Columns of the source as a plan stores and compares them."""
-    return json.dumps(
-        dict(extra), sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=plain_json
-    )
+    return _EXTRA_JSON.encode(dict(extra))

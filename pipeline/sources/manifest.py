@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import posixpath
+import stat
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
@@ -46,7 +47,8 @@ from earmill.pipeline.sources.confine import (
 )
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import fetch_all
-from earmill.pipeline.sources.read_tables import READERS, RESERVED, Column
+from earmill.pipeline.sources.ranges import ahead
+from earmill.pipeline.sources.read_tables import CHUNK_ROWS, READERS, RESERVED, Cells
 from earmill.pipeline.sources.scalars import public_value
 from earmill.pipeline.spec.source import ManifestSpec
 
@@ -58,6 +60,16 @@ FOREIGN_ENDS = ("end_s", "end_time", "stop")
 # How NeMo and its like spell a span.
 SPAN_ELSEWHERE = {"offset", "duration"}
 STAT_THREADS = 16
+
+Stat = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Row:
+    """One row of the table, counted from 0."""
+
+    number: int
+    cells: Mapping[str, Any]
 
 
 class ManifestSource:
@@ -81,34 +93,40 @@ class ManifestSource:
             columns = self._columns()
         if not columns["uri"]:
             raise SourceError(f"source {self._spec.uri}: the table has no rows")
-        uris = self._uris(columns)
-        self._check_places(columns, uris)
-        stats = self._stats(uris)
+        self._check_places(columns)
         extra = [name for name in columns if name not in self._reserved]
         plain = {name for name, kind in self._carried.types.items() if not has_text(kind)}
-        for row, uri in enumerate(uris):
-            start_s, end_s, given_s = self._span(columns, row)
-            seconds, estimated = given_s, False
-            if not given_s:
-                seconds, estimated = _expected(uri, stats[uri], start_s, end_s)
-            yield Item(
-                row_id=self._row_id(columns, row, start_s, end_s),
-                uri=redact(uri),
-                start_s=start_s,
-                end_s=end_s,
-                seconds=seconds,
-                estimated=estimated,
-                extra={
-                    name: columns[name][row] if name in plain else public_value(columns[name][row])
+        for first, cells in _chunks(columns):
+            uris = self._uris(cells, first)
+            stats = self._stats(uris)
+            for at, uri in enumerate(uris):
+                row = _Row(first + at, {name: column[at] for name, column in cells.items()})
+                values = {
+                    name: row.cells[name] if name in plain else public_value(row.cells[name])
                     for name in extra
-                },
-                position=row,
-                etag=stats[uri].get("etag"),
-                size=stats[uri].get("size"),
-                mtime=stats[uri].get("mtime"),
-            )
+                }
+                yield self._item(row, uri, stats[uri], values)
 
-    def _columns(self) -> dict[str, Column]:
+    def _item(self, row: _Row, uri: str, stat: Stat, extra: Mapping[str, Any]) -> Item:
+        start_s, end_s, given_s = self._span(row)
+        seconds, estimated = given_s, False
+        if not given_s:
+            seconds, estimated = _expected(uri, stat, start_s, end_s)
+        return Item(
+            row_id=self._row_id(row, start_s, end_s),
+            uri=redact(uri),
+            start_s=start_s,
+            end_s=end_s,
+            seconds=seconds,
+            estimated=estimated,
+            extra=extra,
+            position=row.number,
+            etag=stat.get("etag"),
+            size=stat.get("size"),
+            mtime=stat.get("mtime"),
+        )
+
+    def _columns(self) -> dict[str, Cells]:
         suffix = PurePosixPath(self._path).suffix.lower()
         if suffix not in READERS:
             raise SourceError(
@@ -130,7 +148,7 @@ class ManifestSource:
         self._check_no_hidden_span(columns)
         return columns
 
-    def _check_no_hidden_span(self, columns: Mapping[str, Column]) -> None:
+    def _check_no_hidden_span(self, columns: Mapping[str, Cells]) -> None:
         """Refuse a table whose spans would be taken for columns to carry through."""
         if self._spec.columns is None and SPAN_ELSEWHERE <= set(columns) and "start" not in columns:
             raise SourceError(
@@ -149,7 +167,7 @@ class ManifestSource:
         """Columns that are not carried through."""
         return {*RESERVED, *(self._spec.columns or {})}
 
-    def _renamed(self, columns: dict[str, Column]) -> dict[str, Column]:
+    def _renamed(self, columns: dict[str, Cells]) -> dict[str, Cells]:
         """The columns under our names."""
         names = {theirs: ours for ours, theirs in (self._spec.columns or {}).items()}
         for theirs, ours in names.items():
@@ -165,16 +183,14 @@ class ManifestSource:
                 )
         return {names.get(name, name): cells for name, cells in columns.items()}
 
-    def _span(
-        self, columns: Mapping[str, Column], row: int
-    ) -> tuple[float | None, float | None, float | None]:
+    def _span(self, row: _Row) -> tuple[float | None, float | None, float | None]:
         """Start and end of a row's span, and its length where the table states one."""
-        start_s, end_s = (self._seconds(columns, name, row) for name in ("start", "end"))
+        start_s, end_s = self._seconds(row, "start"), self._seconds(row, "end")
         if "duration" not in (self._spec.columns or {}):
             return start_s, end_s, None
-        given_s = self._seconds(columns, "duration", row)
+        given_s = self._seconds(row, "duration")
         if given_s is not None and given_s <= 0:
-            raise self._bad_row(row, f"expected a duration above 0 s, got {given_s:g}")
+            raise self._bad_row(row.number, f"expected a duration above 0 s, got {given_s:g}")
         if start_s is not None and end_s is None and given_s is not None:
             end_s = start_s + given_s
         return start_s, end_s, given_s
@@ -185,60 +201,63 @@ class ManifestSource:
     def _bad_row(self, row: int, problem: str) -> SourceError:
         return SourceError(f"source {self._spec.uri}: row {row + 1}: {problem}")
 
-    def _uris(self, columns: Mapping[str, Column]) -> list[str]:
-        return [self._resolved(uri, row) for row, uri in enumerate(columns["uri"])]
+    def _uris(self, cells: Mapping[str, Cells], first: int) -> list[str]:
+        """The uris of a chunk whose first row is the table's row `first`."""
+        return [self._resolved(uri, row) for row, uri in enumerate(cells["uri"], start=first)]
 
     def _resolved(self, uri: Any, row: int) -> str:
         if not isinstance(uri, str) or not uri.strip():
             raise self._bad_row(row, f"expected a path or URI in 'uri', got {uri!r}")
         return resolved(uri, self._fs, posixpath.dirname(self._path))
 
-    def _check_places(self, columns: Mapping[str, Column], uris: Sequence[str]) -> None:
+    def _check_places(self, columns: Mapping[str, Cells]) -> None:
         """SourceError where a row names what the source may not read: nothing of it is touched."""
-        refused: dict[int, OutsideError] = {}
-        for row, uri in enumerate(uris):
-            try:
-                self._inside.check(uri, relative=is_relative(columns["uri"][row]))
-            except OutsideError as error:
-                refused[row] = error
+        refused: list[tuple[int, str, OutsideError]] = []
+        for first, cells in _chunks({"uri": columns["uri"]}):
+            for row, uri in enumerate(self._uris(cells, first), start=first):
+                try:
+                    self._inside.check(uri, relative=is_relative(cells["uri"][row - first]))
+                except OutsideError as error:
+                    refused.append((row, uri, error))
         if refused:
-            row, first = next(iter(refused.items()))
+            row, _, problem = refused[0]
             more = f"; {len(refused)} rows do so" if len(refused) > 1 else ""
-            wanted = suggestions(uris[row] for row in refused)
+            wanted = suggestions(uri for _, uri, _ in refused)
             hint = f"; if that is meant, set source.allow: [{', '.join(wanted)}]" if wanted else ""
-            raise self._bad_row(row, f"{first}{more}{hint}")
+            raise self._bad_row(row, f"{problem}{more}{hint}")
 
-    def _seconds(self, columns: Mapping[str, Column], name: str, row: int) -> float | None:
-        value = columns[name][row] if name in columns else None
+    def _seconds(self, row: _Row, name: str) -> float | None:
+        value = row.cells.get(name)
         if value is None or value == "":
             return None
         try:
             seconds = float(value)
         except (TypeError, ValueError):
-            raise self._bad_row(row, f"expected seconds in {name!r}, got {value!r}") from None
+            raise self._bad_row(
+                row.number, f"expected seconds in {name!r}, got {value!r}"
+            ) from None
         if not math.isfinite(seconds):
-            raise self._bad_row(row, f"expected finite seconds in {name!r}, got {value!r}")
+            raise self._bad_row(row.number, f"expected finite seconds in {name!r}, got {value!r}")
         return seconds
 
-    def _row_id(
-        self, columns: Mapping[str, Column], row: int, start_s: float | None, end_s: float | None
-    ) -> str:
-        given = columns["id"][row] if "id" in columns else None
+    def _row_id(self, row: _Row, start_s: float | None, end_s: float | None) -> str:
+        given = row.cells.get("id")
         if given is not None and str(given) != "":
             return redact_uris(str(given))
-        uri = redact(str(columns["uri"][row]))
+        uri = redact(str(row.cells["uri"]))
         if start_s is None and end_s is None:
             return uri
         span = ",".join("" if value is None else repr(value) for value in (start_s, end_s))
         return f"{uri}#t={span}"
 
-    def _stats(self, uris: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def _stats(self, uris: Sequence[str]) -> dict[str, Stat]:
         """etag, size and mtime of every distinct uri; nothing for those that cannot be had."""
-        distinct = sorted(set(uris))
-        with ThreadPoolExecutor(STAT_THREADS, thread_name_prefix="stat") as pool:
-            return dict(zip(distinct, pool.map(self._stat, distinct), strict=True))
+        local = {uri: _local_stat(uri) for uri in uris if is_local(uri)}
+        others = sorted({uri for uri in uris if local.get(uri) is None})
+        found = dict(zip(others, ahead(self._stat, others, STAT_THREADS), strict=True))
+        return {uri: stat for uri, stat in local.items() if stat is not None} | found
 
-    def _stat(self, uri: str) -> dict[str, Any]:
+    def _stat(self, uri: str) -> Stat:
         try:
             fs, path = filesystem(uri, self._inside.options(uri))
             return stat_fields(fs.info(path))
@@ -264,8 +283,12 @@ class ManifestSource:
     def _signed(self) -> dict[int, str]:
         """The uris that hold secrets, by row."""
         with source_errors(self._spec.uri):
-            uris = self._uris(self._columns())
-        return {row: uri for row, uri in enumerate(uris) if has_secrets(uri)}
+            return {
+                row: uri
+                for first, cells in _chunks({"uri": self._columns()["uri"]})
+                for row, uri in enumerate(self._uris(cells, first), start=first)
+                if has_secrets(uri)
+            }
 
     def skipped(self) -> dict[str, int]:
         return {}
@@ -286,8 +309,29 @@ def _confinement(spec: ManifestSpec, fs: Any, path: str) -> Confinement:
     return Confinement([folder, store], spec.allow, spec.storage_options, store=store)
 
 
+def _chunks(columns: Mapping[str, Cells]) -> Iterator[tuple[int, dict[str, Cells]]]:
+    """The table some thousand rows at a time: number of the first one, and cells by column."""
+    rows = len(next(iter(columns.values())))
+    for first in range(0, rows, CHUNK_ROWS):
+        yield (
+            first,
+            {name: cells[first : first + CHUNK_ROWS] for name, cells in columns.items()},
+        )
+
+
+def _local_stat(path: str) -> Stat | None:
+    """What `stat_fields` says of a regular file; None for all else, which is asked in full."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return {}
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return {"etag": None, "size": found.st_size, "mtime": found.st_mtime}
+
+
 def _expected(
-    uri: str, stat: Mapping[str, Any], start_s: float | None, end_s: float | None
+    uri: str, stat: Stat, start_s: float | None, end_s: float | None
 ) -> tuple[float | None, bool]:
     """Seconds of a row, and whether they are estimated from its bytes."""
     if end_s is not None:
@@ -301,7 +345,7 @@ def _expected(
     return max(0.0, whole - (start_s or 0.0)), estimated
 
 
-def _columns_hint(columns: Mapping[str, Column]) -> str:
+def _columns_hint(columns: Mapping[str, Cells]) -> str:
     """What to write as `source.columns` for a table without uri: its spans with its paths, as a row
     that lost its offset would be the whole file."""
 

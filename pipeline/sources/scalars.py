@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from earmill.pipeline.common.redact import redact_uris
@@ -49,16 +49,37 @@ def public_value(value: Any) -> Any:
     return value
 
 
+class TextKind:
+    """What the filled cells of a csv column have in common: integers, decimals, true/false, or
+    text; told as they come."""
+
+    def __init__(self) -> None:
+        self._filled = False
+        self._left: list[tuple[Callable[[str], object], Callable[[str], Scalar]]] = [
+            (INTEGER.fullmatch, int),
+            (DECIMAL.fullmatch, lambda cell: scalar(float(cell))),
+            (BOOLEANS.__contains__, BOOLEANS.__getitem__),
+        ]
+
+    def see(self, cells: Sequence[str]) -> None:
+        """Some more cells."""
+        filled = [cell for cell in cells if cell]
+        self._filled = self._filled or bool(filled)
+        self._left = [kind for kind in self._left if all(map(kind[0], filled))]
+
+    def typed(self, cells: Sequence[str]) -> list[Scalar]:
+        """Cells as what all that were seen are; empty ones are None."""
+        if not self._filled or not self._left:
+            return [cell or None for cell in cells]
+        convert = self._left[0][1]
+        return [convert(cell) if cell else None for cell in cells]
+
+
 def typed_column(cells: Sequence[str]) -> list[Scalar]:
     """A csv column: integers, decimals or true/false if every filled cell is one, else text."""
-    filled = [cell for cell in cells if cell != ""]
-    if filled and all(INTEGER.fullmatch(cell) for cell in filled):
-        return [int(cell) if cell else None for cell in cells]
-    if filled and all(DECIMAL.fullmatch(cell) for cell in filled):
-        return [scalar(float(cell)) if cell else None for cell in cells]
-    if filled and all(cell in BOOLEANS for cell in filled):
-        return [BOOLEANS[cell] if cell else None for cell in cells]
-    return [cell if cell else None for cell in cells]
+    kind = TextKind()
+    kind.see(cells)
+    return kind.typed(cells)
 
 
 def unified_column(cells: Sequence[Any]) -> list[Scalar]:

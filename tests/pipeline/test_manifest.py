@@ -14,7 +14,7 @@ import pytest
 from earmill.pipeline.common.errors import SourceError, UnreadableError
 from earmill.pipeline.planning.plan import make_plan
 from earmill.pipeline.sources import open_source
-from earmill.pipeline.sources.read_tables import read_csv
+from earmill.pipeline.sources.read_tables import CHUNK_ROWS, read_csv
 from earmill.pipeline.sources.scalars import scalar, typed_column, unified_column
 from earmill.pipeline.spec.job import JobSpec
 from tests.pipeline.source_helpers import (
@@ -241,4 +241,15 @@ class TestScalars:
 
     def test_a_csv_with_a_byte_order_mark_and_blank_lines(self) -> None:
         raw = "\ufeffuri,id\r\n\r\na.wav,01\r\n".encode()
-        assert read_csv(raw) == {"uri": ["a.wav"], "id": ["01"]}
+        read = {name: list(cells) for name, cells in read_csv(raw).items()}
+        assert read == {"uri": ["a.wav"], "id": ["01"]}
+
+    def test_a_column_has_one_type_however_long_it_is(self) -> None:
+        """Its cells are looked at a few thousand at a time."""
+        rows = "".join(f"{n}.wav,{n},{n}\n" for n in range(3 * CHUNK_ROWS))
+        columns = read_csv(f"uri,n,mixed\n{rows}x.wav,,y\n".encode())
+        assert len(columns["uri"]) == 3 * CHUNK_ROWS + 1
+        assert columns["n"][-2:] == [3 * CHUNK_ROWS - 1, None]
+        assert columns["mixed"][:2] == ["0", "1"] and columns["mixed"][-1] == "y"
+        with pytest.raises(ValueError, match=f"csv row {3 * CHUNK_ROWS + 1}: expected 2 cells"):
+            read_csv(("a,b\n" + "1,2\n" * 3 * CHUNK_ROWS + "1\n").encode())
