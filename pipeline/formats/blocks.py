@@ -199,6 +199,18 @@ class ReadsAhead(Protocol):
         """Fetch and decode blocks into the cache."""
 
 
+# Where a piece begins in a span, and its frames, (n, width).
+Piece = tuple[int, np.ndarray]
+
+
+@runtime_checkable
+class GivesPieces(Protocol):
+    """A shard that shows frames where they are decoded, for who copies or converts them anyway."""
+
+    def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
+        """What makes up a span, read-only, in the stored dtype and in any order."""
+
+
 class ShardReader(Protocol):
     """One open shard."""
 

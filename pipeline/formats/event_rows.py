@@ -8,12 +8,14 @@ clip thus fetches a logarithm of its blocks and the ones that hold the span.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.blocks import Piece
+from earmill.pipeline.formats.half import whole
 from earmill.pipeline.formats.spill import Values, pieces
 
 if TYPE_CHECKING:
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 EVENT_COLUMNS = ("frame", "channel", "count")
 EVENT_DTYPE = "int32"
 
-# Stored rows [first, last) of a clip, (n, columns).
-Read = Callable[[int, int], np.ndarray]
+# The pieces of stored rows [first, last) of a clip, (n, columns).
+Read = Callable[[int, int], Iterable[Piece]]
 
 
 def read_events(
@@ -32,7 +34,7 @@ def read_events(
     """The events of steps [first, last) of a clip.
 
     Args:
-        read: Gives stored rows of the clip, (n, 3).
+        read: Gives the pieces of stored rows of the clip, (n, 3).
         n_events: Stored rows of the clip.
         n_steps: Steps of the clip.
         n_channels: Neurons.
@@ -42,7 +44,7 @@ def read_events(
     from amtcore.features.spike_events import SpikeEvents
 
     rows = (0, n_events) if span == (0, n_steps) else _rows_of(read, n_events, span)
-    events = SpikeEvents.from_columns(read(*rows), span[0], span[1] - span[0], n_channels)
+    events = SpikeEvents.from_columns(_table(read, *rows), span[0], span[1] - span[0], n_channels)
     # Counts are put where the events say: outside the span they would land on others, or nowhere.
     if not (_within(events.frame, *span) and _within(events.channel, 0, n_channels)):
         raise CommitError(
@@ -50,6 +52,11 @@ def read_events(
             "file holds others: run `earmill verify`"
         )
     return events
+
+
+def _table(read: Read, first: int, last: int) -> np.ndarray:
+    """Stored rows [first, last)."""
+    return whole(read(first, last), (last - first, len(EVENT_COLUMNS)), np.dtype(EVENT_DTYPE))
 
 
 def _within(values: np.ndarray, low: int, high: int) -> bool:
@@ -61,7 +68,7 @@ def _rows_of(read: Read, n_events: int, span: tuple[int, int]) -> tuple[int, int
     """Stored rows [first, last) whose step is in the span."""
 
     def step_of(row: int) -> int:
-        return int(read(row, row + 1)[0, 0])
+        return int(_table(read, row, row + 1)[0, 0])
 
     first = bisect_left(range(n_events), span[0], key=step_of)
     return first, bisect_left(range(n_events), span[1], lo=first, key=step_of)

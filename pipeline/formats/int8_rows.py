@@ -12,14 +12,13 @@ in its block. What that is on speech, stream by stream: `python -m benchmarks.in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.event_rows import Read
 from earmill.pipeline.formats.spill import Values
 
 INT8 = "int8"
@@ -93,7 +92,13 @@ def _equal_blocks(
         yield whole[None, full * size :], into[None, full * into_size :]
 
 
-def read_frames(read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int]) -> Frames:
+def read_frames(
+    read: Callable[[int, int], NDArray[Any]],
+    *,
+    n_stored: int,
+    n_frames: int,
+    span: tuple[int, int],
+) -> Frames:
     """Frames [first, last) of a clip.
 
     Args:

@@ -25,7 +25,7 @@ from earmill.pipeline.formats.event_rows import (
     events_problem,
     read_events,
 )
-from earmill.pipeline.formats.half import converted
+from earmill.pipeline.formats.half import put_together, whole
 from earmill.pipeline.formats.int8_rows import (
     BLOCK_FRAMES,
     INT8,
@@ -102,7 +102,7 @@ class StreamLayout(ABC):
         """What a reader returns of frames [first, last) of a clip.
 
         Args:
-            read: Gives stored rows [first, last) of the clip.
+            read: Gives the pieces of stored rows [first, last) of the clip.
             n_stored: Stored rows of the clip.
             n_frames: Frames of the clip, see `length_column`.
             span: First frame, and the one behind the last.
@@ -198,7 +198,8 @@ class FrameLayout(StreamLayout):
         self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
     ) -> np.ndarray:
         """Values in their unit; exact in float32, as scales are powers of two."""
-        return converted(read(*span), dtype, self.scale_factor)
+        shape = span[1] - span[0], self.stored_width
+        return put_together(read(*span), shape, dtype, self.scale_factor)
 
     def value_attrs(self) -> dict[str, Any]:
         attrs: dict[str, Any] = {"long_name": f"{self.model} {self.name}", "units": self.unit}
@@ -254,7 +255,10 @@ class Int8Layout(FrameLayout):
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
     ) -> np.ndarray:
-        found = read_frames(read, n_stored=n_stored, n_frames=n_frames, span=span)
+        def table(first: int, last: int) -> np.ndarray:
+            return whole(read(first, last), (last - first, self.stored_width), np.dtype(INT8))
+
+        found = read_frames(table, n_stored=n_stored, n_frames=n_frames, span=span)
         return found.astype(dtype, copy=False)
 
     def value_attrs(self) -> dict[str, Any]:

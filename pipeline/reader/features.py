@@ -11,7 +11,7 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,14 @@ import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import IoCounts, ReadsAhead, ShardReader
+from earmill.pipeline.formats.blocks import (
+    FrameSpan,
+    GivesPieces,
+    IoCounts,
+    Piece,
+    ReadsAhead,
+    ShardReader,
+)
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.trust import named_damage
@@ -204,7 +211,7 @@ class Features(TorchViews):
         Args:
             rows: By number.
             spans_s: Of each row the stretch that is read, (start, stop) in s, or None for all of
-                it; of streams of events nothing is read ahead for a stretch.
+                it; for a stretch nothing is read ahead of streams of events and those in int8.
         """
         process = self._here()
         if process.ahead is None:
@@ -319,47 +326,62 @@ class Features(TorchViews):
         return number % len(self)
 
     def _row(self, position: int, frames: Mapping[str, tuple[int, int]]) -> Row:
-        process = self._here()
+        process, places = self._here(), self._places
+        stored = places.stored(position)
         with process.lock:
-            features = {
-                name: self._read(process, position, name, span) for name, span in frames.items()
-            }
+            shard, paths = self._shard_of(process, position)
+            features = {}
+            for name, (first, last) in frames.items():
+                try:
+                    features[name] = self._read(
+                        process, paths, name, stored[name], (first, last), position
+                    )
+                except Exception:
+                    where = f"row {stored[name].row_id!r}, stream {name}"
+                    file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
+                    with named_damage(where, file):
+                        raise
         return Row(
             index=position,
-            row_id=self._places.scalar("row_id", position),
-            seconds=self._places.scalar("seconds", position),
+            row_id=places.scalar("row_id", position),
+            seconds=places.scalar("seconds", position),
             extra={
-                name.removeprefix(EXTRA_PREFIX): self._places.scalar(name, position)
+                name.removeprefix(EXTRA_PREFIX): places.scalar(name, position)
                 for name in self._extras
             },
             features=features,
             first_frame={name: first for name, (first, _) in frames.items()},
         )
 
+    def _read(
+        self,
+        process: _Process,
+        paths: ShardPaths,
+        name: str,
+        stored: FrameSpan,
+        frames: tuple[int, int],
+        position: int,
+    ) -> Any:
+        """Frames [first, last) of a stream of a row, or the events of these steps."""
+        reader = process.reader(paths, self.format)
+
+        def read(first: int, last: int) -> Iterable[Piece]:
+            span = FrameSpan(stored.row_id, stored.row, stored.start, first, last)
+            if isinstance(reader, GivesPieces):
+                return reader.pieces(name, span)
+            return [(0, reader.read(name, span))]
+
+        return self._places.layouts[name].read(
+            read,
+            n_stored=stored.last,
+            n_frames=int(self._places.lengths[name][position]),
+            span=frames,
+            dtype=self._dtype,
+        )
+
     def _shard_of(self, process: _Process, position: int) -> tuple[str, ShardPaths]:
         shard = self._places.shard(position)
         return shard, self._catalog.shard_paths(process.layout, shard)
-
-    def _read(self, process: _Process, position: int, name: str, frames: tuple[int, int]) -> Any:
-        """Frames [first, last) of a stream of a row, or the events of these steps."""
-        shard, paths = self._shard_of(process, position)
-        span = self._places.stored(position, name)
-
-        def read(first: int, last: int) -> np.ndarray:
-            reader = process.reader(paths, self.format)
-            return reader.read(name, replace(span, first=first, last=last))
-
-        where = f"row {span.row_id!r}, stream {name}"
-        with named_damage(
-            where, f"{process.layout.url()}: the {self.format} file of shard {shard}"
-        ):
-            return self._places.layouts[name].read(
-                read,
-                n_stored=span.last,
-                n_frames=int(self._places.lengths[name][position]),
-                span=frames,
-                dtype=self._dtype,
-            )
 
 
 def _needed(

@@ -53,16 +53,20 @@ class RowPlaces:
             for name, layout in self.layouts.items()
         }
 
-    def stored(self, position: int, name: str) -> FrameSpan:
-        """All stored rows of a stream of a row."""
+    def stored(self, position: int) -> dict[str, FrameSpan]:
+        """All stored rows of a row, by stream."""
         row_id, row = self.scalar("row_id", position), int(self.rows[position])
-        start, size = int(self.starts[name][position]), int(self.sizes[name][position])
-        return FrameSpan(row_id, row, start, 0, size)
+        return {
+            name: FrameSpan(
+                row_id, row, int(self.starts[name][position]), 0, int(self.sizes[name][position])
+            )
+            for name in self.layouts
+        }
 
     def wanted(self, position: int, span_s: tuple[float, float] | None) -> dict[str, FrameSpan]:
         """Stored rows of each stream in a stretch of a row, or in all of it; of a stretch without
-        the streams of events, whose places only the events tell."""
-        found = {name: self.stored(position, name) for name in self.layouts}
+        the streams whose stored rows are no frames: their places are told when they are read."""
+        found = self.stored(position)
         if span_s is None:
             return found
         frames = self.frames(position, span_s)

@@ -362,5 +362,9 @@ def test_events_outside_their_clip_are_refused(event: tuple[int, int, int]) -> N
     stored = np.array([event], np.int32)
     with pytest.raises(CommitError, match="expected events of steps 0 to 8 in 4 channels"):
         read_events(
-            lambda first, last: stored[first:last], n_events=1, n_steps=9, n_channels=4, span=(0, 9)
+            lambda first, last: [(0, stored[first:last])],
+            n_events=1,
+            n_steps=9,
+            n_channels=4,
+            span=(0, 9),
         )

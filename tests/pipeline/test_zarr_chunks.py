@@ -14,9 +14,10 @@ import pytest
 import zarr
 from numcodecs import Blosc, Zstd
 
+from amtcore.kernels.vector.half import BLOCK, widen
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.half import BLOCK, converted, widened
+from earmill.pipeline.formats.half import converted, put_together
 from earmill.pipeline.formats.zarr.chunk_codecs import ChunkCodec, strings
 from tests.pipeline.reader_data import make_row
 from tests.pipeline.test_shard_files import root as root  # one shard over many objects
@@ -184,10 +185,24 @@ def test_every_float16_becomes_the_same_float32(scale: float) -> None:
     ):
         with np.errstate(invalid="ignore"):
             wanted = values.astype(np.float32) * np.float32(scale)
-        for found in (widened(values, scale), converted(values, np.dtype(np.float32), scale)):
-            assert found.shape == values.shape and found.flags.owndata
-            np.testing.assert_array_equal(found, wanted)
-            np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+        found = converted(values, np.dtype(np.float32), scale)
+        assert found.shape == values.shape and found.flags.owndata
+        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
         if values is not numbers:
             half = converted(values, np.dtype(np.float16), scale)
             np.testing.assert_array_equal(half, wanted.astype(np.float16))
+
+
+def test_pieces_must_be_what_was_asked_for() -> None:
+    """Memory of frames that nobody gave would come out as features."""
+    whole = np.arange(12, dtype=np.float16).reshape(6, 2)
+    pieces = [(4, whole[4:]), (0, whole[:4])]
+    for dtype in (np.float16, np.float32, np.float64):
+        found = put_together(pieces, (6, 2), np.dtype(dtype), 0.5)
+        np.testing.assert_array_equal(found, 0.5 * whole.astype(dtype))
+    for some in (pieces[:1], [], [*pieces, (0, whole[:1])]):
+        with pytest.raises(CommitError, match="expected 6 frames, the file gave"):
+            put_together(some, (6, 2), np.dtype(np.float32))
+    with pytest.raises(ValueError, match="in C order"):
+        widen(whole, np.empty((6, 4), np.float32)[:, ::2])

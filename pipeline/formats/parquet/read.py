@@ -19,9 +19,11 @@ from earmill.pipeline.formats.blocks import (
     BlockCache,
     DecodedBlock,
     FrameSpan,
+    Piece,
     other_row,
     outside,
 )
+from earmill.pipeline.formats.half import put_together
 from earmill.pipeline.formats.parquet.footer import read_footer
 from earmill.pipeline.formats.parquet.held_ranges import HeldRanges, Span, joined
 from earmill.pipeline.formats.parquet.long_rows import LongRows
@@ -65,17 +67,25 @@ class ParquetShard:
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
         """A fresh array; see `ShardReader`."""
+        width, dtype = self._promise.columns[stream]
+        shape = span.last - span.first, width
+        return put_together(self.pieces(stream, span), shape, np.dtype(dtype))
+
+    def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
+        """Cells, or parts of them; see `GivesPieces`."""
         first_row = self._long_rows.first(span.row)
         if first_row >= self._first_row[-1]:
             raise outside(self.rel, "rows", first_row + 1, int(self._first_row[-1]))
         if span.row not in self._long_rows.frames:
-            return self._read(stream, span, first_row, span.first, span.last).copy()
-        spans = self._long_rows.spans(span.row, stream, span.first, span.last)
-        nothing = self._read(stream, span, first_row, 0, 0)
-        frames = np.concatenate([nothing, *(self._read(stream, span, *piece) for piece in spans)])
-        if len(frames) != span.last - span.first:
-            raise outside(self.rel, stream, span.last, span.first + len(frames))
-        return frames
+            yield 0, self._read(stream, span, first_row, span.first, span.last)
+            return
+        self._read(stream, span, first_row, 0, 0)
+        done = 0
+        for piece in self._long_rows.spans(span.row, stream, span.first, span.last):
+            yield done, self._read(stream, span, *piece)
+            done += piece[2] - piece[1]
+        if done != span.last - span.first:
+            raise outside(self.rel, stream, span.last, span.first + done)
 
     def _read(
         self, stream: str, span: FrameSpan, file_row: int, first: int, last: int

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import Block, BlockCache, FrameSpan, other_row, outside
+from earmill.pipeline.formats.blocks import (
+    Block,
+    BlockCache,
+    FrameSpan,
+    Piece,
+    other_row,
+    outside,
+)
+from earmill.pipeline.formats.half import put_together
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.formats.zarr.arrays import (
     FrameChunks,
@@ -51,6 +59,12 @@ class ZarrShard:
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
         """A fresh array; see `ShardReader`."""
+        values = self._values[stream]
+        shape = span.last - span.first, values.width
+        return put_together(self.pieces(stream, span), shape, values.dtype)
+
+    def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
+        """Parts of chunks; see `GivesPieces`."""
         first, last = span.start + span.first, span.start + span.last
         self._check_row(stream, span)
         values = self._values[stream]
@@ -58,11 +72,9 @@ class ZarrShard:
         if last > end:
             raise outside(self.rel, stream, span.last, end - span.start)
         step = values.chunk_frames
-        frames = np.empty((last - first, values.width), values.dtype)
         for chunk, block in self._blocks(stream, self.blocks(stream, span)):
             low, high = max(first, chunk * step), min(last, (chunk + 1) * step)
-            frames[low - first : high - first] = block[low - chunk * step : high - chunk * step]
-        return frames
+            yield low - first, block[low - chunk * step : high - chunk * step]
 
     def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
         """The chunks that hold these frames; see `ReadsAhead`."""
