@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import io
 import time
+from typing import Any
 
 import numpy as np
+import psutil
 import soundfile
 
 from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech
+from earmill.pipeline.audio.block_reader import Limits
 from earmill.pipeline.audio.decode import decode
+from earmill.pipeline.audio.decoding_children import DecodingChildren
 from earmill.pipeline.audio.resample import AudioResampler
 
 MODEL_FS_HZ = 44100
@@ -24,12 +28,16 @@ REPEATS = 5
 FORMATS = {"WAV, 16 bit": ("WAV", "PCM_16"), "FLAC": ("FLAC", "PCM_16"),
            "MP3": ("MP3", "MPEG_LAYER_III"), "Ogg Vorbis": ("OGG", "VORBIS")}  # fmt: skip
 RATES_HZ = (16000, 44100)
+_COMMAND = "python -m benchmarks.decoding"
+# Of one figure.
+CHILD_AUDIO_S = 1800.0
+_CHILD_HEAD = ("files", "length", "here", "in a child", "ratio")
 _HEAD = ("files", "rate", "decode", "resample", "both")
 
 
-def encoded(rate_hz: int, container: str, subtype: str) -> bytes:
+def encoded(rate_hz: int, container: str, subtype: str, seconds: float = CLIP_S) -> bytes:
     """A clip of generated speech as a file."""
-    wave = speech(np.random.default_rng(0), rate_hz, CLIP_S)
+    wave = speech(np.random.default_rng(0), rate_hz, seconds)
     wave = np.clip(0.05 * wave / np.sqrt(np.mean(wave**2)), -1, 1)
     file = io.BytesIO()
     with soundfile.SoundFile(file, "w", rate_hz, 1, subtype, format=container) as out:
@@ -59,6 +67,37 @@ def _row(label: str, rate_hz: int) -> tuple[str, ...]:
     return label, f"{rate_hz} Hz", f"{CLIP_S / decoding:.0f}", resampled, f"{both:.0f}"
 
 
+def in_child(data: bytes, seconds: float) -> tuple[float, float]:
+    """Seconds of audio per CPU second, decoded here, and in a child, both processes counted."""
+    repeats = round(CHILD_AUDIO_S / seconds)
+    begin = time.process_time()
+    for _ in range(repeats):
+        decode(io.BytesIO(data), uri="clip")
+    here = time.process_time() - begin
+    children = DecodingChildren()
+    options: dict[str, Any] = {"start_s": None, "end_s": None, "channels": "mean"}
+    spent = 0.0
+    for _ in range(2):  # the first round starts the child
+        before = _cpu_with_children()
+        for _ in range(repeats):
+            with children.open(io.BytesIO(data), uri="clip", limits=Limits(), **options) as reader:
+                np.concatenate(list(reader), axis=1)
+        spent = _cpu_with_children() - before
+    children.close()
+    return CHILD_AUDIO_S / here, CHILD_AUDIO_S / spent
+
+
+def _cpu_with_children() -> float:
+    processes = psutil.Process().children()
+    times = [process.cpu_times() for process in processes]
+    return time.process_time() + sum(each.user + each.system for each in times)
+
+
+def _child_row(label: str, seconds: float) -> tuple[str, ...]:
+    here, there = in_child(encoded(MODEL_FS_HZ, *FORMATS[label], seconds), seconds)
+    return label, f"{seconds:g} s", f"{here:.0f}", f"{there:.0f}", f"{there / here:.2f}"
+
+
 def main() -> None:
     """Measure and write the section."""
     note = (
@@ -67,7 +106,14 @@ def main() -> None:
         f"{MODEL_FS_HZ} Hz (soxr_vhq)."
     )
     rows = [_row(label, rate_hz) for rate_hz in RATES_HZ for label in FORMATS]
-    write_section("Decoding", "python -m benchmarks.decoding", note + "\n\n" + table(_HEAD, rows))
+    of_children = [_child_row(label, seconds) for label in FORMATS for seconds in (5.0, CLIP_S)]
+    more = (
+        "Seconds of audio per second of CPU time, that of both processes counted, without and with "
+        f"`run.decode_in_child`; {MODEL_FS_HZ} Hz, mono, from memory.\n\n"
+        f"{table(_CHILD_HEAD, of_children)}"
+    )
+    write_section("Decoding", _COMMAND, f"{note}\n\n{table(_HEAD, rows)}")
+    write_section("Decoding in children", _COMMAND, more)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from earmill.pipeline.audio.containers import Probe, open_prefixed, probe
 from earmill.pipeline.audio.decoder_input import DecoderInput
 from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, Decoder, DecoderError, open_decoder
 from earmill.pipeline.audio.time_span import TimeSpan, ends_before, frame_span
-from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.checksum import digest_of
 from earmill.pipeline.common.cpu_time import HASH, doing
 from earmill.pipeline.common.errors import (
     ChannelIndexError,
@@ -81,6 +81,32 @@ class AudioFacts:
     decoder_version: str
 
 
+class Blocks(Protocol):
+    """Blocks of one span, read once, wherever they are decoded."""
+
+    @property
+    def rate_hz(self) -> int: ...
+
+    @property
+    def channel_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def facts(self) -> AudioFacts: ...
+
+    def __iter__(self) -> Iterator[AudioBlock]: ...
+
+    def __enter__(self) -> Blocks: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class BlockReader:
     """Iterates over mixed blocks of one span; `facts` are complete after the last block.
 
@@ -114,7 +140,7 @@ class BlockReader:
         self._probe = self._probed(stream)
         # A failure here is the disk's, not the file's: it stays an OSError.
         with doing(HASH):
-            self._bytes_sha256 = _digest(stream)
+            self._bytes_sha256 = digest_of(stream)
         self._input = DecoderInput(open_prefixed(stream, self._probe.prefix, self._probe.offset))
         self._file = self._opened()
         try:
@@ -329,12 +355,3 @@ class BlockReader:
             raise TruncatedError(
                 f"{self._uri}: cut or damaged: expected {expected} samples, got {position}"
             )
-
-
-def _digest(stream: BinaryIO) -> str:
-    """sha256 of the stream's bytes, from its own cache if it has one."""
-    cached = getattr(stream, "digest", None)
-    if callable(cached):
-        return str(cached())
-    stream.seek(0)
-    return sha256_of(stream)

@@ -184,6 +184,18 @@ class TruncatedError(RowError):
     error_class = "truncated"
 
 
+class DecoderCrashError(RowError):
+    """The bytes crash the decoder; known only where it runs in a process of its own."""
+
+    error_class = "decoder_crash"
+
+
+class DecoderLimitError(RowError):
+    """The decoder takes more time or memory for the bytes than a file may; known only there too."""
+
+    error_class = "decoder_limit"
+
+
 class ZeroLengthError(RowError):
     """A valid container that holds no samples."""
 

@@ -114,6 +114,11 @@ class FileStream(io.BufferedReader):
     def failure(self) -> OSError | None:
         return self._watched.failure
 
+    @failure.setter
+    def failure(self, error: OSError) -> None:
+        """A read of the same bytes failed in another process."""
+        self._watched.failure = error
+
     def digest(self) -> str:
         return self._blob.digest()
 

@@ -12,13 +12,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from earmill.pipeline.audio.block_reader import Blocks
 from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_channels
-from earmill.pipeline.audio.decode import AudioFacts, BlockReader, open_blocks
+from earmill.pipeline.audio.decode import AudioFacts, open_blocks
+from earmill.pipeline.audio.decoding_children import DecodingChildren
 from earmill.pipeline.audio.resample import AudioResampler, ResampleStream, resampled_length
 from earmill.pipeline.common.cpu_time import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
@@ -100,12 +102,14 @@ class Preparer:
         targets: What the models want.
         long_s: Clips above this are streamed.
         on_device: Leave the resampling of whole clips to a device.
+        children: Decode in them.
     """
 
     audio: AudioSpec
     targets: tuple[Target, ...]
     long_s: float = LONG_S
     on_device: bool = False
+    children: DecodingChildren | None = None
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
         """Decode a row: its clips, one a channel, or a long clip that is still to be read.
@@ -129,7 +133,7 @@ class Preparer:
             for channel, rows in self.clips_of_channels(reader)
         ]
 
-    def clips_of_channels(self, reader: BlockReader) -> list[tuple[int, slice]]:
+    def clips_of_channels(self, reader: Blocks) -> list[tuple[int, slice]]:
         """The clips in what a reader yields: source channel and rows."""
         return clips_of_channels(self.audio.channels, reader.channel_ids)
 
@@ -176,16 +180,18 @@ class Preparer:
             "gain_db": 20 * math.log10(gains[0]) if gains[0] > 0 else None,
         }
 
-    def read(self, item: Item, stream: BinaryIO) -> BlockReader:
+    def read(self, item: Item, stream: BinaryIO) -> Blocks:
         """A fresh reader of the row's blocks."""
-        return open_blocks(
-            stream,
-            uri=item.uri,
-            start_s=item.start_s,
-            end_s=item.end_s,
-            channels=self.audio.channels,
-            limits=self.audio.limits(),
-        )
+        wanted: dict[str, Any] = {
+            "uri": item.uri,
+            "start_s": item.start_s,
+            "end_s": item.end_s,
+            "channels": self.audio.channels,
+            "limits": self.audio.limits(),
+        }
+        if self.children is not None:
+            return self.children.open(stream, **wanted)
+        return open_blocks(stream, **wanted)
 
     def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
         """Each target's signal from (ear, time) at its rate; equal targets share one array.
@@ -250,7 +256,7 @@ class LongClip:
         preparer: Preparer,
         item: Item,
         stream: BinaryIO,
-        reader: BlockReader,
+        reader: Blocks,
         blocks: list[Signal],
         remaining: Iterator[Signal],
     ) -> None:

@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from earmill.pipeline.audio.decoding_children import DecodingChildren
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.cpu_time import (
     DECODE,
@@ -100,7 +101,8 @@ class RowProcessor:
             for model in self._extractors
         )
         on_device = gpu is not None and spec.audio.resampler == ON_DEVICES
-        self._preparer = Preparer(spec.audio, targets, long_s, on_device)
+        self._children = DecodingChildren() if spec.run.decode_in_child else None
+        self._preparer = Preparer(spec.audio, targets, long_s, on_device, self._children)
         self._decode_threads = decode_threads
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         # Lasting threads, because a streamed source keeps its place per thread; one a shard.
@@ -149,6 +151,8 @@ class RowProcessor:
         self.extraction.close()
         for pool in (self._feeders, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
+        if self._children is not None:
+            self._children.close()
 
     # -- for _ShardRun ------------------------------------------------------------------------
 

@@ -1,0 +1,93 @@
+"""A process that decodes untrusted bytes for a worker, one file after the other.
+
+`python -P -m earmill.pipeline.audio.decode_child SOCKET` serves requests until the worker is gone.
+It has no credentials in its environment, can write no file, and ends when a block takes more memory
+or CPU time than was said. See `earmill.pipeline.audio.decoding_children` for the other end.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+from dataclasses import asdict
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from earmill.pipeline.audio.child_messages import MessageError, receive, send
+from earmill.pipeline.audio.decode import Limits, open_blocks
+from earmill.pipeline.common.errors import RowError
+
+
+class _Known:
+    """A file whose checksum the worker knows already."""
+
+    def __init__(self, file: BinaryIO, digest: str) -> None:
+        self._file, self._digest = file, digest
+        self.read, self.seek, self.tell = file.read, file.seek, file.tell
+
+    def digest(self) -> str:
+        return self._digest
+
+
+def serve(peer: socket.socket) -> None:
+    """Answer until nobody asks any more."""
+    while True:
+        sent, handles, _, _ = socket.recv_fds(peer, 1, 1)
+        if not sent:
+            return
+        with os.fdopen(handles[0], "rb") as file:
+            request, _ = receive(peer)
+            try:
+                _decode(peer, request, _Known(file, request["digest"]))
+            except RowError as error:
+                cause = error.__cause__
+                number = cause.errno if isinstance(cause, OSError) else None
+                said = {"error": type(error).__name__, "message": str(error), "errno": number}
+                send(peer, said)
+            except MemoryError:
+                send(peer, {"error": "memory"})
+
+
+def _decode(peer: socket.socket, request: dict[str, Any], stream: Any) -> None:
+    _allow_cpu(request["cpu_s"])
+    with open_blocks(
+        stream,
+        uri=request["uri"],
+        start_s=request["start_s"],
+        end_s=request["end_s"],
+        channels=request["channels"],
+        limits=Limits(**request["limits"]),
+    ) as reader:
+        send(peer, {"rate_hz": reader.rate_hz, "channel_ids": list(reader.channel_ids)})
+        for block in reader:
+            send(peer, {"rows": len(block)}, np.ascontiguousarray(block, "<f4"))
+            _allow_cpu(request["cpu_s"])
+        send(peer, {"facts": asdict(reader.facts)})
+
+
+def _allow_cpu(seconds: float) -> None:
+    """So many more seconds of CPU time, counted from now; then the system ends this process."""
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    whole = int(spent.ru_utime + spent.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (whole, resource.RLIM_INFINITY))
+
+
+def main() -> None:
+    """Confine this process, then serve."""
+    handle, memory_bytes = int(sys.argv[1]), int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        resource.setrlimit(limit, (0, 0))
+    with socket.socket(fileno=handle) as peer:
+        try:
+            send(peer, {"ready": os.getpid()})
+            serve(peer)
+        except (MessageError, BrokenPipeError, ConnectionResetError):
+            return  # the worker is gone, or has lost interest
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""Decoding in child processes: a file that crashes or hangs a decoder costs its row and no worker.
+
+    worker --> request, open file --> child --> rate, channels; blocks; facts  -->  ChildReader
+
+Children are warm: one serves file after file, and there are as many as files are open at a time.
+A child that dies, or that was left in the middle of a file, is thrown away. What comes back is
+numbers and text within bounds (`child_messages`), so a decoder that was taken over by its input
+reaches nothing in the worker; the child has no credentials and can write no file.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from earmill.pipeline.audio import child_messages
+from earmill.pipeline.audio.block_reader import AudioFacts, Limits
+from earmill.pipeline.audio.channels import AudioBlock, Channels
+from earmill.pipeline.common import errors
+from earmill.pipeline.common.checksum import digest_of
+from earmill.pipeline.common.cpu_time import HASH, doing
+from earmill.pipeline.common.errors import (
+    DecoderCrashError,
+    DecoderLimitError,
+    EmptyFileError,
+    RowError,
+)
+
+# Address space: Python and its libraries take 0.5 GB of it.
+MEMORY_BYTES = 3 << 30
+# CPU time for one block, and to skip to a span in a file that has to be read from its start.
+CPU_S, BYTES_PER_CPU_S = 30.0, 1 << 20
+# A child that is silent for so much longer than it may compute waits for a disk, not for a decoder.
+PATIENCE = 20.0
+# Signals that no decoder sends to itself.
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+START_S = 60.0
+KEPT = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "HOME"})
+
+
+class DecodingChildren:
+    """Children of this process; take one for a file with `open`. Safe in several threads."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Child] = []
+        self._lock = threading.Lock()
+
+    def open(
+        self,
+        stream: BinaryIO,
+        *,
+        uri: str,
+        start_s: float | None,
+        end_s: float | None,
+        channels: Channels,
+        limits: Limits,
+    ) -> ChildReader:
+        """As `audio.decode.open_blocks`, in a child."""
+        nbytes = stream.seek(0, io.SEEK_END)
+        if not nbytes:
+            raise EmptyFileError(f"{uri}: expected audio, got an empty file")
+        with doing(HASH):
+            digest = digest_of(stream)
+        request = {
+            "uri": uri,
+            "start_s": start_s,
+            "end_s": end_s,
+            "channels": channels,
+            "limits": asdict(limits),
+            "digest": digest,
+            "cpu_s": CPU_S + nbytes / BYTES_PER_CPU_S,
+        }
+        return ChildReader(self, self._taken(), stream, request)
+
+    def give_back(self, child: _Child) -> None:
+        """It has answered all it was asked."""
+        with self._lock:
+            self._idle.append(child)
+
+    def close(self) -> None:
+        """End those that wait."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.end()
+
+    def _taken(self) -> _Child:
+        with self._lock:
+            while self._idle:
+                child = self._idle.pop()
+                if child.is_alive():
+                    return child
+                child.end()
+        return _Child()
+
+
+class _Child:
+    """One process."""
+
+    def __init__(self) -> None:
+        self.peer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        paths = os.pathsep.join(path for path in sys.path if path)
+        kept = {name: value for name, value in os.environ.items() if name in KEPT}
+        # Each thread of OpenBLAS reserves address space.
+        extra = {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        module, handle = "earmill.pipeline.audio.decode_child", theirs.fileno()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(handle), str(MEMORY_BYTES)],
+                env=kept | extra,
+                pass_fds=[handle],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the worker
+            )
+        self.peer.settimeout(START_S)
+        try:
+            child_messages.receive(self.peer)
+        except (child_messages.MessageError, TimeoutError) as error:
+            code = self.end()
+            raise ChildProcessError(
+                f"a decoding process does not start (exit code {code}); leave out "
+                "run.decode_in_child, or give this machine more memory"
+            ) from error
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, Any], stream: BinaryIO) -> None:
+        self.peer.settimeout(PATIENCE * request["cpu_s"])
+        with suppress(ConnectionError), _as_file(stream) as file:
+            socket.send_fds(self.peer, [b"f"], [file.fileno()])
+            child_messages.send(self.peer, dict(request))
+
+    def end(self) -> int:
+        """Kill it; the signal it died of by itself, its exit code, or SIGKILL."""
+        self.peer.close()
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(0.5)  # of one that has lost its peer, or is just dying
+        self._process.kill()
+        return self._process.wait()
+
+
+class ChildReader:
+    """Blocks of one file, as `BlockReader` gives them; its errors are the same.
+
+    Raises, in place of a crash of this process:
+        DecoderCrashError: The child died of what it read.
+        DecoderLimitError: It took more time or memory than a file may.
+    """
+
+    def __init__(
+        self,
+        children: DecodingChildren,
+        child: _Child,
+        stream: BinaryIO,
+        request: Mapping[str, Any],
+    ) -> None:
+        self._children, self._stream, self._request = children, stream, request
+        self._child: _Child | None = child
+        self._facts: AudioFacts | None = None
+        self.rate_hz, self.channel_ids = 0, tuple[int, ...]()
+        try:
+            child.ask(request, stream)
+            self._opened(self._answer()[0])
+        except BaseException:
+            self.close()
+            raise
+
+    def _opened(self, message: Mapping[str, Any]) -> None:
+        rate_hz, ids = message.get("rate_hz"), message.get("channel_ids")
+        numbers = [rate_hz, *ids] if isinstance(ids, list) and ids else [None]
+        if not all(type(each) is int for each in numbers) or rate_hz <= 0:  # type: ignore[operator]
+            raise self._nonsense("a rate or channels that are none")
+        self.rate_hz, self.channel_ids = int(rate_hz), tuple(ids)  # type: ignore[arg-type]
+
+    @property
+    def facts(self) -> AudioFacts:
+        if self._facts is None:
+            raise ValueError("facts are complete only after the last block was read")
+        return self._facts
+
+    def __enter__(self) -> ChildReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Safe to call again; a child in the middle of a file is ended."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+    def __iter__(self) -> Iterator[AudioBlock]:
+        while True:
+            message, payload = self._answer()
+            if "facts" in message:
+                self._finish(message["facts"])
+                return
+            rows = len(self.channel_ids)
+            if message.get("rows") != rows or len(payload) % (4 * rows) or not payload:
+                raise self._nonsense("a block of another shape")
+            yield np.frombuffer(payload, "<f4").reshape(rows, -1).astype(np.float32, copy=False)
+
+    def _finish(self, facts: Any) -> None:
+        try:
+            self._facts = AudioFacts(**facts)
+        except TypeError as error:
+            raise self._nonsense("facts that are none") from error
+        if self._child is not None:
+            self._children.give_back(self._child)
+            self._child = None
+
+    def _answer(self) -> tuple[dict[str, Any], bytearray]:
+        """The child's next message; its error where it has one."""
+        if self._child is None:
+            raise ValueError("the reader is closed")
+        try:
+            message, payload = child_messages.receive(self._child.peer)
+        except child_messages.MessageError as error:
+            raise self._died() from error
+        except TimeoutError:
+            self.close()
+            raise
+        if "error" in message:
+            raise self._failed(message)
+        return message, payload
+
+    def _failed(self, message: Mapping[str, Any]) -> RowError:
+        if message["error"] == "memory":
+            self.close()
+            return self._limit(f"{MEMORY_BYTES >> 30} GiB of memory")
+        kind = getattr(errors, str(message["error"]), None)
+        if not (isinstance(kind, type) and issubclass(kind, RowError)):
+            return self._nonsense("an error that is none")
+        number = message.get("errno")
+        if isinstance(number, int) and hasattr(self._stream, "failure"):
+            self._stream.failure = OSError(number, os.strerror(number))
+        if self._child is not None:
+            self._children.give_back(self._child)
+            self._child = None
+        found: RowError = kind(str(message.get("message")))
+        return found
+
+    def _died(self) -> Exception:
+        """Why the child is gone, as what it means for the row."""
+        child, self._child = self._child, None
+        code = 0 if child is None else child.end()
+        if code == -signal.SIGXCPU:
+            return self._limit(f"{math.ceil(self._request['cpu_s'])} s of CPU time for a block")
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if -code in FROM_OUTSIDE:
+            # The host is out of memory, or somebody ends the job: no property of the row.
+            return ChildProcessError(f"{self._request['uri']}: the decoder was killed ({name})")
+        return DecoderCrashError(f"{self._request['uri']}: the decoder crashed ({name})")
+
+    def _limit(self, what: str) -> DecoderLimitError:
+        return DecoderLimitError(
+            f"{self._request['uri']}: the decoder took more than {what}, which a file may not"
+        )
+
+    def _nonsense(self, what: str) -> DecoderCrashError:
+        self.close()
+        return DecoderCrashError(f"{self._request['uri']}: the decoder was broken: it sent {what}")
+
+
+def _as_file(stream: BinaryIO) -> BinaryIO:
+    """The bytes as an open file that another process can read from its start."""
+    stream.seek(0)
+    with suppress(io.UnsupportedOperation, AttributeError):
+        return os.fdopen(os.dup(stream.fileno()), "rb")
+    file = os.fdopen(os.memfd_create("audio"), "w+b")
+    file.write(stream.read())
+    file.seek(0)
+    return file
