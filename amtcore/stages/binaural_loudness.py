@@ -14,16 +14,14 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.kernels.ops.binaural import TINY, divisor, inhibition
+from amtcore.kernels.ops.excitation import can_compute
 from amtcore.stages.base import Stage, product
 from amtcore.stages.excitation import STEP_CAM
 from amtcore.stages.limits import Range
 
 #: Reach of the smoothing in Cam.
 REACH_CAM = 18.0
-#: Added to the smoothed loudness, so that silence divides by something.
-TINY = 1e-13
-#: Ratio of the ears beyond which nothing changes: sech(40) is 1e-17.
-LARGEST_RATIO = 40.0
 
 
 class Moore2016BinauralLoudness(Stage):
@@ -80,11 +78,6 @@ class Moore2016BinauralLoudness(Stage):
         place = torch.arange(channels, device=self.sigma.device)
         return kernel[place[:, None] - place + reach + channels].to(self.dtype)
 
-    def _divisor(self, own: Tensor, other: Tensor) -> Tensor:
-        ratio = (other / own).clamp(max=LARGEST_RATIO)
-        sech = 2.0 * torch.exp(-ratio) / (1.0 + torch.exp(-2.0 * ratio))
-        return 2.0 / (1.0 + sech**self.p)
-
     def inhibited(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """Specific loudness of the left and the right ear in the presence of the other."""
         left = self.as_input(left, (2, 3), "(.., frame, channel)")
@@ -97,16 +90,18 @@ class Moore2016BinauralLoudness(Stage):
 
     def inhibited_by(self, left: Tensor, right: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
         """As `inhibited`, with the smoothing at hand: for many parts of a signal."""
+        if left.numel() and can_compute(left, right, kernel, self.p):
+            return inhibition(left, right, kernel, self.p)
         smooth_left, smooth_right = (product(ear, kernel) + TINY for ear in (left, right))
         return (
-            left / self._divisor(smooth_left, smooth_right),
-            right / self._divisor(smooth_right, smooth_left),
+            left / divisor(smooth_left, smooth_right, self.p),
+            right / divisor(smooth_right, smooth_left, self.p),
         )
 
     def diotic(self, one: Tensor) -> Tensor:
         """Specific loudness of either ear when both get the same: the ratio of the ears is 1."""
         alike = one.new_ones(())
-        return one / self._divisor(alike, alike)
+        return one / divisor(alike, alike, self.p)
 
     def total(self, specific: Tensor) -> Tensor:
         """(.., frame, channel) in sone per Cam -> (.., frame) in sone."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from amtcore import Moore2016BinauralLoudness
 from amtcore.kernels.ops.loudness import can_compute
 from amtcore.stages.excitation import Moore2016ExcitationPattern
 from amtcore.stages.specific_loudness import Moore2016SpecificLoudness, SpecificLoudness
 
 from ..compare import Tolerance, assert_close
 
+F64 = torch.float64
 F_HZ = 15.625 * torch.arange(2, 961, dtype=torch.float64)
 SINGLE = Tolerance(5e-7, "float32 sums in another order")
 LAW = Tolerance(2e-6, "float32 exponentials and logarithms")
@@ -57,3 +59,27 @@ def test_specific_loudness(law: type, channels: int) -> None:
     again = stage(levels)
     assert again[7, 0].isnan() and int(again.isnan().sum()) == 1
     assert torch.equal(again[8:], got[8:])
+
+
+@pytest.mark.parametrize("channels", [2, 33, 150])
+@pytest.mark.parametrize("frames", [1, 150])
+def test_inhibition(frames: int, channels: int) -> None:
+    """Ears of very different loudness, alike, and silent, against float64."""
+    generator, exact = torch.Generator().manual_seed(0), Moore2016BinauralLoudness(dtype=F64)
+    left, right = 10.0 ** (-6.0 * torch.rand(2, 1, frames, channels, generator=generator))
+    right[0, frames // 3 : frames // 2], right[0, :1] = 0.0, left[0, :1]
+    stage = Moore2016BinauralLoudness()
+    expected = exact.inhibited(left.double(), right.double())
+    for got, wanted in zip(stage.inhibited(left, right), expected, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-6, atol=0.0)
+    one = stage.inhibited(left[:, -1:], right[:, -1:])
+    assert torch.equal(one[0], stage.inhibited(left, right)[0][:, -1:])
+
+
+def test_inhibition_of_what_is_no_number() -> None:
+    stage, ears = Moore2016BinauralLoudness(), torch.rand(2, 3, 150)
+    ears[0, 1, 5] = torch.nan
+    got = stage.inhibited(*ears)
+    expected = stage.inhibited(ears[0].clone().requires_grad_(), ears[1])
+    for values, plain in zip(got, expected, strict=True):
+        assert torch.equal(values.isnan(), plain.isnan()) and values[1].isnan().all()
