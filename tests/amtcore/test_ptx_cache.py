@@ -11,6 +11,7 @@ import numba
 import pytest
 
 from amtcore.errors import KernelCacheError
+from amtcore.kernels.vector import kernel_cache
 from amtcore.kernels.warp import ptx_cache
 from amtcore.kernels.warp.ptx_cache import cached_ptx
 
@@ -32,9 +33,9 @@ class Compiler:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """NUMBA_CACHE_DIR of this test."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
-    ptx_cache._private_folder.cache_clear()
+    kernel_cache.made_private.cache_clear()
     yield tmp_path / "cache" / "earmill_ptx"
-    ptx_cache._private_folder.cache_clear()
+    kernel_cache.made_private.cache_clear()
 
 
 def test_a_kernel_is_compiled_once(folder: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.Mon
     def full(_source: object, _target: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ptx_cache.os, "replace", full)
+    monkeypatch.setattr("os.replace", full)
     assert cached_ptx("dau1997", Compiler()) == PTX
     assert list(folder.iterdir()) == []
 
@@ -123,7 +124,7 @@ def test_without_numba_cache_dir_it_lies_where_numba_goes(
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     monkeypatch.setattr(ptx_cache, "__file__", str(tmp_path / "warp" / "ptx_cache.py"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(ptx_cache.os, "access", lambda *_: writable)
+    monkeypatch.setattr("os.access", lambda *_: writable)
     cached_ptx("dau1997", Compiler())
     (path,) = tmp_path.rglob("*.ptx")
     beside, at_home = tmp_path / "warp" / "__pycache__", tmp_path / "home" / "numba" / "earmill_ptx"

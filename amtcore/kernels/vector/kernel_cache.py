@@ -1,4 +1,4 @@
-"""Who can write to the folder from which compiled kernels are loaded.
+"""Where compiled kernels are kept, and who can write there.
 
 numba's disk cache is code: an index file is unpickled and a shared object is run. Whoever can place
 files there runs what they like in every process that imports the models, so a folder that others
@@ -7,6 +7,8 @@ can write to is refused before any kernel is loaded. Folders of this user or roo
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import grp
 import os
 import pwd
@@ -21,6 +23,7 @@ from amtcore.errors import KernelCacheError
 ADVICE = "chmod -R go-w it, or set NUMBA_CACHE_DIR to a folder of your own"
 #: numba keeps a folder for each source folder below its cache, and files in these.
 _LEVELS = 2
+_BESIDE = "__pycache__"
 
 
 def check_kernel_cache() -> None:
@@ -33,7 +36,7 @@ def check_kernel_cache() -> None:
         return
     # Beside the sources, which are code as well: the sticky world is refused, a team is not.
     sources = Path(__file__).parents[1]
-    for cache in sources.rglob("__pycache__"):
+    for cache in sources.rglob(_BESIDE):
         if cache.stat().st_mode & stat.S_IWOTH:
             raise KernelCacheError(f"{cache}: everybody can write to these kernels; {ADVICE}")
     user_wide = user_wide_cache()
@@ -44,6 +47,30 @@ def check_kernel_cache() -> None:
 def user_wide_cache() -> Path:
     """Where numba goes when it may not write beside the sources."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
+
+
+def folder_for(name: str, sources: Path) -> Path:
+    """Where code that is compiled from a folder of sources is kept: folder `name` of
+    NUMBA_CACHE_DIR, else __pycache__ beside them, else folder `name` where numba would go."""
+    if numba.config.CACHE_DIR:
+        return Path(numba.config.CACHE_DIR).absolute() / name
+    if os.access(sources, os.W_OK):
+        return sources / _BESIDE
+    return user_wide_cache() / name
+
+
+@functools.cache
+def made_private(folder: Path) -> Path:
+    """The folder, made if it can be; refused where others can place files in it.
+
+    That beside the sources was looked at with them, by `check_kernel_cache`: a team may share it.
+    """
+    ours = folder.name != _BESIDE
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700 if ours else 0o777, parents=True, exist_ok=True)
+    if ours and folder.exists():
+        check_private(folder)
+    return folder
 
 
 def check_private(folder: Path) -> None:

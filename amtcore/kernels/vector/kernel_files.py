@@ -32,7 +32,7 @@ from numba.core import compiler
 from numba.core.serialize import dumps
 
 from amtcore.kernels.vector import whole_files
-from amtcore.kernels.vector.kernel_cache import check_private, user_wide_cache
+from amtcore.kernels.vector.kernel_cache import folder_for, made_private
 from amtcore.kernels.vector.source_digest import sources_digest
 
 #: Names a folder of kernels that were compiled before.
@@ -112,16 +112,7 @@ class KernelFiles:
 
 def own_folder() -> Path:
     """Where this process keeps kernels."""
-    return _private(_own_folder(str(numba.config.CACHE_DIR or "")))
-
-
-def _own_folder(cache_dir: str) -> Path:
-    beside = Path(__file__).parents[1]
-    if cache_dir:
-        return Path(cache_dir).absolute() / FOLDER
-    if os.access(beside, os.W_OK):
-        return beside / "__pycache__"
-    return user_wide_cache() / FOLDER
+    return made_private(folder_for(FOLDER, Path(__file__).parents[1]))
 
 
 def prebuilt_folder() -> Path | None:
@@ -137,17 +128,7 @@ def prebuilt_folder() -> Path | None:
     if not folder.is_dir():
         _say(f"{PREBUILT}={named} holds no kernels: they are compiled here")
         return None
-    return _private(folder)
-
-
-@functools.cache
-def _private(folder: Path) -> Path:
-    ours = folder.name == FOLDER
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700 if ours else 0o777, parents=True, exist_ok=True)
-    if ours and folder.exists():
-        check_private(folder)
-    return folder
+    return made_private(folder)
 
 
 def _say_none(folder: Path, processor: str) -> None:

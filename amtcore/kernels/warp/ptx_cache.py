@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import llvmlite
 import numba
 
 from amtcore.kernels.vector import whole_files
-from amtcore.kernels.vector.kernel_cache import check_private, user_wide_cache
+from amtcore.kernels.vector.kernel_cache import folder_for, made_private
 from amtcore.kernels.vector.source_digest import sources_digest
 
 _FOLDER = "earmill_ptx"
@@ -39,7 +38,7 @@ def cached_ptx(key: str, compile: Callable[[], str]) -> str:
     Raises:
         KernelCacheError: Others can write to the folder.
     """
-    folder = _private_folder(cache_folder())
+    folder = made_private(cache_folder())
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.ptx"
     made_by = _made_by()
     kept = whole_files.read(path, f"{_MARK} {made_by}")
@@ -63,23 +62,4 @@ def _made_by() -> str:
 
 def cache_folder() -> Path:
     """Where numba would put compiled code of this file."""
-    beside = Path(__file__).parent
-    if numba.config.CACHE_DIR:
-        return Path(numba.config.CACHE_DIR).absolute() / _FOLDER
-    if os.access(beside, os.W_OK):
-        return beside / "__pycache__"
-    return user_wide_cache() / _FOLDER
-
-
-@functools.cache
-def _private_folder(folder: Path) -> Path:
-    """The folder, made if it can be; refused where others can place files in it.
-
-    That beside the sources was looked at with them, by `sources_digest`: a team may share it.
-    """
-    ours = folder.name == _FOLDER
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700 if ours else 0o777, parents=True, exist_ok=True)
-    if ours and folder.exists():
-        check_private(folder)
-    return folder
+    return folder_for(_FOLDER, Path(__file__).parent)
