@@ -1,7 +1,7 @@
 """`earmill extract`: run a job to its end, or as far as it gets.
 
-SIGINT and SIGTERM ask the run to finish what is in flight; a second one leaves at once. Either way
-nothing is lost but work in flight, and `--resume` goes on from the commits.
+SIGINT, SIGTERM and SIGUSR1 ask the run to finish what is in flight; a second one leaves at once.
+Either way nothing is lost but work in flight, and `--resume` goes on from the commits.
 """
 
 from __future__ import annotations
@@ -51,6 +51,20 @@ def extract(
             "were added or changed are computed, as a new snapshot. Implies --resume.",
         ),
     ] = False,
+    join: Annotated[
+        bool,
+        typer.Option(
+            "--join",
+            help="Work beside other drivers on this output, whatever their executor, and go on "
+            "with what they leave. Implies --resume.",
+        ),
+    ] = False,
+    finish: Annotated[
+        bool,
+        typer.Option(
+            "--finish", help="Compute nothing; write the index if every shard is committed."
+        ),
+    ] = False,
     as_json: AsJson = False,
     ray_address: RayAddress = None,
 ) -> None:
@@ -62,6 +76,8 @@ def extract(
 
     if repair and not resume:
         raise typer.BadParameter("--repair goes on with an output: add --resume")
+    if (repair or update) and (join or finish):
+        raise typer.BadParameter("--repair and --update need the output for themselves")
     if repair and update:
         raise typer.BadParameter("--repair and --update are two runs: repair first")
     # A wrong spec is told at once, before Ray and the rest are imported.
@@ -72,6 +88,8 @@ def extract(
         resume=resume or update,
         first=(lambda sink: _update(spec, sink)) if update else None,
         again=_damaged if repair else None,
+        join=join,
+        finish=finish,
         as_json=as_json,
         ray_address=ray_address,
     )
@@ -115,6 +133,8 @@ def run_and_report(
     resume: bool = False,
     first: Callable[[Callable[[Event], None]], None] | None = None,
     again: Chooser | None = None,
+    join: bool = False,
+    finish: bool = False,
     as_json: bool = False,
     ray_address: str | None = None,
 ) -> JobFinished:
@@ -140,6 +160,8 @@ def run_and_report(
                 sink=reporter,
                 ray_address=ray_address,
                 stop=stop,
+                join=join,
+                finish=finish,
             )
     finally:
         reporter.close()
@@ -147,14 +169,15 @@ def run_and_report(
 
 @contextmanager
 def signals_to(stop: StopRequest) -> Iterator[None]:
-    """Send SIGINT and SIGTERM to `stop`; where nobody polls it, they end the command at once."""
+    """Send requests to stop to `stop`; where nobody polls it, they end the command at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if not stop.watched:
             raise KeyboardInterrupt
         stop(signal.Signals(number).name)
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    # Slurm sends the last one before a time limit, where it is told to.
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     before = [signal.signal(number, handle) for number in numbers]
     try:
         yield

@@ -5,6 +5,9 @@ holder counts as gone when its process no longer exists on this machine, or afte
 heartbeat (clocks of the hosts should agree to within that). A heartbeat further than that in the
 future says nothing of its age, so it is watched for as long. Taking over is itself done under a
 lock, named after the dead holder, so that of several drivers that find it dead one gets it.
+
+Drivers that share an output (`dataset.crew`) do without it, but not beside a holder that needs the
+output for itself; whoever takes the lock for itself is refused while one of them lives.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import psutil
 
 from earmill.pipeline.common.errors import LockedError, StorageError
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import DRIVER_FILE
+from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
 from earmill.pipeline.storage.typed_json import Strict, typed_json
 
 HEARTBEAT_S = 15.0
@@ -42,6 +45,7 @@ class Holder(Strict):
         host: Host name, for people. machine: Boot and process namespace; pids compare within one.
         pid, created_unix_s: The process; both, as pids are used again.
         heartbeat_unix_s: Last sign of life, s since 1970.
+        shares: Others may work on the output meanwhile, as members of its crew.
     """
 
     run_id: str
@@ -50,6 +54,24 @@ class Holder(Strict):
     pid: int
     created_unix_s: float
     heartbeat_unix_s: float
+    shares: bool = False
+
+    @classmethod
+    def here(cls, run_id: str | None = None, *, shares: bool = False) -> Holder:
+        """This process, now.
+
+        Args:
+            run_id: Name of this run; None draws one.
+        """
+        return cls(
+            run_id=run_id or secrets.token_hex(8),
+            host=socket.gethostname(),
+            machine=machine_id(),
+            pid=os.getpid(),
+            created_unix_s=psutil.Process().create_time(),
+            heartbeat_unix_s=time.time(),
+            shares=shares,
+        )
 
     @property
     def age_s(self) -> float:
@@ -94,6 +116,8 @@ class DriverLock:
     Args:
         layout: The output.
         run_id: Name of this run; None draws one.
+        shares: Others may join; see `dataset.crew`.
+        alone: Refuse an output on which members of a crew are at work.
         heartbeat_s: Interval of the signs of life, s; well below `STALE_S`.
         wait: Waits so many seconds before a heartbeat of the future is looked at again.
 
@@ -106,21 +130,19 @@ class DriverLock:
         layout: Layout,
         *,
         run_id: str | None = None,
+        shares: bool = False,
+        alone: bool = True,
         heartbeat_s: float = HEARTBEAT_S,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._layout, self._heartbeat_s, self._wait = layout, heartbeat_s, wait
         self._done = threading.Event()
         self._lost: Holder | None = None
-        self.holder = Holder(
-            run_id=run_id or secrets.token_hex(8),
-            host=socket.gethostname(),
-            machine=machine_id(),
-            pid=os.getpid(),
-            created_unix_s=psutil.Process().create_time(),
-            heartbeat_unix_s=time.time(),
-        )
+        self.holder = Holder.here(run_id, shares=shares)
         self._take(DRIVER_FILE)
+        if alone and (crew := live_crew(layout)):
+            self._layout.delete(DRIVER_FILE)
+            raise LockedError(_at_work(layout, next(iter(crew.values()))))
         self._thread = threading.Thread(target=self._beat, name="driver-lock", daemon=True)
         self._thread.start()
 
@@ -189,23 +211,45 @@ class DriverLock:
             self._wait(STALE_S)
             live = self._read(name) != holder
         if live:
-            raise LockedError(
-                f"another driver works on {self._layout.url()} ({holder}); "
-                "wait for it, stop it, or use another output.uri"
-            )
+            raise LockedError(_at_work(self._layout, holder))
 
     def _text(self) -> bytes:
-        now = replace(self.holder, heartbeat_unix_s=time.time())
-        return json.dumps(asdict(now), indent=1).encode()
+        return as_seen_now(self.holder)
 
     def _read(self, name: str) -> Holder | None:
-        """The stored holder, or None where nobody holds it."""
-        try:
-            return typed_json(Holder, self._layout.read_bytes(name))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError) as err:
-            raise LockedError(
-                f"{self._layout.url(name)} is not a lock file of this release ({err}); "
-                "remove it if no driver works on this output"
-            ) from err
+        return read_holder(self._layout, name)
+
+
+def as_seen_now(holder: Holder) -> bytes:
+    """What is stored of a holder that gives a sign of life."""
+    return json.dumps(asdict(replace(holder, heartbeat_unix_s=time.time())), indent=1).encode()
+
+
+def read_holder(layout: Layout, name: str = DRIVER_FILE) -> Holder | None:
+    """The stored holder, or None where nobody holds it.
+
+    Raises:
+        LockedError: The file is something else.
+    """
+    try:
+        return typed_json(Holder, layout.read_bytes(name))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as err:
+        raise LockedError(
+            f"{layout.url(name)} is not a lock file of this release ({err}); "
+            "remove it if no driver works on this output"
+        ) from err
+
+
+def live_crew(layout: Layout) -> dict[str, Holder]:
+    """Drivers that share the output now, by run id."""
+    found = {name: read_holder(layout, name) for name in layout.list(CREW)}
+    return {one.run_id: one for one in found.values() if one is not None and one.may_live()}
+
+
+def _at_work(layout: Layout, holder: Holder) -> str:
+    return (
+        f"another driver works on {layout.url()} ({holder}); "
+        "wait for it, stop it, join it (--join), or use another output.uri"
+    )

@@ -196,7 +196,7 @@ class JobFinished(Event):
     """The last event of every run that got as far as work.
 
     Args:
-        status: done, nothing_to_do, stopped or failed.
+        status: done, nothing_to_do, stopped, failed, or left: other drivers have the rest.
         exit_code: What the command line returns for it.
         seconds: Audio of good rows that this run committed, as decoded, in seconds.
         wall_s: How long the work took.

@@ -127,6 +127,7 @@ def executor_of(run: RunSpec, ray_address: str | None) -> Executor:
             f"run.executor: expected ray with a Ray cluster's address, got {run.executor}; leave "
             "out --ray-address or set run.executor to ray"
         )
+    # The tasks of an array are drivers of their own, each with workers of its machine.
     from earmill.pipeline.driver.local_executor import LocalExecutor
 
     return LocalExecutor()

@@ -96,20 +96,26 @@ def open_job(
     *,
     resume: bool,
     again: Chooser | None,
+    beside: bool,
 ) -> OpenJob:
-    """Write or check plan and dataset.json; refuse to go on unasked."""
+    """Write or check plan and dataset.json; refuse to go on unasked.
+
+    Args:
+        beside: Without the lock: other drivers may be at work, and it is one of them.
+    """
     plan.write(layout)
     dataset = open_dataset(layout, _describe(spec, plan, extractors))
     chosen = again(layout) if again is not None else {}
     before = commits(layout, without=chosen)
-    if before and not resume:
+    if before and not (resume or beside):
         raise OutputError(
             f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this job; "
             f"add --resume to go on with it{update_hint(source, plan)}, or use another output.uri"
         )
-    layout.clear_scratch()
+    if not beside:
+        layout.clear_scratch()
     sweep()  # a run without pending shards starts no Ray, which would do it
-    if carry_over(layout, dataset, plan):
+    if not beside and carry_over(layout, dataset, plan):
         before = commits(layout, without=chosen)
     pending = tuple(shard for shard in plan.shards if shard.shard_id not in before)
     return OpenJob(spec, layout, plan, dataset, before, pending, open_again(layout, chosen))

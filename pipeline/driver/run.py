@@ -8,19 +8,22 @@ process, running it again with `resume` goes on where the commits end.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
+from earmill.pipeline.dataset.crew import CrewMember
+from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.publish import CommitRecord, commits
 from earmill.pipeline.dataset.recompute import Chooser
-from earmill.pipeline.dataset.snapshot import is_closed
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.executor import executor_of
 from earmill.pipeline.driver.open_job import OpenJob, open_job, stored_dataset
 from earmill.pipeline.driver.placement import has_seats
 from earmill.pipeline.driver.shard_tracker import Result
+from earmill.pipeline.driver.sharing import Sharing, Supply, claims_of, close, opening, sharing_of
 from earmill.pipeline.driver.source_changes import source_changed
 from earmill.pipeline.driver.staffing import RunnerFactory, committed_of, scheduler_of
 from earmill.pipeline.driver.stop_request import StopRequest
@@ -28,7 +31,7 @@ from earmill.pipeline.driver.summary import RESUME, summarise
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.planning.plan import Plan, make_plan, skipped_text
 from earmill.pipeline.planning.speeds import keep_job
-from earmill.pipeline.sources import open_source
+from earmill.pipeline.sources import Source, open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.storage.layout import Layout
@@ -44,6 +47,8 @@ def run_job(
     sink: events.Sink = events.ignore,
     ray_address: str | None = None,
     stop: StopRequest | None = None,
+    join: bool = False,
+    finish: bool = False,
     make_runner: RunnerFactory = lambda job: job,
 ) -> events.JobFinished:
     """Run a job to its end, or as far as it gets; the last event, which the sink has seen too.
@@ -53,13 +58,31 @@ def run_job(
         again: Chooses committed shards to process once more; see `dataset.recompute`.
         ray_address: Cluster to join; None takes RAY_ADDRESS, else a private Ray is started.
         stop: Ask it to stop from a signal handler or another thread.
+        join: Work beside other drivers on this output, and go on with what they leave.
+        finish: Compute nothing; write the index if every shard is committed.
         make_runner: What workers run; a caller may extend the row pipeline.
     Raises:
         SpecError, SourceError, OutputError, LockedError: Before any work, one clear line.
         SourceOutage, RunStopped: Source or output are away; the same command may work later.
     """
     with _resumable(), patient():
-        return _run_job(spec, resume, again, sink, ray_address, stop or StopRequest(), make_runner)
+        request = _Request(
+            spec, resume, again, sink, ray_address, stop or StopRequest(), make_runner
+        )
+        return _run_job(request, sharing_of(spec.run, join=join, finish=finish))
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What `run_job` was called with."""
+
+    spec: JobSpec
+    resume: bool
+    again: Chooser | None
+    sink: events.Sink
+    ray_address: str | None
+    stop: StopRequest
+    make_runner: RunnerFactory
 
 
 @contextmanager
@@ -76,73 +99,117 @@ def _resumable() -> Iterator[None]:
         raise
 
 
-def _run_job(
-    spec: JobSpec,
-    resume: bool,
-    again: Chooser | None,
-    sink: events.Sink,
-    ray_address: str | None,
-    stop: StopRequest,
-    make_runner: RunnerFactory,
-) -> events.JobFinished:
+def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
+    spec, sink = request.spec, request.sink
     began_s = time.monotonic()
     # The cheap checks come first: the models take seconds to import.
     sink(events.Step("checking source, output and models"))
-    executor = executor_of(spec.run, ray_address)
+    executor = executor_of(spec.run, request.ray_address)
     executor.check(spec.run)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     check_formats(spec.output.formats)
     source = open_source(spec.source)
     stored = stored_dataset(spec, layout)
     extractors = validate_models(spec)
-    if stored is None:
-        sink(events.Step("listing the source"))
-    plan = (
-        make_plan(source, spec, lambda rows: sink(events.Step(f"listing: {rows:,} rows so far")))
-        if stored is None
-        else Plan.read(layout, stored.plan_id)
-    )
-    for note in plan.notes if stored is None else ():
-        sink(events.Note(note))
+    # A driver alone makes its plan before it takes the lock: a mistake in it leaves no trace.
+    plan = None if sharing.joins else _plan(spec, layout, source, stored, sink)
     layout.check_writable()
-    with DriverLock(layout) as lock:
-        if again is not None:
-            sink(events.Step("looking for shards to process again"))
-        job = open_job(spec, layout, plan, extractors, source, resume=resume, again=again)
-        if job.before and (changed := source_changed(source, plan)) is not None:
+    with ExitStack() as stack:
+        with ExitStack() as until_open:
+            held = until_open if sharing.joins else stack
+            lock = held.enter_context(opening(layout, sharing, shares=request.again is None))
+            if request.again is not None:
+                sink(events.Step("looking for shards to process again"))
+            if plan is None:
+                plan = _plan(spec, layout, source, stored_dataset(spec, layout), sink)
+            job = open_job(
+                spec,
+                layout,
+                plan,
+                extractors,
+                source,
+                resume=request.resume,
+                again=request.again,
+                beside=lock is None,
+            )
+        told = job.before and not sharing.joins
+        if told and (changed := source_changed(source, plan)) is not None:
             sink(changed)
         sink(job.started())
         result = Result()
         # The output is finished before Ray stops: whatever keeps Ray does not keep the dataset.
-        with ExitStack() as stack:
-            if job.pending:
-                sink(events.Step("starting the workers"))
-                if executor.is_private and spec.run.device != "cuda":
-                    stack.enter_context(compiling(extractors))
-                session = stack.enter_context(
-                    executor.session(spec.run, lambda text: sink(events.Step(text)))
-                )
-                result = scheduler_of(job, session, sink, stop, lock, make_runner).run()
-                if session.is_here and not has_seats(session.nodes(), spec.run):
-                    start_s = time.monotonic() - began_s - result.worked_s
-                    keep_job(spec, result.seconds, result.cpu_s, start_s)
-            return _finish(job, result, sink)
+        if job.pending and sharing.works:
+            sink(events.Step("starting the workers"))
+            supply = _supply(stack, job, sharing)
+            if executor.is_private and spec.run.device != "cuda":
+                stack.enter_context(compiling(extractors))
+            session = stack.enter_context(
+                executor.session(spec.run, lambda text: sink(events.Step(text)))
+            )
+            held_lock = None if sharing.joins else lock
+            scheduler = scheduler_of(
+                job, session, sink, request.stop, held_lock, request.make_runner, supply
+            )
+            result = scheduler.run()
+            if session.is_here and not has_seats(session.nodes(), spec.run):
+                start_s = time.monotonic() - began_s - result.worked_s
+                keep_job(spec, result.seconds, result.cpu_s, start_s)
+        return _finish(job, result, sharing, sink)
 
 
-def _finish(job: OpenJob, result: Result, sink: events.Sink) -> events.JobFinished:
+def _plan(
+    spec: JobSpec, layout: Layout, source: Source, stored: DatasetFile | None, sink: events.Sink
+) -> Plan:
+    """The plan that is stored, or a new one."""
+    if stored is not None:
+        return Plan.read(layout, stored.plan_id)
+    sink(events.Step("listing the source"))
+    plan = make_plan(source, spec, lambda rows: sink(events.Step(f"listing: {rows:,} rows so far")))
+    for note in plan.notes:
+        sink(events.Note(note))
+    return plan
+
+
+def _supply(stack: ExitStack, job: OpenJob, sharing: Sharing) -> Callable[[int], Supply | None]:
+    """What begins to claim shards; nothing is shared of a run that does shards again."""
+    if job.again:
+        return lambda ahead: None
+    member = stack.enter_context(CrewMember(job.layout))
+    claims = claims_of(
+        job.layout,
+        job.plan.plan_id,
+        [shard.shard_id for shard in job.plan.shards],
+        set(job.before),
+        run_id=member.holder.run_id,
+        sharing=sharing,
+    )
+    shards = {shard.shard_id: shard for shard in job.pending}
+
+    def begin(ahead: int) -> Supply:
+        return stack.enter_context(Supply(claims, shards, ahead=ahead, stays=sharing.stays))
+
+    return begin
+
+
+def _finish(
+    job: OpenJob, result: Result, sharing: Sharing, sink: events.Sink
+) -> events.JobFinished:
     """Finalise what is complete, and sum up."""
-    complete = len(job.before) + len(result.done) == len(job.plan.shards)
-    if complete and (result.done or not is_closed(job.layout, job.before)):
+    before = job.before | _by_others(job, result)
+    missing = len(job.plan.shards) - len(before) - len(result.done)
+    if not missing:
         sink(events.Step("writing the index"))
-        finalise(job.layout)
+        known = before if not sharing.joins else commits(job.layout)
+        close(job.layout, sharing, known, anew=bool(result.done) or before != job.before)
     elif job.again and result.done:
         # What was done again counts, also where the rest of it keeps the commits of before.
         with suppress(CommitError):
             finalise(job.layout)
-    before = [committed_of(record) for record in job.before.values()]
+    if sharing.joins and sharing.works and not sharing.stays:
+        result.left_to_others = missing - len(result.failed)
     end = summarise(
         result,
-        before=before,
+        before=[committed_of(record) for record in before.values()],
         shards=len(job.plan.shards),
         layout=job.layout,
         max_bad_fraction=job.spec.run.max_bad_fraction,
@@ -150,3 +217,13 @@ def _finish(job: OpenJob, result: Result, sink: events.Sink) -> events.JobFinish
     )
     sink(end)
     return end
+
+
+def _by_others(job: OpenJob, result: Result) -> dict[str, CommitRecord]:
+    """What other drivers have committed since this one looked."""
+    known = job.before.keys() | result.done.keys()
+    if job.again or len(known) == len(job.plan.shards):
+        return {}
+    planned = {shard.shard_id for shard in job.plan.shards}
+    found = commits(job.layout, without=known)
+    return {shard: record for shard, record in found.items() if shard in planned}

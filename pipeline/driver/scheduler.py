@@ -18,6 +18,7 @@ from earmill.pipeline.driver.deadlines import Deadlines
 from earmill.pipeline.driver.pool import DEAD, READY, WARMING, WORK, Call, Pool, Slot
 from earmill.pipeline.driver.shard_tracker import Assignment, Ledger, Result, ShardWork
 from earmill.pipeline.driver.stop_request import StopRequest
+from earmill.pipeline.spec.run import GRACE_S
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
 
 POLL_S = 0.2
@@ -31,8 +32,6 @@ OUTAGE_WARM_UP_PAUSE_S = 10.0
 # A dead worker is started again in a second or two; until then calls to it fail at once.
 RESTART_LIMIT_S = 60.0
 RESTART_POLL_S = 0.2
-# Kubernetes and spot machines give 30 s between SIGTERM and SIGKILL.
-DRAIN_S = 25.0
 
 
 class Scheduler:
@@ -56,7 +55,7 @@ class Scheduler:
         sink: events.Sink = events.ignore,
         stop: StopRequest | None = None,
         on_tick: Callable[[], None] = lambda: None,
-        drain_s: float = DRAIN_S,
+        drain_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger, self._pool, self._sink = ledger, pool, sink

@@ -54,7 +54,8 @@ class Result:
 
     Args:
         failed: Shard id -> reason. fatal: Why nothing more was tried.
-        stopped: Ended by request. seconds: Audio of the good rows committed during this run.
+        stopped: Ended by request. left_to_others: Shards that other drivers have.
+        seconds: Audio of the good rows committed during this run.
         worked_s: Wall seconds from the first warm worker to the end.
         cpu_s: CPU seconds in that time, by part; see `driver.cpu_account`.
     """
@@ -63,6 +64,7 @@ class Result:
     failed: dict[str, str] = field(default_factory=dict)
     fatal: str = ""
     stopped: bool = False
+    left_to_others: int = 0
     seconds: float = 0.0
     worked_s: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -140,6 +142,8 @@ class Ledger:
         sink: Takes events.
         patience: Says when to try again after an outage.
         witnesses: Rows that an earlier run could read.
+    Attributes:
+        more_to_come: Shards may still be added.
     Invariants:
         Each shard ends in `result.done` or `result.failed`, unless the caller stops asking; a row
         is called a culprit only after it failed alone, twice, and never for an outage.
@@ -163,12 +167,23 @@ class Ledger:
         self._suspects: deque[ShardWork] = deque()
         self._searches: deque[ShardWork] = deque()
         self._n_shards = len(self._pending)
+        self.more_to_come = False
         self.result = Result()
+
+    def add(self, shard: Shard) -> None:
+        """One more shard to do, after the others."""
+        self._pending.append(ShardWork(shard))
+        self._n_shards += 1
+
+    @property
+    def pending(self) -> int:
+        """Shards that nobody has begun."""
+        return len(self._pending)
 
     @property
     def all_settled(self) -> bool:
-        """Every shard is done or given up."""
-        return self.unsettled == 0
+        """Every shard is done or given up, and no more come."""
+        return self.unsettled == 0 and not self.more_to_come
 
     @property
     def unsettled(self) -> int:

@@ -16,6 +16,7 @@ from earmill.pipeline.driver.placement import Placement, cpu_note, place_workers
 from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Committed, Ledger
+from earmill.pipeline.driver.sharing import Supply
 from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.worker.launch_batches import shards_in_flight
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
@@ -30,10 +31,15 @@ def scheduler_of(
     session: Session,
     sink: events.Sink,
     stop: StopRequest,
-    lock: DriverLock,
+    lock: DriverLock | None,
     make_runner: RunnerFactory,
+    supply: Callable[[int], Supply | None],
 ) -> Scheduler:
-    """The scheduler of what is pending, with as many workers as the session has places for."""
+    """The scheduler of what is pending, with as many workers as the session has places for.
+
+    Args:
+        supply: Begins to claim so many shards ahead; None where there is no need.
+    """
     run, nodes = job.spec.run, session.nodes()
     placements = place_workers(nodes, run, at_most=len(job.pending))
     if note := cpu_note(nodes, run):
@@ -47,17 +53,23 @@ def scheduler_of(
     def hire(index: int) -> Hire:
         return _hire(job, placements[index], make_runner)
 
+    feeding = supply(sum(shards_of(job, place) for place in placements))
+
     def on_tick() -> None:
-        lock.check()
+        if lock is not None:
+            lock.check()
         session.check()
+        if feeding is not None:
+            feeding.feed(ledger)
 
     ledger = Ledger(
-        job.pending,
+        job.pending if feeding is None else (),
         committed,
         max_attempts=run.max_attempts,
         sink=sink,
         witnesses=job.witnesses(),
     )
+    ledger.more_to_come = feeding is not None
     return Scheduler(
         ledger,
         Pool(session.workers(hire), len(placements)),
@@ -65,15 +77,22 @@ def scheduler_of(
         sink=sink,
         stop=stop,
         on_tick=on_tick,
+        drain_s=run.grace_s,
+    )
+
+
+def shards_of(job: OpenJob, place: Placement) -> int:
+    """Most shards that the worker of a place is sent at a time."""
+    if not place.num_gpus:
+        return CONCURRENT_SHARDS
+    count = len(job.plan.shards)
+    return shards_in_flight(
+        job.plan.rows / count, sum(shard.seconds for shard in job.plan.shards) / count
     )
 
 
 def _hire(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> Hire:
-    count = len(job.plan.shards)
-    in_flight = shards_in_flight(
-        job.plan.rows / count, sum(shard.seconds for shard in job.plan.shards) / count
-    )
-    shards = in_flight if place.num_gpus else CONCURRENT_SHARDS
+    shards = shards_of(job, place)
     work = WorkerJob(
         spec=job.spec,
         plan_id=job.plan.plan_id,

@@ -40,6 +40,7 @@ def summarise(
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
     complete = len(records) == shards
+    is_left = not complete and bool(result.left_to_others) and not _went_wrong(result)
     too_many = complete and bad > max_bad_fraction * (ok + bad)
     by_class = _bad_by_class(layout) if complete and bad else {}
     if complete:
@@ -53,10 +54,15 @@ def summarise(
             )
     else:
         status = "failed" if result.fatal or result.failed else "stopped"
+        status = "left" if is_left else status
         message = _incomplete_message(result, len(records), shards)
+    if complete:
+        exit_code = EXIT_TOO_MANY_BAD if too_many else EXIT_DONE
+    else:
+        exit_code = EXIT_DONE if is_left else EXIT_FAILED
     return JobFinished(
         status=status,
-        exit_code=(EXIT_TOO_MANY_BAD if too_many else EXIT_DONE) if complete else EXIT_FAILED,
+        exit_code=exit_code,
         message=message,
         output=layout.url(),
         shards=len(records),
@@ -69,6 +75,10 @@ def summarise(
         bad_by_class=by_class,
         cpu_s=dict(result.cpu_s),
     )
+
+
+def _went_wrong(result: Result) -> bool:
+    return bool(result.fatal or result.failed or result.stopped)
 
 
 def _complete_message(
@@ -91,6 +101,12 @@ def _incomplete_message(result: Result, committed: int, shards: int) -> str:
         shard_id, reason = next(iter(result.failed.items()))
         more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
         why = f"failed: shard {shard_id}: {reason}{more}"
+    elif result.left_to_others and not result.stopped:
+        return (
+            f"nothing left to do here: {committed:,} of {shards:,} shards are committed, other "
+            "drivers have the rest; the last one writes the index, or `earmill extract` with "
+            "--finish"
+        )
     else:
         why = "stopped"
     return f"{why}; {committed:,} of {shards:,} shards are committed: {RESUME}"

@@ -10,6 +10,9 @@ from earmill.pipeline.spec.section import PositiveFloat, SpecModel
 
 # One worker fills a GPU: it keeps two launches in flight.
 GPUS_PER_WORKER = 1.0
+# Kubernetes and spot machines give 30 s between SIGTERM and SIGKILL.
+GRACE_S = 25.0
+SLURM_ARRAY = "slurm-array"
 
 
 class RunSpec(SpecModel):
@@ -17,7 +20,12 @@ class RunSpec(SpecModel):
 
     Args:
         executor: What carries the workers: ray, actors on this machine or on a cluster; local,
-            plain processes of this machine, which start faster.
+            plain processes of this machine, which start faster; slurm-array, the same in each task
+            of an array of batch jobs, which share the shards out and leave when none is left.
+        array: Which task of an array this is, and of how many: 3/100. Taken from the batch system's
+            environment when null; it only says where to begin.
+        grace_s: Seconds that shards in flight may go on after a request to stop (SIGTERM, SIGINT,
+            or SIGUSR1 before a time limit).
         workers: Worker processes; chosen from the machines when null.
         threads_per_worker: Compute threads of a worker; chosen when null.
         device: Where the models run: auto takes the GPUs that the nodes offer and works on the CPUs
@@ -33,7 +41,9 @@ class RunSpec(SpecModel):
             decoder_limit), and reach nothing of the worker.
     """
 
-    executor: Literal["ray", "local"] = "ray"
+    executor: Literal["ray", "local", "slurm-array"] = "ray"
+    array: str | None = Field(default=None, pattern=r"^[0-9]+/[1-9][0-9]*$")
+    grace_s: float = Field(default=GRACE_S, ge=0, allow_inf_nan=False)
     workers: int | None = Field(default=None, ge=1)
     threads_per_worker: int | None = Field(default=None, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"

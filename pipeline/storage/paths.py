@@ -2,7 +2,10 @@
 
 Paths are relative to the root of a dataset and use `/`::
 
-    root       = dataset.json driver.json? plan* revisions* parts* commits* closing?
+    root       = dataset.json drivers plan* revisions* parts* commits* closing?
+    drivers    = driver.json? crew/<run-id>.json*        who works on it; each while it lives
+               | claims/<plan-id>/<block>.<n>.json       put-if-absent: who does these shards; the
+                                                         highest n counts; gone when all are done
     parts      = data rows quarantine?
     closing    = index* snapshots* cards current.json    what `finalise` writes, in this order
     plan       = plan/<plan-id>.parquet part*            immutable
@@ -53,6 +56,8 @@ READABLE_VERSIONS = (1, 2, 3)
 
 DATASET_FILE = "dataset.json"
 DRIVER_FILE = "driver.json"
+CREW = "crew"
+CLAIMS = "claims"
 README_FILE = "README.md"
 CROISSANT_FILE = "croissant.json"
 CURRENT_FILE = "current.json"
@@ -79,6 +84,11 @@ def _named(kind: str, name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(f"a {kind} id is letters, digits, _ and -, got {name!r}")
     return name
+
+
+def claim_path(plan_id: str, block: int, number: int) -> str:
+    """Path of a claim on a block of a plan's shards."""
+    return f"{CLAIMS}/{_named('plan', plan_id)}/{block:05d}.{number}.json"
 
 
 def is_readable(version: object) -> bool:

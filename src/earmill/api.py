@@ -58,6 +58,7 @@ def extract(
     repair: bool = False,
     update: bool = False,
     progress: Progress = False,
+    join: bool = False,
     ray_address: str | None = None,
     stop: StopRequest | None = None,
     check: bool = True,
@@ -73,6 +74,7 @@ def extract(
             rows that were added or changed are computed, as a new snapshot.
         progress: True shows what the command shows; a function is called with every event of
             `earmill.events`, in this thread.
+        join: Work beside other drivers on this output, and go on with what they leave.
         ray_address: Cluster to join; None takes RAY_ADDRESS, else a private Ray is started.
         stop: Call it, from another thread, to end the run once what is in flight is committed.
         check: Raise where the run did not end well; else look at `exit_code` and `status`.
@@ -99,7 +101,7 @@ def extract(
 
         with _sink(progress) as sink:
             start_update(job, sink)
-    return _run(job, resume or update, again, progress, ray_address, stop, check)
+    return _run(job, resume or update, again, progress, ray_address, stop, check, join)
 
 
 def plan(spec: Spec, *, overrides: Iterable[str] = (), measure: bool = False) -> JobCost:
@@ -359,12 +361,19 @@ def _run(
     ray_address: str | None,
     stop: StopRequest | None,
     check: bool,
+    join: bool = False,
 ) -> JobFinished:
     from earmill.pipeline.driver.run import run_job
 
     with _sink(progress) as sink:
         end = run_job(
-            spec, resume=resume, again=again, sink=sink, ray_address=ray_address, stop=stop
+            spec,
+            resume=resume,
+            again=again,
+            sink=sink,
+            ray_address=ray_address,
+            stop=stop,
+            join=join,
         )
     if check and end.exit_code:
         raise JobFailedError(end)

@@ -19,7 +19,7 @@ from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.update import start_update
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import DRIVER_FILE
+from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
 from earmill.pipeline.worker.row_pipeline import RowProcessor
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline import audio_factory
@@ -119,8 +119,8 @@ class Dying(Layout):
         super().upload_dir(local, rel)
 
     def delete(self, rel: str) -> None:
-        # The driver's lock goes with the process, and is found to be a dead one's.
-        if rel != DRIVER_FILE:
+        # What says that the driver lives goes with the process, and is found to be a dead one's.
+        if rel != DRIVER_FILE and not rel.startswith(CREW):
             self._one_less()
         super().delete(rel)
 

@@ -18,7 +18,7 @@ from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.recompute import quarantined
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.dataset.where import everything, parse_where
-from earmill.pipeline.driver import events
+from earmill.pipeline.driver import events, sharing
 from earmill.pipeline.driver import run as driver
 from earmill.pipeline.driver.stored_job import stored_job
 from earmill.pipeline.storage.layout import Layout
@@ -125,7 +125,7 @@ def test_a_retry_that_was_killed_while_closing_is_closed_by_the_same_command(
 
     job.restore(BAD, ALSO_BAD)
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "finalise", killed)
+        patch.setattr(sharing, "finalise", killed)
         with pytest.raises(Killed):
             go(job.spec, quarantined(everything))
     assert not verify(job.layout).ok and not quarantined(everything)(job.layout)

@@ -190,6 +190,16 @@ def test_missing_shards_say_why_and_how_to_go_on(tmp_path: Path) -> None:
         assert "--resume" in end.message
 
 
+def test_a_task_whose_share_is_done_has_not_failed(tmp_path: Path) -> None:
+    end = summary(tmp_path, Result(left_to_others=1))
+    assert (end.status, end.exit_code) == ("left", 0)
+    assert "1 of 2 shards are committed, other drivers have the rest" in end.message
+    failed = summary(tmp_path, Result(left_to_others=1, failed={"00001": "no row fails alone"}))
+    assert (failed.status, failed.exit_code) == ("failed", 1)
+    stopped = summary(tmp_path, Result(left_to_others=1, stopped=True))
+    assert (stopped.status, stopped.exit_code) == ("stopped", 1) and "--resume" in stopped.message
+
+
 def test_nothing_to_do_is_no_failure(tmp_path: Path) -> None:
     end = summary(tmp_path, Result(), shards=1)
     assert (end.status, end.exit_code, end.rows_ok) == ("nothing_to_do", 0, 90)

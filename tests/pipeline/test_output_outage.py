@@ -110,11 +110,13 @@ def prepare(job: Path) -> None:
     """Begin the dataset as the driver does, then commit every shard."""
     spec = JobSpec.load(job)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
-    from earmill.pipeline.driver import run as run_module
+    from earmill.pipeline.driver.open_job import open_job
     from earmill.pipeline.spec.models import validate_models
 
-    plan = make_plan(open_source(spec.source), spec)
-    run_module._open_job(spec, layout, plan, validate_models(spec), resume=False, again=None)
+    source = open_source(spec.source)
+    plan = make_plan(source, spec)
+    extractors = validate_models(spec)
+    open_job(spec, layout, plan, extractors, source, resume=False, again=None, beside=False)
     commit_all(job)
 
 

@@ -1,0 +1,201 @@
+"""Drivers that share an output, and which shards each of them does.
+
+Every member of a crew keeps a file with a heartbeat, as the holder of the driver lock does. Shards
+are claimed in blocks, so that a claim costs a small part of a commit: a file that is created only
+if absent, and names the member. The claim of a member that is gone is superseded by the next number
+of the same block, which again one only can create. Claims save work and nothing else: commits are
+exactly once without them, and a member that was frozen and wakes does no harm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from earmill.pipeline.common.errors import LockedError, StorageError
+from earmill.pipeline.dataset.commit_record import committed_shards
+from earmill.pipeline.dataset.lease import (
+    HEARTBEAT_S,
+    Holder,
+    as_seen_now,
+    live_crew,
+    read_holder,
+)
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import CLAIMS, CREW, claim_path
+
+# At most so many claims for a plan, where a block is not larger than the second number.
+BLOCKS = 1024
+LARGEST_BLOCK = 64
+# While others hold what is left, commits and members are looked at so often.
+LOOK_EVERY_S = 5.0
+_CLAIM = re.compile(r"(\d+)\.(\d+)\.json")
+
+
+class CrewMember:
+    """Membership of an output's crew until `leave` or the end of a `with`.
+
+    Args:
+        layout: The output. run_id: Name of this run; None draws one.
+        heartbeat_s: Interval of the signs of life, s.
+    Raises:
+        LockedError: Somebody needs the output for itself.
+    """
+
+    def __init__(
+        self, layout: Layout, *, run_id: str | None = None, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
+        self._layout, self._heartbeat_s = layout, heartbeat_s
+        self.holder = Holder.here(run_id, shares=True)
+        self._name = f"{CREW}/{self.holder.run_id}.json"
+        self._left = threading.Event()
+        layout.write_bytes(self._name, as_seen_now(self.holder))
+        # In this order: who takes the lock for itself looks for members after that.
+        lock = read_holder(layout)
+        if lock is not None and not lock.shares and lock.may_live():
+            layout.delete(self._name)
+            raise LockedError(f"{layout.url()} is not to be shared now ({lock}); wait for its end")
+        self._thread = threading.Thread(target=self._beat, name="crew", daemon=True)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Give all claims back; safe to call again."""
+        self._left.set()
+        self._thread.join(self._heartbeat_s)
+        # An output that is away must not hide why the run ended.
+        with suppress(StorageError):
+            self._layout.delete(self._name)
+        if self._layout.is_local:
+            with suppress(OSError):  # not empty: others go on
+                os.rmdir(self._layout.path(CREW))
+
+    def __enter__(self) -> CrewMember:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.leave()
+
+    def _beat(self) -> None:
+        while not self._left.wait(self._heartbeat_s):
+            with suppress(Exception):  # a store that is away for a moment must not end a run
+                self._layout.write_bytes(self._name, as_seen_now(self.holder))
+
+
+class Claims:
+    """One member's view of who does which shards; asked by one thread.
+
+    Args:
+        layout: The output. plan_id: What is shared out.
+        shards: Every shard of the plan, in order. done: Those that are committed.
+        run_id: Of this member.
+        start: Where to begin, as a fraction of the plan: members that begin apart seldom meet.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        plan_id: str,
+        shards: Sequence[str],
+        done: set[str],
+        *,
+        run_id: str,
+        start: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._layout, self._plan_id, self._run_id = layout, plan_id, run_id
+        self._done, self._clock = set(done), clock
+        size = min(LARGEST_BLOCK, -(-len(shards) // BLOCKS))
+        self._blocks = [shards[at : at + size] for at in range(0, len(shards), size)]
+        self._mine: set[int] = set()
+        self._numbers = self._claimed()
+        first = int(start * len(self._blocks)) % max(1, len(self._blocks))
+        self._fresh = iter([*range(first, len(self._blocks)), *range(first)])
+        self._looked: float | None = None
+
+    def next(self) -> list[str] | None:
+        """Shards of a block that nobody does; an empty list while others have the rest, and None
+        where everything is committed or this member's."""
+        for block in self._fresh:
+            if block not in self._numbers and (left := self._left(block)) and self._get(block):
+                return left
+        now = self._clock()
+        if self._looked is not None and now - self._looked < LOOK_EVERY_S:
+            return []
+        self._looked = now
+        self._done = committed_shards(self._layout)
+        others = [
+            block
+            for block in range(len(self._blocks))
+            if block not in self._mine and self._left(block)
+        ]
+        if not others:
+            return None
+        for block in self._abandoned(others):
+            if self._get(block):
+                self._looked = None
+                return self._left(block)
+        return []
+
+    @property
+    def others(self) -> int:
+        """Shards that others had when it was last looked."""
+        blocks = range(len(self._blocks))
+        return sum(len(self._left(block)) for block in blocks if block not in self._mine)
+
+    def _left(self, block: int) -> list[str]:
+        return [shard for shard in self._blocks[block] if shard not in self._done]
+
+    def _get(self, block: int) -> bool:
+        number = self._numbers.get(block, -1) + 1
+        name = claim_path(self._plan_id, block, number)
+        got = self._layout.create_own(name, json.dumps({"run_id": self._run_id}).encode())
+        self._numbers[block] = number
+        if got:
+            self._mine.add(block)
+        return got
+
+    def _abandoned(self, blocks: Sequence[int]) -> Iterator[int]:
+        """Those whose members are gone."""
+        self._numbers = self._claimed()
+        living = live_crew(self._layout)
+        for block in blocks:
+            if block not in self._numbers or self._owner(block) not in living:
+                yield block
+
+    def _owner(self, block: int) -> str:
+        name = claim_path(self._plan_id, block, self._numbers[block])
+        try:
+            return str(json.loads(self._layout.read_bytes(name))["run_id"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return ""
+
+    def _claimed(self) -> dict[int, int]:
+        """Blocks that have claims, and the number of the claim that counts."""
+        found: dict[int, int] = {}
+        for name in self._layout.list(f"{CLAIMS}/{self._plan_id}"):
+            parsed = _CLAIM.fullmatch(name.rpartition("/")[2])
+            if parsed is not None:
+                block, number = int(parsed[1]), int(parsed[2])
+                found[block] = max(number, found.get(block, 0))
+        return found
+
+
+def start_of(run_id: str) -> float:
+    """A place to begin for a member that nobody gave one."""
+    return zlib.crc32(run_id.encode()) / 2**32
+
+
+def clear_claims(layout: Layout) -> None:
+    """Remove what is of no use to a dataset that is complete."""
+    layout.delete(CLAIMS)
+    for name in layout.list(CREW):
+        holder = read_holder(layout, name)
+        if holder is not None and not holder.may_live():
+            layout.delete(name)
