@@ -146,7 +146,14 @@ def cast_error(wanted: Frames, cast: Frames) -> CastError:
     size = np.abs(wanted)
     relative = np.empty_like(wanted)
     _convert(cast, relative)
-    kept, normal = relative != 0, size >= np.finfo(cast.dtype).smallest_normal
+    smallest_normal = np.finfo(cast.dtype).smallest_normal
+    if size.size and size.min() >= smallest_normal:
+        # As nearly always. Nothing is lost or loses bits, and half of the passes go.
+        np.abs(np.subtract(relative, wanted, out=relative), out=relative)
+        relative /= size
+        worst = float(relative.max())
+        return CastError(worst, worst, nonzero=size.size)
+    kept, normal = relative != 0, size >= smallest_normal
     np.abs(np.subtract(relative, wanted, out=relative), out=relative)
     # Nothing of a zero is lost: any divisor will do.
     relative /= np.maximum(size, np.finfo(wanted.dtype).tiny)

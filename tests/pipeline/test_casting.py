@@ -116,6 +116,19 @@ def test_the_error_of_a_cast_is_counted() -> None:
     assert both == {"a": replace(error, nonzero=8, below=4, zeroed=2), "b": CastError()}
 
 
+def test_what_is_normal_throughout_is_counted_as_beside_others() -> None:
+    """The shorter way and the longer one."""
+    rng = np.random.default_rng(0)
+    normal = (rng.standard_normal(500) + np.float32(10) ** rng.uniform(-3, 4, 500)).astype("f4")
+    normal = normal[np.abs(normal) >= np.finfo(np.float16).smallest_normal]
+    alone = cast_error(normal, normal.astype(np.float16))
+    beside = np.append(normal, np.float32(0))
+    assert alone == cast_error(beside, beside.astype(np.float16))
+    assert alone.worst == alone.worst_normal > 0 and alone.nonzero == len(normal)
+    nothing = normal[:0]
+    assert cast_error(nothing, nothing.astype(np.float16)) == CastError()
+
+
 def every_rounding() -> np.ndarray:
     """All finite float16 that are not negative, what lies half-way between them, and the float32
     next to each; then the negatives, and what is too small for float16 to know."""
