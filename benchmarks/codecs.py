@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numcodecs import Blosc, Zstd, blosc
 
-from benchmarks.feature_hour import hour, loudness
+from benchmarks.feature_sets import hour, loudness
 from benchmarks.report import table, write_section
 from earmill.pipeline.formats.zarr.write import chunk_frames
 

@@ -1,86 +1,147 @@
-"""Feature sets to read in benchmarks: real Dau1997 features of generated speech, as a job commits
-them, without running one."""
+"""Feature sets to store and read: real Dau1997 features of speech and music made by code, as a job
+commits them, without running one.
+
+Clips are stretches of a few sounds, each at a level of its own, so that an hour costs a minute.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from amtcore.features.base import StreamInfo
 from amtcore.features.build import build_extractor
-from earmill.jobs.demo_audio import speech
+from earmill.jobs.demo_audio import music, speech
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
+from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard
+from earmill.pipeline.formats.casting import Caster, as_stored
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import plan_path
 
 FS_HZ = 16000
-VOICES, VOICE_S = 12, 20.0
-SHORTEST_S, LONGEST_S = 2.0, 15.0
-ROWS_PER_SHARD = 40
+SOUNDS, SOUND_S = 16, 20.0
+SHORTEST_S, LONGEST_S = 3, 17
+SHARD_S, PLAN_ID = 600.0, "0123abcd"
+STREAMS = ("modulation", "adaptation", "envelope", "spikes")
+LOUDNESS = {"short_term_loudness": {}, "long_term_loudness": {}, "specific_loudness": {}}
 
 
-def write_features(place: Path, *, hours: float, formats: Sequence[str]) -> int:
-    """Write a set of clips of 2 to 15 s in float16; returns its number of rows.
+def sounds(fs_hz: int, count: int) -> list[np.ndarray]:
+    """Speech, and music every fourth time, at 74 dB SPL where an RMS of 1 is 100 dB SPL."""
+    made = []
+    for number in range(count):
+        wave = (music if number % 4 == 3 else speech)(np.random.default_rng(number), fs_hz, SOUND_S)
+        made.append((0.05 * wave / np.sqrt(np.mean(wave**2))).astype(np.float32))
+    return made
 
-    Every clip is a stretch of one of a few voices, at a level of its own.
-    """
-    extractor = build_extractor("dau1997", fs_hz=FS_HZ, threads=1)
-    waves = [speech(np.random.default_rng(i), FS_HZ, VOICE_S) for i in range(VOICES)]
-    voices = [dict(found) for found in extractor.extract([w.astype(np.float32) for w in waves])]
+
+def features(hours: float, names: Iterable[str]) -> tuple[list[StreamInfo], Iterator[FeatureRow]]:
+    """Streams of Dau1997 as they are stored in float16, and rows of them."""
+    extractor = build_extractor("dau1997", fs_hz=FS_HZ, streams={name: {} for name in names})
+    streams = as_stored(extractor.streams, "float16")
+    made = extractor.extract(sounds(FS_HZ, SOUNDS))
+    return streams, _rows(streams, made, Caster("float16", streams), 3600 * hours)
+
+
+def hour() -> tuple[list[StreamInfo], Iterator[FeatureRow]]:
+    """An hour of all streams."""
+    return features(1.0, STREAMS)
+
+
+def loudness() -> tuple[list[StreamInfo], list[dict[str, np.ndarray]]]:
+    """The streams of Moore2016, and what they hold for two minutes of sound."""
+    extractor = build_extractor("moore2016", fs_hz=32000, streams=LOUDNESS)
+    streams = as_stored(extractor.streams, "float16")
+    cast = Caster("float16", streams)
+    waves = [np.stack([wave, 0.7 * wave]) for wave in sounds(32000, 6)]
+    made = extractor.extract(waves)
+    return streams, [{name: cast(name, v)[0] for name, v in each.items()} for each in made]
+
+
+def _rows(streams, made, cast, wanted_s) -> Iterator[FeatureRow]:
+    rng, number, total_s = np.random.default_rng(1), 0, 0.0
+    while total_s < wanted_s:
+        seconds = float(rng.integers(SHORTEST_S, LONGEST_S + 1))
+        begin_s = float(rng.integers(0, int(SOUND_S - seconds) + 1))
+        level, values, steps = rng.uniform(0.5, 1.5), {}, {}
+        for info in streams:
+            whole = made[number % len(made)][info.name]
+            first, count = (int(x * info.frame_rate_hz) for x in (begin_s, seconds))
+            if info.layout == "events":
+                table = whole.to_columns()
+                table = table[(table[:, 0] >= first) & (table[:, 0] < first + count)]
+                values[info.name], steps[info.name] = table - [first, 0, 0], count
+                values[info.name] = values[info.name].astype(np.int32)
+            else:
+                frames = (whole[first : first + count] * level).astype(np.float32)
+                values[info.name] = cast(info.name, frames)[0]
+        name = f"clip_{number:05d}.wav"
+        facts = {"uri": f"corpus/{name}", "rate_hz": float(FS_HZ)}
+        yield FeatureRow(name, name, -1, seconds, facts, {"label": number % 5}, values, steps)
+        number, total_s = number + 1, total_s + seconds
+
+
+def write_set(
+    place: Path,
+    streams: Sequence[StreamInfo],
+    rows: Sequence[FeatureRow],
+    formats: Sequence[str] = ("parquet", "zarr"),
+) -> None:
+    """A closed feature set, ten minutes a shard."""
+    names = {info.name: {} for info in streams}
     spec = JobSpec.load(
         {
             "source": {"kind": "files", "uri": "corpus"},
-            "extract": [{"model": "dau1997", "fs_hz": FS_HZ}],
+            "extract": [{"model": "dau1997", "fs_hz": FS_HZ, "streams": names}],
             "output": {"uri": str(place), "formats": list(formats)},
         }
     )
-    layout = Layout.open(str(place), None)
+    layout = Layout.open(str(place))
     dataset = DatasetFile(
         name="benchmark",
         spec=spec.canonical(),
         spec_sha256=spec.sha256(),
-        plan_id="0123abcd",
-        streams=tuple(info.to_dict() for info in extractor.streams),
+        plan_id=PLAN_ID,
+        streams=tuple(info.to_dict() for info in streams),
         buffers_sha256={"dau1997": "0" * 64},
         provenance={},
         created="2025-01-01T00:00:00Z",
+        parquet_form="binary",
     )
     open_dataset(layout, dataset)
-    rng, left_s, rows, n_rows, shard = np.random.default_rng(0), hours * 3600, [], 0, 0
-    while left_s > 0 or rows:
-        if left_s > 0:
-            seconds = round(float(rng.uniform(SHORTEST_S, LONGEST_S)), 2)
-            left_s -= seconds
-            rows.append(_row(n_rows, seconds, voices, extractor.streams, rng))
-            n_rows += 1
-        if len(rows) == ROWS_PER_SHARD or left_s <= 0:
-            publish_shard(
-                layout,
-                shard_id=f"{shard:05d}",
-                attempt=f"{shard:08x}",
-                plan_id="0123abcd",
-                rows=rows,
-                bad=[],
-                streams=extractor.streams,
-                formats=formats,
-                attrs={"spec_sha256": spec.sha256()},
-                info={},
-            )
-            rows, shard = [], shard + 1
-    return n_rows
+    shards: dict[str, list[FeatureRow]] = {}
+    for row, end_s in zip(rows, np.cumsum([row.seconds for row in rows]), strict=True):
+        shards.setdefault(f"{int((end_s - 1e-6) // SHARD_S):05d}", []).append(row)
+    for shard, chosen in shards.items():
+        publish_shard(
+            layout,
+            shard_id=shard,
+            attempt=f"{int(shard):08x}",
+            plan_id=PLAN_ID,
+            rows=chosen,
+            bad=[],
+            streams=streams,
+            formats=formats,
+            attrs={"spec_sha256": spec.sha256()},
+            info={},
+            plan_rows=[row.plan_row_id for row in chosen],
+        )
+    _close(layout, shards)
 
 
-def _row(number, seconds, voices, streams, rng) -> FeatureRow:
-    voice, level = voices[number % VOICES], rng.uniform(0.5, 1.5)
-    begin_s = rng.uniform(0, VOICE_S - seconds)
-    cut = {}
-    for info in streams:
-        first = int(begin_s * info.frame_rate_hz)
-        n_frames = int(seconds * info.frame_rate_hz + 1e-6)
-        cut[info.name] = (voice[info.name][first : first + n_frames] * level).astype(np.float16)
-    name = f"clip_{number:05d}.wav"
-    facts = {"uri": f"corpus/{name}", "rate_hz": float(FS_HZ)}
-    return FeatureRow(name, name, -1, seconds, facts, {"label": number % 5}, cut)
+def _close(layout: Layout, shards: Mapping[str, Sequence[FeatureRow]]) -> None:
+    """Store a plan of just these rows, and the index."""
+    planned = [(shard, row.plan_row_id) for shard, rows in shards.items() for row in rows]
+    names, row_ids = zip(*planned, strict=True)
+    plan = pa.table({"shard": names, "row_id": row_ids}).replace_schema_metadata({"version": "1"})
+    sink = pa.BufferOutputStream()
+    pq.write_table(plan, sink)
+    layout.put_if_absent(plan_path(PLAN_ID), sink.getvalue().to_pybytes())
+    finalise(layout)

@@ -14,7 +14,7 @@ from numcodecs import Blosc, blosc
 
 from amtcore.features.base import StreamInfo
 from amtcore.features.build import build_extractor
-from benchmarks.feature_hour import sounds
+from benchmarks.feature_sets import sounds
 from benchmarks.job_bytes import SPEECH
 from benchmarks.report import table, write_section
 from earmill.pipeline.formats.casting import Caster, as_stored

@@ -19,16 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.feature_hour import hour, write_hour
+from benchmarks import remote_reader
+from benchmarks.feature_sets import hour, write_set
 from benchmarks.report import table, write_section
 from benchmarks.rivals import RIVALS, Kinds, Store
-from benchmarks.slow_store import slow_store
 from earmill import open_features
 from earmill.pipeline.formats.stream_layout import layout_of
 
 PLOT = Path(__file__).parents[1] / "docs" / "reader.svg"
 PASSES = 3
-LATENCY_S = 0.02
 WANTED = "Zarr in order 1500 MB/s, shuffled 1000 MB/s, Parquet in order 1000 MB/s"
 
 
@@ -128,27 +127,6 @@ def compare(folder: Path, place: Path, rows: list[Any], kinds: Kinds) -> list[di
     return found
 
 
-def remote(place: Path) -> list[tuple[str, ...]]:
-    """In order, from a store on loopback that waits before each answer, beside the disk."""
-    lines = []
-    for fmt in ("zarr", "parquet"):
-        nbytes = open_features(place, format=fmt).nbytes
-        with slow_store(place, LATENCY_S) as (uri, options):
-            opened = {
-                "disk": lambda fmt=fmt: iter(open_features(place, format=fmt)),
-                "store": lambda fmt=fmt: iter(
-                    open_features(uri, format=fmt, storage_options=options)
-                ),
-            }
-            rates = {}
-            for name, make in opened.items():
-                count = len(open_features(place, format=fmt))
-                rates[name] = nbytes / seconds_of(make, count)[0] / 1e6
-        share = f"{100 * rates['store'] / rates['disk']:.0f} %"
-        lines.append((fmt, f"{rates['disk']:.0f}", f"{rates['store']:.0f}", share, "80 %"))
-    return lines
-
-
 def plot(found: list[Mapping[str, Any]]) -> None:
     """Bars of both orders, for the docs."""
     import matplotlib
@@ -169,7 +147,7 @@ def plot(found: list[Mapping[str, Any]]) -> None:
     figure.savefig(PLOT, metadata={"Date": None})
 
 
-def section(found: list[Mapping[str, Any]], far: list[tuple[str, ...]], n_rows: int) -> str:
+def section(found: list[Mapping[str, Any]], far: str, n_rows: int) -> str:
     """The section as Markdown."""
     head = ("store", "bytes on disk", "in order MB/s", "rows/s", "MB per CPU s")
     head += ("shuffled MB/s", "rows/s", "MB per CPU s", "resume s")
@@ -191,9 +169,7 @@ def section(found: list[Mapping[str, Any]], far: list[tuple[str, ...]], n_rows: 
         "and int32). Own caches cold, page cache warm; best of three passes. `resume` is the time "
         "from opening to the first row after half a shuffled epoch. Wanted: " + WANTED + "."
     )
-    far_note = f"In order from an S3 stand-in on loopback that waits {1e3 * LATENCY_S:.0f} ms:"
-    far_head = ("format", "disk MB/s", "store MB/s", "share", "wanted")
-    return f"{note}\n\n{table(head, lines)}\n\n{far_note}\n\n{table(far_head, far)}"
+    return f"{note}\n\n{table(head, lines)}\n\n{far}"
 
 
 def main() -> None:
@@ -203,11 +179,11 @@ def main() -> None:
     try:
         streams, made = hour()
         rows, place = list(made), folder / "ours"
-        write_hour(place, streams, rows)
+        write_set(place, streams, rows)
         layouts = {info.name: layout_of(info) for info in streams}
         kinds = {k: (v.stored_width, v.stored_dtype("float16")) for k, v in layouts.items()}
         found = compare(folder, place, rows, kinds)
-        far = remote(place)
+        far = remote_reader.section(place)
     finally:
         with suppress(OSError):
             shutil.rmtree(folder)

@@ -39,11 +39,10 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
     read_snapshot,
 )
-from earmill.pipeline.dataset.stored_rows import promise_of
 from earmill.pipeline.formats.int8_rows import INT8
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
-from earmill.pipeline.formats.registry import chosen, installed
+from earmill.pipeline.formats.registry import chosen
 from earmill.pipeline.formats.row_table import (
     BASE_TYPES,
     EXTRA_PREFIX,
@@ -51,7 +50,8 @@ from earmill.pipeline.formats.row_table import (
     quarantine_table,
 )
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.formats.trust import Promise, named_damage
+from earmill.pipeline.formats.trust import named_damage
+from earmill.pipeline.reader.shard_paths import ShardPaths, paths_of
 from earmill.pipeline.storage.arrow_tables import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
@@ -66,18 +66,6 @@ if TYPE_CHECKING:
 
 SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 DTYPES = ("float16", "float32", "float64")
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPaths:
-    """The files of one committed shard: feature files by format, and the table of its rows.
-
-    `promise` is what the feature files are held against.
-    """
-
-    data: Mapping[str, str]
-    rows: str
-    promise: Promise
 
 
 @dataclass(frozen=True)
@@ -129,7 +117,7 @@ class Catalog:
                     f"{CLOSE_AGAIN}"
                 )
             check_spec(layout, record, self.dataset.spec_sha256)
-            self.paths[shard] = _paths(layout, record, self.streams, self.dtype)
+            self.paths[shard] = paths_of(layout, record, self.streams, self.dtype)
         return self.paths[shard]
 
     def column(self, name: str) -> np.ndarray:
@@ -236,7 +224,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         for record in records.values():
             check_spec(layout, record, dataset.spec_sha256)
         dtype = dataset.spec["output"]["dtype"]
-        paths = {k: _paths(layout, record, streams, dtype) for k, record in records.items()}
+        paths = {k: paths_of(layout, record, streams, dtype) for k, record in records.items()}
         table = _rows_of(layout, paths, streams)
         ordered = [record.moments for _, record in sorted(records.items())]
         moments = dataset_moments(ordered, dataset.streams)
@@ -337,21 +325,6 @@ def _streams(dataset: DatasetFile) -> dict[str, StreamInfo]:
     from amtcore.features.stream_info import StreamInfo
 
     return {info["name"]: StreamInfo.from_dict(info) for info in dataset.streams}
-
-
-def _paths(
-    layout: Layout, record: CommitRecord, streams: Mapping[str, StreamInfo], dtype: str
-) -> ShardPaths:
-    try:
-        data = {fmt: record.path(fmt) for fmt in installed(record.formats)}
-        rows = record.path("rows")
-        promise = promise_of(record, streams, dtype)
-    except (ValueError, KeyError, TypeError) as err:
-        raise CommitError(
-            f"{layout.url()}: the commit record of shard {record.shard!r} does not belong to this "
-            f"dataset: {type(err).__name__}: {err}; run `earmill verify`"
-        ) from err
-    return ShardPaths({fmt: path for fmt, path in data.items() if path}, str(rows), promise)
 
 
 def _rows_of(

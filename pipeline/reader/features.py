@@ -34,7 +34,6 @@ from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.trust import named_damage
 from earmill.pipeline.reader.catalog import (
     Catalog,
-    ShardPaths,
     fact_names,
     is_extra,
     read_quarantine,
@@ -43,6 +42,7 @@ from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, Needed, ReadAhead, Wanted
 from earmill.pipeline.reader.read_row import Row
 from earmill.pipeline.reader.row_places import RowPlaces
+from earmill.pipeline.reader.shard_paths import ShardPaths
 from earmill.pipeline.reader.statistics import stored_statistics
 from earmill.pipeline.reader.torch_views import TorchViews
 from earmill.pipeline.storage.arrow_tables import read_table

@@ -228,48 +228,6 @@ class TestDerived:
         assert len(others | {one}) == 5
 
 
-class TestChoices:
-    @pytest.fixture
-    def catalog(self, closed: Path) -> Catalog:
-        return catalog_of(closed)
-
-    def test_format(self, catalog: Catalog, tmp_path: Path) -> None:
-        assert [catalog.choose_format(f) for f in (None, "zarr", "parquet")] == [
-            "zarr",
-            "zarr",
-            "parquet",
-        ]
-        with pytest.raises(ValueError, match=r"stored as \['parquet', 'zarr'\], got format='csv'"):
-            catalog.choose_format("csv")
-        write_set(tmp_path, n_rows=2, formats=("parquet",))
-        alone = catalog_of(tmp_path)
-        assert alone.choose_format(None) == "parquet"
-        with pytest.raises(ValueError, match="leave it out to choose"):
-            alone.choose_format("zarr")
-
-    def test_streams(self, catalog: Catalog) -> None:
-        assert catalog.choose_streams(None) == ("modulation", "loudness")
-        assert catalog.choose_streams(["loudness", "loudness"]) == ("loudness",)
-        assert catalog.choose_streams(("loudness", "modulation")) == ("loudness", "modulation")
-        for wrong in ([], ["pitch"], ["loudness", "pitch"]):
-            with pytest.raises(ValueError, match=r"expected streams out of \['modulation'"):
-                catalog.choose_streams(wrong)
-        with pytest.raises(TypeError, match="got the string 'loudness'"):
-            catalog.choose_streams("loudness")
-
-    @pytest.mark.parametrize(
-        ("wanted", "name"),
-        [(None, "float16"), ("float32", "float32"), (np.float64, "float64"), ("f2", "float16")],
-    )
-    def test_dtype(self, catalog: Catalog, wanted: Any, name: str) -> None:
-        assert catalog.choose_dtype(wanted, ["loudness"]) == name
-
-    @pytest.mark.parametrize("wanted", ["int16", "complex64", bool])
-    def test_no_other_dtype(self, catalog: Catalog, wanted: Any) -> None:
-        with pytest.raises(ValueError, match="dtype is one of"):
-            catalog.choose_dtype(wanted, ["loudness"])
-
-
 class TestRefused:
     """A hash only says that a file is the one that was named: here every hash is right."""
 
