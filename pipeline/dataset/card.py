@@ -23,6 +23,7 @@ from earmill.pipeline.dataset.croissant import croissant, has_bytes, parts_of, t
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.snapshot import described
 from earmill.pipeline.formats.casting import CastError, total
+from earmill.pipeline.formats.int8_rows import BLOCK_ROWS, INT8
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
@@ -30,6 +31,19 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CROISSANT_FILE, README_FILE
 
 NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
+# What to do with the bytes of a cell.
+CELLS = (
+    "# A cell is the bytes of its frames: <f2 is float16, <f4 float32, <i4 events.",
+    'frames = numpy.frombuffer(ds["train"][0]["<stream>"], "<f2").reshape(-1, columns)',
+)
+CELLS_IN_INT8 = (
+    "# A cell is bytes: i1 is int8 with scales, <f4 float32 once a clip, <i4 events.",
+    'rows = numpy.frombuffer(ds["train"][0]["<stream>"], "i1").reshape(-1, columns)',
+    "frames = []",
+    f"for block in (rows[k : k + {BLOCK_ROWS}] for k in range(0, len(rows), {BLOCK_ROWS})):",
+    '    low, high = block[:2].view("u1").astype("<u4")',
+    '    frames += [*(block[2:] * (low << 16 | high << 24).view("<f4"))]',
+)
 
 
 def write_cards(
@@ -214,10 +228,8 @@ def _reading(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
         code = format_of(name).reading(parts_of(records, name))
         lines += ["# or", *code] if code else []
         if has_bytes(dataset, name):
-            lines += [
-                "# A cell is the bytes of its frames: <f2 is float16, <f4 float32, <i4 events.",
-                'frames = numpy.frombuffer(ds["train"][0]["<stream>"], "<f2").reshape(-1, columns)',
-            ]
+            in_int8 = any(stream.get("layout") == INT8 for stream in dataset.streams)
+            lines += CELLS_IN_INT8 if in_int8 else CELLS
     return "## Reading\n\n```python\n" + "\n".join(lines) + "\n```"
 
 
