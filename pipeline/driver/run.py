@@ -29,6 +29,7 @@ from earmill.pipeline.driver.staffing import RunnerFactory, committed_of, schedu
 from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.driver.summary import RESUME, summarise
 from earmill.pipeline.formats.registry import check_formats
+from earmill.pipeline.planning.kept_listing import KeptListing
 from earmill.pipeline.planning.plan import Plan, make_plan, skipped_text
 from earmill.pipeline.planning.speeds import keep_job
 from earmill.pipeline.sources import Source, open_source
@@ -132,6 +133,8 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
                 again=request.again,
                 beside=lock is None,
             )
+            if stored is None:
+                KeptListing(layout).forget()
         told = job.before and not sharing.joins
         if told and (changed := source_changed(source, plan)) is not None:
             sink(changed)
@@ -164,7 +167,11 @@ def _plan(
     if stored is not None:
         return Plan.read(layout, stored.plan_id)
     sink(events.Step("listing the source"))
-    plan = make_plan(source, spec, lambda rows: sink(events.Step(f"listing: {rows:,} rows so far")))
+
+    def progress(rows: int) -> None:
+        sink(events.Step(f"listing the source: {rows:,} rows so far"))
+
+    plan = make_plan(source, spec, progress, KeptListing(layout))
     for note in plan.notes:
         sink(events.Note(note))
     return plan

@@ -56,6 +56,7 @@ from earmill.pipeline.planning.shards import (
     item_seconds,
 )
 from earmill.pipeline.sources.base import Item, Source
+from earmill.pipeline.sources.kept import Kept
 from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.paths import is_plan_path, plan_path
 
@@ -186,13 +187,20 @@ def read_row_ids(store: Store, plan_id: str) -> dict[str, list[str]]:
 
 
 def make_plan(
-    source: Source, spec: JobSpec, progress: Callable[[int], None] = lambda rows: None
+    source: Source,
+    spec: JobSpec,
+    progress: Callable[[int], None] = lambda rows: None,
+    kept: Kept | None = None,
 ) -> Plan:
     """List a source and cut it into shards; SourceError if rows cannot be told apart.
 
     Args:
         progress: Called now and then with the rows that were listed so far.
+        kept: Where sources whose listing takes long find what one that was cut off has found out.
     """
+    keep = getattr(source, "keep", None)
+    if keep is not None and kept is not None:
+        keep(kept)
     listing = _Listing(source, spec, progress)
     groups = cut(listing.items(), spec.output.shard_seconds, spec.output.shard_rows)
     for number, group in enumerate(groups):

@@ -163,9 +163,10 @@ class RangedFile(_Placed):
     def read(self, size: int | None = -1) -> bytes:
         left = max(0, self._size - self._at)
         wanted = left if size is None or size < 0 else min(size, left)
-        if not self._start <= self._at <= self._at + wanted <= self._start + len(self._block):
+        behind = self._start + len(self._block)
+        if wanted and not self._start <= self._at <= self._at + wanted <= behind:
             self._fill(wanted)
-        data = self._block[self._at - self._start :][:wanted]
+        data = self._block[self._at - self._start :][:wanted] if wanted else b""
         self._at += wanted
         return data
 

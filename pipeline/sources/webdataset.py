@@ -45,6 +45,7 @@ from earmill.pipeline.sources.fetch import (
     temporary_file,
 )
 from earmill.pipeline.sources.files import MAGIC_CHARACTERS
+from earmill.pipeline.sources.kept import Kept, NothingKept, name_of, packed, unpacked
 from earmill.pipeline.sources.ranges import Range, RangedFile, ahead, read_range
 from earmill.pipeline.sources.regular import open_regular
 from earmill.pipeline.sources.tar_samples import Sample, Samples, Seconds
@@ -55,6 +56,8 @@ from earmill.pipeline.spec.source_kinds import SourceKind, SourceSection
 
 MAX_TARS = 1_000_000
 LISTING_THREADS = 16
+# Of what is kept of a listing.
+LISTING_VERSION = 1
 # Of a remote tar at a time, while its headers are looked for: those of a sample with its columns,
 # the header of its audio, and what tarfile reads of that at once.
 BLOCK_BYTES = 9 << 10
@@ -135,6 +138,11 @@ class WebDatasetSource:
         if not self._tars:
             raise SourceError(f"source {section.uri}: no tar files")
         self._skipped: Counter[str] = Counter()
+        self._kept: Kept = NothingKept()
+
+    def keep(self, kept: Kept) -> None:
+        """From now on, remember what the headers of each remote tar said."""
+        self._kept = kept
 
     def _find(self) -> tuple[list[str], str]:
         """The tars in the order of the pattern, and the folder that row ids start from."""
@@ -183,15 +191,38 @@ class WebDatasetSource:
         name = as_text(tar[len(self._root) :].lstrip("/"))
 
         def read() -> tuple[list[dict[str, Any]], Counter[str]]:
+            stat = stat_fields(self._fs.info(tar))
+            known = self._known(public, name, stat, seconds)
+            if known is not None:
+                return known
             with _opened(self._fs, tar) as stream:
                 samples = Samples(stream, public, self._section.extensions, seconds)
                 rows = [self._row(sample, public, name) for sample in samples]
-            stat = stat_fields(self._fs.info(tar))
             kept = {"etag": stat["etag"], "mtime": stat["mtime"]}
-            return [{**row, **kept} for row in rows], samples.skipped
+            rows = [{**row, **kept} for row in rows]
+            if (key := self._key(public, name, stat, seconds)) is not None:
+                self._kept.put(key, packed([rows, samples.skipped]))
+            return rows, samples.skipped
 
         with source_errors(public):
             return answered(read)
+
+    def _key(self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds) -> str | None:
+        """What the listing of a tar is kept under; None for a local one, which is read as fast."""
+        if isinstance(self._fs, LocalFileSystem):
+            return None
+        section = self._section
+        how = (name, section.audio, section.extensions, seconds is _guessed)
+        return name_of(tar, stat, LISTING_VERSION, *how)
+
+    def _known(
+        self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds
+    ) -> tuple[list[dict[str, Any]], Counter[str]] | None:
+        """What an earlier listing has found out of a tar that has not changed since."""
+        key = self._key(tar, name, stat, seconds)
+        data = None if key is None else self._kept.get(key)
+        found = None if data is None else unpacked(data)
+        return None if found is None else (found[0], Counter(found[1]))
 
     def _row(self, sample: Sample, tar: str, name: str) -> dict[str, Any]:
         member = sample.chosen(self._section.audio)
