@@ -62,7 +62,7 @@ class AudioFacts:
         frames: Samples per channel of the selected span.
         seconds: The span's duration.
         nbytes: Bytes of the whole file.
-        bytes_sha256: Checksum of the whole file.
+        bytes_sha256: Checksum of the whole file; empty where only a part of it is read.
         pcm_sha256: Checksum of the span before mixing: float32 little-endian, interleaved channels.
         decoder: Library that decoded.
         decoder_version: Its version.

@@ -13,10 +13,12 @@ from __future__ import annotations
 import io
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -48,6 +50,8 @@ PATIENCE = 20.0
 # Signals that no decoder sends to itself.
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 START_S = 60.0
+# What is handed over in memory.
+SMALL_BYTES = 64 << 20
 KEPT = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "HOME"})
 
 
@@ -142,7 +146,7 @@ class _Child:
 
     def ask(self, request: Mapping[str, Any], stream: BinaryIO) -> None:
         self.peer.settimeout(PATIENCE * request["cpu_s"])
-        with suppress(ConnectionError), _as_file(stream) as file:
+        with _as_file(stream) as file, suppress(ConnectionError):
             socket.send_fds(self.peer, [b"f"], [file.fileno()])
             child_messages.send(self.peer, dict(request))
 
@@ -284,12 +288,14 @@ class ChildReader:
         return DecoderCrashError(f"{self._request['uri']}: the decoder was broken: it sent {what}")
 
 
-def _as_file(stream: BinaryIO) -> BinaryIO:
+def _as_file(stream: BinaryIO) -> Any:
     """The bytes as an open file that another process can read from its start."""
     stream.seek(0)
     with suppress(io.UnsupportedOperation, AttributeError):
         return os.fdopen(os.dup(stream.fileno()), "rb")
-    file = os.fdopen(os.memfd_create("audio"), "w+b")
-    file.write(stream.read())
+    small = stream.seek(0, io.SEEK_END) <= SMALL_BYTES
+    file = os.fdopen(os.memfd_create("audio"), "w+b") if small else tempfile.TemporaryFile()
+    stream.seek(0)
+    shutil.copyfileobj(stream, file, 1 << 20)
     file.seek(0)
     return file

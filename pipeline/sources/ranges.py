@@ -175,11 +175,15 @@ class RangedFile(_Placed):
         behind = self._start + len(self._block)
         kept = self._block[self._at - self._start :] if self._start <= self._at < behind else b""
         near = bool(self._block) and 0 <= self._at - behind < NEAR_BYTES
-        block = LONG_BLOCK_BYTES if near else self._block_bytes
+        block = self._long_block_bytes() if near else self._block_bytes
         first = self._at + len(kept)
         last = min(self._size, self._at + max(wanted, block))
         self._block = kept + read_range(self._fs, self._path, Range(first, last))
         self._start = self._at
+
+    def _long_block_bytes(self) -> int:
+        """To read at once where reading goes on."""
+        return LONG_BLOCK_BYTES
 
 
 class SparseFile(_Placed):

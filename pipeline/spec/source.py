@@ -55,6 +55,8 @@ ManifestRole = Literal["uri", "id", "start", "end", "duration"]
 class ManifestSpec(SourceSection):
     """A csv, tsv, jsonl or parquet table with columns uri, and optionally id, start, end (seconds).
 
+    Spans of WAV, FLAC and other files above 64 MiB that can be sought in read only what they need.
+
     Args:
         kind: manifest.
         uri: The table. Relative uris in it resolve against its folder. A .json file is read as

@@ -170,7 +170,7 @@ class Preparer:
             "channels": audio.channels,
             "frames": audio.frames,
             "nbytes": audio.nbytes,
-            "bytes_sha256": audio.bytes_sha256,
+            "bytes_sha256": audio.bytes_sha256 or None,
             "pcm_sha256": audio.pcm_sha256,
             "decoder": audio.decoder,
             "decoder_version": audio.decoder_version,

@@ -1,0 +1,146 @@
+"""Spans of large recordings, read by ranges: a row of ten seconds does not fetch a day.
+
+Where a row is a span of a file above `MEMORY_BYTES` in a container that can be sought in (WAV, FLAC
+and their kin), its stream asks for what the decoder reads. The checksum of the whole file is then
+not known: its column is null, of local files too, and the store's tag says which object it was.
+That this has not changed is asked at the beginning and at the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from posixpath import splitext
+from typing import Any, BinaryIO
+
+from fsspec.implementations.local import LocalFileSystem
+
+from earmill.pipeline.common.errors import UnreadableError
+from earmill.pipeline.sources.base import Item, filesystem, stat_fields
+from earmill.pipeline.sources.fetch import (
+    MEMORY_BYTES,
+    Blob,
+    is_final,
+    load_object,
+    may_go_on,
+    patiently,
+    waited_for,
+)
+from earmill.pipeline.sources.ranges import LONG_BLOCK_BYTES, Range, RangedFile, read_range
+
+SEEKABLE = frozenset(
+    (".aif", ".aiff", ".au", ".caf", ".flac", ".rf64", ".snd", ".w64", ".wav", ".wave")
+)
+# Read at once after a jump; libFLAC finds its place in jumps.
+BLOCK_BYTES = 64 << 10
+
+
+def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
+    """What a row needs: ranges of a large file that it is a span of, else the whole object."""
+    suffix = splitext(item.uri.partition("?")[0])[1].lower()
+    is_small = item.size is not None and item.size <= MEMORY_BYTES
+    if (item.start_s, item.end_s) == (None, None) or suffix not in SEEKABLE or is_small:
+        return load_object(item, options, touch)
+    fs, path = filesystem(item.uri, options)
+    if isinstance(fs, LocalFileSystem):
+        is_large = os.stat(path).st_size > MEMORY_BYTES
+        return UnhashedFile(path=path) if is_large else load_object(item, options, touch)
+    found = stat_fields(fs.info(path))
+    touch()
+    if (found["size"] or 0) <= MEMORY_BYTES or not _has_ranges(fs, path):
+        return load_object(item, options, touch)
+    if item.etag is not None and found["etag"] != item.etag:
+        raise UnreadableError(
+            f"{item.uri}: changed since it was planned: expected tag {item.etag}, "
+            f"got {found['etag']}"
+        )
+    return RangedObject(fs, path, found["size"], found["etag"])
+
+
+def _has_ranges(fs: Any, path: str) -> bool:
+    """Web servers may answer with the whole file; only asking for what is not its start tells."""
+    try:
+        return not may_go_on(fs) or bool(read_range(fs, path, Range(1, 2)))
+    except UnreadableError:
+        return False
+
+
+class UnhashedFile(Blob):
+    """A local file that is not read to its end for a checksum."""
+
+    def digest(self) -> str:
+        return ""
+
+
+class RangedObject(Blob):
+    """A remote object that is read where its streams read.
+
+    Args:
+        size: Of the object. tag: What the store calls its content, None where it has no name.
+    """
+
+    def __init__(self, fs: Any, path: str, size: int, tag: str | None) -> None:
+        super().__init__()
+        self._fs, self._object, self._size, self._tag = fs, path, size, tag
+
+    @property
+    def nbytes(self) -> int:
+        return self._size
+
+    def open(self) -> BinaryIO:
+        return RangedStream(self._fs, self._object, self._size, self._tag)  # type: ignore[return-value]
+
+
+class RangedStream(RangedFile):
+    """A stream over a `RangedObject`, which waits for a store that is away.
+
+    Attributes:
+        failure: What a read failed with, or that the object is another by now; see `check_arrived`.
+    """
+
+    def __init__(self, fs: Any, path: str, size: int, tag: str | None) -> None:
+        super().__init__(fs, path, size, BLOCK_BYTES)
+        self._tag = tag
+        self._failure: OSError | None = None
+
+    @property
+    def failure(self) -> OSError | None:
+        if self._failure is None and not self._is_unchanged():
+            self._failure = OSError(errno.ESTALE, "the object was replaced while it was read")
+        return self._failure
+
+    @failure.setter
+    def failure(self, error: OSError) -> None:
+        self._failure = error
+
+    def digest(self) -> str:
+        """Nothing: most of the object is not read."""
+        return ""
+
+    def read(self, size: int | None = -1) -> bytes:
+        try:
+            with waited_for():
+                return patiently(lambda: super(RangedStream, self).read(size), _is_worth_it)
+        except OSError as error:
+            self._failure = error
+            raise
+        # Stores raise their own roots (botocore is no OSError), which would be lost in a decoder.
+        except Exception as error:
+            self._failure = OSError(errno.EIO, str(error))
+            raise self._failure from error
+
+    def _long_block_bytes(self) -> int:
+        """Twice as much each time: a span may end soon."""
+        return min(2 * len(self._block), LONG_BLOCK_BYTES)
+
+    def _is_unchanged(self) -> bool:
+        self._fs.invalidate_cache(self._path)
+        with waited_for():
+            info = patiently(lambda: self._fs.info(self._path), _is_worth_it)
+        found = stat_fields(info)
+        return (found["size"], found["etag"]) == (self._size, self._tag)
+
+
+def _is_worth_it(error: Exception) -> bool:
+    return not is_final(error)
