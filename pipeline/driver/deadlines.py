@@ -24,10 +24,11 @@ class Deadlines:
 
     Args:
         fixed_s: The job's own limit for every shard; None derives it from the audio.
+        row_s: How long a row may take; rows together have as much as each alone.
     """
 
-    def __init__(self, fixed_s: float | None = None) -> None:
-        self._fixed_s = fixed_s
+    def __init__(self, fixed_s: float | None = None, row_s: float | None = None) -> None:
+        self._fixed_s, self._row_s = fixed_s, row_s
         self._wall_per_audio: list[float] = []
 
     def learn(self, wall_s: float, audio_s: float) -> None:
@@ -44,6 +45,7 @@ class Deadlines:
             per_audio_s = OVER_MEDIAN * statistics.median(self._wall_per_audio)
         return BASE_S + per_audio_s * audio_s
 
-    def hung_s(self, audio_s: float) -> float:
-        """When the worker is killed."""
-        return HUNG_FACTOR * self.limit_s(audio_s)
+    def hung_s(self, audio_s: float, rows: int) -> float:
+        """When the worker is killed; with one row, when that row is at fault."""
+        hung_s = HUNG_FACTOR * self.limit_s(audio_s)
+        return hung_s if self._row_s is None else min(hung_s, self._row_s * rows)

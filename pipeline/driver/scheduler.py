@@ -278,14 +278,14 @@ class Scheduler:
 
     def _check_head(self, slot: Slot, waited_s: float) -> None:
         assignment: Assignment = slot.work[0].payload
-        hung_s = self._deadlines.hung_s(assignment.seconds)
+        hung_s = self._deadlines.hung_s(assignment.seconds, assignment.rows)
         if waited_s > hung_s:
             self._replace_hung(slot, hung_s)
         elif assignment.probe is None and waited_s > self._deadlines.limit_s(assignment.seconds):
             self._run_second_copy(assignment.work)
 
     def _replace_hung(self, slot: Slot, hung_s: float) -> None:
-        reason = f"no result within {hung_s:.0f} s, the worker was killed"
+        reason = f"no result within {hung_s:g} s, the worker was killed"
         outage = slot.waits_for
         if outage:
             reason += f" while it waited for the {outage}"

@@ -131,6 +131,11 @@ class Assignment:
             return self.work.seconds
         return sum(item_seconds(item) for item in self.probe)
 
+    @property
+    def rows(self) -> int:
+        """Rows in question."""
+        return self.work.shard.rows if self.probe is None else len(self.probe)
+
 
 class Ledger:
     """All shards of a run and the rules by which they move.

@@ -73,7 +73,7 @@ def scheduler_of(
     return Scheduler(
         ledger,
         Pool(session.workers(hire), len(placements)),
-        deadlines=Deadlines(run.shard_deadline_s),
+        deadlines=Deadlines(run.shard_deadline_s, run.row_deadline_s),
         sink=sink,
         stop=stop,
         on_tick=on_tick,

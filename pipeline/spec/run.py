@@ -36,6 +36,9 @@ class RunSpec(SpecModel):
         max_attempts: Tries of a shard before its rows are searched for the culprit.
         shard_deadline_s: Seconds a shard may take before it is tried a second time; learned from
             the shards before it when null.
+        row_deadline_s: Seconds a row may take alone. A shard has as much for each of its rows, if
+            that is less than what it would have without; then its rows are searched, and one that
+            takes longer alone, twice, is quarantined.
         decode_in_child: Decode in child processes without credentials, with bounds on memory and
             time: bytes that crash or hang a decoder are a row in quarantine (decoder_crash,
             decoder_limit), and reach nothing of the worker.
@@ -51,6 +54,7 @@ class RunSpec(SpecModel):
     max_bad_fraction: float = Field(default=0.05, ge=0, le=1)
     max_attempts: int = Field(default=3, ge=1)
     shard_deadline_s: PositiveFloat | None = None
+    row_deadline_s: PositiveFloat | None = None
     decode_in_child: bool = False
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@
     slow-*    the first call waits until another attempt has committed the shard
     full-*    the disk is full when its shard is written
     meet-*    waits until another shard is running beside it
+    freeze-*  stops its process the first time it is met, until another wakes it
     both-*    waits until two processes have begun shards
     lost-*    loses its device the first time it is met, while a hold-* is held
     hold-*    never returns the first time it is met
@@ -20,6 +21,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -104,6 +106,9 @@ class FileRunner:
                     time.sleep(0.02)
             if kind == "meet":
                 self._meet()
+            if kind == "freeze" and self._first(row_id):
+                (self.root / "frozen").write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
             if kind == "both":
                 (self.root / f"pid-{os.getpid()}").touch()
                 self._wait_for("pid-*", 2)
@@ -143,6 +148,7 @@ class FileRunner:
         try:
             fd = os.open(self.root / f"{order.shard.shard_id}.json", os.O_CREAT | os.O_EXCL | 1)
         except FileExistsError:
+            (self.root / f"too-late-{os.getpid()}").touch()
             return
         with os.fdopen(fd, "w") as file:
             json.dump({"ok": ids, "bad": dict(order.culprits), "pid": os.getpid()}, file)

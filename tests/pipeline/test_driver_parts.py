@@ -53,7 +53,7 @@ def test_a_deadline_is_generous_until_rates_are_known() -> None:
     deadlines.learn(400.0, 400.0)
     # Three rates: the median is a hundredth of real time, whatever the outlier.
     assert deadlines.limit_s(600.0) == pytest.approx(BASE_S + OVER_MEDIAN * 0.01 * 600.0)
-    assert deadlines.hung_s(600.0) == HUNG_FACTOR * deadlines.limit_s(600.0)
+    assert deadlines.hung_s(600.0, 3) == HUNG_FACTOR * deadlines.limit_s(600.0)
 
 
 def test_a_fixed_deadline_stays() -> None:

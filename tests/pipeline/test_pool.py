@@ -42,7 +42,7 @@ class TestDeadlines:
         limit = deadlines.limit_s(audio_s)
         assert BASE_S + OVER_MEDIAN * low * audio_s <= limit * (1 + 1e-12)
         assert limit <= (BASE_S + OVER_MEDIAN * high * audio_s) * (1 + 1e-12)
-        assert deadlines.hung_s(audio_s) == HUNG_FACTOR * limit
+        assert deadlines.hung_s(audio_s, 3) == HUNG_FACTOR * limit
 
     @given(st.lists(st.tuples(seconds, seconds), max_size=RATES_NEEDED - 1), seconds)
     def test_two_rates_prove_nothing(
@@ -66,7 +66,12 @@ class TestDeadlines:
         deadlines = Deadlines(fixed_s)
         for _ in range(RATES_NEEDED):
             deadlines.learn(wall_s, audio_s)
-        assert (deadlines.limit_s(audio_s), deadlines.hung_s(0.0)) == (fixed_s, 2 * fixed_s)
+        assert (deadlines.limit_s(audio_s), deadlines.hung_s(0.0, 3)) == (fixed_s, 2 * fixed_s)
+
+    def test_rows_have_a_limit_of_their_own_which_only_shortens(self) -> None:
+        deadlines = Deadlines(fixed_s=100.0, row_s=30.0)
+        assert [deadlines.hung_s(1.0, rows) for rows in (1, 4, 10)] == [30.0, 120.0, 200.0]
+        assert deadlines.limit_s(1.0) == 100.0
 
 
 @dataclass(eq=False)

@@ -7,6 +7,9 @@ else was done; deaths are real deaths of worker processes.
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -59,6 +62,7 @@ class Run:
         workers: int = 1,
         max_attempts: int = 2,
         deadline_s: float | None = None,
+        row_deadline_s: float | None = None,
         broken: bool = False,
         on_event: Callable[[events.Event], None] = events.ignore,
     ) -> Result:
@@ -72,7 +76,7 @@ class Run:
         )
         hire = Hire(make_runner, Placement("", threads=1, num_cpus=0.0), CONCURRENT_SHARDS)
         pool = Pool(self.executor(lambda index: hire), workers)
-        deadlines = Deadlines(deadline_s)
+        deadlines = Deadlines(deadline_s, row_deadline_s)
         return Scheduler(ledger, pool, deadlines=deadlines, sink=sink, stop=self.stop).run()
 
     def said(self, kind: type[events.Event]) -> list[events.Event]:
@@ -164,6 +168,39 @@ def test_a_row_that_hangs_is_killed_and_found(tmp_path: Path) -> None:
     assert run.rows("00000") == ["ok-a"]
     (culprits,) = run.said(events.CulpritFound)
     assert culprits.row_id == "hang-b" and "no result within 1 s" in culprits.reason
+
+
+def test_a_row_that_takes_longer_than_rows_may_is_found_long_before_its_shard_hangs(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, [shard("00000", "ok-a", "hang-b")])
+    run(max_attempts=1, row_deadline_s=0.5)
+    assert run.rows("00000") == ["ok-a"]
+    (culprits,) = run.said(events.CulpritFound)
+    assert culprits.row_id == "hang-b" and "no result within 0.5 s" in culprits.reason
+
+
+def test_a_worker_that_was_frozen_and_wakes_does_no_harm(tmp_path: Path) -> None:
+    """Another worker has committed its shard meanwhile: it comes too late, and works on."""
+    run = Run(tmp_path, [shard("00000", "freeze-a")])
+    late = []
+
+    def wake(event: events.Event) -> None:
+        if not isinstance(event, events.ShardDone):
+            return
+        pid = int((tmp_path / "frozen").read_text())
+        os.kill(pid, signal.SIGCONT)
+        for _ in range(1000):
+            late[:] = list(tmp_path.glob(f"too-late-{pid}"))
+            if late:
+                return
+            time.sleep(0.02)
+
+    result = run(workers=2, deadline_s=3.0, on_event=wake)
+    assert late and set(result.done) == {"00000"}
+    record = read_commit(tmp_path, "00000")
+    assert record["ok"] == ["freeze-a"] and record["pid"] != int((tmp_path / "frozen").read_text())
+    assert run.said(events.WorkerLost) == [] and run.said(events.ShardRetry) == []
 
 
 def test_a_straggler_is_overtaken_by_a_second_copy(tmp_path: Path) -> None:
