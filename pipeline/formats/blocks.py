@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Condition
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -180,7 +180,6 @@ class FrameSpan:
     last: int
 
 
-@runtime_checkable
 class ReadsAhead(Protocol):
     """A shard whose blocks can be fetched before they are needed, in other threads."""
 
@@ -203,7 +202,6 @@ class ReadsAhead(Protocol):
 Piece = tuple[int, np.ndarray]
 
 
-@runtime_checkable
 class GivesPieces(Protocol):
     """A shard that shows frames where they are decoded, for who copies or converts them anyway."""
 

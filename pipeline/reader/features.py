@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 import pyarrow as pa
@@ -332,10 +332,9 @@ class Features(TorchViews):
             shard, paths = self._shard_of(process, position)
             features = {}
             for name, (first, last) in frames.items():
+                span = replace(stored[name], first=first, last=last)
                 try:
-                    features[name] = self._read(
-                        process, paths, name, stored[name], (first, last), position
-                    )
+                    features[name] = self._read(process, paths, name, span, position)
                 except Exception:
                     where = f"row {stored[name].row_id!r}, stream {name}"
                     file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
@@ -354,28 +353,23 @@ class Features(TorchViews):
         )
 
     def _read(
-        self,
-        process: _Process,
-        paths: ShardPaths,
-        name: str,
-        stored: FrameSpan,
-        frames: tuple[int, int],
-        position: int,
+        self, process: _Process, paths: ShardPaths, name: str, frames: FrameSpan, position: int
     ) -> Any:
-        """Frames [first, last) of a stream of a row, or the events of these steps."""
-        reader = process.reader(paths, self.format)
+        """Frames of a stream of a row, or the events of these steps."""
+        reader, places = process.reader(paths, self.format), self._places
 
         def read(first: int, last: int) -> Iterable[Piece]:
-            span = FrameSpan(stored.row_id, stored.row, stored.start, first, last)
-            if isinstance(reader, GivesPieces):
-                return reader.pieces(name, span)
+            span = FrameSpan(frames.row_id, frames.row, frames.start, first, last)
+            # Not isinstance: a protocol looks for its methods anew each time.
+            if hasattr(reader, "pieces"):
+                return cast(GivesPieces, reader).pieces(name, span)
             return [(0, reader.read(name, span))]
 
-        return self._places.layouts[name].read(
+        return places.layouts[name].read(
             read,
-            n_stored=stored.last,
-            n_frames=int(self._places.lengths[name][position]),
-            span=frames,
+            n_stored=int(places.sizes[name][position]),
+            n_frames=int(places.lengths[name][position]),
+            span=(frames.first, frames.last),
             dtype=self._dtype,
         )
 
@@ -394,7 +388,8 @@ def _needed(
     position, span_s = wanted
     paths = catalog.shard_paths(process.layout, places.shard(position))
     reader = process.reader(paths, fmt, ahead=True)
-    if isinstance(reader, ReadsAhead):
-        reader.prepare(places.layouts)
+    if hasattr(reader, "prepare"):
+        ahead = cast(ReadsAhead, reader)
+        ahead.prepare(places.layouts)
         for name, span in places.wanted(position, span_s).items():
-            yield reader, name, reader.blocks(name, span)
+            yield ahead, name, ahead.blocks(name, span)
