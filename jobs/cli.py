@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from earmill.jobs.commands import (
+    add_features,
     demo,
     doctor,
     extract,
@@ -53,6 +54,7 @@ app.command("verify")(verify.verify)
 app.command("retry")(retry.retry)
 app.command("log")(log.log)
 app.command("diff")(log.diff)
+app.command("add-features")(add_features.add_features)
 app.command("compact")(upkeep.compact)
 app.command("gc")(upkeep.gc)
 app.command("plot")(plot.plot)

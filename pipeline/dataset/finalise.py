@@ -22,7 +22,7 @@ from earmill.pipeline.common.errors import CommitError, OutputError
 from earmill.pipeline.dataset.card import write_cards
 from earmill.pipeline.dataset.commit_record import READ_THREADS, StoredCommit, stored_commits
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
-from earmill.pipeline.dataset.history import known_snapshots, next_entry
+from earmill.pipeline.dataset.history import compare_snapshots, known_snapshots, next_entry
 from earmill.pipeline.dataset.row_coverage import plan_row_of, some
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
@@ -54,7 +54,7 @@ from earmill.pipeline.storage.paths import CURRENT_FILE
 STATUS_OK = "ok"
 STATUS_BAD = "quarantined"
 # Kinds of runs, in the log.
-WHY_FIRST, WHY_AGAIN = "extract", "retry or repair"
+WHY_FIRST, WHY_AGAIN, WHY_ADDED = "extract", "retry or repair", "add-features"
 _NAMED_PROBLEMS = 5
 
 
@@ -74,9 +74,12 @@ class Finalised:
     seconds: float
 
 
-def finalise(layout: Layout) -> Finalised:
+def finalise(layout: Layout, add: Mapping[str, OutFile] | None = None) -> Finalised:
     """Write index, snapshot, cards and current.json; doing it again changes nothing.
 
+    Args:
+        add: Sets of features beside these rows, see `Snapshot.additions`; those of before stay as
+            long as no row changes.
     Raises:
         CommitError: A shard is not committed, a row is missing, double or foreign, or a file that
             never changes is another than when the dataset was closed before.
@@ -96,7 +99,7 @@ def finalise(layout: Layout) -> Finalised:
     index = build_index(tables, plan, dataset.streams)
     file = _store(layout, index)
     made = _snapshot(layout, dataset, file, stored)
-    snapshot, entry, history = _store_snapshot(layout, made, dataset, index)
+    snapshot, entry, history = _store_snapshot(layout, made, dataset, index, add or {})
     cards = write_cards(layout, dataset, list(records.values()), index, file)
     current = Current(snapshot, cards, entry, history)
     layout.write_bytes(CURRENT_FILE, current.to_json().encode())
@@ -287,7 +290,11 @@ def _snapshot(
 
 
 def _store_snapshot(
-    layout: Layout, made: Snapshot, dataset: DatasetFile, index: pa.Table
+    layout: Layout,
+    made: Snapshot,
+    dataset: DatasetFile,
+    index: pa.Table,
+    add: Mapping[str, OutFile],
 ) -> tuple[OutFile, LogEntry, tuple[Past, ...]]:
     """Write a snapshot with its entry in the log, unless the one that counts is the same.
 
@@ -295,16 +302,30 @@ def _store_snapshot(
         Its file, its entry, and those that counted before.
     """
     known = known_snapshots(layout)
+    made = replace(made, additions={**_additions(layout, made, known), **add})
     if known:
         again = _encoded(replace(made, entry=known[-1].entry))
         if again[0] == known[-1].snapshot:
             return _put_named(layout, again[0].path, again[1]), known[-1].entry, known[:-1]
     good = sum(status == STATUS_OK for status in index.column("status").to_pylist())
     why, revision = _why(known, dataset)
+    why = WHY_ADDED if add else why
     begun = LogEntry(why=why, revision=revision, rows_ok=good, rows_bad=len(index) - good)
     entry = next_entry(layout, made, known, begun)
     file, content = _encoded(replace(made, entry=entry))
     return _put_named(layout, file.path, content), entry, known
+
+
+def _additions(layout: Layout, made: Snapshot, known: Sequence[Past]) -> Mapping[str, OutFile]:
+    """Sets beside the rows of before, if these are the same: features of another audio under the
+    same name would be read as this one's."""
+    try:
+        before = read_snapshot(layout, known[-1]) if known else None
+        if before is None or not before.additions or compare_snapshots(layout, before, made):
+            return {}
+    except CommitError:
+        return {}  # damaged: `add-features` finds them again, and computes nothing
+    return before.additions
 
 
 def _why(known: Sequence[Past], dataset: DatasetFile) -> tuple[str, int]:

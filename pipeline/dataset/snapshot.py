@@ -81,6 +81,8 @@ class Snapshot(Strict):
     Args:
         index, plan, dataset: With their hashes. commits: By shard.
         moments: Statistics of the dataset, of each stream that every commit has them of.
+        additions: Name of each set of features beside these rows, in `additions/<name>`, to its
+            snapshot there; the path is relative to this root.
         entry: How it came about; closing again what has not changed keeps the one of before.
     """
 
@@ -89,6 +91,7 @@ class Snapshot(Strict):
     dataset: OutFile
     commits: Mapping[str, CommitRef]
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
+    additions: Mapping[str, OutFile] = field(default_factory=dict)
     entry: LogEntry = LogEntry()
     layout_version: int = LAYOUT_VERSION
 

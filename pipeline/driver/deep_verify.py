@@ -35,14 +35,11 @@ from earmill.pipeline.worker.row_pipeline import RowProcessor
 from earmill.pipeline.worker.shard_runner import value_versions
 
 # Of values made elsewhere: the largest difference, over the value or the RMS of its column in the
-# row, whichever is larger. Two steps of float16, and what other instructions make of float32.
-TOLERANCE = {"float16": 2e-3, "float32": 1e-4}
-# Integers are events or codes; made elsewhere, this share of a row's may differ.
-INTEGER_SHARE = 0.01
-# Of values in int8, over the largest of their column: a step of theirs, and one of their scale.
-INT8_SHARE = 0.02
-# What numbers that are equal in other bits differ by.
-TINY = float(np.finfo(np.float64).tiny)
+# row, whichever is larger. Two steps of float16, and what other instructions make of float32; in
+# int8, where a value may be rounded to the next step, over the largest of its column.
+TOLERANCE = {"float16": 2e-3, "float32": 1e-4, INT8: 1e-2}
+# Of events made elsewhere, this share of a row's may be others.
+EVENT_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -188,34 +185,27 @@ def differences(stored: FeatureRow, now: FeatureRow) -> dict[str, tuple[float, f
 
 
 def _difference(stored: Any, now: Any) -> tuple[float, float]:
-    if stored.dtype == INT8:
-        return _int8_difference(stored, now), INT8_SHARE
-    if np.issubdtype(stored.dtype, np.integer):
-        alike = stored.shape == now.shape and np.array_equal(stored, now)
-        longest = max(1, len(stored), len(now))
-        rows = {tuple(row) for row in stored.tolist()} ^ {tuple(row) for row in now.tolist()}
-        # A moved event is one that went and one that came.
-        return (0.0 if alike else max(1, len(rows) / 2) / longest), INTEGER_SHARE
+    alike = stored.shape == now.shape and stored.tobytes() == now.tobytes()
+    if stored.dtype == np.int32:
+        return 0.0 if alike else _moved(stored, now), EVENT_SHARE
     most = TOLERANCE[stored.dtype.name]
-    if stored.shape != now.shape:
-        return float("inf"), most
-    if stored.tobytes() == now.tobytes():
-        return 0.0, most
-    one, other = stored.astype(np.float64), now.astype(np.float64)
-    scale = np.maximum(np.abs(one), np.sqrt(np.mean(one**2, axis=0, keepdims=True)))
+    if alike or stored.shape != now.shape:
+        return 0.0 if alike else float("inf"), most
+    if stored.dtype.name == INT8:
+        one, other = dequantised(stored), dequantised(now)
+        scale = np.abs(one).max(axis=0, keepdims=True)
+    else:
+        one, other = stored.astype(np.float64), now.astype(np.float64)
+        scale = np.maximum(np.abs(one), np.sqrt(np.mean(one**2, axis=0, keepdims=True)))
     apart = np.abs(one - other) / np.where(scale > 0, scale, 1.0)
     # Equal numbers of other bits (-0.0) are not equal bit for bit.
-    return max(float(apart.max()), TINY), most
+    return max(float(apart.max()), float(np.finfo(np.float64).tiny)), most
 
 
-def _int8_difference(stored: Any, now: Any) -> float:
-    """Of the largest value of a column."""
-    if stored.shape != now.shape:
-        return float("inf")
-    one, other = (dequantised(rows).astype(np.float64) for rows in (stored, now))
-    scale = np.abs(one).max(axis=0, initial=0.0)
-    apart = np.abs(one - other) / np.where(scale > 0, scale, 1.0)
-    return max(float(apart.max(initial=0.0)), 0.0 if np.array_equal(stored, now) else TINY)
+def _moved(stored: Any, now: Any) -> float:
+    """Share of events that are others; a moved one is one that went and one that came."""
+    others = {tuple(row) for row in stored.tolist()} ^ {tuple(row) for row in now.tolist()}
+    return max(1.0, len(others) / 2) / max(1, len(stored), len(now))
 
 
 def _drawn(layout: Layout, snapshot: Snapshot, rows: int, seed: int) -> list[str]:

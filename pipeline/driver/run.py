@@ -45,6 +45,7 @@ def run_job(
     *,
     resume: bool = False,
     again: Chooser | None = None,
+    plan: Plan | None = None,
     sink: events.Sink = events.ignore,
     ray_address: str | None = None,
     stop: StopRequest | None = None,
@@ -57,6 +58,7 @@ def run_job(
     Args:
         resume: Go on with an output that holds commits of this job.
         again: Chooses committed shards to process once more; see `dataset.recompute`.
+        plan: Taken for a new output instead of listing the source.
         ray_address: Cluster to join; None takes RAY_ADDRESS, else a private Ray is started.
         stop: Ask it to stop from a signal handler or another thread.
         join: Work beside other drivers on this output, and go on with what they leave.
@@ -68,7 +70,7 @@ def run_job(
     """
     with _resumable(), patient():
         request = _Request(
-            spec, resume, again, sink, ray_address, stop or StopRequest(), make_runner
+            spec, resume, again, plan, sink, ray_address, stop or StopRequest(), make_runner
         )
         return _run_job(request, sharing_of(spec.run, join=join, finish=finish))
 
@@ -80,6 +82,7 @@ class _Request:
     spec: JobSpec
     resume: bool
     again: Chooser | None
+    plan: Plan | None
     sink: events.Sink
     ray_address: str | None
     stop: StopRequest
@@ -113,7 +116,9 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
     stored = stored_dataset(spec, layout)
     extractors = validate_models(spec)
     # A driver alone makes its plan before it takes the lock: a mistake in it leaves no trace.
-    plan = None if sharing.joins else _plan(spec, layout, source, stored, sink)
+    plan = request.plan if stored is None else None
+    if plan is None and not sharing.joins:
+        plan = _plan(spec, layout, source, stored, sink)
     layout.check_writable()
     with ExitStack() as stack:
         with ExitStack() as until_open:

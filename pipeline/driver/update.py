@@ -63,7 +63,7 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
         return
     sink(events.Note(f"the source has changed, {changes}"))
     with DriverLock(layout):
-        update = _Update(spec, layout, plan, source, items, changes)
+        update = Update(spec, layout, plan, source, items, changes)
         update.begin(dataset)
 
 
@@ -111,7 +111,7 @@ def start_retry(spec: JobSpec, where: str | None, sink: events.Sink = events.ign
     ]
     with DriverLock(layout):
         changes = Changes(changed=tuple(sorted(rows)))
-        _Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY)
+        Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY)
 
 
 def _matching(layout: Layout, plan: Plan, where: str | None) -> dict[str, set[str]]:
@@ -130,7 +130,7 @@ def _matching(layout: Layout, plan: Plan, where: str | None) -> dict[str, set[st
 
 
 @dataclass(frozen=True)
-class _Update:
+class Update:
     """One update: what is there, and what is listed now."""
 
     spec: JobSpec

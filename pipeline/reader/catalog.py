@@ -49,6 +49,7 @@ from earmill.pipeline.formats.row_table import (
     FACT_TYPES,
     quarantine_table,
 )
+from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import named_damage
 from earmill.pipeline.reader.shard_paths import ShardPaths, paths_of
@@ -83,6 +84,7 @@ class Catalog:
         paths: Known shards; after finalise it fills up as shards are opened.
         refs: The commits that the index was made of, where the dataset names them.
         moments: Statistics of the streams of frames, where all commits have them.
+        additions: Sets of features beside these rows, see `dataset.snapshot`.
     """
 
     dataset: DatasetFile
@@ -93,6 +95,7 @@ class Catalog:
     paths: dict[str, ShardPaths] = field(default_factory=dict)
     refs: Mapping[str, CommitRef] = field(default_factory=dict)
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
+    additions: Mapping[str, OutFile] = field(default_factory=dict)
 
     def shard_paths(self, layout: Layout, shard: str) -> ShardPaths:
         """The files of a shard, from its commit record.
@@ -239,6 +242,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         paths=paths,
         refs={} if snapshot is None else snapshot.commits,
         moments=moments,
+        additions={} if snapshot is None else snapshot.additions,
     )
 
 

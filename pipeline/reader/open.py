@@ -10,7 +10,7 @@ import numbers
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from earmill.pipeline.dataset.history import Which
 from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.reader.concat import ConcatenatedFeatures
 from earmill.pipeline.reader.features import CachePlace, Features
+from earmill.pipeline.reader.joined import JoinedFeatures, open_joined
 from earmill.pipeline.storage.layout import Layout
 
 Uri = str | os.PathLike[str]
@@ -29,6 +30,7 @@ LOCAL_CACHE_BYTES, NO_LIMIT = 50 * 2**30, 2**62
 def open_features(
     uri: Uri,
     *,
+    additions: Literal[False] = ...,
     snapshot: Which | None = ...,
     format: str | None = ...,
     streams: Sequence[str] | None = ...,
@@ -38,6 +40,20 @@ def open_features(
     local_cache: Uri | None = ...,
     local_cache_bytes: int = ...,
 ) -> Features: ...
+@overload
+def open_features(
+    uri: Uri,
+    *,
+    additions: Literal[True],
+    snapshot: Which | None = ...,
+    format: str | None = ...,
+    streams: Sequence[str] | None = ...,
+    dtype: str | None = ...,
+    storage_options: Mapping[str, Any] | None = ...,
+    cache_bytes: int = ...,
+    local_cache: Uri | None = ...,
+    local_cache_bytes: int = ...,
+) -> JoinedFeatures: ...
 @overload
 def open_features(
     uri: list[Any] | tuple[Any, ...],
@@ -56,6 +72,7 @@ def open_features(
 def open_features(
     uri: Uri | list[Any] | tuple[Any, ...],
     *,
+    additions: bool = False,
     snapshot: Which | None = None,
     format: str | None = None,
     streams: Sequence[str] | None = None,
@@ -64,12 +81,14 @@ def open_features(
     cache_bytes: int = CACHE_BYTES,
     local_cache: Uri | None = None,
     local_cache_bytes: int = LOCAL_CACHE_BYTES,
-) -> Features | ConcatenatedFeatures:
+) -> Features | ConcatenatedFeatures | JoinedFeatures:
     """Open the feature set at a local path or fsspec URI, or several as one.
 
     Args:
         uri: One place, or a list of places whose sets have the same streams; their rows follow each
             other. Of different stored dtypes the widest is taken.
+        additions: Read the streams that `earmill add-features` put beside the rows as well; of one
+            place. A stream whose name the set has already is called `<addition>.<stream>`.
         snapshot: One of before: its number in `earmill log`, "previous", a date (datetime.date,
             datetime or ISO 8601 text: what counted then), or its name. None takes the one that
             counts. Of a list of places, each by itself.
@@ -107,6 +126,15 @@ def open_features(
         options = dict(storage_options or {})
         return _open(place, snapshot, format, streams, dtype, options, cache_bytes, kept)
 
+    if additions:
+        if isinstance(uri, list | tuple):
+            raise ValueError("expected one place to read with its additions, got a list of places")
+
+        def open_set(at: Uri, which: Which | None, names: list[str], kind: str | None) -> Features:
+            options = dict(storage_options or {})
+            return _open(at, which, format, names, kind, options, cache_bytes, kept)
+
+        return open_joined(uri, snapshot, streams, dtype, storage_options or {}, open_set)
     if isinstance(uri, str | os.PathLike):
         return open_one(uri, dtype)
     if not isinstance(uri, list | tuple):

@@ -233,7 +233,7 @@ class JobSpec(SpecModel):
         """
         if isinstance(source, JobSpec):
             source = source.model_dump(mode="json")
-        name, data = ("job", source) if isinstance(source, Mapping) else _read(str(source))
+        name, data = ("job", source) if isinstance(source, Mapping) else read_mapping(str(source))
         if not isinstance(data, Mapping):
             raise SpecError(f"{name}: expected a mapping with source, extract and output")
         merged = apply_overrides(data, overrides)
@@ -280,7 +280,8 @@ def check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
         owners[stream] = model
 
 
-def _read(uri: str) -> tuple[str, Any]:
+def read_mapping(uri: str) -> tuple[str, Any]:
+    """The name of a job file for messages, and what it holds; SpecError where it cannot be read."""
     try:
         fs, path = filesystem_of(uri)
         with fs.open(path, "rb") as stream:

@@ -6,7 +6,9 @@ Paths are relative to the root of a dataset and use `/`::
     drivers    = driver.json? crew/<run-id>.json*        who works on it; each while it lives
                | claims/<plan-id>/<block>.<n>.json       put-if-absent: who does these shards; the
                                                          highest n counts; gone when all are done
-    parts      = data rows quarantine?
+    parts      = data rows quarantine? additions*
+    additions  = additions/<name>/<root>                 features of other models of the same rows:
+                                                         a dataset of its own, named by snapshots
     closing    = index* snapshots* cards current.json    what `finalise` writes, in this order
     plan       = plan/<plan-id>.parquet part*            immutable
     part       = plan/<plan-id>/<number>.parquet         rows of a plan of many, immutable
@@ -180,6 +182,11 @@ def plan_of_part(rel: str) -> str | None:
 def is_plan_path(rel: str) -> bool:
     """Whether a path is that of a plan, and not of a part of one."""
     return _PLAN.fullmatch(rel) is not None
+
+
+def addition_path(name: str) -> str:
+    """Folder of a set of features beside the rows."""
+    return f"additions/{_named('addition', name)}"
 
 
 def index_path(content: str) -> str:

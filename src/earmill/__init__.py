@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from earmill import testing as testing
     from earmill.api import (
         JobFailedError,
+        add_features,
         compact,
         diff,
         extract,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.crops import Crop
     from earmill.pipeline.reader.feature_loader import FeatureLoader
     from earmill.pipeline.reader.features import Features
+    from earmill.pipeline.reader.joined import JoinedFeatures
     from earmill.pipeline.reader.mixing import MixedFeatures, mix
     from earmill.pipeline.reader.open import open_features
     from earmill.pipeline.reader.read_row import Row
@@ -102,6 +104,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "JobFinished": ("earmill.pipeline.driver.events", "JobFinished"),
     "JobSpec": ("earmill.pipeline.spec.job", "JobSpec"),
     "LockedError": (_ERRORS, "LockedError"),
+    "JoinedFeatures": ("earmill.pipeline.reader.joined", "JoinedFeatures"),
     "LogEntry": ("earmill.pipeline.dataset.snapshot", "LogEntry"),
     "MixedFeatures": ("earmill.pipeline.reader.mixing", "MixedFeatures"),
     "ModelInfo": ("amtcore.features.build", "ModelInfo"),
@@ -118,6 +121,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "StopRequest": ("earmill.pipeline.driver.stop_request", "StopRequest"),
     "StreamInfo": ("amtcore.features.base", "StreamInfo"),
     "StreamStatistics": ("earmill.pipeline.formats.moments", "StreamStatistics"),
+    "add_features": ("earmill.api", "add_features"),
     "build_extractor": ("amtcore.features.build", "build_extractor"),
     "collate": (_COLLATE, "collate_padded"),
     "collate_jagged": (_COLLATE, "collate_jagged"),
@@ -163,6 +167,7 @@ __all__ = [
     "JobFailedError",
     "JobFinished",
     "JobSpec",
+    "JoinedFeatures",
     "LockedError",
     "LogEntry",
     "MixedFeatures",
@@ -181,6 +186,7 @@ __all__ = [
     "StreamInfo",
     "StreamStatistics",
     "__version__",
+    "add_features",
     "build_extractor",
     "collate",
     "collate_jagged",

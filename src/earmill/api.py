@@ -253,6 +253,49 @@ def diff(
         return compare(layout, before, after)
 
 
+def add_features(
+    uri: Uri,
+    job: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    overrides: Iterable[str] = (),
+    progress: Progress = False,
+    ray_address: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    stop: StopRequest | None = None,
+    check: bool = True,
+) -> JobFinished:
+    """Put other models' streams beside the rows of a dataset, as `earmill add-features` does.
+
+    Args:
+        uri: Output of a job that has finished. storage_options: Of the place.
+        job: A job file or mapping, of which `extract`, `name`, `run` and credentials of the source
+            are taken: source, audio and formats are the dataset's.
+        overrides, progress, ray_address, stop, check: As for `extract`.
+    Returns:
+        The last event of the run; `open_features(uri, additions=True)` reads both.
+    Raises:
+        OutputError: No finished dataset there. Else as `extract`.
+    Example:
+        earmill.add_features("features", {"extract": [{"model": "king2019", "fs_hz": 16000}]})
+    """
+    from earmill.pipeline.driver.add_features import add_features as add
+
+    given = job if isinstance(job, Mapping) else os.fspath(job)
+    with _sink(progress) as sink:
+        end = add(
+            os.fspath(uri),
+            given,
+            storage_options=dict(storage_options or {}),
+            overrides=_listed(overrides),
+            sink=sink,
+            ray_address=ray_address,
+            stop=stop,
+        )
+    if check and end.exit_code:
+        raise JobFailedError(end)
+    return end
+
+
 def compact(
     uri: Uri,
     *,

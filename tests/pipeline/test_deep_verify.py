@@ -21,6 +21,7 @@ from earmill.pipeline.dataset.stored_rows import stored_rows
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import deep_verify
 from earmill.pipeline.driver.deep_verify import differences
+from earmill.pipeline.formats.int8_rows import quantised
 from earmill.pipeline.formats.rows import FeatureRow
 from tests.pipeline.again_jobs import module_without_ray  # noqa: F401
 from tests.pipeline.changing_corpus import (
@@ -141,6 +142,11 @@ def test_differences_are_measured_against_the_column() -> None:
     assert differences(row(one), row(one[:3]))["s"][0] == float("inf")
     zero = np.zeros((2, 1), np.float32)
     assert differences(row(zero), row(-zero))["s"][0] > 0  # other bits
+    frames = np.linspace(0.5, 1.0, 140, dtype=np.float32).reshape(70, 2)
+    codes = quantised(frames)
+    nearly = quantised(frames * np.float32(1.003))
+    assert 0 < differences(row(codes), row(nearly))["s"][0] < 1e-2
+    assert differences(row(codes), row(quantised(frames * 2)))["s"][0] > 0.5
     events = np.array([[0, 1, 1], [3, 2, 1], [5, 0, 2]], np.int32)
     assert differences(row(events), row(events))["s"][0] == 0
     moved = events.copy()

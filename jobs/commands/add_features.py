@@ -1,0 +1,59 @@
+"""`earmill add-features`: another model's streams beside rows that are there."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from earmill.jobs.commands.extract import signals_to
+from earmill.jobs.commands.options import (
+    AsJson,
+    DatasetUri,
+    Overrides,
+    RayAddress,
+    StorageOptions,
+    parse_storage_options,
+)
+
+
+def add_features(
+    uri: DatasetUri,
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB.yaml",
+            help="The models: a job file of which `extract`, `name`, `run` and credentials of the "
+            "source are taken; source, audio and formats are the dataset's.",
+        ),
+    ],
+    set_: Overrides = None,
+    as_json: AsJson = False,
+    ray_address: RayAddress = None,
+    storage_options: StorageOptions = None,
+) -> None:
+    """Compute other models' streams for the rows of a dataset; readers see both.
+
+    Run it again after an update: it computes what is new. Exit codes: as of `extract`.
+    """
+    from earmill.jobs.progress import make_reporter
+    from earmill.pipeline.driver.add_features import add_features as add
+    from earmill.pipeline.driver.stop_request import StopRequest
+
+    stop = StopRequest()
+    reporter = make_reporter(as_json=as_json, stream=sys.stdout)
+    try:
+        with signals_to(stop):
+            end = add(
+                uri,
+                job,
+                storage_options=parse_storage_options(storage_options),
+                overrides=set_ or (),
+                sink=reporter,
+                ray_address=ray_address,
+                stop=stop,
+            )
+    finally:
+        reporter.close()
+    raise typer.Exit(end.exit_code)

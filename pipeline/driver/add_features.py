@@ -1,0 +1,167 @@
+"""Another model's streams beside rows that are there: same rows, same shards, new features.
+
+They are a dataset of their own below `additions/<name>`, made by an ordinary job over exactly the
+good rows of the snapshot that counts; when it is finished, a new snapshot of the dataset names it,
+and readers see both. Once rows have changed, the next snapshot names it no more, until the same
+command has taken the change in: it computes what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from earmill.pipeline.common.errors import OutputError, SpecError
+from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.finalise import STATUS_OK, finalise
+from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.revision import is_finished
+from earmill.pipeline.dataset.snapshot import read_checked, read_current, read_snapshot
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.driver.source_changes import compare
+from earmill.pipeline.driver.stop_request import StopRequest
+from earmill.pipeline.driver.summary import EXIT_FAILED
+from earmill.pipeline.driver.update import UPDATE, Update
+from earmill.pipeline.planning.plan import Plan, Shard, plan_of
+from earmill.pipeline.sources import open_source
+from earmill.pipeline.spec.job import JobSpec, read_mapping
+from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import addition_path
+
+# What a job file may say here: the rest is the dataset's.
+SECTIONS = ("name", "extract", "run", "source")
+
+
+def add_features(
+    uri: str,
+    job: str | Mapping[str, Any],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    overrides: Iterable[str] = (),
+    sink: events.Sink = events.ignore,
+    ray_address: str | None = None,
+    stop: StopRequest | None = None,
+) -> events.JobFinished:
+    """Compute other models' streams for the rows of a dataset, or what of them is missing.
+
+    Args:
+        uri: The dataset. storage_options: Of the place.
+        job: Job file or mapping with `extract`; `name` calls the addition, else its models do.
+            Also `run`, and `source.storage_options`. What else it says must be the dataset's.
+        overrides, sink, ray_address, stop: As of `run_job`.
+    Raises:
+        SpecError: No models, or a name that cannot be one. OutputError: No finished dataset there,
+            or it changed meanwhile. Else as `run_job`.
+    """
+    layout = Layout.open(uri, storage_options)
+    dataset, plan = _finished(layout)
+    current = read_current(layout)
+    spec, name = _spec_of(dataset, uri, job, storage_options or {}, overrides)
+    place = Layout.open(spec.output.uri, storage_options)
+    rows = _good_plan(layout, plan, spec)
+    quiet = _without_source(sink)
+    while True:
+        _take_changes(place, spec, rows)
+        end = run_job(spec, resume=True, plan=rows, sink=quiet, ray_address=ray_address, stop=stop)
+        if end.exit_code == EXIT_FAILED:
+            return end
+        # One that was cut off is finished as it was planned; then comes what has changed since.
+        if not compare(_finished(place)[1].items(), rows.items()):
+            break
+    made = read_current(place)
+    with DriverLock(layout):
+        if made is None or read_current(layout) != current:
+            raise OutputError(f"{layout.url()} has changed meanwhile; run this command again")
+        file = replace(made.snapshot, path=f"{addition_path(name)}/{made.snapshot.path}")
+        finalise(layout, add={name: file})
+    return end
+
+
+def _finished(layout: Layout) -> tuple[DatasetFile, Plan]:
+    dataset = read_dataset(layout)
+    if dataset is None:
+        raise OutputError(f"{layout.url()} holds no dataset.json; give the output.uri of a job")
+    plan = Plan.read(layout, dataset.plan_id)
+    if not is_finished(layout, plan):
+        raise OutputError(
+            f"{layout.url()}: expected a finished dataset; run `earmill extract` with --resume"
+        )
+    return dataset, plan
+
+
+def _spec_of(
+    dataset: DatasetFile,
+    uri: str,
+    job: str | Mapping[str, Any],
+    storage_options: Mapping[str, Any],
+    overrides: Iterable[str],
+) -> tuple[JobSpec, str]:
+    """The addition's job, and its name."""
+    where, given = ("job", job) if isinstance(job, Mapping) else read_mapping(job)
+    if not isinstance(given, Mapping) or not given.get("extract"):
+        raise SpecError(f"{where}: expected a mapping with extract: the models to add")
+    models = [str(entry.get("model")) for entry in given["extract"] if isinstance(entry, Mapping)]
+    name = str(given.get("name") or "-".join(models))
+    try:
+        place = f"{uri.rstrip('/')}/{addition_path(name)}"
+    except ValueError as error:
+        raise SpecError(f"{where}: name: {error}") from error
+    source = dict(given.get("source") or {})
+    known = {key: source[key] for key in ("storage_options",) if key in source}
+    spec = {
+        **dataset.spec,
+        "name": name,
+        "source": {**dataset.spec["source"], **known},
+        "extract": given["extract"],
+        "output": {**dataset.spec["output"], "uri": place, "storage_options": storage_options},
+        **({"run": given["run"]} if "run" in given else {}),
+    }
+    return JobSpec.load(spec, overrides=overrides), name
+
+
+def _good_plan(layout: Layout, plan: Plan, spec: JobSpec) -> Plan:
+    """The rows of the snapshot that counts that came out good, in the shards they are in."""
+    current = read_current(layout)
+    if current is None:
+        raise OutputError(f"{layout.url()}: expected a closed dataset; run the job to its end")
+    table = table_of(read_checked(layout, read_snapshot(layout, current).index))
+    columns = (table.column(name).to_pylist() for name in ("plan_row_id", "status"))
+    good = {row_id for row_id, status in zip(*columns, strict=True) if status == STATUS_OK}
+    shards = [
+        Shard(shard.shard_id, items)
+        for shard in plan.shards
+        if (items := tuple(item for item in shard.items if item.row_id in good))
+    ]
+    if not shards:
+        raise OutputError(f"{layout.url()}: expected good rows to add features to, there is none")
+    about = {"extra_types": plan.extra_types, "extra_labels": plan.extra_labels}
+    return plan_of(shards, spec.sha256(), **about)
+
+
+def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
+    """Plan rows anew that have changed since the addition was finished."""
+    stored = read_dataset(place)
+    if stored is None or stored.spec_sha256 != spec.sha256():
+        return
+    before = Plan.read(place, stored.plan_id)
+    if not is_finished(place, before):
+        return
+    changes = compare(before.items(), rows.items())
+    if changes:
+        with DriverLock(place):
+            items = list(rows.items())
+            update = Update(spec, place, before, open_source(spec.source), items, changes)
+            update.begin(stored, why=UPDATE)
+
+
+def _without_source(sink: events.Sink) -> events.Sink:
+    """News without those of the source: the rows are the dataset's, whatever that lists now."""
+
+    def told(event: events.Event) -> None:
+        if not isinstance(event, events.SourceChanged):
+            sink(event)
+
+    return told
