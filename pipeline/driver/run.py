@@ -148,7 +148,7 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
         # The output is finished before Ray stops: whatever keeps Ray does not keep the dataset.
         if job.pending and sharing.works:
             sink(events.Step("starting the workers"))
-            supply = _supply(stack, job, sharing)
+            supply = _supply(stack, job, sharing, shares=request.again is None)
             if executor.is_private and spec.run.device != "cuda":
                 stack.enter_context(compiling(extractors))
             session = stack.enter_context(
@@ -182,9 +182,11 @@ def _plan(
     return plan
 
 
-def _supply(stack: ExitStack, job: OpenJob, sharing: Sharing) -> Callable[[int], Supply | None]:
-    """What begins to claim shards; nothing is shared of a run that does shards again."""
-    if job.again:
+def _supply(
+    stack: ExitStack, job: OpenJob, sharing: Sharing, *, shares: bool
+) -> Callable[[int], Supply | None]:
+    """What begins to claim shards; nothing is shared of a run that may do shards again."""
+    if job.again or not shares:
         return lambda ahead: None
     member = stack.enter_context(CrewMember(job.layout))
     claims = claims_of(
