@@ -24,6 +24,7 @@ from earmill.pipeline.common.arrow_types import Columns, SeenTypes, extra_types,
 from earmill.pipeline.common.errors import CommitError, SourceError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.planning.notes import notes, skipped_text
 from earmill.pipeline.planning.parts import (
     PartWriter,
     Store,
@@ -81,14 +82,13 @@ __all__ = [
 ]
 
 SHARD_DIGITS = 5
-NAMED_KINDS = 6
 # How often a listing says how far it is.
 PROGRESS_S = 5.0
 # Version 2 has columns of the source in their own types beside the JSON of the others; version 3 is
 # an index of parts.
 PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
 # What the plan says of the source beside its rows.
-ABOUT = ("skipped", "extra_types", "extra_labels", "dropped", "estimated")
+ABOUT = ("skipped", "extra_types", "extra_labels", "dropped", "estimated", "split")
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ class Plan:
         extra_labels: Column of class numbers to the names of the classes.
         dropped: Column that is not carried through to the reason.
         estimated: Rows whose duration is estimated from their bytes.
+        split: Shards that begin within a piece which each of its shards fetches whole.
     """
 
     plan_id: str
@@ -114,15 +115,12 @@ class Plan:
     extra_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
     estimated: int = 0
+    split: int = 0
 
     @property
     def notes(self) -> list[str]:
         """What a user should know before work starts, one line each."""
-        kept = [f"{name} ({why})" for name, why in sorted(self.dropped.items())]
-        columns = f"columns not carried through: {', '.join(kept)}" if kept else ""
-        durations = f"durations of {self.estimated:,} rows are estimated from their bytes"
-        lines = (skipped_text(self.skipped), columns, durations if self.estimated else "")
-        return [line for line in lines if line]
+        return notes(self.skipped, self.dropped, self.estimated, self.split)
 
     @cached_property
     def rows(self) -> int:
@@ -267,6 +265,8 @@ class _Listing:
         self._sha256 = spec.sha256()
         self._id, self._ids = PlanId(self._sha256), RowIds(channels=self._each)
         self._types, self._estimated = SeenTypes(), 0
+        self._split = 0
+        self._block: int | None = None
         self._typed: dict[str, pa.DataType] = {}
         self._writer: PartWriter | None = None
         self._tells_at = time.monotonic() + PROGRESS_S
@@ -286,6 +286,9 @@ class _Listing:
         if self._writer is None:
             self._typed = _typed_of(columns)
             self._writer = PartWriter(self._typed, {"version": PARTED_VERSION})
+        block = shard.items[0].block
+        self._split += block is not None and block == self._block
+        self._block = shard.items[-1].block
         for item in shard.items:
             self._types.add(_unknown(item, columns))
         self._id.add(shard)
@@ -307,6 +310,7 @@ class _Listing:
             extra_labels={name: list(names) for name, names in columns.labels.items()},
             dropped=dict(columns.dropped),
             estimated=self._estimated,
+            split=self._split,
         )
         if self._ids.may_clash:
             items = list(plan.items())
@@ -314,19 +318,6 @@ class _Listing:
             if self._each:
                 check_channel_ids(items)
         return plan
-
-
-def skipped_text(skipped: Mapping[str, int]) -> str:
-    """`12 files skipped: .txt 10, .jpg 2`; empty where none was."""
-    total = sum(skipped.values())
-    if total == 0:
-        return ""
-    # The most frequent first, also where a stored plan has them by name.
-    ordered = sorted(skipped.items(), key=lambda entry: (-entry[1], entry[0]))
-    kinds = [f"{kind} {count:,}" for kind, count in ordered]
-    more = f", {len(kinds) - NAMED_KINDS} more kinds" if len(kinds) > NAMED_KINDS else ""
-    files = "file" if total == 1 else "files"
-    return f"{total:,} {files} skipped: {', '.join(kinds[:NAMED_KINDS])}{more}"
 
 
 def _encode(plan: Plan) -> bytes:

@@ -141,6 +141,17 @@ class TestOverTheWeb:
             assert contents(opened, items[1:]) == [wav(n) for n in range(1, 4)]
 
 
+def test_row_groups_that_several_shards_fetch_are_told(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.parquet").write_bytes(parquet(range(12), row_group_size=6))
+    for rows, split in ((6, 0), (4, 2)):
+        spec = job(str(tmp_path / "set"), shard_rows=rows)
+        plan = make_plan(open_source(spec.source), spec)
+        assert plan.split == split
+        told = "2 of the shards begin within a row group" in "; ".join(plan.notes)
+        assert told == (split > 0)
+
+
 class TestDamage:
     def test_a_footer_that_is_none(self, tmp_path: Path) -> None:
         folder = write_parquet(tmp_path / "p", table())

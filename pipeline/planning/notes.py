@@ -1,0 +1,38 @@
+"""What is worth saying of a plan before work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NAMED_KINDS = 6
+
+
+def notes(
+    skipped: Mapping[str, int], dropped: Mapping[str, str], estimated: int, split: int
+) -> list[str]:
+    """One line each; the arguments are fields of `Plan`."""
+    lines = [skipped_text(skipped)] if skipped else []
+    if dropped:
+        kept = [f"{name} ({why})" for name, why in sorted(dropped.items())]
+        lines.append(f"columns not carried through: {', '.join(kept)}")
+    if estimated:
+        lines.append(f"durations of {estimated:,} rows are estimated from their bytes")
+    if split:
+        lines.append(
+            f"{split:,} of the shards begin within a row group, which each of its shards fetches "
+            "whole: write smaller row groups, or raise output.shard_seconds and output.shard_rows"
+        )
+    return [line for line in lines if line]
+
+
+def skipped_text(skipped: Mapping[str, int]) -> str:
+    """`12 files skipped: .txt 10, .jpg 2`; empty where none was."""
+    total = sum(skipped.values())
+    if total == 0:
+        return ""
+    # The most frequent first, also where a stored plan has them by name.
+    ordered = sorted(skipped.items(), key=lambda entry: (-entry[1], entry[0]))
+    kinds = [f"{kind} {count:,}" for kind, count in ordered]
+    more = f", {len(kinds) - NAMED_KINDS} more kinds" if len(kinds) > NAMED_KINDS else ""
+    files = "file" if total == 1 else "files"
+    return f"{total:,} {files} skipped: {', '.join(kinds[:NAMED_KINDS])}{more}"
