@@ -6,24 +6,27 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import earmill
 from earmill.pipeline.common.errors import EarmillError, OutputError, StorageError
+from earmill.pipeline.common.faults import Fault, fault_of
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.sources.base import filesystem, source_errors
-from earmill.pipeline.storage import uploads
+from earmill.pipeline.storage import filesystems, uploads
 from earmill.pipeline.storage.filesystems import GCSFS_KINDS_OF_BUCKET
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.azure_stand_in import refused
 from tests.pipeline.commit_data import all_files
-from tests.pipeline.object_stores import KINDS, Place, store_of
+from tests.pipeline.object_stores import KINDS, Place, serving, store_of
 from tests.pipeline.outputs import small_dataset
 
 RACERS = 8
@@ -193,3 +196,28 @@ def test_google_is_not_asked_for_the_kind_of_bucket() -> None:
             [sys.executable, "-c", code], env=env | given, capture_output=True, text=True
         )
         assert done.stdout.strip() == given.get(GCSFS_KINDS_OF_BUCKET, "false")
+
+
+def test_an_answer_of_the_web_may_take_long_but_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystems, "HTTP_STALL_S", 0.3)
+    asked = threading.Event()
+
+    def drip(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Length", "40")])
+        for _ in range(10):  # twice the stall in all
+            time.sleep(0.06)
+            yield b"1234"
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        if environ["PATH_INFO"] == "/stalls":
+            start_response("200 OK", [("Content-Length", "50")])
+            return iter(lambda: b"1234" if not asked.wait(5) else b"", b"")
+        return drip(environ, start_response)
+
+    with serving(app) as address:
+        fs, path = filesystem(f"{address}/slow.wav")
+        assert fs.cat_file(path) == b"1234" * 10
+        with pytest.raises(Exception) as found:
+            fs.cat_file(f"{address}/stalls")
+        asked.set()
+    assert fault_of(found.value) is Fault.OUTAGE
