@@ -80,7 +80,7 @@ def faintest(intensity: Tensor) -> Tensor:
     Returns:
         (batch, 1, frame, 1).
     """
-    strongest = intensity.detach().amax((1, 3), keepdim=True)
+    strongest = intensity.detach().amax(3, keepdim=True).amax(1, keepdim=True)
     floor = strongest.clamp(min=10.0 ** (LOUDEST_AT_LEAST_DB / 10.0))
     return floor * 10.0 ** (-DYNAMIC_RANGE_DB / 10.0)
 

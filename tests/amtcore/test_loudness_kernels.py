@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from amtcore import Moore2016BinauralLoudness
 from amtcore.kernels.ops.loudness import can_compute
+from amtcore.kernels.vector.frames import new_rows, rows_of
+from amtcore.kernels.vector.simd import LANES
 from amtcore.stages.excitation import Moore2016ExcitationPattern
 from amtcore.stages.specific_loudness import Moore2016SpecificLoudness, SpecificLoudness
 
@@ -83,3 +86,17 @@ def test_inhibition_of_what_is_no_number() -> None:
     expected = stage.inhibited(ears[0].clone().requires_grad_(), ears[1])
     for values, plain in zip(got, expected, strict=True):
         assert torch.equal(values.isnan(), plain.isnan()) and values[1].isnan().all()
+
+
+def test_rows_of_frames_are_read_where_they_lie() -> None:
+    flat, pitch, rows = new_rows(3, 4 * LANES)
+    assert pitch % LANES == 0 and pitch // LANES % 2 and pitch >= 4 * LANES
+    rows.copy_(torch.arange(rows.numel(), dtype=torch.float32).view(rows.shape))
+    for part, shares in ((rows, True), (rows[: 2 * LANES], True), (rows[:5], False)):
+        again, step = rows_of(part)
+        assert np.shares_memory(again, flat) == shares
+        for value in range(3):
+            wanted = part[:, value].numpy()
+            np.testing.assert_array_equal(again[value * step :][: len(part)], wanted)
+    again, step = rows_of(rows[:5].contiguous())  # frame by frame: a copy, filled with silence
+    assert again[2 * step : 2 * step + 6].tolist() == [*rows[:5, 2].tolist(), 0.0]

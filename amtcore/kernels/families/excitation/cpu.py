@@ -196,23 +196,23 @@ def _room(rows: int, like: Any) -> Any:
 
 @kernel
 def run_levels(
-    x: Any, pitch: int, begin: int, end: int, sources: int, blocks: Any, out: Any
-) -> None:
-    """Flat (source, frame) -> (place, frame) in dB, for some frames, LANES at a time."""
-    places, flat = out.shape[0], out.reshape(-1)
+    x: Any, pitch: int, begin: int, end: int, sources: int, blocks: Any, places: int, out: Any,
+    out_pitch: int,
+) -> None:  # fmt: skip
+    """Flat (source, frame) -> flat (place, frame) in dB, for some frames, LANES at a time."""
     made, levels = _room(sources, x), _room(places, x)
     sums = aligned(-(-sources // GROUP) * LANES, x)
     for first in range(begin, end, LANES):
         gather(x, pitch, first, sources, made, sums)
         weigh(made, sums, blocks, levels)
         for t in range(places):
-            vstore(flat, t * pitch + first, decibels(vload(levels, t * LANES)))
+            vstore(out, t * out_pitch + first, decibels(vload(levels, t * LANES)))
 
 
 @kernel
 def run_pattern(
-    x: Any, levels: Any, pitch: int, begin: int, end: int, sources: int, away: Any, line: Any,
-    before: Any, share: Any, blocks: Any, out: Any,
+    x: Any, pitch: int, levels: Any, level_pitch: int, begin: int, end: int, sources: int,
+    away: Any, line: Any, before: Any, share: Any, blocks: Any, out: Any,
 ) -> None:  # fmt: skip
     """Flat (source, frame) and the levels that set the slopes -> flat (frame, channel) in dB."""
     made, rates, slanted = _room(sources, x), _room(sources, x), _room(sources, x)
@@ -223,7 +223,9 @@ def run_pattern(
     patterns = _room(channels, x)
     for first in range(begin, end, LANES):
         gather(x, pitch, first, sources, made, sums)
-        steepen(levels, pitch, first, sources, before, share, line, made, rates, slanted, gentlest)
+        steepen(
+            levels, level_pitch, first, sources, before, share, line, made, rates, slanted, gentlest
+        )
         weigh(made, sums, blocks, patterns)
         skirts(made, sums, rates, slanted, gentlest, bounds, away, patterns)
         for k in range(channels):

@@ -13,6 +13,7 @@ from torch import Tensor
 from amtcore.kernels.families.excitation import reference
 from amtcore.kernels.families.excitation.cpu import GROUP, SUMS, run_levels, run_pattern
 from amtcore.kernels.families.excitation.reference import Tables
+from amtcore.kernels.vector.frames import new_rows, rows_of
 from amtcore.kernels.vector.simd import LANES
 from amtcore.kernels.vector.threads import parallel_for
 
@@ -44,20 +45,12 @@ def blocks_of(weights: Tensor) -> Tensor:
     return torch.from_numpy(np.take_along_axis(rows, order[..., None], 1))
 
 
-def _rows(x: Tensor) -> Array:
-    """(frame, value) -> (value, frame), whole vectors of frames. A copy only where the frames of a
-    value do not lie together, or the last of them are fewer than a vector."""
-    missing = -len(x) % LANES
-    rows: Array = torch.nn.functional.pad(x.T, (0, missing)).contiguous().numpy()
-    return rows
-
-
-def _strange(frames: int, *parts: Array) -> Array:
-    """Which of so many frames, columns of the parts, hold something else than finite numbers: the
-    kernels, which leave out what adds nothing, would pass over it."""
+def _strange(*parts: Tensor) -> Array:
+    """Which frames of (frame, value) hold something else than finite numbers: the kernels, which
+    leave out what adds nothing, would pass over it."""
     with np.errstate(all="ignore"):
-        sums = sum(part.sum(0) for part in parts)
-    return np.flatnonzero(~np.isfinite(sums[:frames]))
+        sums = sum(part.T.numpy().sum(0) for part in parts)
+    return np.flatnonzero(~np.isfinite(sums))
 
 
 def _over_frames(one: Callable[[int, int], None], frames: int) -> None:
@@ -75,16 +68,15 @@ def levels_db(intensity: Tensor, weights: Tensor, blocks: Tensor) -> Tensor:
         weights: (source, place).
         blocks: The same as `blocks_of` has it.
     """
-    rows, tables = _rows(intensity), blocks.numpy()
-    count, pitch = rows.shape
-    out = np.empty((weights.shape[1], pitch), np.float32)
+    (rows, pitch), tables = rows_of(intensity), blocks.numpy()
+    (frames, sources), places = intensity.shape, weights.shape[1]
+    out, out_pitch, made = new_rows(places, frames)
 
     def one(begin: int, end: int) -> None:
-        run_levels(rows.ravel(), pitch, begin, end, count, tables, out)
+        run_levels(rows, pitch, begin, end, sources, tables, places, out, out_pitch)
 
-    _over_frames(one, pitch)
-    made = torch.from_numpy(out).T[: len(intensity)]
-    strange = _strange(len(intensity), rows)
+    _over_frames(one, frames + -frames % LANES)
+    strange = _strange(intensity)
     if len(strange):
         made[strange] = reference.levels_db(intensity[strange], weights)
     return made
@@ -92,19 +84,20 @@ def levels_db(intensity: Tensor, weights: Tensor, blocks: Tensor) -> Tensor:
 
 def pattern(intensity: Tensor, levels_db: Tensor, tables: Tables) -> Tensor:
     """Values of `reference.pattern`; arguments as there, quickest as in `levels_db`."""
-    rows, levels = _rows(intensity), _rows(levels_db)
-    count, pitch = rows.shape
+    (rows, pitch), (levels, level_pitch) = rows_of(intensity), rows_of(levels_db)
+    frames, sources = intensity.shape
     constants = [table.contiguous().numpy() for table in tables if table is not tables.upper]
-    out = np.empty((pitch, len(tables.away)), np.float32)
+    padded = frames + -frames % LANES
+    out = np.empty((padded, len(tables.away)), np.float32)
 
     def one(begin: int, end: int) -> None:
         run_pattern(
-            rows.ravel(), levels.ravel(), pitch, begin, end, count, *constants, out.reshape(-1)
+            rows, pitch, levels, level_pitch, begin, end, sources, *constants, out.reshape(-1)
         )
 
-    _over_frames(one, pitch)
-    made = torch.from_numpy(out[: len(intensity)])
-    strange = _strange(len(intensity), rows, levels)
+    _over_frames(one, padded)
+    made = torch.from_numpy(out[:frames])
+    strange = _strange(intensity, levels_db)
     if len(strange):
         made[strange] = reference.pattern(intensity[strange], levels_db[strange], tables)
     return made

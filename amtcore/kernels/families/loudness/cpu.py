@@ -44,28 +44,29 @@ def _above(intensity: Any, at: int, least: Any) -> Any:
 
 @part
 def nodes(
-    intensity: Any, frames: int, begin: int, least: Any, starts: Any, weights: Any, out: Any
-) -> None:
+    intensity: Any, pitch: int, begin: int, least: Any, starts: Any, weights: Any, out: Any,
+    out_pitch: int,
+) -> None:  # fmt: skip
     """Nodes of LANES frames from `begin` on: flat rows of all frames to rows of all frames."""
     limit, place = vload(least, begin), begin
     for group in range(len(starts) - 1):
         first, last = starts[group], starts[group + 1]
         if last - first <= NODES:
             for i in range(first, last):
-                vstore(out, place, _above(intensity, i * frames + begin, limit))
-                place += frames
+                vstore(out, place, _above(intensity, i * pitch + begin, limit))
+                place += out_pitch
             continue
         zero = vsplat(limit, 0.0)
         a, b, c = zero, zero, zero
         for i in range(first, last):
-            value = _above(intensity, i * frames + begin, limit)
+            value = _above(intensity, i * pitch + begin, limit)
             a = fma(value, vsplat(value, weights[NODES * i]), a)
             b = fma(value, vsplat(value, weights[NODES * i + 1]), b)
             c = fma(value, vsplat(value, weights[NODES * i + 2]), c)
         vstore(out, place, a)
-        vstore(out, place + frames, b)
-        vstore(out, place + 2 * frames, c)
-        place += NODES * frames
+        vstore(out, place + out_pitch, b)
+        vstore(out, place + 2 * out_pitch, c)
+        place += NODES * out_pitch
 
 
 @part
@@ -119,12 +120,12 @@ def specific(level_db: Any, law: Any, channels: int, at: int, high: Any) -> Any:
 
 @kernel
 def run_nodes(
-    intensity: Any, frames: int, begin: int, end: int, least: Any, starts: Any, weights: Any,
-    out: Any,
+    intensity: Any, pitch: int, begin: int, end: int, least: Any, starts: Any, weights: Any,
+    out: Any, out_pitch: int,
 ) -> None:  # fmt: skip
     """Flat (component, frame) -> flat (node, frame), for some frames, LANES at a time."""
     for first in range(begin, end, LANES):
-        nodes(intensity, frames, first, least, starts, weights, out)
+        nodes(intensity, pitch, first, least, starts, weights, out, out_pitch)
 
 
 @kernel

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from amtcore.kernels.families.loudness.cpu import run_law, run_nodes
+from amtcore.kernels.vector.frames import new_rows, rows_of
 from amtcore.kernels.vector.simd import LANES
 from amtcore.kernels.vector.threads import parallel_for
 
@@ -31,20 +32,18 @@ def at_nodes(
         (frame, node); a node's frames lie together.
     """
     frames = len(intensity)
-    missing = -frames % LANES
-    # A copy only where they do not lie so, or the last frames are fewer than a vector.
-    rows = torch.nn.functional.pad(intensity.T, (0, missing)).contiguous().numpy().ravel()
-    limits = torch.nn.functional.pad(least, (0, missing)).contiguous().numpy()
+    rows, pitch = rows_of(intensity)
+    padded = frames + -frames % LANES
+    limits = torch.nn.functional.pad(least, (0, padded - frames)).contiguous().numpy()
     groups, of_groups = starts.numpy(), weights.numpy().ravel()
-    padded = frames + missing
-    out = np.empty((count, padded), np.float32)
+    out, out_pitch, made = new_rows(count, frames)
 
     def one(item: int) -> None:
         begin, end = item * _ITEM_FRAMES, min((item + 1) * _ITEM_FRAMES, padded)
-        run_nodes(rows, padded, begin, end, limits, groups, of_groups, out.reshape(-1))
+        run_nodes(rows, pitch, begin, end, limits, groups, of_groups, out, out_pitch)
 
     parallel_for(one, -(-padded // _ITEM_FRAMES))
-    return torch.from_numpy(out).T[:frames]
+    return made
 
 
 def specific_loudness(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from amtcore.kernels.families.spectrum.cpu import run_powers
 from amtcore.kernels.families.spectrum.reference import EVEN, ODD, REACH, SIDE, Factors
+from amtcore.kernels.vector.frames import new_rows
 from amtcore.kernels.vector.simd import LANES
 from amtcore.kernels.vector.threads import parallel_for
 
@@ -28,16 +27,16 @@ def powers(x: Tensor, factors: Factors, components: int) -> Tensor:
     frames = rows.shape[1] // basis.shape[1] - 2 * reach + 1
     columns = int((plan[:, REACH] * (plan[:, EVEN] + plan[:, ODD])).max()) + SIDE
     padded = frames + -frames % LANES
-    parts, pitch = -(-padded // _ITEM_FRAMES), len(rows) * padded
-    out = np.empty((components, pitch), np.float32)
+    parts, every = -(-padded // _ITEM_FRAMES), len(rows) * padded
+    out, pitch, made = new_rows(components, every)
 
     def one(item: int) -> None:
         row, begin = item // parts, item % parts * _ITEM_FRAMES
         end = min(begin + _ITEM_FRAMES, padded)
         run_powers(
-            rows[row], begin, end, reach, basis, values, plan, columns, out.reshape(-1),
+            rows[row], begin, end, reach, basis, values, plan, columns, out,
             row * padded + begin, pitch,
         )  # fmt: skip
 
     parallel_for(one, len(rows) * parts)
-    return torch.from_numpy(out).view(components, len(rows), padded)[..., :frames].permute(1, 2, 0)
+    return made.unflatten(0, (len(rows), padded))[:, :frames]
