@@ -186,7 +186,7 @@ def _supply(
     stack: ExitStack, job: OpenJob, sharing: Sharing, *, shares: bool
 ) -> Callable[[int], Supply | None]:
     """What begins to claim shards; nothing is shared of a run that may do shards again."""
-    if job.again or not shares:
+    if not shares:
         return lambda ahead: None
     member = stack.enter_context(CrewMember(job.layout))
     claims = claims_of(

@@ -31,11 +31,7 @@ if TYPE_CHECKING:
     from earmill.api import (
         JobFailedError,
         add_features,
-        compact,
-        diff,
         extract,
-        gc,
-        log,
         plan,
         retry,
         verify,
@@ -79,6 +75,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.statistics import compute_statistics
     from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureStream
     from earmill.pipeline.spec.job import JobSpec
+    from earmill.upkeep import compact, diff, gc, log
 
 _ERRORS = "earmill.pipeline.common.errors"
 _COLLATE = "earmill.pipeline.reader.collate"
@@ -127,15 +124,15 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "collate_jagged": (_COLLATE, "collate_jagged"),
     "collate_packed": (_COLLATE, "collate_packed"),
     "collate_padded": (_COLLATE, "collate_padded"),
-    "compact": ("earmill.api", "compact"),
+    "compact": ("earmill.upkeep", "compact"),
     "compute_statistics": ("earmill.pipeline.reader.statistics", "compute_statistics"),
-    "diff": ("earmill.api", "diff"),
+    "diff": ("earmill.upkeep", "diff"),
     "events": "earmill.pipeline.driver.events",
     "extract": ("earmill.api", "extract"),
     "formats": "earmill.formats",
-    "gc": ("earmill.api", "gc"),
+    "gc": ("earmill.upkeep", "gc"),
     "list_models": ("amtcore.features.build", "list_models"),
-    "log": ("earmill.api", "log"),
+    "log": ("earmill.upkeep", "log"),
     "mix": ("earmill.pipeline.reader.mixing", "mix"),
     "models": "amtcore.models",
     "open_features": ("earmill.pipeline.reader.open", "open_features"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,8 +12,13 @@ import earmill
 from earmill import api, open_features
 from earmill.jobs.cli import run as command
 from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import events
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.driver.update import start_update
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole, committed_files
 from tests.pipeline.again_jobs import Killed, module_without_ray  # noqa: F401
 from tests.pipeline.changing_corpus import (
@@ -212,3 +218,34 @@ def test_an_update_that_is_killed_anywhere_ends_as_if_it_had_not_been(
         assert [entry.why for entry in earmill.log(changing.out)] == ["extract", "update"]
         assert verify(changing.layout).problems == []
     assert kills > 3
+
+
+def manifest_job(job: Changing, cells: dict[str, object], out: Path) -> JobSpec:
+    """The first clips by a manifest, with a column that is carried through."""
+    lines = [{"uri": str(job.corpus / name), "take": take} for name, take in cells.items()]
+    file = job.folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    spec = job.spec(out).model_dump(mode="json")
+    source = {"kind": "manifest", "uri": str(file), "allow": [str(job.corpus)]}
+    return JobSpec.load({**spec, "source": source})
+
+
+def test_columns_that_are_carried_through_are_taken_in_without_computing(
+    changing: Changing, tmp_path: Path
+) -> None:
+    names, out = changing.names()[:3], tmp_path / "out"
+    run_job(manifest_job(changing, {names[0]: 1, names[1]: 2, names[2]: 3}, out))
+    before, stored = values_of(out), read_dataset(Layout.open(str(out)))
+    spec = manifest_job(changing, {names[0]: 1, names[1]: 2.5, names[2]: 3}, out)
+    changing.computed.clear()
+    start_update(spec)
+    run_job(spec, resume=True)
+    assert changing.computed == [] and values_of(out) == before
+    takes = open_features(out).table["extra_take"].to_pylist()
+    assert sorted(takes) == [1, 2.5, 3] and stored is not None
+    assert sorted(open_features(out, snapshot=1).table["extra_take"].to_pylist()) == [1, 2, 3]
+    assert_whole(out)
+    spec = manifest_job(changing, {names[0]: "one", names[1]: 2.5, names[2]: 3}, out)
+    with pytest.raises(OutputError, match="column 'take' of the source was double"):
+        start_update(spec)
+    assert_whole(out)

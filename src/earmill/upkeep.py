@@ -1,0 +1,127 @@
+"""What keeps an output in order, as Python calls: log, diff, compact, gc.
+
+Each does what the command of its name does and raises what the command would print.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from earmill.pipeline.dataset.garbage import Collected
+    from earmill.pipeline.dataset.history import SnapshotDiff, Which
+    from earmill.pipeline.dataset.snapshot import LogEntry
+    from earmill.pipeline.storage.layout import Layout
+
+Uri = str | os.PathLike[str]
+
+
+def log(uri: Uri, *, storage_options: Mapping[str, Any] | None = None) -> list[LogEntry]:
+    """The snapshots of a dataset, as `earmill log` lists them: the oldest first, the last counts.
+
+    Args:
+        uri: Output of a job. storage_options: Of the place.
+    Raises:
+        OutputError: Nothing was closed there so far.
+    """
+    from earmill.pipeline.dataset.history import log as read_log
+
+    with opened_layout(uri, storage_options) as layout:
+        return read_log(layout)
+
+
+def diff(
+    uri: Uri,
+    before: Which = "previous",
+    after: Which = "current",
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> SnapshotDiff:
+    """Rows by which two snapshots of a dataset differ, as `earmill diff` shows them.
+
+    Args:
+        uri: Output of a job. storage_options: Of the place.
+        before, after: Each a number of `log`, "previous", "current", a date or a name.
+    Raises:
+        OutputError: There is no such snapshot.
+    Example:
+        found = earmill.diff("features", 1, 2)
+        print(found.added, found.changed, found.removed)
+    """
+    from earmill.pipeline.dataset.history import diff as compare
+
+    with opened_layout(uri, storage_options) as layout:
+        return compare(layout, before, after)
+
+
+def compact(
+    uri: Uri,
+    *,
+    shard_seconds: float | None = None,
+    shard_rows: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> LogEntry | None:
+    """Merge small shards into larger ones, as `earmill compact` does; values stay bit for bit.
+
+    Args:
+        uri: Output of a job that has finished. storage_options: Of the place.
+        shard_seconds, shard_rows: Audio and rows of a merged shard, at most; None takes what the
+            job says.
+    Returns:
+        The log entry of the new snapshot; None where there was nothing to merge.
+    Raises:
+        OutputError: No dataset there, or one that is not finished. LockedError: A driver is at it.
+    """
+    from earmill.pipeline.dataset.compact import compact as merge
+
+    with opened_layout(uri, storage_options) as layout:
+        return merge(layout, shard_seconds=shard_seconds, shard_rows=shard_rows)
+
+
+def gc(
+    uri: Uri,
+    *,
+    keep: int | None = None,
+    older_than: timedelta | None = None,
+    grace: timedelta = timedelta(hours=24),
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Collected:
+    """Remove what no snapshot names, as `earmill gc` does; the one that counts always stays.
+
+    Args:
+        uri: Output of a job. storage_options: Of the place.
+        keep: Keep this many snapshots, the newest. older_than: Remove those closed so long ago.
+            With both a snapshot goes that neither keeps; with none all stay.
+        grace: Files younger than this stay, whatever names them.
+        dry_run: Only say what would go.
+    Returns:
+        Snapshots, files and bytes that went.
+    Raises:
+        OutputError: No closed dataset there. LockedError: A driver is at it.
+    """
+    from earmill.pipeline.dataset.garbage import collect_garbage
+
+    with opened_layout(uri, storage_options) as layout:
+        return collect_garbage(
+            layout,
+            keep=keep,
+            older_than=older_than,
+            grace_s=grace.total_seconds(),
+            dry_run=dry_run,
+        )
+
+
+@contextmanager
+def opened_layout(uri: Uri, storage_options: Mapping[str, Any] | None) -> Iterator[Layout]:
+    """A place, whose store's errors become ours."""
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    layout = Layout.open(os.fspath(uri), storage_options or {})
+    with store_errors(layout.url()):
+        yield layout
