@@ -127,7 +127,9 @@ class LocalProcess:
         self._out.submit(send, self.connection)
 
     def _lost(self) -> list[tuple[LocalCall, Outcome | Lost]]:
-        lost = Lost(f"the worker process died: {self._end()}")
+        why = self._end()
+        # Nobody else kills a worker without a word.
+        lost = Lost(f"the worker process died: {why}", memory=why.startswith("SIGKILL"))
         calls, self._calls = list(self._calls.values()), {}
         return [(call, lost) for call in calls]
 

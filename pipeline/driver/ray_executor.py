@@ -159,7 +159,13 @@ class RayWorkers:
 
 def _result(ref: Any) -> Outcome | Lost:
     import ray
-    from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
+    from ray.exceptions import (
+        ActorDiedError,
+        ActorUnavailableError,
+        OutOfMemoryError,
+        RayError,
+        RayTaskError,
+    )
 
     try:
         outcome: Outcome = ray.get(ref)
@@ -172,7 +178,7 @@ def _result(ref: Any) -> Outcome | Lost:
         return Outcome(ok=False, stage="rows", message=named_line(error.cause or error))
     except RayError as error:
         # Killed for memory, node gone, and whatever else Ray calls a lost task.
-        return Lost(named_line(error))
+        return Lost(named_line(error), memory=isinstance(error, OutOfMemoryError))
     return outcome
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 # Searches that end without a culprit before the shard is given up: the first may have been bad
 # luck (a lost node), the second is not.
 FRUITLESS_SEARCHES = 2
+# A shard that met too little memory is tried with less, down to this part of the usual.
+LESS_MEMORY, LEAST_MEMORY = 1 / 4, 1 / 16
 # Rows known to be readable that travel with an order.
 WITNESSES = 4
 
@@ -79,6 +81,7 @@ class ShardWork:
             `failures` counts every attempt that failed.
         copies: Calls in flight for it; two while a slow shard is tried a second time.
         outages: How often it met one; the last time at `waits_since`.
+        memory_share: Part of the usual memory that its next attempt may take.
     """
 
     shard: Shard
@@ -88,6 +91,7 @@ class ShardWork:
     copies: int = 0
     outages: int = 0
     waits_since: float = 0.0
+    memory_share: float = 1.0
     culprits: dict[str, str] = field(default_factory=dict)
     search: Bisection | None = None
 
@@ -108,6 +112,7 @@ class ShardWork:
             attempts=self.failures + 1,
             culprits=dict(self.culprits),
             witnesses=tuple(witnesses),
+            memory_share=self.memory_share,
         )
 
 
@@ -249,6 +254,8 @@ class Ledger:
             return
         if outcome.outage:
             self._wait(work, Outage(outcome.outage, _said(outcome)))
+        elif outcome.memory and work.memory_share > LEAST_MEMORY:
+            self._lower(work, _said(outcome))
         elif isinstance(outcome, Lost):
             self._charge(work, outcome.reason, certain)
         elif outcome.stage == "publish":
@@ -317,6 +324,15 @@ class Ledger:
         pause_s = self._patience.met(outage)
         self._sink(events.ShardWaits(work.shard_id, outage.reason, round(pause_s, 3)))
         self.result.fatal = self.result.fatal or self._patience.verdict
+
+    def _lower(self, work: ShardWork, reason: str) -> None:
+        """Again, alone and in less memory; that is no fault of its rows yet."""
+        work.memory_share *= LESS_MEMORY
+        work.failures += 1
+        if not work.copies:
+            said = f"{reason}; again with {work.memory_share:.0%} of the memory for batches"
+            self._sink(events.ShardRetry(work.shard_id, work.failures, said))
+            self._suspects.append(work)
 
     def _charge(self, work: ShardWork, reason: str, certain: bool) -> None:
         work.attempts += certain

@@ -28,6 +28,7 @@ class ShardOrder:
         attempts: How many attempts were made so far, this one included.
         culprits: Row id -> reason, for rows that must go to quarantine unprocessed.
         witnesses: Rows of the source that were read before, in this run or an earlier one.
+        memory_share: Part of the usual memory for clips and batches; changes no value.
     """
 
     shard: Shard
@@ -35,6 +36,7 @@ class ShardOrder:
     attempts: int = 1
     culprits: Mapping[str, str] = field(default_factory=dict)
     witnesses: Sequence[Item] = ()
+    memory_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Outcome:
         message: One line for people. permanent: Trying again is pointless.
         outage: Kind of an outage, see `common.patience`; it says nothing of the shard.
         info: Set by a good warm-up. value: Set by a status call.
+        memory: There was too little of it.
         cpu_s: Set by shards: CPU seconds of the process since it was warm, by part.
     """
 
@@ -74,6 +77,7 @@ class Outcome:
     outage: str = ""
     info: WorkerInfo | None = None
     value: float = 0.0
+    memory: bool = False
     cpu_s: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -84,11 +88,13 @@ class Lost:
     Args:
         restarting: Ray is starting the process again; the same handle will work in a moment.
         outage: It was waiting for what the kind of outage names when it was given up.
+        memory: It may have been killed for the memory it took.
     """
 
     reason: str
     restarting: bool = False
     outage: str = ""
+    memory: bool = False
 
 
 class PublishError(RuntimeError):

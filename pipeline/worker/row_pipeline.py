@@ -126,6 +126,7 @@ class RowProcessor:
         witnesses: Sequence[Item] = (),
         turn: Turn | None = None,
         on_audio: Callable[[float], None] = lambda seconds: None,
+        memory_share: float = 1.0,
     ) -> ShardRows:
         """All rows of a shard.
 
@@ -135,11 +136,12 @@ class RowProcessor:
             turn: Waited for before the models are first used, and over once all clips are on their
                 way to them.
             on_audio: Told the seconds of audio of each row that is through the models.
+            memory_share: Part of the usual bytes for clips that wait and for batches.
         Raises:
             SourceOutage: Bytes could not be had for no row's fault; nothing is to be published.
         """
         with self.extraction.shard():
-            run = _ShardRun(self, attempts, on_audio)
+            run = _ShardRun(self, attempts, on_audio, memory_share)
             return run.run(items, witnesses, turn or free_turn())
 
     def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
@@ -157,7 +159,11 @@ class RowProcessor:
     # -- for _ShardRun ------------------------------------------------------------------------
 
     def prepared(
-        self, items: Sequence[Item], attempts: int, witnesses: Sequence[Item] = ()
+        self,
+        items: Sequence[Item],
+        attempts: int,
+        witnesses: Sequence[Item] = (),
+        memory_share: float = 1.0,
     ) -> Generator[Prepared, None, None]:
         """Every row, decoded ahead, in order."""
 
@@ -179,7 +185,7 @@ class RowProcessor:
             carried(DECODE, work),
             pool=self._pool,
             nbytes=_nbytes,
-            budget_bytes=self._ahead_bytes,
+            budget_bytes=int(self._ahead_bytes * memory_share),
             in_flight=self._decode_threads + 1,
             feeders=self._feeders,
         )
@@ -228,9 +234,14 @@ class _ShardRun:
     """One shard on its way through; collects rows as futures in planned order."""
 
     def __init__(
-        self, rows: RowProcessor, attempts: int, on_audio: Callable[[float], None]
+        self,
+        rows: RowProcessor,
+        attempts: int,
+        on_audio: Callable[[float], None],
+        memory_share: float,
     ) -> None:
         self._rows, self._attempts, self._on_audio = rows, attempts, on_audio
+        self._memory_share, self._full_bytes = memory_share, int(WINDOW_BYTES * memory_share)
         self._done: list[list[Future[Any] | QuarantineRow]] = []
         # Place in the shard, clip, and the audio it stands for in the progress.
         self._window: list[tuple[int, Clip, float]] = []
@@ -246,7 +257,8 @@ class _ShardRun:
                 window.cancel()
 
     def _extract(self, items: Sequence[Item], witnesses: Sequence[Item], turn: Turn) -> None:
-        with closing(self._rows.prepared(items, self._attempts, witnesses)) as prepared:
+        rows = self._rows.prepared(items, self._attempts, witnesses, self._memory_share)
+        with closing(rows) as prepared:
             for entry in prepared:
                 place = len(self._done)
                 self._done.append([])
@@ -263,7 +275,9 @@ class _ShardRun:
             self._collect(0)
 
     def _is_full(self, entry: list[Clip] | LongClip) -> bool:
-        return isinstance(entry, LongClip) or self._window_bytes + _nbytes(entry) >= WINDOW_BYTES
+        return (
+            isinstance(entry, LongClip) or self._window_bytes + _nbytes(entry) >= self._full_bytes
+        )
 
     def _take(self, place: int, entry: list[Clip] | LongClip) -> None:
         if isinstance(entry, LongClip):
@@ -273,7 +287,7 @@ class _ShardRun:
             return
         self._window += [(place, clip, clip.seconds / len(entry)) for clip in entry]
         self._window_bytes += _nbytes(entry)
-        if self._window_bytes >= WINDOW_BYTES:
+        if self._window_bytes >= self._full_bytes:
             self._flush()
 
     def _flush(self) -> None:

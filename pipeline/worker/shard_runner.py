@@ -243,6 +243,7 @@ class ShardRunner:
                 witnesses=order.witnesses,
                 turn=turn,
                 on_audio=count,
+                memory_share=order.memory_share,
             )
         culprits = [
             quarantined(item.row_id, item, _crash(order.culprits[item.row_id]), order.attempts)

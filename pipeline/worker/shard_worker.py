@@ -111,7 +111,12 @@ def _failed(stage: str, error: BaseException) -> Outcome:
     if outage:
         text = one_line(error) if isinstance(error, EarmillError) else named_line(error)
         return Outcome(ok=False, stage=stage, message=text[:MESSAGE_LIMIT], outage=outage)
-    return Outcome(ok=False, stage=stage, message=named_line(error, where=stage == "rows"))
+    return Outcome(
+        ok=False,
+        stage=stage,
+        message=named_line(error, where=stage == "rows"),
+        memory=any(isinstance(one, MemoryError) for one in chain(error)),
+    )
 
 
 def outage_of(stage: str, error: BaseException) -> str:

@@ -8,11 +8,13 @@
     full-*    the disk is full when its shard is written
     meet-*    waits until another shard is running beside it
     freeze-*  stops its process the first time it is met, until another wakes it
+    big-*     has too little memory unless it may take less
+    oom-*     is killed as by the system while it takes as much as usual
     both-*    waits until two processes have begun shards
     lost-*    loses its device the first time it is met, while a hold-* is held
     hold-*    never returns the first time it is met
 
-A commit is a file made with O_EXCL, as on a real local output.
+A commit is a file linked to its name, as on a real local output.
 """
 
 from __future__ import annotations
@@ -83,6 +85,7 @@ class FileRunner:
             (self.root / f"seen-{running}").touch()
         try:
             ids = [item.row_id for item in order.shard.items if item.row_id not in order.culprits]
+            self._take_memory(ids, order.memory_share)
             self._process(ids, order.shard.shard_id)
             self._publish(order, ids)
         finally:
@@ -122,6 +125,13 @@ class FileRunner:
         if sum(row_id.startswith("pair-") for row_id in ids) > 1:
             os._exit(139)
 
+    def _take_memory(self, ids: list[str], share: float) -> None:
+        kinds = {row_id.split("-")[0] for row_id in ids}
+        if "big" in kinds and share > 0.1:
+            raise MemoryError("4 GB")
+        if "oom" in kinds and share == 1.0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     @contextmanager
     def _counting(self) -> Iterator[None]:
         """One at a time, of threads and processes alike: two that begin together are two."""
@@ -145,13 +155,16 @@ class FileRunner:
                 raise OSError(errno.ENOSPC, "No space left on device")
             except OSError as error:
                 raise PublishError("shard not written") from error
+        # Whole or not at all: the process may be killed by a row of another shard meanwhile.
+        temporary = self.root / f"commit-{order.attempt}"
+        temporary.write_text(
+            json.dumps({"ok": ids, "bad": dict(order.culprits), "pid": os.getpid()})
+        )
         try:
-            fd = os.open(self.root / f"{order.shard.shard_id}.json", os.O_CREAT | os.O_EXCL | 1)
+            os.link(temporary, self.root / f"{order.shard.shard_id}.json")
         except FileExistsError:
             (self.root / f"too-late-{os.getpid()}").touch()
             return
-        with os.fdopen(fd, "w") as file:
-            json.dump({"ok": ids, "bad": dict(order.culprits), "pid": os.getpid()}, file)
         if any(row_id.startswith("late-") for row_id in ids):
             os._exit(139)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from earmill.pipeline.driver import events
+from earmill.pipeline.driver import deadlines, events
 from earmill.pipeline.driver.deadlines import Deadlines
 from earmill.pipeline.driver.executor import Hire
 from earmill.pipeline.driver.local_executor import LocalWorkers
@@ -76,8 +76,8 @@ class Run:
         )
         hire = Hire(make_runner, Placement("", threads=1, num_cpus=0.0), CONCURRENT_SHARDS)
         pool = Pool(self.executor(lambda index: hire), workers)
-        deadlines = Deadlines(deadline_s, row_deadline_s)
-        return Scheduler(ledger, pool, deadlines=deadlines, sink=sink, stop=self.stop).run()
+        limits = Deadlines(deadline_s, row_deadline_s)
+        return Scheduler(ledger, pool, deadlines=limits, sink=sink, stop=self.stop).run()
 
     def said(self, kind: type[events.Event]) -> list[events.Event]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -180,8 +180,34 @@ def test_a_row_that_takes_longer_than_rows_may_is_found_long_before_its_shard_ha
     assert culprits.row_id == "hang-b" and "no result within 0.5 s" in culprits.reason
 
 
-def test_a_worker_that_was_frozen_and_wakes_does_no_harm(tmp_path: Path) -> None:
+def test_a_shard_that_runs_out_of_memory_is_done_in_less_of_it(tmp_path: Path) -> None:
+    """One attempt is all there is: a charge would start a search among innocent rows."""
+    run = Run(tmp_path, [shard("00000", "big-a", "ok-b"), shard("00001", "ok-c")])
+    result = run(max_attempts=1)
+    assert set(result.done) == {"00000", "00001"} and run.rows("00000") == ["big-a", "ok-b"]
+    said = [event.reason for event in run.said(events.ShardRetry)]
+    assert [reason.partition("; again with ")[2][:2] for reason in said] == ["25", "6%"]
+    assert "MemoryError: 4 GB" in said[0]
+    assert run.said(events.BisectStarted) == [] and run.said(events.WorkerLost) == []
+
+
+def test_a_process_that_the_system_kills_is_taken_for_one_that_took_too_much(
+    tmp_path: Path,
+) -> None:
+    if Run.executor is RayWorkers:
+        pytest.skip("Ray says for itself when it kills for memory")
+    run = Run(tmp_path, [shard("00000", "oom-a")])
+    result = run(max_attempts=1)
+    assert set(result.done) == {"00000"} and run.said(events.BisectStarted) == []
+    (again,) = run.said(events.ShardRetry)
+    assert "died: SIGKILL; again with 25% of the memory" in again.reason
+
+
+def test_a_worker_that_was_frozen_and_wakes_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another worker has committed its shard meanwhile: it comes too late, and works on."""
+    monkeypatch.setattr(deadlines, "HUNG_FACTOR", 100.0)
     run = Run(tmp_path, [shard("00000", "freeze-a")])
     late = []
 
@@ -196,17 +222,20 @@ def test_a_worker_that_was_frozen_and_wakes_does_no_harm(tmp_path: Path) -> None
                 return
             time.sleep(0.02)
 
-    result = run(workers=2, deadline_s=3.0, on_event=wake)
+    result = run(workers=2, deadline_s=1.0, on_event=wake)
     assert late and set(result.done) == {"00000"}
     record = read_commit(tmp_path, "00000")
     assert record["ok"] == ["freeze-a"] and record["pid"] != int((tmp_path / "frozen").read_text())
     assert run.said(events.WorkerLost) == [] and run.said(events.ShardRetry) == []
 
 
-def test_a_straggler_is_overtaken_by_a_second_copy(tmp_path: Path) -> None:
+def test_a_straggler_is_overtaken_by_a_second_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "HUNG_FACTOR", 100.0)
     # The first call of slow-a waits for a commit that only another attempt can make.
     run = Run(tmp_path, [shard("00000", "slow-a")])
-    result = run(workers=2, deadline_s=3.0)
+    result = run(workers=2, deadline_s=1.0)
     assert run.rows("00000") == ["slow-a"]
     assert set(result.done) == {"00000"}
     assert run.said(events.WorkerLost) == [] and run.said(events.ShardRetry) == []

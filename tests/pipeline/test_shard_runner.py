@@ -76,6 +76,7 @@ def test_a_shard_is_published_once_and_says_how(tmp_path: Path, corpus: Path) ->
 def test_shards_that_overlap_give_the_files_of_shards_one_by_one(
     tmp_path: Path, corpus: Path
 ) -> None:
+    """Also where there is only memory for a clip at a time."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     alone, together = Work(tmp_path / "one", corpus), Work(tmp_path / "two", corpus)
@@ -84,7 +85,9 @@ def test_shards_that_overlap_give_the_files_of_shards_one_by_one(
     for number in numbers:
         alone.runner.run(alone.order(number, "a"))
     with ThreadPoolExecutor(2) as threads:
-        orders = [together.order(number, "b") for number in numbers]
+        orders = [
+            together.order(number, "b", memory_share=(1.0, 1e-6)[number % 2]) for number in numbers
+        ]
         list(threads.map(together.runner.run, orders))
     assert committed_files(together.output) == committed_files(alone.output)
 
