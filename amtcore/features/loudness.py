@@ -46,7 +46,7 @@ from amtcore.kernels.backends.base import Backend
 from amtcore.kernels.backends.chosen import get_backend
 from amtcore.kernels.fused.cpu import POOLS
 from amtcore.kernels.fused.program import frame_ratio
-from amtcore.kernels.vector.threads import get_num_threads
+from amtcore.kernels.vector.threads import get_num_threads, one_torch_thread
 from amtcore.models.loudness import LoudnessModel, LoudnessState
 from amtcore.scales.phon import PhonTable
 
@@ -91,7 +91,7 @@ class LoudnessStream(ExtractStream):
 
     def _take(self, signal: Tensor, last: bool) -> Made:
         batch = signal if self._model.input_channels == (1,) else signal.unsqueeze(0)
-        with torch.no_grad():
+        with torch.no_grad(), one_torch_thread():
             loudness, self._state = self._model.stream_loudness(batch, self._state, last)
         made: Made = {}
         for plan, pooler in zip(self._plans, self._poolers, strict=True):

@@ -13,7 +13,8 @@ import torch
 
 from amtcore import get_num_threads, set_num_threads
 from amtcore.errors import ParameterError
-from amtcore.kernels.vector.threads import parallel_for
+from amtcore.kernels.vector import threads
+from amtcore.kernels.vector.threads import one_torch_thread, parallel_for
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +124,16 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     process.join(120)
     assert process.exitcode == 0
     assert answers.get() == list(range(7))
+
+
+@pytest.mark.parametrize("of_kernels", [0, 3])  # 0: torch's own number
+def test_torch_alone_can_have_one_thread(of_kernels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_threads", of_kernels)
+    own, kernels = torch.get_num_threads(), get_num_threads()
+    assert kernels == (of_kernels or 2)
+    with pytest.raises(ZeroDivisionError), one_torch_thread(), one_torch_thread():
+        assert torch.get_num_threads() == 1 and get_num_threads() == kernels
+        parallel_for(lambda i: None, 3)
+        assert torch.get_num_threads() == 1
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == own and get_num_threads() == kernels

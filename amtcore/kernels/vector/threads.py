@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -21,12 +22,30 @@ from amtcore.errors import ParameterError
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _threads = 0
+_of_torch = 0  # torch's number while `one_torch_thread` hides it
 _local = threading.local()
 
 
 def get_num_threads() -> int:
     """Threads that kernels use: as set, else torch's own number."""
-    return _threads or torch.get_num_threads()
+    return _threads or _of_torch or torch.get_num_threads()
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Torch's functions on the caller's thread alone, kernels on as many as before.
+
+    Between short functions torch's own threads wait in a loop, on processors that kernels want.
+    """
+    global _of_torch
+    own, before = torch.get_num_threads(), _of_torch
+    _of_torch = before or own
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
+        _of_torch = before
 
 
 def set_num_threads(threads: int) -> None:
