@@ -78,7 +78,8 @@ def levels_db(intensity: Tensor, weights: Tensor, blocks: Tensor) -> Tensor:
     _over_frames(one, frames + -frames % LANES)
     strange = _strange(intensity)
     if len(strange):
-        made[strange] = reference.levels_db(intensity[strange], weights)
+        with torch.autocast("cpu", enabled=False):  # it would take half of the digits
+            made[strange] = reference.levels_db(intensity[strange], weights)
     return made
 
 
@@ -99,5 +100,6 @@ def pattern(intensity: Tensor, levels_db: Tensor, tables: Tables) -> Tensor:
     made = torch.from_numpy(out[:frames])
     strange = _strange(intensity, levels_db)
     if len(strange):
-        made[strange] = reference.pattern(intensity[strange], levels_db[strange], tables)
+        with torch.autocast("cpu", enabled=False):
+            made[strange] = reference.pattern(intensity[strange], levels_db[strange], tables)
     return made
