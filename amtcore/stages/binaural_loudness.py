@@ -15,7 +15,7 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.ops.binaural import TINY, divisor, inhibition
-from amtcore.kernels.ops.excitation import can_compute
+from amtcore.kernels.ops.loudness import can_compute
 from amtcore.stages.base import Stage, product
 from amtcore.stages.excitation import STEP_CAM
 from amtcore.stages.limits import Range

@@ -184,7 +184,7 @@ class ComponentStage(Stage):
     def by_kernel(self, *tensors: Tensor) -> bool:
         """Whether the kernel for numbers alone may take these: what it works on, and tables that
         tell whether someone asks for a derivative by a constant."""
-        return self.backend is None and excitation.can_compute(*tensors)
+        return self.backend is None and can_compute(*tensors)
 
     def blocks_of(self, weights: Tensor) -> Tensor:
         """(node, place) as the kernel takes it; nothing in float64, which has none."""

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.ops.excitation import can_compute
-from amtcore.kernels.ops.loudness import audible
+from amtcore.kernels.ops.loudness import audible, can_compute
 from amtcore.kernels.ops.spectrum import Factors, powers
 from amtcore.stages.base import Stage, product
 from amtcore.stages.spectrum_factors import can_factor, factors_of
@@ -166,7 +165,8 @@ class WindowedSpectrum(Stage):
         if self._has_factors() and x.numel() and can_compute(x):
             names = ("basis", "values", "plan")
             factors = Factors(*(self.get_buffer(f"factor_{name}") for name in names))
-            return powers(x, factors, len(self.frequencies))
+            frames = (x.shape[-1] - self.windows[0]) // self.hop_length + 1
+            return powers(x, factors, len(self.frequencies), frames)
         even, odd = self._folded(x)
         frames = even.shape[:-1]
         # (frame, sample) of all signals; a component's frames lie together, as products are best.

@@ -250,7 +250,10 @@ class Layout:
         names = [path.relative_to(local).as_posix() for path in files]
         targets = [self.path(f"{rel}/{name}") for name in names]
         sources = [str(path) for path in files]
-        self.fs.put(sources, targets, batch_size=FILES_AT_ONCE, **in_parts(self.fs))
+        # Not in one call: fsspec leaves the tasks behind one that fails as they are.
+        for some in range(0, len(sources), FILES_AT_ONCE):
+            now = slice(some, some + FILES_AT_ONCE)
+            self.fs.put(sources[now], targets[now], batch_size=FILES_AT_ONCE, **in_parts(self.fs))
 
     @contextmanager
     def scratch(self, name: str) -> Iterator[Path]:

@@ -34,7 +34,8 @@ def refusing() -> Iterator[str]:
 
     class Refusing(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = [part for part in self.path.split("/") if part.isdigit()]
+            parts = self.path.partition("?")[0].split("/")
+            found = [part for part in parts if part.isdigit()]
             self.send_response(int(found[0]) if found else 403)
             self.send_header("Content-Length", "0")
             self.end_headers()

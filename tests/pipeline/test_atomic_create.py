@@ -143,7 +143,11 @@ class _LossyStore(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def do_GET(self) -> None:
-        body = self.objects.get(self.path.split("?")[0])
+        name, _, query = self.path.partition("?")
+        if "list-type=2" in query:  # of folders that stay empty here
+            self._answer(200, b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>")
+            return
+        body = self.objects.get(name)
         missing = b"<Error><Code>NoSuchKey</Code></Error>"
         self._answer(404 if body is None else 200, missing if body is None else body)
 
