@@ -165,8 +165,8 @@ class WindowedSpectrum(Stage):
         if self._has_factors() and x.numel() and can_compute(x):
             names = ("basis", "values", "plan")
             factors = Factors(*(self.get_buffer(f"factor_{name}") for name in names))
-            frames = (x.shape[-1] - self.windows[0]) // self.hop_length + 1
-            return powers(x, factors, len(self.frequencies), frames)
+            count = (x.shape[-1] - self.windows[0]) // self.hop_length + 1
+            return powers(x, factors, len(self.frequencies), count)
         even, odd = self._folded(x)
         frames = even.shape[:-1]
         # (frame, sample) of all signals; a component's frames lie together, as products are best.
