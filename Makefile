@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-jobs test-gpu kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -36,10 +36,10 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Three processes side by side: the models compute, the other two mostly wait for what they started.
+# Four processes side by side: the models compute, the others mostly wait for what they started.
 test: setup
 	$(MAKE) --jobs=2 --output-sync=target lint kernels
-	$(MAKE) --jobs=3 --output-sync=target test-models test-pipeline test-jobs
+	$(MAKE) --jobs=4 --output-sync=target test-models test-pipeline test-jobs
 
 # Into their cache, once, instead of in each of the processes.
 kernels: setup
@@ -62,8 +62,14 @@ test-interpreted: setup
 test-long: setup
 	$(BIN)/python -m pytest -m long tests
 
-test-pipeline: setup
-	$(BIN)/python -m pytest src/earmill tests/pipeline
+test-pipeline: test-pipeline-first test-pipeline-second
+
+FIRST := tests/pipeline/test_[a-m]*.py
+test-pipeline-first: setup
+	$(BIN)/python -m pytest src/earmill $(FIRST)
+
+test-pipeline-second: setup
+	$(BIN)/python -m pytest tests/pipeline $(addprefix --ignore-glob=,$(FIRST))
 
 test-jobs: setup
 	$(BIN)/python -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline

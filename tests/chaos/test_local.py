@@ -16,7 +16,7 @@ from earmill.pipeline.storage.layout import Layout
 from tests.chaos.conftest import Reference
 from tests.chaos.jobs import assert_equal_datasets, driver, write_job
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
 LOCAL = "run.executor=local"
 

@@ -203,6 +203,7 @@ def test_a_process_that_the_system_kills_is_taken_for_one_that_took_too_much(
     assert "died: SIGKILL; again with 25% of the memory" in again.reason
 
 
+@pytest.mark.long
 def test_a_worker_that_was_frozen_and_wakes_does_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
