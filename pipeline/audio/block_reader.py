@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Self
 
 import numpy as np
 
@@ -81,33 +82,42 @@ class AudioFacts:
     decoder_version: str
 
 
-class Blocks(Protocol):
+class Blocks(ABC):
     """Blocks of one span, read once, wherever they are decoded."""
 
-    @property
-    def rate_hz(self) -> int: ...
+    #: Sample rate of the file, and channels of a block.
+    rate_hz: int
+    channel_ids: tuple[int, ...]
+    _facts: AudioFacts | None = None
 
     @property
-    def channel_ids(self) -> tuple[int, ...]: ...
+    def facts(self) -> AudioFacts:
+        """What was read; ValueError before the last block was."""
+        if self._facts is None:
+            raise ValueError("facts are complete only after the last block was read")
+        return self._facts
 
-    @property
-    def facts(self) -> AudioFacts: ...
+    @abstractmethod
+    def __iter__(self) -> Iterator[AudioBlock]:
+        """The blocks."""
 
-    def __iter__(self) -> Iterator[AudioBlock]: ...
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file."""
 
-    def __enter__(self) -> Blocks: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
-    def close(self) -> None: ...
 
-
-class BlockReader:
+class BlockReader(Blocks):
     """Iterates over mixed blocks of one span; `facts` are complete after the last block.
 
     Args:
@@ -143,6 +153,7 @@ class BlockReader:
             self._bytes_sha256 = digest_of(stream)
         self._input = DecoderInput(open_prefixed(stream, self._probe.prefix, self._probe.offset))
         self._file = self._opened()
+        self.rate_hz = int(self._file.samplerate)
         try:
             self._check_rate()
             self.channel_ids = self._channel_ids(channels)
@@ -155,28 +166,6 @@ class BlockReader:
             raise
         self._pcm_sha256 = hashlib.sha256()
         self._frames = 0
-        self._facts: AudioFacts | None = None
-
-    @property
-    def rate_hz(self) -> int:
-        return int(self._file.samplerate)
-
-    @property
-    def facts(self) -> AudioFacts:
-        if self._facts is None:
-            raise ValueError("facts are complete only after the last block was read")
-        return self._facts
-
-    def __enter__(self) -> BlockReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._file.close()

@@ -23,13 +23,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from earmill.pipeline.audio import child_messages
-from earmill.pipeline.audio.block_reader import AudioFacts, Limits
+from earmill.pipeline.audio.block_reader import AudioFacts, Blocks, Limits
 from earmill.pipeline.audio.channels import AudioBlock, Channels
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.checksum import digest_of
@@ -159,7 +158,7 @@ class _Child:
         return self._process.wait()
 
 
-class ChildReader:
+class ChildReader(Blocks):
     """Blocks of one file, as `BlockReader` gives them; its errors are the same.
 
     Raises, in place of a crash of this process:
@@ -176,7 +175,6 @@ class ChildReader:
     ) -> None:
         self._children, self._stream, self._request = children, stream, request
         self._child: _Child | None = child
-        self._facts: AudioFacts | None = None
         self.rate_hz, self.channel_ids = 0, tuple[int, ...]()
         try:
             child.ask(request, stream)
@@ -191,23 +189,6 @@ class ChildReader:
         if not all(type(each) is int for each in numbers) or rate_hz <= 0:  # type: ignore[operator]
             raise self._nonsense("a rate or channels that are none")
         self.rate_hz, self.channel_ids = int(rate_hz), tuple(ids)  # type: ignore[arg-type]
-
-    @property
-    def facts(self) -> AudioFacts:
-        if self._facts is None:
-            raise ValueError("facts are complete only after the last block was read")
-        return self._facts
-
-    def __enter__(self) -> ChildReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Safe to call again; a child in the middle of a file is ended."""
@@ -231,9 +212,13 @@ class ChildReader:
             self._facts = AudioFacts(**facts)
         except TypeError as error:
             raise self._nonsense("facts that are none") from error
-        if self._child is not None:
-            self._children.give_back(self._child)
-            self._child = None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """It is done with this file, and ready for others."""
+        child, self._child = self._child, None
+        if child is not None:
+            self._children.give_back(child)
 
     def _answer(self) -> tuple[dict[str, Any], bytearray]:
         """The child's next message; its error where it has one."""
@@ -260,9 +245,7 @@ class ChildReader:
         number = message.get("errno")
         if isinstance(number, int) and hasattr(self._stream, "failure"):
             self._stream.failure = OSError(number, os.strerror(number))
-        if self._child is not None:
-            self._children.give_back(self._child)
-            self._child = None
+        self._give_back()
         found: RowError = kind(str(message.get("message")))
         return found
 

@@ -8,7 +8,6 @@ bit where machine and packages are those that made the shard, else within a tole
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from earmill.pipeline.common.errors import CommitError, OutputError, SourceOutage
+from earmill.pipeline.common.machine import cores
 from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
 from earmill.pipeline.dataset.description import read_description
 from earmill.pipeline.dataset.snapshot import Snapshot, read_checked, read_current, read_snapshot
@@ -96,7 +96,7 @@ def verify_deep(
     seed = random.randrange(2**32) if seed is None else seed
     drawn = _drawn(layout, snapshot, rows, seed)
     on_begin("building the models")
-    threads = threads or os.cpu_count() or 1
+    threads = threads or cores()
     models = warm_models(spec, threads, spec.run.device)
     source = open_source(spec.source)
     on_begin(f"computing {len(drawn):,} rows")

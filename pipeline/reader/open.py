@@ -119,33 +119,29 @@ def open_features(
         both = open_features(["s3://bucket/features", "more"])
         before = open_features("s3://bucket/features", snapshot="2026-05-01")
     """
-
     kept = _cache_place(local_cache, local_cache_bytes)
 
-    def open_one(place: Uri, dtype: str | None) -> Features:
+    def open_set(
+        at: Uri, which: Which | None, names: Sequence[str] | None, kind: str | None
+    ) -> Features:
         options = dict(storage_options or {})
-        return _open(place, snapshot, format, streams, dtype, options, cache_bytes, kept)
+        return _open(at, which, format, names, kind, options, cache_bytes, kept)
 
     if additions:
         if isinstance(uri, list | tuple):
             raise ValueError("expected one place to read with its additions, got a list of places")
-
-        def open_set(at: Uri, which: Which | None, names: list[str], kind: str | None) -> Features:
-            options = dict(storage_options or {})
-            return _open(at, which, format, names, kind, options, cache_bytes, kept)
-
         return open_joined(uri, snapshot, streams, dtype, storage_options or {}, open_set)
     if isinstance(uri, str | os.PathLike):
-        return open_one(uri, dtype)
+        return open_set(uri, snapshot, streams, dtype)
     if not isinstance(uri, list | tuple):
         raise TypeError(
             f"expected the place of a feature set, or a list of places, got {uri!r}; "
             'open_features("features")'
         )
-    sets = [open_one(place, dtype) for place in uri]
+    sets = [open_set(place, snapshot, streams, dtype) for place in uri]
     if len({each.dtype for each in sets}) > 1:
         widest = np.result_type(*(each.dtype for each in sets)).name
-        sets = [open_one(place, widest) for place in uri]
+        sets = [open_set(place, snapshot, streams, widest) for place in uri]
     return ConcatenatedFeatures(sets)
 
 

@@ -5,7 +5,6 @@ A range costs one request. What is asked for is what is read: nothing before, be
 
 from __future__ import annotations
 
-import io
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.errors import UnreadableError
+from earmill.pipeline.common.placed_file import PlacedFile
 from earmill.pipeline.sources.fetch import (
     MEMORY_BYTES,
     Blob,
@@ -114,29 +114,8 @@ def _pieces(
             touch()
 
 
-class _Placed(io.RawIOBase):
-    """What seekable files that cannot be written have in common.
-
-    Args:
-        size: Of the file.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size, self._at = size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        return self._at
+class _Ranged(PlacedFile):
+    """What is read into a buffer by `read`."""
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
@@ -145,7 +124,7 @@ class _Placed(io.RawIOBase):
         return len(data)
 
 
-class RangedFile(_Placed):
+class RangedFile(_Ranged):
     """A file read by ranges: a block wherever something is wanted, what lies between is skipped.
 
     Where little is skipped, reading on costs less than asking again: blocks are long then.
@@ -186,7 +165,7 @@ class RangedFile(_Placed):
         return LONG_BLOCK_BYTES
 
 
-class SparseFile(_Placed):
+class SparseFile(_Ranged):
     """A file of which only some ranges are here.
 
     Args:

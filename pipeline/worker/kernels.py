@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from earmill.pipeline.common.machine import cores
 from earmill.pipeline.common.one_line import one_line
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def compile_into(
         why = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
         return f"{entry['model']}: {one_line(why[0])}"
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+    with ThreadPoolExecutor(cores()) as threads:
         return [line for line in threads.map(run, entries) if line]
 
 

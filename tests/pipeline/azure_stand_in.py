@@ -7,15 +7,11 @@ against Azurite as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from itertools import count
-from threading import Lock
-from typing import Any
 from xml.sax.saxutils import escape
 
 from werkzeug.wrappers import Request, Response
 
-from tests.pipeline.gcs_stand_in import ranged
+from tests.pipeline.store_stand_in import StandIn, ranged
 
 ACCOUNT = "devstoreaccount1"
 # The one that Microsoft publishes for its emulators.
@@ -23,28 +19,17 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 DATE = "Fri, 02 Jan 2026 03:04:05 GMT"
 
 
-class AzureStandIn:
+class AzureStandIn(StandIn):
     """One container behind a WSGI application.
 
     Attributes:
-        objects: Name -> content and version.
         blocks: Name -> blocks that no list names yet.
-        seen: Method and full path of each request.
     """
 
     def __init__(self, container: str = "out") -> None:
+        super().__init__()
         self.container = container
-        self.objects: dict[str, tuple[bytes, int]] = {}
         self.blocks: dict[str, dict[str, bytes]] = {}
-        self.seen: list[str] = []
-        self._versions, self._lock = count(1), Lock()
-
-    def __call__(
-        self, environ: dict[str, Any], start_response: Callable[..., Any]
-    ) -> Iterable[bytes]:
-        request = Request(environ)
-        self.seen.append(f"{request.method} {request.full_path}")
-        return self._answer(request)(environ, start_response)
 
     def _answer(self, request: Request) -> Response:
         root = f"/{ACCOUNT}/{self.container}"

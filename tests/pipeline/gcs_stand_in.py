@@ -8,38 +8,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
-from itertools import count
-from threading import Lock
 from typing import Any
 
 from werkzeug.wrappers import Request, Response
 
+from tests.pipeline.store_stand_in import StandIn, ranged
+
 Upload = tuple[str, bool, bytearray]
 
 
-class GcsStandIn:
+class GcsStandIn(StandIn):
     """One bucket behind a WSGI application.
 
     Attributes:
-        objects: Name -> content and generation.
         uploads: Resumable uploads that were begun and neither finished nor given up.
-        seen: Method and full path of each request.
     """
 
     def __init__(self, bucket: str = "out") -> None:
+        super().__init__()
         self.bucket = bucket
-        self.objects: dict[str, tuple[bytes, int]] = {}
         self.uploads: dict[str, Upload] = {}
-        self.seen: list[str] = []
-        self._generations, self._lock = count(1), Lock()
-
-    def __call__(
-        self, environ: dict[str, Any], start_response: Callable[..., Any]
-    ) -> Iterable[bytes]:
-        request = Request(environ)
-        self.seen.append(f"{request.method} {request.full_path}")
-        return self._answer(request)(environ, start_response)
 
     def _answer(self, request: Request) -> Response:
         base = f"/storage/v1/b/{self.bucket}"
@@ -97,7 +85,7 @@ class GcsStandIn:
             return self._put(json.loads(described)["name"], content.removesuffix(b"\n"), create)
         key = request.args.get("upload_id")
         if key is None:
-            key = f"upload-{next(self._generations)}"
+            key = f"upload-{next(self._versions)}"
             self.uploads[key] = (request.args["name"], create, bytearray())
             return Response(headers={"Location": f"{request.url}&upload_id={key}"})
         if request.method == "DELETE":
@@ -118,7 +106,7 @@ class GcsStandIn:
         with self._lock:
             if create and name in self.objects:
                 return refused(412, "conditionNotMet")
-            self.objects[name] = (content, next(self._generations))
+            self.objects[name] = (content, next(self._versions))
             return answer(self._described(name))
 
 
@@ -131,16 +119,3 @@ def refused(status: int, reason: str) -> Response:
     """An error as Google's services word it."""
     error = {"code": status, "message": reason, "errors": [{"reason": reason}]}
     return answer({"error": error}, status)
-
-
-def ranged(content: bytes, wanted: str | None, headers: dict[str, str]) -> Response:
-    """The content, or the piece of it that a Range header asks for."""
-    if wanted is None:
-        return Response(content, headers=headers, mimetype="application/octet-stream")
-    first, _, last = wanted.removeprefix("bytes=").partition("-")
-    start = int(first)
-    if start >= len(content):
-        return Response(status=416, headers={"Content-Range": f"bytes */{len(content)}"})
-    piece = content[start : int(last) + 1 if last else None]
-    headers["Content-Range"] = f"bytes {start}-{start + len(piece) - 1}/{len(content)}"
-    return Response(piece, 206, headers=headers, mimetype="application/octet-stream")

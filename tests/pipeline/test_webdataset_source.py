@@ -5,71 +5,24 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
-import webdataset
 
 from earmill.pipeline.common import tar_members
 from earmill.pipeline.common.errors import AbsentError, RowError, SourceError, UnreadableError
-from earmill.pipeline.planning.kept_listing import KeptListing
 from earmill.pipeline.planning.plan import make_plan
 from earmill.pipeline.sources import fetch, open_source
 from earmill.pipeline.sources import webdataset as source_module
-from earmill.pipeline.sources.webdataset import WebDatasetSection, WebDatasetSource
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip
-from tests.pipeline.counting_store import served
 from tests.pipeline.outputs import s3_server
 from tests.pipeline.source_helpers import contents, ids
+from tests.pipeline.tars import WAV, Members, source, write_shards, write_tar
 from tests.pipeline.web_server import web_server
-
-Members = Sequence[tuple[str, bytes]]
-
-
-def source(uri: Path | str, **options: Any) -> WebDatasetSource:
-    found = open_source(WebDatasetSection(kind="webdataset", uri=str(uri), **options))
-    assert isinstance(found, WebDatasetSource)
-    return found
-
-
-def sample(number: int) -> dict[str, Any]:
-    """One sample for `webdataset.TarWriter`."""
-    return {
-        "__key__": f"speaker/utt{number:03d}",
-        "flac": clip("flac", 0.2, seed=number),
-        "json": {"speaker": f"{number:04d}", "snr": number / 2, "tags": ["a", "b"]},
-        "cls": number % 3,
-        "txt": f"utterance {number}",
-    }
-
-
-def write_shards(folder: Path, shards: int = 3, per_shard: int = 4) -> Path:
-    """Tars as the package writes them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for shard in range(shards):
-        with webdataset.TarWriter(str(folder / f"train-{shard:03d}.tar")) as sink:
-            for number in range(shard * per_shard, (shard + 1) * per_shard):
-                sink.write(sample(number))
-    return folder
-
-
-def write_tar(path: Path, members: Members, kind: bytes = tarfile.REGTYPE) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size, info.type = len(data) if kind == tarfile.REGTYPE else 0, kind
-            info.linkname = "/etc/passwd" if kind != tarfile.REGTYPE else ""
-            tar.addfile(info, io.BytesIO(data))
-    return path
-
-
-WAV = clip("wav", 0.2)
 
 
 class TestWhatThePackageWrote:
@@ -158,69 +111,6 @@ class TestOnStores:
             items = list(opened.items())
             assert [item.row_id for item in items] == ids(source(folder))
             assert contents(opened, items) == [clip("flac", 0.2, seed=n) for n in range(12)]
-
-    def test_headers_are_looked_for_by_ranges_and_rows_are_fetched_once(
-        self, tmp_path: Path
-    ) -> None:
-        long = [clip("wav", 4.0, seed=n) for n in range(6)]  # 176 kB each
-        with served() as (store, url):
-            for tar in range(3):
-                pairs = [(f"{n}.wav", long[n]) for n in (2 * tar, 2 * tar + 1)]
-                members = [m for n, one in pairs for m in ((n, one), (f"{n[0]}.txt", b"hello"))]
-                name = f"train-{tar}.tar"
-                store.put(name, write_tar(tmp_path / name, members).read_bytes())
-            opened = source(f"{url}/train-{{0..2}}.tar")
-            items = list(opened.items())
-            assert store.bytes_given < 0.11 * sum(map(len, store.files.values()))
-            # A header that stands where a range begins anyway costs nothing more.
-            assert [item.seconds for item in items] == pytest.approx([4.0] * 6, abs=1e-3)
-            assert not any(item.estimated for item in items)
-            assert [item.extra for item in items] == [{"txt": "hello"}] * 6
-            store.forget()
-            assert contents(opened, items[::2]) + contents(source(opened._section.uri), items[1::2])
-            wanted = {name: np.zeros(len(data), int) for name, data in store.files.items()}
-            for item in items:
-                place = source_module.Place.of(item.uri)
-                wanted[place.tar.rpartition("/")[2]][place.start : place.end] += 1
-            for name, counts in store.given.items():
-                assert (counts == wanted[name]).all()
-
-    def test_a_listing_that_is_cut_off_goes_on_where_it_was(self, tmp_path: Path) -> None:
-        job = {"extract": [{"model": "dau1997"}], "output": {"uri": str(tmp_path / "out")}}
-        layout = Layout.open(str(tmp_path / "out"))
-        with served() as (store, url):
-            for n in range(4):
-                sample = [(f"{n}.wav", WAV), (f"{n}.json", b'{"n": 1, "x": 0.5, "t": "\xc3\xa4"}')]
-                store.put(f"{n}.tar", write_tar(tmp_path / f"{n}.tar", sample).read_bytes())
-            where = {"kind": "webdataset", "uri": f"{url}/{{0..3}}.tar"}
-            spec = JobSpec.load({"source": where, **job})
-            whole = make_plan(open_source(spec.source), spec)
-            last = store.files["3.tar"]
-            store.put("3.tar", last[:600])
-            kept = KeptListing(layout)
-            with pytest.raises(SourceError, match=r"3\.tar"):
-                make_plan(open_source(spec.source), spec, kept=kept)
-            store.put("3.tar", last)
-            for name in ("0.tar", "1.tar"):  # changed: read again; damaged notes: read again
-                store.put(name, store.files[name] + bytes(512 * (name == "0.tar")))
-            (one,) = [f for f in (tmp_path / "out/.listing").iterdir()][:1]
-            one.write_bytes(b"damaged")
-            store.forget()
-            again = make_plan(open_source(spec.source), spec, kept=kept)
-            assert 2 <= sum(counts.any() for counts in store.given.values()) <= 3
-            assert [i.row_id for i in again.items()] == [i.row_id for i in whole.items()]
-            assert [i.extra for i in again.items()] == [i.extra for i in whole.items()]
-            kept.forget()
-            assert not (tmp_path / "out/.listing").exists()
-
-    def test_small_members_are_read_through(self, tmp_path: Path) -> None:
-        small = [(f"{n:03d}.wav", WAV) for n in range(100)]  # 9 kB each
-        with served() as (store, url):
-            for name in ("0.tar", "1.tar"):
-                store.put(name, write_tar(tmp_path / name, small).read_bytes())
-            assert len(ids(source(f"{url}/{{0..1}}.tar"))) == 200
-            assert store.requests["GET"] < 10
-            assert all(counts.max() == 1 for counts in store.given.values())
 
 
 class TestBadRows:

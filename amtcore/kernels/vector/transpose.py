@@ -102,6 +102,16 @@ def transpose(
 
 
 @part
+def store_samples(made: Any, count: int, out: Any, at: int) -> None:
+    """`count` rows of LANES lanes -> flat (lane, row), from lane `at` of it on."""
+    whole, rows = count - count % LANES, out[at * count :]
+    transpose(made, 0, LANES, whole, LANES, rows, count, whole)
+    for row in range(whole, count):
+        for lane in range(LANES):
+            rows[lane * count + row] = made[row * LANES + lane]
+
+
+@part
 def copy_row(source: Any, at: int, target: Any, to: int, count: int) -> None:
     """target[to + t] = source[at + t] of flat arrays, for t < count."""
     whole = count - count % LANES

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
+from earmill.pipeline.common.placed_file import PlacedFile
 from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 
 # First byte of something in a file, and the byte behind.
@@ -26,7 +26,7 @@ def joined(spans: Iterable[Span], gap_bytes: int) -> Iterator[Span]:
         yield begin, end
 
 
-class HeldRanges(io.RawIOBase):
+class HeldRanges(PlacedFile):
     """A file of which some ranges are held; Arrow takes their parts without a copy.
 
     Args:
@@ -35,22 +35,8 @@ class HeldRanges(io.RawIOBase):
     """
 
     def __init__(self, file: StoredFile, spans: Iterable[Span] = ()) -> None:
+        super().__init__(file.nbytes)
         self._held = [(low, file.read(low, high - low)) for low, high in spans]
-        self._nbytes, self._at = file.nbytes, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._nbytes}[whence]
-        self._at = origin + offset
-        return self._at
 
     def part(self, start: int, nbytes: int) -> Bytes:
         """Bytes [start, start + nbytes) of the file.

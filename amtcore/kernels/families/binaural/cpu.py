@@ -10,7 +10,7 @@ from amtcore.kernels.vector.elementary import vexp, vlog
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore, where_greater
-from amtcore.kernels.vector.transpose import transpose
+from amtcore.kernels.vector.transpose import store_samples, transpose
 
 #: Channels whose smoothed loudness is made side by side.
 SIDE = 4
@@ -57,15 +57,6 @@ def _load_rows(source: Any, channels: int, frames: int, begin: int, out: Any) ->
     transpose(source, begin * channels, channels, frames - begin, channels, out, LANES, LANES)
 
 
-@part
-def _store_rows(made: Any, channels: int, out: Any, begin: int) -> None:
-    whole, rows = channels - channels % LANES, out[begin * channels :]
-    transpose(made, 0, LANES, whole, LANES, rows, channels, whole)
-    for channel in range(whole, channels):
-        for n in range(LANES):
-            rows[n * channels + channel] = made[channel * LANES + n]
-
-
 @kernel
 def run_inhibition(
     left: Any, right: Any, channels: int, frames: int, begin: int, end: int, weights: Any, p: Any,
@@ -91,5 +82,5 @@ def run_inhibition(
                 own, against = vload(made, i * LANES), vload(made, (SIDE + i) * LANES)
                 vstore(out_one, at, inhibited(vload(one, at), own, against, p[0]))
                 vstore(out_other, at, inhibited(vload(other, at), against, own, p[0]))
-        _store_rows(out_one, channels, of_left, first)
-        _store_rows(out_other, channels, of_right, first)
+        store_samples(out_one, channels, of_left, first)
+        store_samples(out_other, channels, of_right, first)

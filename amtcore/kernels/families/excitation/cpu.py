@@ -24,7 +24,7 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.kernels.vector.transpose import transpose
+from amtcore.kernels.vector.transpose import store_samples
 
 #: Sources that are kept or left out together, and sums that are made side by side.
 GROUP, SUMS = 8, 4
@@ -179,16 +179,6 @@ def skirts(
 
 
 @part
-def _store_rows(made: Any, count: int, out: Any, at: int) -> None:
-    """Rows of LANES frames -> flat (frame, row) of `count` rows, from frame `at` on."""
-    whole, rows = count - count % LANES, out[at * count :]
-    transpose(made, 0, LANES, whole, LANES, rows, count, whole)
-    for place in range(whole, count):
-        for n in range(LANES):
-            rows[n * count + place] = made[place * LANES + n]
-
-
-@part
 def _room(rows: int, like: Any) -> Any:
     """LANES numbers a row, of whole groups and blocks."""
     return aligned((rows + GROUP) * LANES, like)
@@ -230,4 +220,4 @@ def run_pattern(
         skirts(made, sums, rates, slanted, gentlest, bounds, away, patterns)
         for k in range(channels):
             vstore(patterns, k * LANES, decibels(vload(patterns, k * LANES)))
-        _store_rows(patterns, channels, out, first)
+        store_samples(patterns, channels, out, first)
