@@ -16,15 +16,22 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.kernels.ops.loudness import audible
+from amtcore.kernels.ops.loudness_frames import Frames
 from amtcore.models.base import Kwargs
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
+from amtcore.models.loudness_rows import frames_of
 from amtcore.models.stage_arguments import stage_arguments
 from amtcore.stages.base import Stage, check_fs
 from amtcore.stages.excitation import ERBIntegration, ExcitationPattern
 from amtcore.stages.loudness_ear import LoudnessEar
 from amtcore.stages.loudness_integration import LoudnessIntegration
 from amtcore.stages.specific_loudness import SpecificLoudness
-from amtcore.stages.spectrum import MultiResolutionFFT, WindowedSpectrum, inaudible
+from amtcore.stages.spectrum import (
+    INAUDIBLE,
+    MultiResolutionFFT,
+    WindowedSpectrum,
+    inaudible,
+)
 from amtcore.units import REFERENCE_PA
 
 
@@ -137,6 +144,13 @@ class Glasberg2002(LoudnessModel):
                 "psd": self.multi_fft.density(spectrum),
             }
         return stages
+
+    def _frames(self) -> Frames | None:
+        return frames_of(
+            self.multi_fft, INAUDIBLE, self.erb_integration,
+            ("bands", "bandwidth_scale", "fc_erb"), self.excitation_pattern,
+            self.specific_loudness,
+        )  # fmt: skip
 
     def _integrate(self, analysed: dict[str, Tensor], over_time: OverTime) -> Loudness:
         specific = analysed["specific"][:, 0]

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.kernels.ops.loudness import can_compute
+from amtcore.kernels.ops.loudness_frames import Frames
 from amtcore.models.block_threads import can_share, map_blocks
 from amtcore.models.frame_blocks import BLOCK_FRAMES, FrameBlocks, FrameState, Segment, inside
 from amtcore.models.loading import share_type
+from amtcore.models.loudness_rows import Rows, rows_of_blocks
 from amtcore.models.swapped import any_hooks, check_fuses, is_foreign
 from amtcore.scales.phon import PhonTable, phon_by, table_levels, tones
 from amtcore.stages.base import Stage
@@ -131,6 +135,14 @@ class LoudnessModel(Converted):
         """(batch, ear, time) -> stages (batch, ear, frame, ..), among them "specific"."""
         raise NotImplementedError
 
+    def _frames(self) -> Frames | None:
+        """How the kernel makes specific loudness of filtered samples; None where it cannot."""
+        return None
+
+    def _integrate_rows(self, rows: Rows, over_time: OverTime) -> Loudness:
+        """As `_integrate`; may change the rows."""
+        return self._integrate({"specific": rows.specific}, over_time)
+
     def _integrate(self, analysed: dict[str, Tensor], over_time: OverTime) -> Loudness:
         """Specific loudness (batch, ear, frame, channel) to loudness over time."""
         raise NotImplementedError
@@ -243,12 +255,38 @@ class LoudnessModel(Converted):
             together = self._pairs(shown)
         else:
             together = [[segment] for segment in shown]
+        frames = self._frames() if self._wants_numbers(blocks.tail) else None
+        if frames is not None and segments:
+            heard = partial(self._heard, response=response, samples=blocks.samples)
+            rows = rows_of_blocks(together, heard, self._specific, frames)
+            return self._integrate_rows(rows, OverTime(state or {}))
         parts = map_blocks(
             lambda pair: self._blocks(pair, response, blocks.samples), together, device
         )
         analysed = [of_segment for part in parts for of_segment in part]
         stages = {name: torch.cat([part[name] for part in analysed], 2) for name in analysed[0]}
         return self._integrate(stages, OverTime(state or {}))
+
+    def _wants_numbers(self, x: Tensor) -> bool:
+        """Whether specific loudness is all that is wanted, and nobody asks for more than
+        numbers."""
+        return not self.return_stages and can_share(x.device) and can_compute(x)
+
+    def _heard(
+        self, segments: Sequence[Segment | None], response: Tensor, samples: int
+    ) -> list[Tensor]:
+        """What the ear lets through of some blocks of equal shape; None is silence."""
+        like, half = next(s.x for s in segments if s is not None), self.ear.order // 2
+        x = [torch.zeros_like(like) if segment is None else segment.x for segment in segments]
+        filtered = self.ear.filter_by(torch.cat(x), response).split(len(like))
+        return [
+            values if segment is None else inside(values, segment.first + half, samples)
+            for values, segment in zip(filtered, segments, strict=True)
+        ]
+
+    def _specific(self, filtered: Tensor) -> Tensor:
+        """(ear, time) -> (ear, frame, channel), by the stages."""
+        return self._analyse(filtered.unsqueeze(0))["specific"][0]
 
     def run_blocks(self, x: Tensor, inside: Tensor, taps: Tensor, over_time: OverTime) -> Loudness:
         """Loudness of blocks of any signals at once.
@@ -286,19 +324,13 @@ class LoudnessModel(Converted):
     ) -> list[dict[str, Tensor]]:
         """Stages of some blocks of equal shape; None is silence, which has none."""
         half, window = self.ear.order // 2, self.running_spectrum.windows[0]
-        like = next(segment.x for segment in segments if segment is not None)
-        x = [torch.zeros_like(like) if segment is None else segment.x for segment in segments]
-        filtered = self.ear.filter_by(torch.cat(x), response).split(len(like))
-        heard = [
-            values if segment is None else inside(values, segment.first + half, samples)
-            for values, segment in zip(filtered, segments, strict=True)
-        ]
+        heard = self._heard(segments, response, samples)
         analysed = self._analyse(torch.cat(heard))
         made = []
         for i, segment in enumerate(segments):
             if segment is None:
                 continue
-            rows = slice(i * len(like), (i + 1) * len(like))
+            rows = slice(i * len(heard[i]), (i + 1) * len(heard[i]))
             stages = {name: values[rows, :, : segment.frames] for name, values in analysed.items()}
             if self.return_stages:
                 core = heard[i][..., window // 2 :][..., : segment.frames * self.hop_length]

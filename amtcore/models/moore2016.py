@@ -8,6 +8,7 @@ that 1 kHz at 40 dB SPL is 1 sone (page: 2.1).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,21 +17,32 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.kernels.ops.binaural import sides_of
 from amtcore.kernels.ops.loudness import audible
+from amtcore.kernels.ops.loudness_frames import Frames
 from amtcore.models.base import Kwargs
 from amtcore.models.block_threads import map_blocks
 from amtcore.models.frame_blocks import BLOCK_FRAMES
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime
+from amtcore.models.loudness_rows import Rows, frames_of
 from amtcore.models.stage_arguments import stage_arguments
 from amtcore.stages.binaural_loudness import Moore2016BinauralLoudness
 from amtcore.stages.excitation import Moore2016ExcitationPattern
 from amtcore.stages.loudness_ear import LoudnessEar
 from amtcore.stages.loudness_integration import Moore2016AGC, Moore2016TemporalIntegration
 from amtcore.stages.specific_loudness import Moore2016SpecificLoudness
-from amtcore.stages.spectrum import Moore2016Spectrum, WindowedSpectrum, faintest, level_db
+from amtcore.stages.spectrum import (
+    FAINTEST,
+    Moore2016Spectrum,
+    WindowedSpectrum,
+    faintest,
+    level_db,
+)
 
 FS_HZ = 32000.0
 EARS = ("left", "right")
+#: Frames of both ears that are inhibited at a time: 600 kB of loudness.
+_INHIBITED = 512
 
 
 class Moore2016(LoudnessModel):
@@ -151,14 +163,49 @@ class Moore2016(LoudnessModel):
         by_ear = _ears(smooth, specific)
         left, right = self._inhibited(by_ear)
         short = [self.binaural_loudness.total(ear) for ear in (left, right)]
+        long, total = self._long_term(short, over_time)
+        stages = self._stages(analysed, by_ear, short, long) if self.return_stages else {}
+        return Loudness(short[0] + short[1], total, left + right, stages, over_time.after)
+
+    def _long_term(
+        self, short: Sequence[Tensor], over_time: OverTime
+    ) -> tuple[list[Tensor], Tensor]:
+        """Of each ear, and of both together."""
         agcs = self.ltl_agc_left, self.ltl_agc_right
         long = [
             over_time(name, agc.stream, loudness)
             for name, agc, loudness in zip(EARS, agcs, short, strict=True)
         ]
-        total = over_time("loudest", _loudest, long[0] + long[1])
-        stages = self._stages(analysed, by_ear, short, long) if self.return_stages else {}
-        return Loudness(short[0] + short[1], total, left + right, stages, over_time.after)
+        return long, over_time("loudest", _loudest, long[0] + long[1])
+
+    def _frames(self) -> Frames | None:
+        return frames_of(
+            self.spectrum, FAINTEST, self.excitation, ("between_nodes", "fc"), self.excitation,
+            self.specific_loudness,
+        )  # fmt: skip
+
+    def _integrate_rows(self, rows: Rows, over_time: OverTime) -> Loudness:
+        """Gain controls in place, and a few frames of both ears from there to their loudness."""
+        if rows.ears == 1 or self.temporal_integration.backend is not None:
+            return super()._integrate_rows(rows, over_time)
+        channels, binaural = rows.channels, self.binaural_loudness
+        smoothed = partial(self.temporal_integration.stream_rows, channels=2 * channels)
+        values = over_time("short", smoothed, rows.values)
+        sides = sides_of(binaural.smoothing(channels))
+        specific = values.new_empty(*values.shape[:2], channels)
+        short = values.new_empty(2, *values.shape[:2])
+
+        def inhibited(place: tuple[int, slice]) -> None:
+            ears = binaural.inhibited_rows(values[place], channels, sides)
+            torch.add(*ears, out=specific[place])
+            for ear, of_ear in zip(ears, short, strict=True):
+                of_ear[place] = binaural.total(ear)
+
+        frames, batch = range(0, values.shape[1], _INHIBITED), range(len(values))
+        places = [(b, slice(at, at + _INHIBITED)) for b in batch for at in frames]
+        map_blocks(inhibited, places, values.device)
+        _, total = self._long_term(short.unbind(), over_time)
+        return Loudness(short[0] + short[1], total, specific, {}, over_time.after)
 
     def _by_modules(self, signal: Tensor) -> Loudness:
         filtered = self.outer_middle_ear(signal)

@@ -9,12 +9,15 @@ sound in both is 1.5 times as loud as in one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError, ShapeError
-from amtcore.kernels.ops.binaural import TINY, divisor, inhibition
+from amtcore.kernels.ops.binaural import TINY, divisor, inhibition, inhibition_of_rows
 from amtcore.kernels.ops.loudness import can_compute
 from amtcore.stages.base import Stage, product
 from amtcore.stages.excitation import STEP_CAM
@@ -97,6 +100,18 @@ class Moore2016BinauralLoudness(Stage):
             left / divisor(smooth_left, smooth_right, self.p),
             right / divisor(smooth_right, smooth_left, self.p),
         )
+
+    def inhibited_rows(
+        self, rows: Tensor, channels: int, sides: NDArray[Any]
+    ) -> tuple[Tensor, Tensor]:
+        """As `inhibited`, of float32 rows for which nobody wants a gradient.
+
+        Args:
+            rows: (frame, channel or more), the left ear's channels before the right ear's.
+            channels: Of an ear.
+            sides: The smoothing, by `sides_of`.
+        """
+        return inhibition_of_rows(rows, channels, sides, self.p)
 
     def diotic(self, one: Tensor) -> Tensor:
         """Specific loudness of either ear when both get the same: the ratio of the ears is 1."""

@@ -170,8 +170,7 @@ class ComponentStage(Stage):
         self.derived("nodes_hz", self.centres)  # all tables are true from here on
         if can_compute(intensity):
             limits = intensity.new_full((1,), -math.inf) if least is None else least
-            groups = self.get_buffer("group_starts"), self.get_buffer("group_weights")
-            return nodes_of_audible(intensity, limits, *groups, len(self.nodes_hz))
+            return nodes_of_audible(intensity, limits, *self.groups(), len(self.nodes_hz))
         heard = intensity if least is None else audible(intensity, least)
         parts = [
             heard[..., first:last]
@@ -180,6 +179,11 @@ class ComponentStage(Stage):
             for i, (first, last, weights) in enumerate(self._parts)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def groups(self) -> tuple[Tensor, Tensor]:
+        """First component of every group and the end of the last, and weights (component, node)."""
+        self.derived("nodes_hz", self.centres)  # tables are true from here on
+        return self.get_buffer("group_starts"), self.get_buffer("group_weights")
 
     def by_kernel(self, *tensors: Tensor) -> bool:
         """Whether the kernel for numbers alone may take these: what it works on, and tables that

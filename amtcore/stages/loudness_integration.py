@@ -14,7 +14,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
-from amtcore.kernels.ops.attack_release import attack_release
+from amtcore.kernels.ops.attack_release import attack_release, attack_release_rows
 from amtcore.stages.base import Stage
 from amtcore.stages.excitation import STEP_CAM
 from amtcore.stages.limits import SECONDS, Range
@@ -101,6 +101,20 @@ class Moore2016AGC(Stage):
             state = rows.new_zeros(rows.shape[0], rows.shape[-1])
         y, state = attack_release(rows, self.coefficients(rows.shape[-1]), state, self.backend)
         return (y if x.ndim == 3 else y.squeeze(-1)), state
+
+    def stream_rows(
+        self, rows: Tensor, state: Tensor | None, channels: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `stream`, in place, of float32 rows for which nobody wants a gradient.
+
+        Args:
+            rows: (batch, frame, channel), filled up with zeros to whole vectors of channels.
+            state: What the previous chunk returned.
+            channels: That are no filling.
+        """
+        if state is None:
+            state = rows.new_zeros(rows.shape[0], channels)
+        return rows, attack_release_rows(rows, self.coefficients(channels), state)
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once."""

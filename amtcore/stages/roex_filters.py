@@ -145,19 +145,22 @@ class RoexFilters(ComponentStage):
         """Levels per ERB as the stage gets them -> (.., node)."""
         return levels_db
 
+    def filters(self) -> excitation.Tables:
+        """All of them, as the kernel for numbers alone takes them."""
+        return excitation.Tables(
+            self.derived("away", "lower_slope_base", "fc"),
+            self.derived("relative", "lower_slope_base", "lower_slope_per_db"),
+            *self.between(),
+            self.derived("upper", "upper_slope_base", "fc"),
+            self.derived("upper_blocks", "upper_slope_base", "fc"),
+        )
+
     def pattern(self, intensity: Tensor, levels_db: Tensor) -> Tensor:
         """Intensity (.., frame, node) and level per ERB -> (.., frame, channel) in dB."""
         upper = self.derived("upper", "upper_slope_base", "fc")
         line = self.derived("relative", "lower_slope_base", "lower_slope_per_db")
         if self.by_kernel(intensity, levels_db, upper, line):
-            tables = excitation.Tables(
-                self.derived("away", "lower_slope_base", "fc"),
-                line,
-                *self.between(),
-                upper,
-                self.derived("upper_blocks", "upper_slope_base", "fc"),
-            )
-            return excitation.pattern(intensity, levels_db, tables)
+            return excitation.pattern(intensity, levels_db, self.filters())
         below = lower_skirt(
             intensity.flatten(0, -2),
             self.relative_slope(self.levels_at_nodes(levels_db)).flatten(0, -2),

@@ -52,7 +52,7 @@ def a_of_gain(table: str, gain_db: Array) -> Array:
     return np.asarray(PchipInterpolator(rows["gain_db"], rows["A"])(inside))
 
 
-class _CompressiveLaw(Stage):
+class CompressiveLaw(Stage):
     """The law with its constants; the two models differ in tables and at very high levels."""
 
     C: Tensor
@@ -83,8 +83,13 @@ class _CompressiveLaw(Stage):
     def forward(self, excitation_db: Tensor) -> Tensor:
         """(.., frame, channel) in dB SPL -> the same shape in sone per Cam."""
         level = self.as_input(excitation_db, (1, 2, 3, 4), "(.., frame, channel)")
-        rows = self.derived("law", "C", "threshold_db", "alpha", "A")
-        return specific_loudness(level, rows, self.high_divisor, self.high_exponent)
+        return specific_loudness(
+            level, self.constants_by_channel(), self.high_divisor, self.high_exponent
+        )
+
+    def constants_by_channel(self) -> Tensor:
+        """Constants by channel, see `law_rows`."""
+        return self.derived("law", "C", "threshold_db", "alpha", "A")
 
     def derive(self) -> dict[str, Callable[[], Tensor]]:
         """The constants as the law takes them."""
@@ -103,7 +108,7 @@ class _CompressiveLaw(Stage):
         return f"num_channels={len(self.A)}, C={constant:g}, learnable={self.learnable}"
 
 
-class Moore2016SpecificLoudness(_CompressiveLaw):
+class Moore2016SpecificLoudness(CompressiveLaw):
     """Specific loudness of Moore2016.
 
     Args:
@@ -138,7 +143,7 @@ class Moore2016SpecificLoudness(_CompressiveLaw):
         super().__init__(fc_hz, fs, C, learnable, dtype)
 
 
-class SpecificLoudness(_CompressiveLaw):
+class SpecificLoudness(CompressiveLaw):
     """Specific loudness of Glasberg2002.
 
     The page's law in three regimes with E0 = 10 dB is not this model.

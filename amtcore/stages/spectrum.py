@@ -47,6 +47,9 @@ DYNAMIC_RANGE_DB = 60.0
 LOUDEST_AT_LEAST_DB = 30.0
 #: Level in dB SPL that stands for "not there".
 NOTHING_DB = -100.0
+#: `faintest` and `inaudible` as kernels take them: (strongest a, at least b) c.
+FAINTEST = (1.0, 10.0 ** (LOUDEST_AT_LEAST_DB / 10.0), 10.0 ** (-DYNAMIC_RANGE_DB / 10.0))
+INAUDIBLE = (0.0, 10.0 ** (NOTHING_DB / 10.0), 1.0)
 
 
 def default_hop(fs: float) -> int:
@@ -68,7 +71,7 @@ def level_db(intensity: Tensor) -> Tensor:
 def inaudible(intensity: Tensor) -> Tensor:
     """The least that is there, at `NOTHING_DB`: powers of what is below would be denormal after
     weighting, hence slow. One number."""
-    return intensity.new_full((1,), 10.0 ** (NOTHING_DB / 10.0))
+    return intensity.new_full((1,), INAUDIBLE[1])
 
 
 def faintest(intensity: Tensor) -> Tensor:
@@ -80,8 +83,7 @@ def faintest(intensity: Tensor) -> Tensor:
         (batch, 1, frame, 1).
     """
     strongest = intensity.detach().amax(3, keepdim=True).amax(1, keepdim=True)
-    floor = strongest.clamp(min=10.0 ** (LOUDEST_AT_LEAST_DB / 10.0))
-    return floor * 10.0 ** (-DYNAMIC_RANGE_DB / 10.0)
+    return strongest.clamp(min=FAINTEST[1]) * FAINTEST[2]
 
 
 class WindowedSpectrum(Stage):
@@ -126,7 +128,7 @@ class WindowedSpectrum(Stage):
         for i, (cosines, sines) in enumerate(_transforms(self.windows, tuple(self._bins))):
             tables[f"cosines_{i}"] = (gain * cosines).to(self.dtype)
             tables[f"sines_{i}"] = (gain * sines).to(self.dtype)
-        if self._has_factors():
+        if self.has_factors():
             made = _factors(self.windows, tuple(self._bins), self.hop_length)
             tables |= {
                 "factor_basis": (gain * made.basis).float(),
@@ -162,11 +164,9 @@ class WindowedSpectrum(Stage):
         Returns:
             (.., frame, component), relative to (20 uPa)^2.
         """
-        if self._has_factors() and x.numel() and can_compute(x):
-            names = ("basis", "values", "plan")
-            factors = Factors(*(self.get_buffer(f"factor_{name}") for name in names))
+        if self.has_factors() and x.numel() and can_compute(x):
             count = (x.shape[-1] - self.windows[0]) // self.hop_length + 1
-            return powers(x, factors, len(self.frequencies), count)
+            return powers(x, self.factors(), len(self.frequencies), count)
         even, odd = self._folded(x)
         frames = even.shape[:-1]
         # (frame, sample) of all signals; a component's frames lie together, as products are best.
@@ -178,8 +178,13 @@ class WindowedSpectrum(Stage):
             parts.append(torch.addcmul(real.square(), imaginary, imaginary))
         return torch.cat(parts).unflatten(1, frames).movedim(0, -1)
 
-    def _has_factors(self) -> bool:
+    def has_factors(self) -> bool:
+        """Whether a kernel may take few sums instead of the products."""
         return self.dtype == torch.float32 and can_factor(self.windows, self.hop_length)
+
+    def factors(self) -> Factors:
+        """Of these sums."""
+        return Factors(*(self.get_buffer(f"factor_{name}") for name in Factors._fields))
 
     def _folded(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(.., time) -> sums and differences (.., frame, sample) about each frame's instant."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from amtcore.errors import ShapeError
 from amtcore.kernels.backends.chosen import DEVICES, backend_of
-from amtcore.kernels.families.attack_release import reference
+from amtcore.kernels.families.attack_release import reference, runner
 from amtcore.kernels.ops.autograd import as_adjoint, with_adjoint
 from amtcore.kernels.ops.dispatch import use_reference
 
@@ -59,6 +59,14 @@ def attack_release(
     if use_reference(x, backend):
         return reference.attack_release(x, coef, state)
     return _differentiable(x, coef, state)
+
+
+def attack_release_rows(rows: Tensor, coef: Tensor, state: Tensor) -> Tensor:
+    """The same in place, for numbers alone; see `runner.forward_rows`. Returns the state."""
+    wanted = (rows.shape[0], coef.shape[0])
+    if tuple(state.shape) != wanted:
+        raise ShapeError(f"expected a state of shape {wanted}, got {tuple(state.shape)}")
+    return runner.forward_rows(rows, coef, state)
 
 
 def _check(x: Tensor, coef: Tensor, state: Tensor) -> None:

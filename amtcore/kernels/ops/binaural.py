@@ -8,6 +8,8 @@ from torch import Tensor
 from amtcore.kernels.families.binaural import runner
 from amtcore.kernels.families.binaural.reference import TINY as TINY
 from amtcore.kernels.families.binaural.reference import divisor as divisor
+from amtcore.kernels.families.binaural.runner import inhibition_of_rows as inhibition_of_rows
+from amtcore.kernels.families.binaural.runner import sides_of as sides_of
 
 
 @torch.library.custom_op("amtcore::inhibition", mutates_args=(), device_types="cpu")

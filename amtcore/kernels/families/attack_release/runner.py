@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.kernels.families.attack_release.cpu import (
+    run_all_lanes,
     run_attack_release,
     run_attack_release_adjoint,
 )
@@ -42,6 +43,26 @@ def forward(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
     parallel_for(one, batch * groups)
     return _cut(out, channels), _cut(last, channels)
+
+
+def forward_rows(rows: Tensor, coef: Tensor, state: Tensor) -> Tensor:
+    """As `forward` in place; returns the state.
+
+    Args:
+        rows: (batch, frame, channel), filled up to whole vectors of channels: what is beyond those
+            of `coef` stays as it is where it is 0.
+        coef: (channel, 2).
+        state: (batch, channel).
+    """
+    batch, frames, width = rows.shape
+    rates, last = _padded(coef.T).ravel(), _padded(state)
+    signals = rows.numpy().reshape(batch, -1)
+
+    def one(b: int) -> None:
+        run_all_lanes(signals[b], frames, width, rates, last[b])
+
+    parallel_for(one, batch)
+    return _cut(last, coef.shape[0])
 
 
 def adjoint(

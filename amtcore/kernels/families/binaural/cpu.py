@@ -52,19 +52,21 @@ def inhibited(loudness: Any, own: Any, other: Any, p: float) -> Any:
 
 
 @part
-def _load_rows(source: Any, channels: int, frames: int, begin: int, out: Any) -> None:
-    """Flat (frame, channel) -> rows of LANES frames; beyond the last frame it is repeated."""
-    transpose(source, begin * channels, channels, frames - begin, channels, out, LANES, LANES)
+def _load_rows(source: Any, pitch: int, channels: int, frames: int, begin: int, out: Any) -> None:
+    """Flat rows of `pitch` channels -> rows of LANES frames; beyond the last frame it is
+    repeated."""
+    transpose(source, begin * pitch, pitch, frames - begin, channels, out, LANES, LANES)
 
 
 @kernel
 def run_inhibition(
-    left: Any, right: Any, channels: int, frames: int, begin: int, end: int, weights: Any, p: Any,
-    of_left: Any, of_right: Any,
+    left: Any, right: Any, pitch: int, channels: int, frames: int, begin: int, end: int,
+    weights: Any, p: Any, of_left: Any, of_right: Any,
 ) -> None:  # fmt: skip
-    """Flat (frame, channel) of both ears, for some frames, LANES at a time.
+    """Both ears, for some frames, LANES at a time -> flat (frame, channel) of each.
 
     Args:
+        left: Flat rows of `pitch` numbers, the first of them channels; as right.
         frames: That the ears have; results have room for whole vectors of frames.
         weights: Flat (part of SIDE channels, channel, SIDE).
         p: (1,).
@@ -73,8 +75,8 @@ def run_inhibition(
     one, other, made = aligned(size, left), aligned(size, left), aligned(2 * SIDE * LANES, left)
     out_one, out_other = aligned(size, left), aligned(size, left)
     for first in range(begin, end, LANES):
-        _load_rows(left, channels, frames, first, one)
-        _load_rows(right, channels, frames, first, other)
+        _load_rows(left, pitch, channels, frames, first, one)
+        _load_rows(right, pitch, channels, frames, first, other)
         for k in range(0, channels, SIDE):
             smooth(one, other, channels, weights, k * channels, made)
             for i in range(min(SIDE, channels - k)):

@@ -108,6 +108,66 @@ def _powers(
             vstore(out, to + (k + i) * pitch, fma(y, y, x * x))
 
 
+@part
+def room(columns: int, like: Any) -> Any:
+    """What `powers_of_frames` works in: E and O, what takes their places, and SIDE rows of each."""
+    size, side = columns * LANES, SIDE * LANES
+    return (
+        aligned(size, like), aligned(size, like), aligned(size, like), aligned(size, like),
+        aligned(side, like), aligned(side, like),
+    )  # fmt: skip
+
+
+@part
+def blocks_of(frames: int, reach: int) -> int:
+    """Blocks that some frames reach, whole vectors of them."""
+    count = frames + 2 * reach
+    return count + -count % LANES
+
+
+@part
+def coefficients_of(x: Any, begin: int, count: int, basis: Any, made: Any) -> None:
+    """Of `count` blocks of a signal from `begin` on, flat (function, block)."""
+    hop = basis.shape[1]
+    blocks, known = aligned(count * hop, x), min(len(x) // hop - begin, count)
+    transpose(x, begin * hop, hop, known, hop, blocks, count, count)
+    _coefficients(blocks, count, basis, made)
+
+
+@part
+def powers_of_frames(
+    made: Any, count: int, instant: int, values: Any, plan: Any, work: Any, out: Any, to: int,
+    pitch: int,
+) -> None:  # fmt: skip
+    """Of LANES frames.
+
+    Args:
+        made: Of `coefficients_of`, as count.
+        instant: Block of these that begins at the instant of the first frame.
+        work: Of `room`.
+        out: Flat (component, frame) of rows of `pitch` frames; the first frame goes to `to`.
+    """
+    e, o, fewer_e, fewer_o, real, imaginary = work
+    folded = -1
+    for g in range(plan.shape[0]):
+        group = plan[g]
+        if group[FIRST] != folded:
+            folded = group[FIRST]
+            _fold(made, count, instant, group[REACH], folded, group[EVEN], group[ODD], e, o)
+        size, at = group[REACH] * (group[EVEN] + group[ODD]), group[AT]
+        place = to + group[COMPONENT] * pitch
+        if group[RANK] == 0:
+            _powers(e, o, size, group[COUNT], values, at, real, imaginary, out, place, pitch)
+            continue
+        for r in range(0, group[RANK], SIDE):
+            _products(e, o, size, values, at, fewer_e, fewer_o, r * LANES)
+            at += 2 * SIDE * size
+        _powers(
+            fewer_e, fewer_o, group[RANK], group[COUNT], values, at, real, imaginary, out, place,
+            pitch,
+        )  # fmt: skip
+
+
 @kernel
 def run_powers(
     x: Any, begin: int, end: int, reach: int, basis: Any, values: Any, plan: Any, columns: int,
@@ -121,33 +181,9 @@ def run_powers(
         columns: Of E at most.
         out: Flat (component, frame) of rows of `pitch` frames; frame `begin` goes to `to`.
     """
-    hop, e, o = basis.shape[1], aligned(columns * LANES, x), aligned(columns * LANES, x)
-    fewer_e, fewer_o = aligned(columns * LANES, x), aligned(columns * LANES, x)
-    real, imaginary = aligned(SIDE * LANES, x), aligned(SIDE * LANES, x)
-    count = end - begin + 2 * reach
-    count += -count % LANES
-    blocks, made = aligned(count * hop, x), aligned(count * basis.shape[0], x)
-    known = min(len(x) // hop - begin, count)
-    transpose(x, begin * hop, hop, known, hop, blocks, count, count)
-    _coefficients(blocks, count, basis, made)
+    work = room(columns, x)
+    count = blocks_of(end - begin, reach)
+    made = aligned(count * basis.shape[0], x)
+    coefficients_of(x, begin, count, basis, made)
     for frame in range(0, end - begin, LANES):
-        folded = -1
-        for g in range(plan.shape[0]):
-            group = plan[g]
-            if group[FIRST] != folded:
-                folded = group[FIRST]
-                _fold(
-                    made, count, frame + reach, group[REACH], folded, group[EVEN], group[ODD], e, o
-                )
-            size, at = group[REACH] * (group[EVEN] + group[ODD]), group[AT]
-            place = to + frame + group[COMPONENT] * pitch
-            if group[RANK] == 0:
-                _powers(e, o, size, group[COUNT], values, at, real, imaginary, out, place, pitch)
-                continue
-            for r in range(0, group[RANK], SIDE):
-                _products(e, o, size, values, at, fewer_e, fewer_o, r * LANES)
-                at += 2 * SIDE * size
-            _powers(
-                fewer_e, fewer_o, group[RANK], group[COUNT], values, at, real, imaginary, out,
-                place, pitch,
-            )  # fmt: skip
+        powers_of_frames(made, count, frame + reach, values, plan, work, out, to + frame, pitch)
