@@ -32,7 +32,13 @@ from earmill.jobs.commands import (
     upkeep,
     verify,
 )
-from earmill.jobs.terminal import error_event, say_error
+from earmill.jobs.commands.options import wants_log_lines
+from earmill.jobs.terminal import (
+    error_event,
+    has_log_lines,
+    say_error,
+    tell_errors_as_log_lines,
+)
 from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
@@ -89,6 +95,7 @@ def _earmill(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code."""
     arguments = list(arguments)
+    tell_errors_as_log_lines(wants_log_lines(arguments))
     try:
         app(args=arguments, prog_name="earmill")
     except SystemExit as end:
@@ -127,7 +134,7 @@ def _fail(arguments: Sequence[str], code: int, message: str) -> int:
 
 
 def _tell_machines(arguments: Sequence[str], code: int, message: str) -> None:
-    if "--json" in arguments:
+    if "--json" in arguments or has_log_lines():
         error_event(code, message)
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LINE_BREAK = "\n"
+# Whether what a command prints is log lines.
+_log_lines = [False]
 
 
 def say(text: str, file: IO[str] | None = None) -> None:
@@ -35,8 +37,23 @@ def say_error(message: str) -> None:
 
 
 def error_event(exit_code: int, message: str) -> None:
-    """The last JSON line of a command that failed without a result."""
-    say_json({"event": "error", "exit_code": exit_code, "message": message})
+    """The last JSON or log line of a command that failed without a result."""
+    if has_log_lines():
+        from earmill.jobs.log_lines import ERROR, log_line
+
+        print(log_line("error", ERROR, message, exit_code=exit_code), flush=True)
+    else:
+        say_json({"event": "error", "exit_code": exit_code, "message": message})
+
+
+def tell_errors_as_log_lines(wanted: bool = True) -> None:
+    """From now on `error_event` is a log line."""
+    _log_lines[0] = wanted
+
+
+def has_log_lines() -> bool:
+    """Whether it is."""
+    return _log_lines[0]
 
 
 def console(**options: Any) -> Console:

@@ -11,10 +11,13 @@ from earmill.jobs.commands.extract import signals_to
 from earmill.jobs.commands.options import (
     AsJson,
     DatasetUri,
+    LogFormat,
+    Metrics,
     Overrides,
     RayAddress,
     StorageOptions,
     parse_storage_options,
+    run_overrides,
 )
 
 
@@ -32,6 +35,8 @@ def add_features(
     as_json: AsJson = False,
     ray_address: RayAddress = None,
     storage_options: StorageOptions = None,
+    log_format: LogFormat = None,
+    metrics: Metrics = None,
 ) -> None:
     """Compute other models' streams for the rows of a dataset; readers see both.
 
@@ -42,14 +47,14 @@ def add_features(
     from earmill.pipeline.driver.stop_request import StopRequest
 
     stop = StopRequest()
-    reporter = make_reporter(as_json=as_json, stream=sys.stdout)
+    reporter = make_reporter(as_json=as_json, stream=sys.stdout, log_format=log_format or "text")
     try:
         with signals_to(stop):
             end = add(
                 uri,
                 job,
                 storage_options=parse_storage_options(storage_options),
-                overrides=set_ or (),
+                overrides=run_overrides(set_, log_format, metrics),
                 sink=reporter,
                 ray_address=ray_address,
                 stop=stop,

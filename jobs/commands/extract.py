@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, JobFile, Overrides, RayAddress
+from earmill.jobs.commands.options import (
+    AsJson,
+    JobFile,
+    LogFormat,
+    Metrics,
+    Overrides,
+    RayAddress,
+    run_overrides,
+)
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.recompute import Choice, Chooser
@@ -67,6 +75,8 @@ def extract(
     ] = False,
     as_json: AsJson = False,
     ray_address: RayAddress = None,
+    log_format: LogFormat = None,
+    metrics: Metrics = None,
 ) -> None:
     """Extract the features of a corpus.
 
@@ -81,7 +91,7 @@ def extract(
     if repair and update:
         raise typer.BadParameter("--repair and --update are two runs: repair first")
     # A wrong spec is told at once, before Ray and the rest are imported.
-    spec = JobSpec.load(job, overrides=set_ or ())
+    spec = JobSpec.load(job, overrides=run_overrides(set_, log_format, metrics))
     check_submitted(spec)
     end = run_and_report(
         spec,
@@ -148,7 +158,7 @@ def run_and_report(
     from earmill.pipeline.driver.stop_request import StopRequest
 
     stop = StopRequest()
-    reporter = make_reporter(as_json=as_json, stream=sys.stdout)
+    reporter = make_reporter(as_json=as_json, stream=sys.stdout, log_format=spec.run.log_format)
     try:
         with signals_to(stop):
             if first is not None:

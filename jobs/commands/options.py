@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -28,6 +31,23 @@ RayAddress = Annotated[
         "Without either a private Ray is started and stopped.",
     ),
 ]
+LOG_FORMAT = "--log-format"
+LogFormat = Annotated[
+    Literal["text", "json"] | None,
+    typer.Option(
+        LOG_FORMAT,
+        help="What is printed of the run: text, or json, one structured log line an event. Same as "
+        "--set run.log_format=...",
+    ),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Show metrics to Prometheus here, or write them to a text file that ends in .prom. "
+        "Same as --set run.metrics=...",
+    ),
+]
 DatasetUri = Annotated[
     str, typer.Argument(metavar="URI", help="Output of a job: a folder or any fsspec URI.")
 ]
@@ -35,6 +55,25 @@ StorageOptions = Annotated[
     str | None,
     typer.Option(metavar="JSON", help="fsspec storage options, e.g. '{\"anon\": true}'."),
 ]
+
+
+def run_overrides(
+    set_: Sequence[str] | None, log_format: str | None, metrics: str | None = None
+) -> list[str]:
+    """The overrides of a command with those that have options of their own."""
+    found = list(set_ or ())
+    if log_format is not None:
+        found.append(f"run.log_format={log_format}")
+    if metrics is not None:
+        found.append(f"run.metrics={json.dumps(metrics)}")
+    return found
+
+
+def wants_log_lines(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for log lines, whatever else is wrong with it."""
+    if f"{LOG_FORMAT}=json" in arguments:
+        return True
+    return (LOG_FORMAT, "json") in pairwise(arguments)
 
 
 def parse_storage_options(text: str | None) -> dict[str, Any]:

@@ -17,10 +17,13 @@ from earmill.jobs.commands.extract import run_and_report
 from earmill.jobs.commands.options import (
     AsJson,
     DatasetUri,
+    LogFormat,
+    Metrics,
     Overrides,
     RayAddress,
     StorageOptions,
     parse_storage_options,
+    run_overrides,
 )
 from earmill.jobs.terminal import console, say_json
 
@@ -51,6 +54,8 @@ def retry(
     as_json: AsJson = False,
     ray_address: RayAddress = None,
     storage_options: StorageOptions = None,
+    log_format: LogFormat = None,
+    metrics: Metrics = None,
 ) -> None:
     """Try quarantined rows again; run it where the job ran, as relative paths are relative to that.
 
@@ -60,7 +65,8 @@ def retry(
     from earmill.pipeline.driver.update import start_retry
 
     options = parse_storage_options(storage_options)
-    found = find_retry(uri, options, where=where, job=job, overrides=set_ or ())
+    overrides = run_overrides(set_, log_format, metrics)
+    found = find_retry(uri, options, where=where, job=job, overrides=overrides)
     if found is None:
         _nothing(uri, as_json)
         raise typer.Exit(0)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from earmill.pipeline.common.counts import OTHER, counts
 from earmill.pipeline.common.faults import retry_after_s
 
 T = TypeVar("T")
@@ -26,12 +27,14 @@ class Retries:
     Args:
         budget_s: No try starts later than this after the first; 0 tries once.
         first_s: Pause before the second try; doubled each time up to `longest_s`.
+        what: Counted as this, by cause, in `common.counts`.
         clock, sleep, jitter: Monotonic seconds, waiting, and a random number of [0, 1).
     """
 
     budget_s: float
     first_s: float = 0.2
     longest_s: float = 8.0
+    what: str = OTHER
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = random.random
@@ -49,5 +52,6 @@ class Retries:
                 out_of_time = self.clock() + wait_s - began > self.budget_s
                 if out_of_time or not worth_it(error):
                     raise
+                counts.retried(self.what, error)
             self.sleep(wait_s)
             pause_s = min(2 * pause_s, self.longest_s)

@@ -33,6 +33,8 @@ from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, 
 T = TypeVar("T")
 
 READ_THREADS = 16
+# In `CommitRecord.info`; records of earlier releases have none.
+BAD_BY_CLASS = "bad_by_class"
 COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes the shard again"
 
 
@@ -54,7 +56,7 @@ class CommitRecord(Strict):
         moments: Name of each stream of frames to its statistics, see `formats.moments`; empty in
             records of layout version 2 and before.
         info: How it came about: timings_s, cpu_s (see `common.cpu_time`), device, versions, worker,
-            created.
+            created; and bad_by_class, error class to quarantined rows, where there are any.
         generation: How often the shard was committed before.
         replaces: The attempt of the generation before; None for the first and where that record
             could not be read.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +31,9 @@ from earmill.pipeline.common.cpu_time import (
     in_order,
 )
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.stages import Stages
 from earmill.pipeline.dataset.commit_record import (
+    BAD_BY_CLASS,
     CommitRecord,
     commits,
     committed_shards,
@@ -90,6 +93,7 @@ def publish_shard(
     plan_rows: Sequence[str] | None = None,
     extra_types: Mapping[str, Any] | None = None,
     generation: int = 0,
+    stages: Stages | None = None,
 ) -> bool:
     """Write one shard and commit it; True where this attempt won, False where another one had.
 
@@ -102,6 +106,7 @@ def publish_shard(
             are put in that order, whatever order the batches came in.
         extra_types: Types of the carried-through columns over the whole plan.
         generation: 1 or more to replace the record of the generation before.
+        stages: Told when the steps began and ended.
 
     Raises:
         CommitError: Rows do not add up, a row that was good before is lost or has other audio, the
@@ -109,7 +114,7 @@ def publish_shard(
             committed then, and local temporaries are gone.
     """
     encoding = Encoding(dtype, row_group_profile, extra_types, attrs, parquet_form)
-    shard = _Shard(layout, shard_id, attempt, encoding)
+    shard = _Shard(layout, shard_id, attempt, encoding, stages or Stages())
     with _explained(shard_id, layout):
         _check_extras(attrs, info)
         if layout.exists(paths.commit_path(shard_id, generation)):
@@ -133,7 +138,7 @@ def publish_shard(
                 **_totals(rows, bad, plan_rows, digest),
                 files=shard.hash_files(folder),
                 moments=moments,
-                info=dict(info),
+                info={**info, **_bad_by_class(bad)},
                 generation=generation,
                 replaces=replaces,
             )
@@ -183,8 +188,10 @@ def _totals(
 class _Shard:
     """One attempt on its way out: what it has written locally, uploaded, and how long it took."""
 
-    def __init__(self, layout: Layout, shard_id: str, attempt: str, encoding: Encoding) -> None:
-        self.layout = layout
+    def __init__(
+        self, layout: Layout, shard_id: str, attempt: str, encoding: Encoding, stages: Stages
+    ) -> None:
+        self.layout, self.stages = layout, stages
         self.shard_id = shard_id
         self.attempt = attempt
         self.encoding = encoding
@@ -194,7 +201,7 @@ class _Shard:
     @contextmanager
     def _timed(self, name: str, part: str) -> Iterator[None]:
         start = time.perf_counter()
-        with doing(part, libraries=FOR_FILES):
+        with self.stages.stage(part if part != COMMIT else name), doing(part, libraries=FOR_FILES):
             yield
         self.timings_s[name] = round(time.perf_counter() - start, 6)
 
@@ -264,7 +271,7 @@ class _Shard:
         info = {**record.info, "timings_s": timings_s, **_cpu_so_far(), "created": created}
         text = replace(record, info=info).to_json()
         name = paths.commit_path(self.shard_id, record.generation)
-        with doing(COMMIT):
+        with self.stages.stage(COMMIT), doing(COMMIT):
             created_now = self.layout.put_if_absent(name, text.encode())
         if created_now:
             return True
@@ -288,6 +295,12 @@ def _cpu_so_far() -> dict[str, Any]:
     """CPU seconds of the attempt by part, up to its record."""
     tally = current()
     return {} if tally is None else {"cpu_s": in_order(tally.seconds())}
+
+
+def _bad_by_class(bad: Sequence[QuarantineRow]) -> dict[str, Any]:
+    """Reasons of quarantine, so that who watches need not read the tables."""
+    found = Counter(row.error_class for row in bad)
+    return {BAD_BY_CLASS: dict(sorted(found.items()))} if found else {}
 
 
 def _check_same(fmt: str, found: Sequence[str]) -> None:

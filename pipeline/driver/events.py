@@ -7,9 +7,13 @@ wrong in them reaches the sink as an event with one line of text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from earmill.pipeline.common.counts import Counts
+    from earmill.pipeline.worker.messages import ShardNotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,8 @@ class ShardDone(Event):
 
     Args:
         seconds: Planned audio of the shard, an estimate. nbytes: Bytes of its data files.
-        audio_s: Audio behind its good rows, as decoded.
+        audio_s: Audio behind its good rows, as decoded. worker: Which one this driver had it from.
+        bad_by_class: Quarantined rows by reason.
     """
 
     kind: ClassVar[str] = "shard_done"
@@ -119,16 +124,24 @@ class ShardDone(Event):
     seconds: float
     nbytes: int
     audio_s: float
+    worker: int | None = None
+    bad_by_class: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRetry(Event):
-    """An attempt on a shard failed and it was put back; `attempt` counts from 1."""
+    """An attempt on a shard failed and it was put back; `attempt` counts from 1.
+
+    Args:
+        cause: lost (its worker was), memory, rows or publish.
+    """
 
     kind: ClassVar[str] = "shard_retry"
     shard_id: str
     attempt: int
     reason: str
+    worker: int | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +150,15 @@ class ShardWaits(Event):
 
     Args:
         pause_s: The earliest time of the next attempt from now, s.
+        cause: source, missing, output or machine.
     """
 
     kind: ClassVar[str] = "shard_waits"
     shard_id: str
     reason: str
     pause_s: float
+    worker: int | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +168,24 @@ class ShardFailed(Event):
     kind: ClassVar[str] = "shard_failed"
     shard_id: str
     reason: str
+    worker: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowQuarantined(Event):
+    """A row of a shard that was published went to quarantine; told of the first ones of a shard.
+
+    Args:
+        stage, error_class, message: As the quarantine table has them.
+    """
+
+    kind: ClassVar[str] = "row_quarantined"
+    shard_id: str
+    row_id: str
+    stage: str
+    error_class: str
+    message: str
+    worker: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,3 +253,55 @@ class JobFinished(Event):
     times_real_time: float
     bad_by_class: dict[str, int] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
+
+
+# -- for telemetry alone: too many for a person, and nothing that a run's end depends on ----------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSays(Event):
+    """What a worker process has spent and counted since it began.
+
+    Args:
+        worker: Its slot. generation: Which process of the slot.
+        cpu_s: CPU seconds by part. counts: See `common.counts`.
+    """
+
+    kind: ClassVar[str] = "worker_says"
+    worker: int
+    generation: int
+    cpu_s: Mapping[str, float]
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState(Event):
+    """What the run's shards and workers are doing now.
+
+    Args:
+        shards: State to shards of this run, see `Ledger.states`.
+        workers: warming, ready or dead, to workers.
+    """
+
+    kind: ClassVar[str] = "pool_state"
+    shards: Mapping[str, int]
+    workers: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAttempt(Event):
+    """An attempt on a shard ended.
+
+    Args:
+        began_s, ended_s: Seconds since 1970; from when it was the oldest work of its worker.
+        error: Why it failed; empty where it did not.
+        notes: What the worker tells of it; None where it failed or there was nothing left to do.
+    """
+
+    kind: ClassVar[str] = "shard_attempt"
+    shard_id: str
+    worker: int
+    began_s: float
+    ended_s: float
+    error: str
+    notes: ShardNotes | None

@@ -28,6 +28,7 @@ from earmill.pipeline.driver.source_changes import source_changed
 from earmill.pipeline.driver.staffing import RunnerFactory, committed_of, scheduler_of
 from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.driver.summary import RESUME, summarise
+from earmill.pipeline.driver.telemetry.observers import observed
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.planning.kept_listing import KeptListing
 from earmill.pipeline.planning.plan import Plan, make_plan, skipped_text
@@ -68,9 +69,17 @@ def run_job(
         SpecError, SourceError, OutputError, LockedError: Before any work, one clear line.
         SourceOutage, RunStopped: Source or output are away; the same command may work later.
     """
-    with _resumable(), patient():
+    with _resumable(), patient(), observed(spec.run, sink) as (seen, observe):
         request = _Request(
-            spec, resume, again, plan, sink, ray_address, stop or StopRequest(), make_runner
+            spec,
+            resume,
+            again,
+            plan,
+            seen,
+            observe,
+            ray_address,
+            stop or StopRequest(),
+            make_runner,
         )
         return _run_job(request, sharing_of(spec.run, join=join, finish=finish))
 
@@ -84,6 +93,7 @@ class _Request:
     again: Chooser | None
     plan: Plan | None
     sink: events.Sink
+    observe: events.Sink
     ray_address: str | None
     stop: StopRequest
     make_runner: RunnerFactory
@@ -156,7 +166,14 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
             )
             held_lock = None if sharing.joins else lock
             scheduler = scheduler_of(
-                job, session, sink, request.stop, held_lock, request.make_runner, supply
+                job,
+                session,
+                sink,
+                request.observe,
+                request.stop,
+                held_lock,
+                request.make_runner,
+                supply,
             )
             result = scheduler.run()
             if session.is_here and not has_seats(session.nodes(), spec.run):

@@ -10,13 +10,15 @@ shards are doing.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.cpu_account import CpuAccount
 from earmill.pipeline.driver.deadlines import Deadlines
 from earmill.pipeline.driver.pool import DEAD, READY, WARMING, WORK, Call, Pool, Slot
-from earmill.pipeline.driver.shard_tracker import Assignment, Ledger, Result, ShardWork
+from earmill.pipeline.driver.shard_tracker import Ledger, Result
+from earmill.pipeline.driver.shard_work import Assignment, ShardWork
 from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.spec.run import GRACE_S
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
@@ -41,6 +43,7 @@ class Scheduler:
         ledger: The books; its `result` is what `run` returns.
         pool: Workers; started and closed by `run`.
         deadlines: Limits. sink: Takes events. stop: Polled between waits.
+        observe: Takes those for telemetry.
         on_tick: Called a few times a second; what it raises ends the run.
         drain_s: How long shards in flight may go on after a request to stop.
         clock: Monotonic seconds, the same clock as the pool's.
@@ -53,12 +56,13 @@ class Scheduler:
         *,
         deadlines: Deadlines | None = None,
         sink: events.Sink = events.ignore,
+        observe: events.Sink = events.ignore,
         stop: StopRequest | None = None,
         on_tick: Callable[[], None] = lambda: None,
         drain_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ledger, self._pool, self._sink = ledger, pool, sink
+        self._ledger, self._pool, self._sink, self._observe = ledger, pool, sink, observe
         self._deadlines = deadlines or Deadlines()
         self._stop, self._drain_s, self._clock = stop or StopRequest(), drain_s, clock
         self._on_tick = on_tick
@@ -156,8 +160,8 @@ class Scheduler:
             return
         if isinstance(outcome, Lost):
             self._settle_lost(call, outcome)
-        elif self._cpu is not None:
-            self._cpu.heard((slot.index, call.generation), outcome.cpu_s)
+        else:
+            self._hear(call, outcome)
         if call.kind == "status":
             if isinstance(outcome, Outcome):
                 slot.under_way(outcome.value)
@@ -169,6 +173,30 @@ class Scheduler:
             self._settle_device_lost(call, outcome.message)
         else:
             self._settle_work(call, outcome)
+
+    def _hear(self, call: Call, outcome: Outcome) -> None:
+        """What a worker says beside its answer."""
+        index = call.slot.index
+        if self._cpu is not None and call.kind in WORK:
+            self._cpu.heard((index, call.generation), outcome.cpu_s)
+        if outcome.counts is not None:
+            said = events.WorkerSays(index, call.generation, outcome.cpu_s, outcome.counts)
+            self._observe(said)
+
+    def _tell_attempt(self, call: Call, outcome: Outcome | Lost) -> None:
+        """One event for telemetry, and one for each row that the worker names."""
+        shard_id, index = call.payload.work.shard_id, call.slot.index
+        notes = outcome.notes if isinstance(outcome, Outcome) else None
+        ended_s = time.time()
+        began_s = ended_s - (self._clock() - call.head_since)
+        error = outcome.reason if isinstance(outcome, Lost) else outcome.message
+        self._observe(events.ShardAttempt(shard_id, index, began_s, ended_s, error, notes))
+        for row in notes.bad if notes is not None and notes.won else ():
+            self._sink(
+                events.RowQuarantined(
+                    shard_id, row.row_id, row.stage, row.error_class, row.message, index
+                )
+            )
 
     def _settle_device_lost(self, call: Call, reason: str) -> None:
         """A process that lost its device ends, and its shards are lost as if it had died: those
@@ -198,12 +226,14 @@ class Scheduler:
     def _settle_work(self, call: Call, outcome: Outcome | Lost) -> None:
         assignment: Assignment = call.payload
         assignment.work.copies -= 1
+        assignment.work.worker = call.slot.index
         if assignment.probe is not None:
             self._ledger.probe_ended(assignment.work, outcome)
             return
         call.slot.ended(assignment.work.seconds)
         if isinstance(outcome, Outcome) and outcome.ok:
             self._deadlines.learn(self._clock() - call.head_since, assignment.work.seconds)
+        self._tell_attempt(call, outcome)
         self._ledger.shard_ended(assignment.work, outcome, certain=not call.shared_worker)
 
     def _settle_warm_up(self, slot: Slot, outcome: Outcome | Lost) -> None:
@@ -313,6 +343,11 @@ class Scheduler:
                 self._pool.submit(slot, "status")
             elif not slot.work:
                 slot.seconds_in_flight = 0.0
+        self._observe(
+            events.PoolState(
+                self._ledger.states(), Counter(slot.state for slot in self._pool.slots)
+            )
+        )
         self._tell_in_flight()
 
     def _tell_in_flight(self) -> None:

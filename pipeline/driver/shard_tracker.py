@@ -15,17 +15,16 @@ end well.
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.patience import Outage, Patience
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.culprit_search import Bisection
-from earmill.pipeline.planning.plan import item_seconds
-from earmill.pipeline.worker.messages import Lost, Outcome, ShardOrder
+from earmill.pipeline.driver.shard_work import Assignment, ShardWork
+from earmill.pipeline.worker.messages import Lost, Outcome
 
 if TYPE_CHECKING:
     from earmill.pipeline.planning.plan import Shard
@@ -48,6 +47,7 @@ class Committed:
     rows_bad: int
     nbytes: int
     seconds: float
+    bad_by_class: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -70,76 +70,6 @@ class Result:
     seconds: float = 0.0
     worked_s: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(eq=False, slots=True)
-class ShardWork:
-    """One shard and its history in this run.
-
-    Attributes:
-        attempts: Failed attempts since the last search that were surely this shard's doing;
-            `failures` counts every attempt that failed.
-        copies: Calls in flight for it; two while a slow shard is tried a second time.
-        outages: How often it met one; the last time at `waits_since`.
-        memory_share: Part of the usual memory that its next attempt may take.
-    """
-
-    shard: Shard
-    attempts: int = 0
-    failures: int = 0
-    fruitless: int = 0
-    copies: int = 0
-    outages: int = 0
-    waits_since: float = 0.0
-    memory_share: float = 1.0
-    culprits: dict[str, str] = field(default_factory=dict)
-    search: Bisection | None = None
-
-    @property
-    def shard_id(self) -> str:
-        return self.shard.shard_id
-
-    @property
-    def seconds(self) -> float:
-        """Planned audio."""
-        return self.shard.seconds
-
-    def order(self, witnesses: Sequence[Item] = ()) -> ShardOrder:
-        """The next attempt on the whole shard, under a fresh name."""
-        return ShardOrder(
-            shard=self.shard,
-            attempt=secrets.token_hex(4),
-            attempts=self.failures + 1,
-            culprits=dict(self.culprits),
-            witnesses=tuple(witnesses),
-            memory_share=self.memory_share,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Work for one worker: a whole shard, or some of its rows as a probe.
-
-    Args:
-        probe: The rows to run without publishing; None for the whole shard.
-        alone: No other shard may be on the worker meanwhile.
-    """
-
-    work: ShardWork
-    probe: tuple[Item, ...] | None = None
-    alone: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """Planned audio of the rows in question."""
-        if self.probe is None:
-            return self.work.seconds
-        return sum(item_seconds(item) for item in self.probe)
-
-    @property
-    def rows(self) -> int:
-        """Rows in question."""
-        return self.work.shard.rows if self.probe is None else len(self.probe)
 
 
 class Ledger:
@@ -189,6 +119,19 @@ class Ledger:
     def pending(self) -> int:
         """Shards that nobody has begun."""
         return len(self._pending)
+
+    def states(self) -> dict[str, int]:
+        """How many shards of this run nobody has begun, wait out an outage, are suspects, are
+        searched, are done, were given up, or are in flight."""
+        found = {
+            "pending": len(self._pending),
+            "waiting": len(self._waiting),
+            "suspect": len(self._suspects),
+            "searched": len(self._searches),
+            "done": len(self.result.done),
+            "failed": len(self.result.failed),
+        }
+        return found | {"in_flight": max(0, self._n_shards - sum(found.values()))}
 
     @property
     def all_settled(self) -> bool:
@@ -257,7 +200,7 @@ class Ledger:
         elif outcome.memory and work.memory_share > LEAST_MEMORY:
             self._lower(work, _said(outcome))
         elif isinstance(outcome, Lost):
-            self._charge(work, outcome.reason, certain)
+            self._charge(work, outcome.reason, certain, "lost")
         elif outcome.stage == "publish":
             self._publish_failed(work, outcome)
         else:
@@ -308,6 +251,8 @@ class Ledger:
                 seconds=work.seconds,
                 nbytes=record.nbytes,
                 audio_s=record.seconds,
+                worker=work.worker,
+                bad_by_class=dict(record.bad_by_class),
             )
         )
         return True
@@ -322,7 +267,11 @@ class Ledger:
 
     def _meet(self, work: ShardWork, outage: Outage) -> None:
         pause_s = self._patience.met(outage)
-        self._sink(events.ShardWaits(work.shard_id, outage.reason, round(pause_s, 3)))
+        self._sink(
+            events.ShardWaits(
+                work.shard_id, outage.reason, round(pause_s, 3), work.worker, outage.kind
+            )
+        )
         self.result.fatal = self.result.fatal or self._patience.verdict
 
     def _lower(self, work: ShardWork, reason: str) -> None:
@@ -331,16 +280,16 @@ class Ledger:
         work.failures += 1
         if not work.copies:
             said = f"{reason}; again with {work.memory_share:.0%} of the memory for batches"
-            self._sink(events.ShardRetry(work.shard_id, work.failures, said))
+            self._tell_retry(work, said, "memory")
             self._suspects.append(work)
 
-    def _charge(self, work: ShardWork, reason: str, certain: bool) -> None:
+    def _charge(self, work: ShardWork, reason: str, certain: bool, cause: str = "rows") -> None:
         work.attempts += certain
         work.failures += 1
         if work.copies:
             # Another copy is still running; its end decides.
             return
-        self._sink(events.ShardRetry(work.shard_id, work.failures, reason))
+        self._tell_retry(work, reason, cause)
         if work.attempts < self._max_attempts:
             self._suspects.append(work)
         elif work.fruitless >= FRUITLESS_SEARCHES:
@@ -383,12 +332,15 @@ class Ledger:
         elif work.failures >= self._max_attempts:
             self._give_up(work, outcome.message)
         elif not work.copies:
-            self._sink(events.ShardRetry(work.shard_id, work.failures, outcome.message))
+            self._tell_retry(work, outcome.message, "publish")
             self._suspects.append(work)
+
+    def _tell_retry(self, work: ShardWork, reason: str, cause: str) -> None:
+        self._sink(events.ShardRetry(work.shard_id, work.failures, reason, work.worker, cause))
 
     def _give_up(self, work: ShardWork, reason: str) -> None:
         self.result.failed[work.shard_id] = reason
-        self._sink(events.ShardFailed(work.shard_id, reason))
+        self._sink(events.ShardFailed(work.shard_id, reason, work.worker))
 
 
 def smallest(shard: Shard) -> Item:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from earmill.pipeline.dataset.commit_record import BAD_BY_CLASS
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.publish import CommitRecord, read_commit
 from earmill.pipeline.dataset.recompute import Again
@@ -30,6 +31,7 @@ def scheduler_of(
     job: OpenJob,
     session: Session,
     sink: events.Sink,
+    observe: events.Sink,
     stop: StopRequest,
     lock: DriverLock | None,
     make_runner: RunnerFactory,
@@ -75,6 +77,7 @@ def scheduler_of(
         Pool(session.workers(hire), len(placements)),
         deadlines=Deadlines(run.shard_deadline_s, run.row_deadline_s),
         sink=sink,
+        observe=observe,
         stop=stop,
         on_tick=on_tick,
         drain_s=run.grace_s,
@@ -114,4 +117,5 @@ def committed_of(record: CommitRecord) -> Committed:
         rows_bad=record.rows_bad,
         nbytes=sum(file.bytes for file in record.files),
         seconds=record.seconds,
+        bad_by_class=record.info.get(BAD_BY_CLASS, {}),
     )

@@ -18,6 +18,7 @@ from urllib.parse import unquote_to_bytes
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.arrow_types import Columns
+from earmill.pipeline.common.counts import SOURCE
 from earmill.pipeline.common.errors import EarmillError, RowError, SourceError, SourceOutage
 from earmill.pipeline.common.faults import Fault, fault_of, http_status
 from earmill.pipeline.common.one_line import named_line
@@ -32,7 +33,7 @@ Scalar = str | int | float | bool | None
 
 # While listing: a store that answers "not now" is asked for so long, a silent one so often. The
 # latter is more likely a wrong address.
-OPEN_RETRIES = Retries(budget_s=75.0)
+OPEN_RETRIES = Retries(budget_s=75.0, what=SOURCE)
 SILENT_TRIES = 4
 
 

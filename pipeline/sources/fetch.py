@@ -29,6 +29,7 @@ from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.counts import SOURCE
 from earmill.pipeline.common.cpu_time import FETCH, carried
 from earmill.pipeline.common.errors import AbsentError, RowError, SourceOutage, UnreadableError
 from earmill.pipeline.common.faults import Fault, fault_of
@@ -43,7 +44,7 @@ MOST_BYTES = 64 << 30  # of an object whose size nobody says
 READ_AHEAD_BYTES = 256 << 20  # read ahead of the consumer at most this much
 AHEAD_OBJECTS = 8
 # In one go; the driver tries the whole shard again later.
-RETRIES = Retries(budget_s=45.0)
+RETRIES = Retries(budget_s=45.0, what=SOURCE)
 # Without a byte for so long, or slower than this on the whole, a read counts as stalled.
 STALL_S = 120.0
 SLOWEST_BYTES_PER_S = 100_000

@@ -13,6 +13,8 @@ GPUS_PER_WORKER = 1.0
 # Kubernetes and spot machines give 30 s between SIGTERM and SIGKILL.
 GRACE_S = 25.0
 SLURM_ARRAY = "slurm-array"
+# HOST:PORT, or a text file.
+METRICS = r"^([^/:\s]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}$|.\.prom$"
 
 
 class RunSpec(SpecModel):
@@ -42,6 +44,11 @@ class RunSpec(SpecModel):
         decode_in_child: Decode in child processes without credentials, with bounds on memory and
             time: bytes that crash or hang a decoder are a row in quarantine (decoder_crash,
             decoder_limit), and reach nothing of the worker.
+        metrics: Where the driver shows its metrics to Prometheus: HOST:PORT to listen at, port 0
+            for any; or the path of a text file for node_exporter that ends in .prom, in which {pid}
+            and {host} are put in. Nowhere when null.
+        log_format: What the command prints of a run: text, for people, or json, one structured line
+            an event.
     """
 
     executor: Literal["ray", "local", "slurm-array"] = "ray"
@@ -56,6 +63,8 @@ class RunSpec(SpecModel):
     shard_deadline_s: PositiveFloat | None = None
     row_deadline_s: PositiveFloat | None = None
     decode_in_child: bool = False
+    metrics: str | None = Field(default=None, pattern=METRICS)
+    log_format: Literal["text", "json"] = "text"
 
     @model_validator(mode="after")
     def _gpus_for_the_device(self) -> RunSpec:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from earmill.pipeline.common.counts import OUTPUT
 from earmill.pipeline.common.errors import EarmillError, StorageError
 from earmill.pipeline.common.faults import Fault, chain, fault_of, http_status
 from earmill.pipeline.common.retries import Retries
@@ -24,8 +25,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # For a job, which has hours to lose, and for a command that somebody waits for.
-RETRIES = Retries(budget_s=75.0)
-BRIEF = Retries(budget_s=2.0)
+RETRIES = Retries(budget_s=75.0, what=OUTPUT)
+BRIEF = Retries(budget_s=2.0, what=OUTPUT)
 SILENT_TRIES = 4
 REASONS = {
     errno.ENOSPC: "no space left on the device",

@@ -13,6 +13,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from earmill.pipeline.common.counts import counts
 from earmill.pipeline.common.cpu_time import (
     DECODE,
     ENCODE,
@@ -98,6 +99,8 @@ class Extraction:
         """Start on a shard's next clips."""
         lengths = [clip.signals[0].shape[-1] for clip in clips]
         batches = form_batches(lengths, round(BATCH_S * self._extractors[0].fs_hz))
+        for batch in batches:
+            counts.batch([lengths[position] for position in batch])
         extract = carried(MODEL, self._extract)
         return Window(
             [
@@ -217,6 +220,7 @@ class GpuExtraction(Extraction):
 
     def _extract(self, clips: Sequence[Clip]) -> list[Made]:
         count = "one clip" if len(clips) == 1 else f"{len(clips)} clips"
+        counts.batch([clip.signals[0].shape[-1] for clip in clips])
         with (
             doing(MODEL, self._cpu),
             self._input.stream(),

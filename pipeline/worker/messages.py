@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from earmill.pipeline.common.counts import Counts
+    from earmill.pipeline.common.stages import Stretch
     from earmill.pipeline.planning.plan import Shard
     from earmill.pipeline.sources.base import Item
 
 # A worker's shards: one is extracted while the next is decoded or the last one is written. One on a
 # GPU says for itself how many fill its launches.
 CONCURRENT_SHARDS = 2
+# Of a shard's quarantined rows; all of them are in its quarantine table.
+MOST_ROWS_TOLD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,33 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that went to quarantine, as its table has it."""
+
+    row_id: str
+    stage: str
+    error_class: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNotes:
+    """What a worker tells of a shard that it published; for who watches, and for nothing else.
+
+    Args:
+        attempt: Of the order. won: Whether its commit is the one that counts.
+        stages: Name to when it began and ended, seconds since 1970; `commit` is the creation of the
+            record.
+        bad: The first of its quarantined rows; at most `MOST_ROWS_TOLD`.
+    """
+
+    attempt: str
+    won: bool
+    stages: Mapping[str, Stretch] = field(default_factory=dict)
+    bad: Sequence[BadRow] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a call ended, as far as the worker knows.
 
@@ -67,7 +98,10 @@ class Outcome:
         outage: Kind of an outage, see `common.patience`; it says nothing of the shard.
         info: Set by a good warm-up. value: Set by a status call.
         memory: There was too little of it.
-        cpu_s: Set by shards: CPU seconds of the process since it was warm, by part.
+        cpu_s: Set by shards and status calls: CPU seconds of the process since it was warm, by
+            part.
+        counts: Set with them: what the process has counted since it began.
+        notes: Set by a shard that was published.
     """
 
     ok: bool
@@ -79,6 +113,8 @@ class Outcome:
     value: float = 0.0
     memory: bool = False
     cpu_s: Mapping[str, float] = field(default_factory=dict)
+    counts: Counts | None = None
+    notes: ShardNotes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +143,11 @@ class Runner(Protocol):
     def warm_up(self) -> WorkerInfo:
         """Make everything ready; may be called again at no cost."""
 
-    def run(self, order: ShardOrder) -> None:
-        """Process the shard and publish it; PublishError when the second half failed."""
+    def run(self, order: ShardOrder) -> ShardNotes | None:
+        """Process the shard and publish it; PublishError when the second half failed.
+
+        None where it was committed already, or there is nothing to tell.
+        """
 
     def probe(self, items: Sequence[Item]) -> None:
         """Process these rows and throw the result away."""

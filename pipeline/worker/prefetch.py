@@ -16,6 +16,8 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future
 from typing import TypeVar
 
+from earmill.pipeline.common.counts import counts
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -30,6 +32,11 @@ class _Gate:
         self._waiting = 0
         self._waiting_bytes = 0
         self._closed = False
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of finished pieces that nobody has taken yet."""
+        return 0 if self._closed else self._waiting_bytes
 
     def enter(self) -> bool:
         """Wait for room for one more piece; False once the consumer is gone."""
@@ -88,6 +95,7 @@ def prefetched(
             thread for every call that runs at the same time.
     """
     gate = _Gate(budget_bytes, in_flight)
+    counts.watch(gate)
     line: queue.SimpleQueue[Future[tuple[R, int]] | BaseException | None] = queue.SimpleQueue()
 
     def weighed(item: T) -> tuple[R, int]:

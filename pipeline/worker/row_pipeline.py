@@ -23,12 +23,14 @@ from earmill.pipeline.common.cpu_time import (
     DECODE,
     ENCODE,
     FETCH,
+    MODEL,
     CpuTally,
     carried,
     counted,
 )
 from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
 from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.stages import Stages
 from earmill.pipeline.formats.casting import Caster, as_stored
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
 from earmill.pipeline.sources.base import Item, Source
@@ -127,6 +129,7 @@ class RowProcessor:
         turn: Turn | None = None,
         on_audio: Callable[[float], None] = lambda seconds: None,
         memory_share: float = 1.0,
+        stages: Stages | None = None,
     ) -> ShardRows:
         """All rows of a shard.
 
@@ -137,11 +140,12 @@ class RowProcessor:
                 way to them.
             on_audio: Told the seconds of audio of each row that is through the models.
             memory_share: Part of the usual bytes for clips that wait and for batches.
+            stages: Told when rows are fetched, decoded, and in the models.
         Raises:
             SourceOutage: Bytes could not be had for no row's fault; nothing is to be published.
         """
         with self.extraction.shard():
-            run = _ShardRun(self, attempts, on_audio, memory_share)
+            run = _ShardRun(self, attempts, on_audio, memory_share, stages or Stages())
             return run.run(items, witnesses, turn or free_turn())
 
     def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
@@ -164,6 +168,7 @@ class RowProcessor:
         attempts: int,
         witnesses: Sequence[Item] = (),
         memory_share: float = 1.0,
+        stages: Stages | None = None,
     ) -> Generator[Prepared, None, None]:
         """Every row, decoded ahead, in order."""
 
@@ -180,8 +185,9 @@ class RowProcessor:
             except RowError as error:
                 return quarantined(item.row_id, item, error, attempts)
 
+        fetched = fetch_confirmed(self._source, items, self._witnesses, witnesses)
         return prefetched(
-            counted(FETCH, fetch_confirmed(self._source, items, self._witnesses, witnesses)),
+            (stages or Stages()).during(FETCH, counted(FETCH, fetched)),
             carried(DECODE, work),
             pool=self._pool,
             nbytes=_nbytes,
@@ -239,8 +245,10 @@ class _ShardRun:
         attempts: int,
         on_audio: Callable[[float], None],
         memory_share: float,
+        stages: Stages,
     ) -> None:
         self._rows, self._attempts, self._on_audio = rows, attempts, on_audio
+        self._stages = stages
         self._memory_share, self._full_bytes = memory_share, int(WINDOW_BYTES * memory_share)
         self._done: list[list[Future[Any] | QuarantineRow]] = []
         # Place in the shard, clip, and the audio it stands for in the progress.
@@ -257,9 +265,11 @@ class _ShardRun:
                 window.cancel()
 
     def _extract(self, items: Sequence[Item], witnesses: Sequence[Item], turn: Turn) -> None:
-        rows = self._rows.prepared(items, self._attempts, witnesses, self._memory_share)
+        rows = self._rows.prepared(
+            items, self._attempts, witnesses, self._memory_share, self._stages
+        )
         with closing(rows) as prepared:
-            for entry in prepared:
+            for entry in self._stages.during(DECODE, prepared):
                 place = len(self._done)
                 self._done.append([])
                 if isinstance(entry, QuarantineRow):
@@ -293,6 +303,7 @@ class _ShardRun:
     def _flush(self) -> None:
         window, self._window, self._window_bytes = self._window, [], 0
         if window:
+            self._stages.touch(MODEL)
             begun = self._rows.extraction.begin([clip for _, clip, _ in window])
             self._under_way.append((window, begun))
         self._collect(self._rows.extraction.windows_ahead)
@@ -311,11 +322,13 @@ class _ShardRun:
                     self._on_audio(seconds)
             for position, (place, _, _) in enumerate(window):
                 self._done[place].append(finished[position])
+            self._stages.touch(MODEL)
             self._under_way.popleft()
 
     def _extract_long(self, place: int, clip: LongClip) -> None:
         try:
-            features = self._rows.extraction.long(clip)
+            with self._stages.stage(MODEL):
+                features = self._rows.extraction.long(clip)
             for position, (channel, found) in enumerate(zip(clip.channels, features, strict=True)):
                 facts = clip.facts(position)
                 self._done[place].append(

@@ -33,6 +33,7 @@ from earmill.pipeline.common.cpu_time import (
     doing,
 )
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
+from earmill.pipeline.common.stages import Stages
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
 from earmill.pipeline.dataset.recompute import Again
@@ -46,7 +47,7 @@ from earmill.pipeline.formats.registry import (
     row_table,
     write_table,
 )
-from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.fetch import longest_wait_s
 from earmill.pipeline.storage.layout import Layout
@@ -56,7 +57,10 @@ from earmill.pipeline.storage.store_calls import patient
 from earmill.pipeline.worker.feature_values import stored
 from earmill.pipeline.worker.messages import (
     CONCURRENT_SHARDS,
+    MOST_ROWS_TOLD,
+    BadRow,
     PublishError,
+    ShardNotes,
     ShardOrder,
     WorkerInfo,
 )
@@ -153,20 +157,21 @@ class ShardRunner:
             self._cpu_before_s = time.process_time()
         return self._info_of(self._warm)
 
-    def run(self, order: ShardOrder) -> None:
+    def run(self, order: ShardOrder) -> ShardNotes | None:
         """Process the shard and publish it, unless another attempt has done so already."""
         with patient(), doing(OTHER, CpuTally(self._cpu)):
-            self._run(order)
+            return self._run(order)
 
-    def _run(self, order: ShardOrder) -> None:
+    def _run(self, order: ShardOrder) -> ShardNotes | None:
         if self._layout.exists(commit_path(order.shard.shard_id, self._again(order).generation)):
-            return
-        started = time.perf_counter()
+            return None
+        started, stages = time.perf_counter(), Stages()
         try:
-            rows = self._process(order)
+            rows = self._process(order, stages)
             seconds = time.perf_counter() - started
             with self._writers:
-                self._publish(order, rows, seconds)
+                won = self._publish(order, rows, seconds, stages)
+            return ShardNotes(order.attempt, won, stages.stretches(), _told(rows.bad))
         finally:
             with self._lock:
                 self._in_flight.pop(order.attempt, None)
@@ -222,7 +227,7 @@ class ShardRunner:
             raise RuntimeError("the worker is not warm")
         return self._models
 
-    def _process(self, order: ShardOrder) -> ShardRows:
+    def _process(self, order: ShardOrder, stages: Stages) -> ShardRows:
         def count(seconds: float) -> None:
             with self._lock:
                 self._in_flight[order.attempt] = self._in_flight.get(order.attempt, 0.0) + seconds
@@ -244,6 +249,7 @@ class ShardRunner:
                 turn=turn,
                 on_audio=count,
                 memory_share=order.memory_share,
+                stages=stages,
             )
         culprits = [
             quarantined(item.row_id, item, _crash(order.culprits[item.row_id]), order.attempts)
@@ -275,10 +281,12 @@ class ShardRunner:
         except SpillError as error:
             raise PublishError("the features of a long row found no room") from error
 
-    def _publish(self, order: ShardOrder, rows: ShardRows, process_s: float) -> None:
+    def _publish(
+        self, order: ShardOrder, rows: ShardRows, process_s: float, stages: Stages
+    ) -> bool:
         shard, output = order.shard, self._spec.output
         try:
-            publish_shard(
+            return publish_shard(
                 self._layout,
                 shard_id=shard.shard_id,
                 attempt=order.attempt,
@@ -295,6 +303,7 @@ class ShardRunner:
                 plan_rows=[item.row_id for item in shard.items],
                 extra_types=self._job.extra_types or None,
                 generation=self._again(order).generation,
+                stages=stages,
             )
         except Exception as error:
             raise PublishError(f"shard {shard.shard_id} could not be published") from error
@@ -350,6 +359,13 @@ def _cast_errors(rows: Sequence[FeatureRow]) -> dict[str, Any]:
     """Stored in the commit record: what float16 cost each stream; the same whatever the attempt."""
     found = total(row.cast_errors for row in rows)
     return {"cast_errors": {k: v.to_dict() for k, v in sorted(found.items()) if v.nonzero}}
+
+
+def _told(bad: Sequence[QuarantineRow]) -> tuple[BadRow, ...]:
+    """Quarantined rows for who watches."""
+    return tuple(
+        BadRow(row.row_id, row.stage, row.error_class, row.message) for row in bad[:MOST_ROWS_TOLD]
+    )
 
 
 def _whereabouts() -> dict[str, Any]:

@@ -13,8 +13,9 @@ import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from earmill.pipeline.common.counts import counts
 from earmill.pipeline.common.errors import (
     DeviceError,
     DeviceLost,
@@ -70,33 +71,47 @@ class ShardWorker:
 
     def run(self, order: ShardOrder) -> Outcome:
         """Run and publish one shard."""
-        return self._guard(lambda runner: runner.run(order))
+
+        def work(runner: Runner) -> Outcome:
+            return Outcome(ok=True, notes=runner.run(order))
+
+        return self._guard(work)
 
     def probe(self, items: Sequence[Item]) -> Outcome:
         """Run rows without publishing them; the process may die of it."""
-        return self._guard(lambda runner: runner.probe(items))
+
+        def work(runner: Runner) -> Outcome:
+            runner.probe(items)
+            return Outcome(ok=True)
+
+        return self._guard(work)
 
     def status(self) -> Outcome:
         """Audio seconds done in running shards; has its own thread, so it answers at once."""
         runner = self._runner
         if runner is None:
             return Outcome(ok=True)
-        return Outcome(ok=True, value=runner.seconds_in_flight(), outage=runner.waits_for())
+        outcome = Outcome(ok=True, value=runner.seconds_in_flight(), outage=runner.waits_for())
+        return replace(outcome, **_so_far(runner))
 
-    def _guard(self, call: Callable[[Runner], None]) -> Outcome:
+    def _guard(self, work: Callable[[Runner], Outcome]) -> Outcome:
         if self._runner is None:
             # The process was restarted behind the driver's back.
             warm = self.warm_up()
             if not warm.ok or self._runner is None:
                 return warm
-        outcome = Outcome(ok=True)
         try:
-            call(self._runner)
+            outcome = work(self._runner)
         except PublishError as error:
             outcome = _failed("publish", error.__cause__ or error)
         except Exception as error:
             outcome = _failed("rows", error)
-        return replace(outcome, cpu_s=self._runner.cpu_s())
+        return replace(outcome, **_so_far(self._runner))
+
+
+def _so_far(runner: Runner) -> dict[str, Any]:
+    """What the process has spent and counted."""
+    return {"cpu_s": runner.cpu_s(), "counts": counts.snapshot()}
 
 
 def _failed(stage: str, error: BaseException) -> Outcome:

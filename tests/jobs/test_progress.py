@@ -15,7 +15,6 @@ from earmill.jobs.progress import (
     Bar,
     JsonLines,
     PlainLines,
-    Tally,
     audio,
     bytes_text,
     cost,
@@ -24,6 +23,7 @@ from earmill.jobs.progress import (
 )
 from earmill.jobs.terminal import console
 from earmill.pipeline.driver import events
+from earmill.pipeline.driver.tally import Tally
 
 
 class Clock:

@@ -1,0 +1,186 @@
+"""What a run's events add up to: the figures behind its metrics. No Prometheus here.
+
+Workers say what they have counted since they began, so a figure of theirs is the sum over all
+processes there were, each by its last word. What a process did between that and its death is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from earmill.pipeline.common.counts import Counts, counts
+from earmill.pipeline.common.cpu_time import DRIVER
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.tally import Tally
+
+# Upper ends, s: from a local disk to a store that throttles; and of whole shards.
+COMMIT_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+SHARD_BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0)
+COMMIT_STAGE = "commit"
+
+
+class Histogram:
+    """Durations in buckets.
+
+    Args:
+        ends_s: Upper ends of the buckets, s; one more has no end.
+    """
+
+    def __init__(self, ends_s: Sequence[float]) -> None:
+        self.ends_s, self.counts, self.sum_s = tuple(ends_s), [0] * (len(ends_s) + 1), 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        seconds = max(0.0, seconds)
+        self.counts[bisect_left(self.ends_s, seconds)] += 1
+        self.sum_s += seconds
+
+
+@dataclass
+class State:
+    """All figures of a run.
+
+    Args:
+        rows, audio_s, nbytes: Of shards that this run committed; rows by ok and quarantined.
+        quarantined: Reason to rows of them.
+        attempts: done, lost_race or failed, to attempts on shards.
+        retries: (what, cause) to tries again; what is source, output, shard or worker.
+        stages_s: Stage of a shard to how often and how long, all in all.
+        exit_code: Once the run is over.
+    """
+
+    started: events.JobStarted | None = None
+    finished: events.JobFinished | None = None
+    rows: Counter[str] = field(default_factory=Counter)
+    quarantined: Counter[str] = field(default_factory=Counter)
+    attempts: Counter[str] = field(default_factory=Counter)
+    retries: Counter[tuple[str, str]] = field(default_factory=Counter)
+    stages_s: dict[str, tuple[int, float]] = field(default_factory=dict)
+    audio_s: float = 0.0
+    nbytes: int = 0
+    last_commit_s: float | None = None
+    shards: Mapping[str, int] = field(default_factory=dict)
+    workers: Mapping[str, int] = field(default_factory=dict)
+    commits: Histogram = field(default_factory=lambda: Histogram(COMMIT_BUCKETS_S))
+    shard_times: Histogram = field(default_factory=lambda: Histogram(SHARD_BUCKETS_S))
+
+
+class Figures:
+    """Takes every event of a run, in the driver's thread; read from any.
+
+    Args:
+        clock: Monotonic seconds. now: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.state, self.tally, self._now = State(), Tally(clock), now
+        self._of_workers: dict[tuple[int, int], events.WorkerSays] = {}
+        self._shards_done = Counter[str]()
+        self._here = counts.snapshot()
+        self._driver_before_s = time.process_time()
+
+    def __call__(self, event: events.Event) -> None:
+        """Count it."""
+        with self.lock:
+            self.tally.take(event)
+            self._take(event)
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds of all workers by part, and of this process."""
+        found = Counter[str]()
+        for said in self._of_workers.values():
+            found.update(said.cpu_s)
+        return {**found, DRIVER: time.process_time() - self._driver_before_s}
+
+    def counted(self) -> Counts:
+        """What workers and this process have counted since the run began."""
+        retries, samples, padding, waiting = Counter[tuple[str, str]](self.state.retries), 0, 0, 0
+        living = {slot: generation for slot, generation in sorted(self._of_workers)}
+        for (slot, generation), said in self._of_workers.items():
+            retries.update(said.counts.retries)
+            samples, padding = samples + said.counts.samples, padding + said.counts.padding
+            waiting += said.counts.queue_bytes if living[slot] == generation else 0
+        here = Counter[tuple[str, str]](counts.snapshot().retries)
+        here.subtract(self._here.retries)
+        retries.update(here)
+        return Counts({key: n for key, n in retries.items() if n}, samples, padding, waiting)
+
+    def shards(self) -> dict[str, int]:
+        """State to shards of the whole job; earlier runs and other drivers included in `done`."""
+        started = self.state.started
+        if started is None:
+            return {}
+        found = dict(self.state.shards)
+        done = started.shards_done + self._shards_done["done"]
+        found["done"], found["failed"] = done, self._shards_done["failed"]
+        open_now = ("waiting", "suspect", "searched", "in_flight")
+        busy = {name: found.get(name, 0) for name in open_now}
+        left = started.shards_total - done - found["failed"] - sum(busy.values())
+        return {"pending": max(0, left), **busy, "done": done, "failed": found["failed"]}
+
+    def _take(self, event: events.Event) -> None:
+        state = self.state
+        match event:
+            case events.JobStarted():
+                state.started = event
+            case events.JobFinished():
+                state.finished = event
+                state.shards = state.workers = {}
+            case events.PoolState():
+                state.shards, state.workers = event.shards, event.workers
+            case events.WorkerSays():
+                self._hear(event)
+            case events.ShardDone():
+                self._done(event)
+            case events.ShardFailed():
+                self._shards_done["failed"] += 1
+            case events.ShardRetry() | events.ShardWaits():
+                state.retries["shard", event.cause or "other"] += 1
+            case events.WorkerLost():
+                state.retries["worker", "lost"] += 1
+            case events.ShardAttempt():
+                self._attempt(event)
+
+    def _hear(self, said: events.WorkerSays) -> None:
+        key = (said.worker, said.generation)
+        before = self._of_workers.get(key)
+        # Answers of one process may overtake each other: the later one has counted more.
+        if before is None or sum(said.cpu_s.values()) >= sum(before.cpu_s.values()):
+            self._of_workers[key] = said
+
+    def _done(self, event: events.ShardDone) -> None:
+        state = self.state
+        self._shards_done["done"] += 1
+        state.rows["ok"] += event.rows_ok
+        state.rows["quarantined"] += event.rows_bad
+        state.quarantined.update(event.bad_by_class)
+        state.audio_s += event.audio_s
+        state.nbytes += event.nbytes
+        state.last_commit_s = self._now()
+
+    def _attempt(self, event: events.ShardAttempt) -> None:
+        state, notes = self.state, event.notes
+        if event.error:
+            state.attempts["failed"] += 1
+            return
+        state.attempts["lost_race" if notes is None or not notes.won else "done"] += 1
+        if notes is None:
+            return
+        for stage, (began_s, ended_s) in notes.stages.items():
+            times, total_s = state.stages_s.get(stage, (0, 0.0))
+            state.stages_s[stage] = (times + 1, total_s + max(0.0, ended_s - began_s))
+        if notes.won and COMMIT_STAGE in notes.stages:
+            began_s, ended_s = notes.stages[COMMIT_STAGE]
+            state.commits.add(ended_s - began_s)
+            first_s = min(began for began, _ in notes.stages.values())
+            state.shard_times.add(ended_s - first_s)
