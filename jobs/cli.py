@@ -31,6 +31,7 @@ from earmill.jobs.commands import (
     spec,
     upkeep,
     verify,
+    watch,
 )
 from earmill.jobs.commands.options import wants_log_lines
 from earmill.jobs.terminal import (
@@ -63,6 +64,7 @@ app.command("diff")(log.diff)
 app.command("add-features")(add_features.add_features)
 app.command("compact")(upkeep.compact)
 app.command("gc")(upkeep.gc)
+app.command("watch")(watch.watch)
 app.command("plot")(plot.plot)
 app.command("models")(models.models)
 app.command("spec")(spec.spec)

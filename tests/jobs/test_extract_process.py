@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from earmill.jobs.cli import run
 from earmill.pipeline.dataset.publish import committed_shards
@@ -29,7 +31,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     corpus = write_corpus(folder / "corpus", CLIPS)
     job = write_job(folder / "job.yaml", corpus, folder / "out")
-    with driver(str(job), ray_address=None) as running:
+    metrics = folder / "metrics-{pid}.prom"
+    with driver(str(job), "--metrics", str(metrics), ray_address=None) as running:
+        assert "metrics are written to" in running.wait_for("note")["text"]
         # The job leaves the device open, and this Ray has no GPU.
         assert "the models run on CPU" in running.wait_for("note")["text"]
         assert running.wait_for("workers_ready")["device"] == "cpu"
@@ -43,6 +47,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert (code, summary["status"], summary["exit_code"]) == (1, "stopped", 1)
     assert "--resume" in summary["message"]
     assert errors == ""
+    assert_metrics(folder, summary)
     assert listening and listening <= LOOPBACK
     # What serves others: a page and its jobs, the autoscaler, a printer of logs.
     assert "gcs_server" in commands
@@ -50,6 +55,21 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _, alive = psutil.wait_procs(started, timeout=20)
     assert [process.name() for process in alive] == []
     return folder
+
+
+def assert_metrics(folder: Path, summary: dict[str, Any]) -> None:
+    """The driver's last metrics are those of its run."""
+    (path,) = folder.glob("metrics-*.prom")
+    found = {
+        (sample.name, sample.labels.get("state") or sample.labels.get("part")): sample.value
+        for family in text_string_to_metric_families(path.read_text())
+        for sample in family.samples
+    }
+    assert found["earmill_job_shards", "done"] == summary["shards"] > 0
+    assert found["earmill_job_rows", "ok"] == summary["rows_ok"]
+    assert found["earmill_commit_seconds_count", None] == summary["shards"]
+    assert found["earmill_cpu_seconds_total", "model"] == summary["cpu_s"]["model"] > 0
+    assert found["earmill_job_exit_code", None] == summary["exit_code"]
 
 
 def listeners(processes: list[psutil.Process]) -> set[str]:

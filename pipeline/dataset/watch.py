@@ -1,0 +1,292 @@
+"""How far a job is, from its plan and commits alone: no driver is asked, and none needs to run.
+
+    dataset.json --> plan: shards, rows, seconds    commits/: which are done, then each new record
+
+Every look lists the commits and reads the records that it has not read before, so a look at a big
+job costs a listing. Where many are new (the first look), they are read in pieces; until then their
+rows are the plan's. Times are those at which workers committed, by their own clocks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.dataset.commit_record import (
+    BAD_BY_CLASS,
+    READ_THREADS,
+    CommitRecord,
+    bad_rows,
+    generations,
+    read_commit,
+)
+from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.snapshot import read_current, read_snapshot
+from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.storage.layout import Layout
+
+# Rates are those of this time, and of so many commits where they are rarer.
+WINDOW_S, WINDOW_COMMITS = 300.0, 10
+# A longer pause between commits is no part of the work: the job was stopped.
+LONGEST_GAP_S = 3600.0
+# Nothing was committed for long: for this time, for so many usual gaps, and so many usual shards.
+QUIET_S, QUIET_GAPS, QUIET_SHARDS = 120.0, 10.0, 3.0
+# Records that one look reads at most.
+READ_AT_ONCE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What is kept of a record."""
+
+    created_s: float
+    rows_ok: int
+    rows_bad: int
+    audio_s: float
+    nbytes: int
+    took_s: float
+    worker: tuple[str, int]
+    bad_by_class: dict[str, int]
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """How far a job is.
+
+    Args:
+        state: running, quiet (nothing was committed for long), closing (all shards are committed,
+            the index is not written) or finished.
+        rows_done: Planned rows of committed shards. rows_ok, rows_bad: As their records say.
+        audio_s_done: Audio of good rows; planned where a record is not read. audio_s_total: Of the
+            plan, an estimate.
+        bad_by_class: Quarantined rows by reason.
+        workers: Processes that committed lately.
+        rows_per_s, times_real_time: Lately; None while unknown.
+        eta_s: Seconds left at this rate; None while unknown, and while it is quiet.
+        last_commit_age_s: None before the first one; `quiet_after_s` is when it is called quiet.
+        unread: Commit records that are not read yet. unreadable: Damaged ones.
+    """
+
+    name: str
+    uri: str
+    plan_id: str
+    state: str
+    shards_done: int
+    shards_total: int
+    rows_done: int
+    rows_total: int
+    rows_ok: int
+    rows_bad: int
+    audio_s_done: float
+    audio_s_total: float
+    nbytes: int
+    share_done: float
+    bad_by_class: dict[str, int] = field(default_factory=dict)
+    workers: int = 0
+    rows_per_s: float | None = None
+    times_real_time: float | None = None
+    eta_s: float | None = None
+    last_commit_age_s: float | None = None
+    quiet_after_s: float = QUIET_S
+    unread: int = 0
+    unreadable: int = 0
+
+    @property
+    def audio_hours_per_s(self) -> float | None:
+        """Hours of audio a second."""
+        return None if self.times_real_time is None else self.times_real_time / 3600
+
+
+class JobWatch:
+    """Looks at a job again and again.
+
+    Args:
+        layout: Its output. now: Seconds since 1970.
+    """
+
+    def __init__(self, layout: Layout, now: Callable[[], float] = time.time) -> None:
+        self._layout, self._now = layout, now
+        self._dataset: DatasetFile | None = None
+        self._planned: dict[str, tuple[int, float]] = {}
+        self._seen: dict[tuple[str, int], _Seen | None] = {}
+
+    def look(self, most: int = READ_AT_ONCE) -> JobProgress | None:
+        """How far it is now; None where no job has begun there.
+
+        Args:
+            most: Commit records to read at most.
+        Raises:
+            CommitError: The plan is damaged. OutputError: Files of a job without its description.
+        """
+        dataset = read_dataset(self._layout)
+        if dataset is None:
+            return None
+        if self._dataset is None or dataset.plan_id != self._dataset.plan_id:
+            plan = Plan.read(self._layout, dataset.plan_id)
+            self._planned = {shard.shard_id: (shard.rows, shard.seconds) for shard in plan.shards}
+        self._dataset = dataset
+        there = generations(self._layout)
+        newest = {shard: numbers[-1] for shard, numbers in there.items() if shard in self._planned}
+        unread = [entry for entry in newest.items() if entry not in self._seen]
+        # The last ones say how fast it goes now.
+        self._read(unread[::-1][:most])
+        return self._progress(dataset, newest)
+
+    def _read(self, entries: list[tuple[str, int]]) -> None:
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            for entry, seen in zip(entries, pool.map(self._one, entries), strict=True):
+                self._seen[entry] = seen
+
+    def _one(self, entry: tuple[str, int]) -> _Seen | None:
+        """A record, or None where it cannot be read: `verify` says more."""
+        try:
+            record = read_commit(self._layout, *entry)
+            return None if record is None else self._kept(record)
+        except (CommitError, ValueError, TypeError, AttributeError):
+            return None
+
+    def _kept(self, record: CommitRecord) -> _Seen:
+        info = record.info
+        worker = info.get("worker", {})
+        reasons = info.get(BAD_BY_CLASS)
+        if record.rows_bad and reasons is None:  # of an earlier release
+            reasons = Counter(bad_rows(self._layout, record)["error_class"].to_pylist())
+        return _Seen(
+            created_s=datetime.fromisoformat(info["created"]).timestamp(),
+            rows_ok=record.rows_ok,
+            rows_bad=record.rows_bad,
+            audio_s=record.seconds,
+            nbytes=sum(file.bytes for file in record.files),
+            took_s=float(sum(info.get("timings_s", {}).values())),
+            worker=(str(worker.get("host")), int(worker.get("pid", 0))),
+            bad_by_class=dict(reasons or {}),
+        )
+
+    def _progress(self, dataset: DatasetFile, newest: dict[str, int]) -> JobProgress:
+        records = {s: self._seen[s, n] for s, n in newest.items() if (s, n) in self._seen}
+        read = {shard: seen for shard, seen in records.items() if seen is not None}
+        planned_s = sum(seconds for _, seconds in self._planned.values())
+        through_s = sum(self._planned[shard][1] for shard in newest)
+        done = len(newest) == len(self._planned)
+        pace = _Pace.of(list(read.values()), self._now())
+        began_s = datetime.fromisoformat(_created(dataset)).timestamp()
+        age_s = max(0.0, self._now() - (pace.last_s or began_s))
+        state = self._state(dataset, done, age_s > pace.quiet_s)
+        unread_s = sum(self._planned[s][1] for s in newest if s not in records)
+        left_s = pace.times_real_time and (planned_s - through_s) / pace.times_real_time
+        return JobProgress(
+            name=dataset.name,
+            uri=self._layout.url(),
+            plan_id=dataset.plan_id,
+            state=state,
+            shards_done=len(newest),
+            shards_total=len(self._planned),
+            rows_done=sum(self._planned[shard][0] for shard in newest),
+            rows_total=sum(rows for rows, _ in self._planned.values()),
+            rows_ok=sum(seen.rows_ok for seen in read.values()),
+            rows_bad=sum(seen.rows_bad for seen in read.values()),
+            audio_s_done=sum(seen.audio_s for seen in read.values()) + unread_s,
+            audio_s_total=planned_s,
+            nbytes=sum(seen.nbytes for seen in read.values()),
+            share_done=through_s / planned_s if planned_s else float(done),
+            bad_by_class=_reasons(list(read.values())),
+            workers=pace.workers if state == "running" else 0,
+            rows_per_s=pace.rows_per_s if state == "running" else None,
+            times_real_time=pace.times_real_time if state == "running" else None,
+            eta_s=left_s if state == "running" else None,
+            last_commit_age_s=None if pace.last_s is None else age_s,
+            quiet_after_s=pace.quiet_s,
+            unread=len(newest) - len(records),
+            unreadable=len(records) - len(read),
+        )
+
+    def _state(self, dataset: DatasetFile, done: bool, quiet: bool) -> str:
+        if not done:
+            return "quiet" if quiet else "running"
+        current = read_current(self._layout)
+        if current is None:
+            return "closing"
+        snapshot = read_snapshot(self._layout, current)
+        is_of_it = snapshot.dataset.path == dataset.path
+        return (
+            "finished"
+            if is_of_it and snapshot.commits.keys() == self._planned.keys()
+            else "closing"
+        )
+
+
+def wait_for_job(watch: JobWatch, url: str, *, pause_s: float, wait: bool) -> JobProgress:
+    """The first look at a job.
+
+    Args:
+        wait: Until one has begun; else its absence is an error.
+    Raises:
+        OutputError: No job has begun there.
+    """
+    while (found := watch.look()) is None:
+        if not wait:
+            raise OutputError(
+                f"{url}: no job has begun here, found no dataset.json; give the output.uri of a "
+                "job, or --wait until it has listed its source"
+            )
+        time.sleep(pause_s)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """What the last commits say.
+
+    Args:
+        last_s: When the last one came, seconds since 1970. quiet_s: How long it may be still.
+    """
+
+    last_s: float | None = None
+    rows_per_s: float | None = None
+    times_real_time: float | None = None
+    workers: int = 0
+    quiet_s: float = QUIET_S
+
+    @classmethod
+    def of(cls, seen: list[_Seen], now_s: float) -> _Pace:
+        """From the records that are read."""
+        latest: list[_Seen] = []
+        for one in sorted(seen, key=lambda one: one.created_s, reverse=True):
+            if latest and latest[-1].created_s - one.created_s > LONGEST_GAP_S:
+                break
+            if len(latest) > WINDOW_COMMITS and latest[0].created_s - one.created_s > WINDOW_S:
+                break
+            latest.append(one)
+        if not latest:
+            return cls()
+        last_s, first_s = latest[0].created_s, latest[-1].created_s
+        # Work on the first of them went on before the window, so it counts for none of it.
+        counted, gap_s = latest[:-1], (last_s - first_s) / max(1, len(latest) - 1)
+        quiet_s = max(QUIET_S, QUIET_GAPS * gap_s, QUIET_SHARDS * max(one.took_s for one in latest))
+        # A commit is due a gap after the last one: only from then on is time lost.
+        span_s = max(last_s - first_s, now_s - gap_s - first_s)
+        if not counted or span_s <= 0:
+            return cls(last_s, workers=1, quiet_s=quiet_s)
+        return cls(
+            last_s,
+            rows_per_s=sum(one.rows_ok + one.rows_bad for one in counted) / span_s,
+            times_real_time=sum(one.audio_s for one in counted) / span_s or None,
+            workers=len({one.worker for one in latest}),
+            quiet_s=quiet_s,
+        )
+
+
+def _created(dataset: DatasetFile) -> str:
+    return dataset.created if dataset.change is None else dataset.change.created
+
+
+def _reasons(seen: list[_Seen]) -> dict[str, int]:
+    found = Counter[str]()
+    for one in seen:
+        found.update(one.bad_by_class)
+    return dict(found.most_common())
