@@ -17,6 +17,7 @@ SCRIPTS = (
     "loudness",
     "alternatives",
     "job",
+    "telemetry",
     "decoding",
     "loader",
     "codecs",
