@@ -81,17 +81,13 @@ def kernel_seconds(folder: Path) -> float:
     return total
 
 
-def run_job(root: Path, corpus: Path) -> tuple[dict[str, dict], list[Memory]]:
-    """Run the command line in a process of its own.
+def run_job(root: Path, spec: dict) -> tuple[dict[str, dict], list[Memory]]:
+    """Run the command line in a process of its own; the output goes to `root`.
 
     Returns its last event of each kind, with when it came, and the memory of each process.
     """
-    spec = {
-        "source": {"kind": "files", "uri": str(corpus)},
-        "extract": [{"model": "dau1997", "fs_hz": MODEL_FS_HZ}],
-        "output": {"uri": str(root / "out"), "formats": ["zarr"], "shard_seconds": 300},
-    }
-    job = root / "job.yaml"
+    output = {"uri": str(root / "out"), "formats": ["zarr"], "shard_seconds": 300}
+    spec, job = {**spec, "output": output}, root / "job.yaml"
     job.write_text(json.dumps(spec))  # JSON is YAML
     command = [sys.executable, "-m", "earmill.jobs.cli", "extract", str(job), "--json"]
     begin = time.perf_counter()
@@ -157,7 +153,11 @@ def main() -> None:
             write_corpus(root / "corpus", rate_hz)
             seconds = CLIPS * CLIP_S
             before = seconds / kernel_seconds(root / "corpus")
-            events, memory = run_job(root, root / "corpus")
+            spec = {
+                "source": {"kind": "files", "uri": str(root / "corpus")},
+                "extract": [{"model": "dau1997", "fs_hz": MODEL_FS_HZ}],
+            }
+            events, memory = run_job(root, spec)
             after = seconds / kernel_seconds(root / "corpus")
         ends[rate_hz], ready = events["summary"], events["workers_ready"]["at_s"]
         job = seconds / (ends[rate_hz]["at_s"] - ready)

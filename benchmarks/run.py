@@ -18,6 +18,7 @@ SCRIPTS = (
     "alternatives",
     "job",
     "telemetry",
+    "stereo_job",
     "decoding",
     "loader",
     "codecs",
