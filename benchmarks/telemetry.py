@@ -1,10 +1,9 @@
 """What watching a job costs: CPU time of one job with metrics, log lines and spans on and off.
 
 Short clips through a cheap model, so that whatever is paid for a row or a shard shows. The ways
-take turns, each round begins with another one, and a way's time is the median of its rounds. Time
-is what the job itself counts from its first warm worker on, all its processes together, and that
-of the driver alone: workers count the same in every way, so what watching costs is there. While
-metrics are on, somebody scrapes them every second.
+take turns, each round begins with another one, and a way's time is the least of its rounds. Time is
+what the job itself counts from its first warm worker on, all its processes together; while metrics
+are on, somebody scrapes them every second.
 
     python -m benchmarks.telemetry                 writes its section of RESULTS.md
     python -m benchmarks.telemetry PYTHON          also the job of another installation, all off
@@ -15,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,7 +29,7 @@ from benchmarks.report import table, write_section
 
 CLIPS, CLIP_S, RATE_HZ = 1200, 1.0, 16000
 SHARD_ROWS = 20
-ROUNDS = 4
+ROUNDS = 3
 OFF, METRICS, ALL = "all off", "metrics and log lines", "the same and spans"
 BEFORE = "all off, other installation"
 
@@ -44,8 +42,8 @@ def write_corpus(folder: Path) -> None:
         soundfile.write(folder / f"{n:05d}.wav", noise, RATE_HZ)
 
 
-def cpu_s(python: str, folder: Path, out: str, way: str) -> tuple[float, float]:
-    """Run the job in one way; CPU seconds of its work, and those of the driver."""
+def cpu_s(python: str, folder: Path, out: str, way: str) -> float:
+    """Run the job in one way; CPU seconds of its work."""
     spec = {
         "source": {"kind": "files", "uri": str(folder / "corpus")},
         "extract": [{"model": "melspectrogram", "fs_hz": RATE_HZ}],
@@ -80,8 +78,7 @@ def cpu_s(python: str, folder: Path, out: str, way: str) -> tuple[float, float]:
         event for event in map(json.loads, done.stdout.splitlines()) if event["event"] == "summary"
     )
     assert end["rows_ok"] == CLIPS, end
-    spent = end["cpu_s"]
-    return sum(seconds for part, seconds in spent.items() if part != "idle"), spent["driver"]
+    return sum(seconds for part, seconds in end["cpu_s"].items() if part != "idle")
 
 
 def _scrape(address: str, over: threading.Event) -> None:
@@ -95,7 +92,7 @@ def main() -> None:
     ways = {OFF: sys.executable, METRICS: sys.executable, ALL: sys.executable}
     if len(sys.argv) > 1:
         ways[BEFORE] = sys.argv[1]
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    times: dict[str, list[float]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_corpus(folder / "corpus")
@@ -103,23 +100,21 @@ def main() -> None:
             order = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
             for n, way in enumerate(order):
                 times[way].append(cpu_s(ways[way], folder, f"out-{turn}-{n}", way))
-                print(way, times[way][-1], flush=True)
-    whole = {way: statistics.median(all_s for all_s, _ in found) for way, found in times.items()}
-    driver = {way: statistics.median(one_s for _, one_s in found) for way, found in times.items()}
+                print(way, f"{times[way][-1]:.3f} s", flush=True)
+    least = {way: min(found) for way, found in times.items()}
     rows = [
         [
             way,
-            f"{1000 * whole[way] / CLIPS:.2f}",
-            f"{whole[way] / whole[OFF]:.2f}",
-            f"{min(found)[0] / whole[way]:.2f} to {max(found)[0] / whole[way]:.2f}",
-            f"{1000 * driver[way] / (CLIPS / SHARD_ROWS):.2f}",
+            f"{1000 * seconds / CLIPS:.3f}",
+            f"{seconds / least[OFF]:.3f}",
+            f"{max(times[way]) / least[way]:.3f}",
         ]
-        for way, found in times.items()
+        for way, seconds in least.items()
     ]
-    head = ["way", "CPU ms a row", "of all off", "its rounds", "driver's CPU ms a shard"]
+    head = ["way", "CPU ms a row", "of all off", "largest of its rounds / least"]
     body = (
         f"{CLIPS} clips of {CLIP_S:g} s, {SHARD_ROWS} a shard, melspectrogram to Parquet by one "
-        f"process; median of {ROUNDS} rounds in turns; scraped every second with metrics on.\n\n"
+        f"process; least of {ROUNDS} rounds in turns; scraped every second with metrics on.\n\n"
         f"{table(head, rows)}"
     )
     write_section("Watching a job", "python -m benchmarks.telemetry", body)
