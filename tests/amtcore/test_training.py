@@ -70,7 +70,10 @@ def _perturb(model: nn.Module, factors: Mapping[str, float]) -> list[nn.Paramete
     return [model.get_parameter(f"{name}_raw") for name in factors]
 
 
-@pytest.mark.parametrize("name", RECOVERIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name != "dau1997")) for name in RECOVERIES],
+)
 def test_perturbed_parameters_are_recovered(name: str) -> None:
     build, rms, factors = RECOVERIES[name]
     true, model, x = build(), build(learnable=True), _bursts(rms)

@@ -95,7 +95,7 @@ def test_a_stranger_is_one_short_file(path: Path) -> None:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line where the distribution is on PYTHONPATH, which Ray's workers inherit."""
+    """The command line where the distribution is on PYTHONPATH, which workers inherit."""
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     environment["PYTHONPATH"] = str(folder / "site")
     command = [sys.executable, "-m", "earmill.jobs.cli", *arguments]
@@ -109,7 +109,7 @@ def test_a_job_with_both_from_the_command_line(tmp_path: Path) -> None:
         "source": {"kind": "zipped", "uri": "clips.zip"},
         "extract": [{"model": "dau1997", "fs_hz": 16000}],
         "output": {"uri": "out", "formats": ["npz", "webdataset", "zarr"], "shard_rows": 2},
-        "run": {"workers": 1, "threads_per_worker": 1},
+        "run": {"executor": "local", "workers": 1, "threads_per_worker": 1},
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     planned = run(tmp_path, "plan", "job.yaml", "--json")
