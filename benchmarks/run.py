@@ -9,6 +9,7 @@ SCRIPTS = (
     "exactness",
     "startup",
     "scale",
+    "crowd",
     "models",
     "kernel",
     "stages",

@@ -1,22 +1,26 @@
-"""How listing and planning grow with a corpus: wall time, CPU time and peak memory by rows.
+"""What a driver and a reader do with many rows: wall time, CPU time and peak memory by rows.
 
 Each line of the table is one function of `STEPS`, run in a process of its own on a folder that
-`prepare` made for it; more steps (resume, finalise, verify, open) are one entry each. Rows are as
-real as the step needs: files of 100 000 clips exist, those of a manifest of a million need not.
+`prepare` made; steps of one folder follow each other there. Rows are as real as the step needs:
+files of 100 000 clips exist, those of a manifest of a million need not, and the features of the set
+that is resumed, closed, checked and opened are a few zeros a row, committed as in a job.
 
-    python -m benchmarks.scale                     all lines, and their section of RESULTS.md
+    python -m benchmarks.scale                     all lines, and their sections of RESULTS.md
+    python -m benchmarks.scale set                 one section
     python -m benchmarks.scale plan_files          one line, printed
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +28,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.report import peak_mb, table, write_section
+from benchmarks.sleeping_workers import run_sleeping
+from earmill import open_features
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.planning.plan import Plan, make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
@@ -37,6 +47,7 @@ WAV = (
     + b"\x02\x00\x10\x00data" + (800).to_bytes(4, "little") + bytes(800)
 )  # fmt: skip
 ROWS_PER_FOLDER = 1000
+ROWS_PER_SHARD = 100
 FILES, GROUPS_PER_FILE, ROWS_PER_GROUP = 200, 5, 100
 
 
@@ -46,7 +57,8 @@ class Step:
 
     Args:
         what: As the table says it. rows: How many.
-        prepare: Makes the corpus in an empty folder; not measured.
+        prepare: Makes the corpus in an empty folder; not measured. Steps that share one come
+            after each other, in one folder.
         run: What is measured, in the folder.
     """
 
@@ -89,9 +101,10 @@ def write_parquet(folder: Path) -> None:
         pq.write_table(pa.table(columns), name, row_group_size=ROWS_PER_GROUP, compression="none")
 
 
-def _job(folder: Path, source: dict[str, object]) -> JobSpec:
-    sections = {"extract": [{"model": "dau1997"}], "output": {"uri": str(folder / "out")}}
-    return JobSpec.load({"source": source, **sections})
+def _job(folder: Path, source: dict[str, object], **output: object) -> JobSpec:
+    output = {"uri": str(folder / "out"), **output}
+    extract = [{"model": "dau1997", "streams": {"adaptation": {}}}]
+    return JobSpec.load({"source": source, "extract": extract, "output": output})
 
 
 def _planned(folder: Path, source: dict[str, object]) -> None:
@@ -124,48 +137,134 @@ def read_plan(folder: Path) -> None:
         assert len(shard.items) == shard.rows
 
 
+def set_job(folder: Path) -> JobSpec:
+    """A hundred rows a shard, in both formats."""
+    source = {"kind": "files", "uri": str(folder / "clips")}
+    return _job(folder, source, shard_rows=ROWS_PER_SHARD)
+
+
+def prepare_set(folder: Path) -> None:
+    """All rows committed, and the driver gone before it closed the set."""
+    write_files(folder)
+    run_sleeping(set_job(folder), workers=100, sleep_s=0.5)
+    out = folder / "out"
+    for name in ("index", "snapshots"):
+        shutil.rmtree(out / name)
+    for name in ("current.json", "README.md", "croissant.json"):
+        (out / name).unlink()
+
+
+class _AllRead(Exception):
+    """Raised where workers would be started."""
+
+
+def resume(folder: Path) -> None:
+    """Up to the moment where workers would be started for the last shard."""
+
+    def sink(event: events.Event) -> None:
+        if isinstance(event, events.Step) and event.text == "starting the workers":
+            raise _AllRead
+
+    spec, last = set_job(folder), sorted((folder / "out" / "commits").iterdir())[-1]
+    aside = last.rename(folder / last.name)
+    try:
+        run_job(spec, resume=True, sink=sink)
+    except _AllRead:
+        aside.rename(last)
+        return
+    raise AssertionError("nothing was left to do")
+
+
+def close_set(folder: Path) -> None:
+    assert finalise(Layout.open(str(folder / "out"))).rows_ok == HUNDRED_THOUSAND
+
+
+def verify_set(folder: Path) -> None:
+    report = verify(Layout.open(str(folder / "out")))
+    assert report.ok and report.rows_ok == HUNDRED_THOUSAND, report.problems[:5]
+
+
+def open_set(folder: Path) -> None:
+    features = open_features(folder / "out")
+    assert len(features) == HUNDRED_THOUSAND
+    for row in (features[0], features[HUNDRED_THOUSAND - 1]):
+        assert len(row.features["adaptation"])
+
+
 STEPS = {
     "plan_files": Step("list and plan a folder", HUNDRED_THOUSAND, write_files, plan_files),
     "plan_parquet": Step("plan streamed Parquet", HUNDRED_THOUSAND, write_parquet, plan_parquet),
     "plan_manifest": Step("plan a manifest with durations", MILLION, write_manifest, plan_manifest),
     "read_plan": Step("open a stored plan, read 100 shards", MILLION, prepare_plan, read_plan),
+    "resume": Step("resume: up to the first worker", HUNDRED_THOUSAND, prepare_set, resume),
+    "finalise": Step("finalise", HUNDRED_THOUSAND, prepare_set, close_set),
+    "verify": Step("verify, every byte", HUNDRED_THOUSAND, prepare_set, verify_set),
+    "open": Step("open, read two rows", HUNDRED_THOUSAND, prepare_set, open_set),
+}
+
+SECTIONS = {
+    "planning": ("plan_files", "plan_parquet", "plan_manifest", "read_plan"),
+    "set": ("resume", "finalise", "verify", "open"),
 }
 
 
-def measure(name: str) -> dict[str, float]:
+def measure(name: str, folder: Path) -> dict[str, float]:
     """Run one step in this process; its wall and CPU seconds and peak memory."""
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    STEPS[name].run(folder)
+    return {
+        "wall_s": time.perf_counter() - wall_s,
+        "cpu_s": time.process_time() - cpu_s,
+        "peak_mb": peak_mb(),
+    }
+
+
+def _measured(names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Steps of one folder, each in a process of its own."""
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [sys.executable, "-m", "benchmarks.scale", "--prepare", name, folder], check=True
-        )
-        wall_s, cpu_s = time.perf_counter(), time.process_time()
-        STEPS[name].run(Path(folder))
-        return {
-            "wall_s": time.perf_counter() - wall_s,
-            "cpu_s": time.process_time() - cpu_s,
-            "peak_mb": peak_mb(),
-        }
+        for name in (f"prepare {names[0]}", *names):
+            command = [sys.executable, "-m", "benchmarks.scale", "--in", folder, *name.split()]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            found[name] = json.loads(done.stdout or "{}")
+    return {name: found[name] for name in names}
 
 
-def _line(name: str) -> list[str]:
-    command = [sys.executable, "-m", "benchmarks.scale", name]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found, step = json.loads(done.stdout), STEPS[name]
+def _line(name: str, found: dict[str, float]) -> list[str]:
+    step = STEPS[name]
     figures = [f"{found['wall_s']:.1f}", f"{found['cpu_s']:.1f}", f"{found['peak_mb']:.0f}"]
     return [step.what, f"{step.rows:,}", *figures]
 
 
-def main() -> None:
-    """Measure all steps, or the one that is named."""
-    if sys.argv[1:2] == ["--prepare"]:
-        STEPS[sys.argv[2]].prepare(Path(sys.argv[3]))
-    elif len(sys.argv) > 1:
-        print(json.dumps(measure(sys.argv[1])))
-    else:
-        lines = [_line(name) for name in STEPS]
-        head = ["step", "rows", "wall s", "CPU s", "peak MB"]
-        write_section("Scale", "python -m benchmarks.scale", table(head, lines))
+def _needed_by(wanted: str) -> list[str]:
+    """The step and those that come before it in its folder."""
+    names = [name for name, step in STEPS.items() if step.prepare is STEPS[wanted].prepare]
+    return names[: names.index(wanted) + 1]
+
+
+def _report(section: str) -> None:
+    """Measure the steps of a section and put it into RESULTS.md."""
+    found: dict[str, dict[str, float]] = {}
+    for _, names in groupby(SECTIONS[section], key=lambda name: STEPS[name].prepare):
+        found |= _measured(list(names))
+    head = ["step", "rows", "wall s", "CPU s", "peak MB"]
+    lines = [_line(name, figures) for name, figures in found.items()]
+    write_section(f"Scale: {section}", f"python -m benchmarks.scale {section}", table(head, lines))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure all sections, one of them, or the step that is named."""
+    match arguments:
+        case ["--in", folder, "prepare", name]:
+            STEPS[name].prepare(Path(folder))
+        case ["--in", folder, name]:
+            print(json.dumps(measure(name, Path(folder))))
+        case [name] if name in STEPS:
+            print(json.dumps(_measured(_needed_by(name)), indent=1))
+        case _:
+            for section in arguments or SECTIONS:
+                _report(section)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

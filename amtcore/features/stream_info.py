@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -67,7 +67,7 @@ class StreamInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; the last three only where they are not usual."""
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
         if not self.columns:
             del plain["columns"]
         if self.layout == "frames":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -97,7 +97,7 @@ class CommitRecord(Strict):
 
     def to_json(self) -> str:
         """The record as JSON text; `from_json` gives an equal record."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
+        return json.dumps(vars(self), default=asdict, indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> CommitRecord:
@@ -190,17 +190,41 @@ def stored_commits(layout: Layout, without: Container[str] = ()) -> dict[str, St
     Raises:
         CommitError: One of them cannot be read; it names the file.
     """
-    newest = {
-        shard: numbers[-1] for shard, numbers in generations(layout).items() if shard not in without
-    }
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        found = pool.map(lambda item: read_stored(layout, *item), newest.items())
-        return {shard: one for shard, one in zip(newest, found, strict=True) if one is not None}
+    return _reduced(layout, lambda stored: stored, without)
 
 
 def commits(layout: Layout, without: Container[str] = ()) -> dict[str, CommitRecord]:
     """The records of `stored_commits` alone."""
-    return {shard: stored.record for shard, stored in stored_commits(layout, without).items()}
+    return _reduced(layout, lambda stored: stored.record, without)
+
+
+def commits_as(
+    layout: Layout, part: Callable[[CommitRecord], T], without: Container[str] = ()
+) -> dict[str, T]:
+    """A part of each of these records; of the rest, which names every file, nothing is kept.
+
+    Args:
+        part: Takes it, in one of several threads.
+    """
+    return _reduced(layout, lambda stored: part(stored.record), without)
+
+
+def _reduced(
+    layout: Layout, part: Callable[[StoredCommit], T], without: Container[str]
+) -> dict[str, T]:
+    newest = [
+        (shard, numbers[-1])
+        for shard, numbers in generations(layout).items()
+        if shard not in without
+    ]
+
+    def read(item: tuple[str, int]) -> T | None:
+        stored = read_stored(layout, *item)
+        return None if stored is None else part(stored)
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        found = zip(newest, pool.map(read, newest), strict=True)
+        return {shard: one for (shard, _), one in found if one is not None}
 
 
 def bad_rows(layout: Layout, record: CommitRecord) -> pa.Table:

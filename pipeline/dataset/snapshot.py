@@ -14,10 +14,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
-from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit, parsed_json
+from earmill.pipeline.dataset.commit_record import StoredCommit, parsed_json
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.rows import OutFile
@@ -32,6 +32,16 @@ from earmill.pipeline.storage.typed_json import Strict
 
 CONTENT_CHARS = 16
 CARDS = (README_FILE, CROISSANT_FILE)
+
+
+class Attempt(Protocol):
+    """Which attempt on a shard a commit is; `CommitRecord` has it."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def attempt(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,7 @@ class Snapshot(Strict):
         """Parse a snapshot; CommitError where it is none."""
         return parsed_json(cls, text, "a snapshot")
 
-    def is_of(self, records: Mapping[str, CommitRecord]) -> bool:
+    def is_of(self, records: Mapping[str, Attempt]) -> bool:
         """Whether these are the commits it was made of."""
         made_of = {shard: (ref.generation, ref.attempt) for shard, ref in self.commits.items()}
         return made_of == {shard: (r.generation, r.attempt) for shard, r in records.items()}
@@ -234,7 +244,7 @@ def current_index(layout: Layout) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def is_closed(layout: Layout, records: Mapping[str, CommitRecord]) -> bool:
+def is_closed(layout: Layout, records: Mapping[str, Attempt]) -> bool:
     """Whether index and cards of exactly these commits, in the newest revision, are all there."""
     try:
         current = read_current(layout)

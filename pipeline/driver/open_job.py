@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
 from earmill.pipeline.dataset.carry import carry_over
+from earmill.pipeline.dataset.commit_record import BAD_BY_CLASS, CommitRecord, commits_as
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset, read_dataset
 from earmill.pipeline.dataset.provenance import run_provenance
-from earmill.pipeline.dataset.publish import CommitRecord, commits
 from earmill.pipeline.dataset.recompute import Again, Chooser, open_again
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.shard_tracker import WITNESSES, smallest
+from earmill.pipeline.driver.shard_tracker import WITNESSES, Committed, smallest
 from earmill.pipeline.driver.source_changes import update_hint
 from earmill.pipeline.formats.casting import as_stored
 from earmill.pipeline.formats.format import BINARY
@@ -46,7 +46,7 @@ class OpenJob:
     layout: Layout
     plan: Plan
     dataset: DatasetFile
-    before: dict[str, CommitRecord]
+    before: dict[str, Committed]
     pending: tuple[Shard, ...]
     again: Mapping[str, Again] = field(default_factory=dict)
 
@@ -70,10 +70,23 @@ class OpenJob:
 
     def witnesses(self) -> list[Item]:
         """Rows that an earlier run could read: those of its best shards."""
-        records = [record for record in self.before.values() if record.rows_ok]
-        best = sorted(records, key=lambda record: record.rows_bad / record.rows_ok)[:WITNESSES]
+        bad = {name: one.rows_bad / one.rows_ok for name, one in self.before.items() if one.rows_ok}
+        best = sorted(bad, key=bad.__getitem__)[:WITNESSES]
         shards = {shard.shard_id: shard for shard in self.plan.shards}
-        return [smallest(shards[record.shard]) for record in best if record.shard in shards]
+        return [smallest(shards[name]) for name in best if name in shards]
+
+
+def committed_of(record: CommitRecord) -> Committed:
+    """What the driver keeps of a commit record, which names every file."""
+    return Committed(
+        rows_ok=record.rows_ok,
+        rows_bad=record.rows_bad,
+        nbytes=sum(file.bytes for file in record.files),
+        seconds=record.seconds,
+        bad_by_class=record.info.get(BAD_BY_CLASS, {}),
+        generation=record.generation,
+        attempt=record.attempt,
+    )
 
 
 def stored_dataset(spec: JobSpec, layout: Layout) -> DatasetFile | None:
@@ -106,7 +119,7 @@ def open_job(
     plan.write(layout)
     dataset = open_dataset(layout, _describe(spec, plan, extractors))
     chosen = again(layout) if again is not None else {}
-    before = commits(layout, without=chosen)
+    before = commits_as(layout, committed_of, without=chosen)
     if before and not (resume or beside):
         raise OutputError(
             f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this job; "
@@ -116,7 +129,7 @@ def open_job(
         layout.clear_scratch()
     sweep()  # a run without pending shards starts no Ray, which would do it
     if not beside and carry_over(layout, dataset, plan):
-        before = commits(layout, without=chosen)
+        before = commits_as(layout, committed_of, without=chosen)
     pending = tuple(shard for shard in plan.shards if shard.shard_id not in before)
     return OpenJob(spec, layout, plan, dataset, before, pending, open_again(layout, chosen))
 

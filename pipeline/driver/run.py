@@ -13,19 +13,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
+from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.crew import CrewMember
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.publish import CommitRecord, commits
 from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.executor import executor_of
-from earmill.pipeline.driver.open_job import OpenJob, open_job, stored_dataset
+from earmill.pipeline.driver.open_job import OpenJob, committed_of, open_job, stored_dataset
 from earmill.pipeline.driver.placement import has_seats
-from earmill.pipeline.driver.shard_tracker import Result
+from earmill.pipeline.driver.shard_tracker import Committed, Result
 from earmill.pipeline.driver.sharing import Sharing, Supply, claims_of, close, opening, sharing_of
 from earmill.pipeline.driver.source_changes import source_changed
-from earmill.pipeline.driver.staffing import RunnerFactory, committed_of, scheduler_of
+from earmill.pipeline.driver.staffing import RunnerFactory, scheduler_of
 from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.driver.summary import RESUME, summarise
 from earmill.pipeline.driver.telemetry.observers import observed
@@ -230,8 +230,12 @@ def _finish(
     missing = len(job.plan.shards) - len(before) - len(result.done)
     if not missing:
         sink(events.Step("writing the index"))
-        known = before if not sharing.joins else commits(job.layout)
-        close(job.layout, sharing, known, anew=bool(result.done) or before != job.before)
+        close(
+            job.layout,
+            sharing,
+            before | result.done,
+            anew=bool(result.done) or before != job.before,
+        )
     elif job.again and result.done:
         # What was done again counts, also where the rest of it keeps the commits of before.
         with suppress(CommitError):
@@ -240,7 +244,7 @@ def _finish(
         result.left_to_others = missing - len(result.failed)
     end = summarise(
         result,
-        before=[committed_of(record) for record in before.values()],
+        before=list(before.values()),
         shards=len(job.plan.shards),
         layout=job.layout,
         max_bad_fraction=job.spec.run.max_bad_fraction,
@@ -250,11 +254,11 @@ def _finish(
     return end
 
 
-def _by_others(job: OpenJob, result: Result) -> dict[str, CommitRecord]:
+def _by_others(job: OpenJob, result: Result) -> dict[str, Committed]:
     """What other drivers have committed since this one looked."""
     known = job.before.keys() | result.done.keys()
     if job.again or len(known) == len(job.plan.shards):
         return {}
     planned = {shard.shard_id for shard in job.plan.shards}
-    found = commits(job.layout, without=known)
+    found = commits_as(job.layout, committed_of, without=known)
     return {shard: record for shard, record in found.items() if shard in planned}

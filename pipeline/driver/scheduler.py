@@ -25,6 +25,8 @@ from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
 
 POLL_S = 0.2
 STATUS_EVERY_S = 1.0
+# Workers that are asked at a time: of very many each has its turn later.
+STATUS_AT_ONCE = 100
 WARM_UP_LIMIT_S = 900.0
 WARM_UP_ATTEMPTS = 3
 WARM_UP_PAUSE_S = 1.0
@@ -66,7 +68,8 @@ class Scheduler:
         self._deadlines = deadlines or Deadlines()
         self._stop, self._drain_s, self._clock = stop or StopRequest(), drain_s, clock
         self._on_tick = on_tick
-        self._started = self._last_status = clock()
+        self._started = self._last_status = self._last_check = clock()
+        self._next_asked, self._heard = 0, False
         self._working_since: float | None = None
         self._cpu: CpuAccount | None = None
         self._drain_until: float | None = None
@@ -80,6 +83,7 @@ class Scheduler:
                 self._dispatch()
                 for call, outcome in self._pool.wait(POLL_S):
                     self._settle(call, outcome)
+                self._tell_in_flight()
                 self._on_tick()
                 self._check_stop()
                 self._check_deadlines()
@@ -124,11 +128,14 @@ class Scheduler:
 
     def _dispatch_round(self) -> bool:
         """One shard for each worker that has room and gets one; whether any did."""
+        if self._ledger.nothing_waits:
+            return False
         sent = False
         share = self._share()
+        with_room = [slot for slot in self._pool.slots if slot.room > 0]
         # Empty workers first: a shard prefetched on a busy worker must not starve an idle one.
-        for slot in sorted(self._pool.slots, key=lambda slot: len(slot.work)):
-            full = not slot.room or len(slot.work) >= share
+        for slot in sorted(with_room, key=lambda slot: len(slot.work)):
+            full = len(slot.work) >= share
             if full or any(call.payload.alone for call in slot.work):
                 continue
             busy = any(other.work for other in self._pool.slots)
@@ -168,7 +175,7 @@ class Scheduler:
                 slot.waits_for = outcome.outage
             else:
                 slot.seconds_in_flight = 0.0
-            self._tell_in_flight()
+            self._heard = True
         elif isinstance(outcome, Outcome) and outcome.stage == "device":
             self._settle_device_lost(call, outcome.message)
         else:
@@ -298,6 +305,9 @@ class Scheduler:
 
     def _check_deadlines(self) -> None:
         now = self._clock()
+        if now - self._last_check < POLL_S:
+            return
+        self._last_check = now
         for slot in self._pool.slots:
             if slot.retry_s is not None and now >= slot.retry_s:
                 self._pool.warm_up(slot)
@@ -339,16 +349,27 @@ class Scheduler:
             return
         self._last_status = now
         for slot in self._pool.slots:
+            if not slot.work:
+                slot.seconds_in_flight = 0.0
+        for slot in self._asked_now():
             if slot.work and not slot.asked:
                 self._pool.submit(slot, "status")
-            elif not slot.work:
-                slot.seconds_in_flight = 0.0
         self._observe(
             events.PoolState(
                 self._ledger.states(), Counter(slot.state for slot in self._pool.slots)
             )
         )
-        self._tell_in_flight()
+        self._heard = True
+
+    def _asked_now(self) -> list[Slot]:
+        """The workers whose turn it is."""
+        slots = self._pool.slots
+        first, count = self._next_asked, min(len(slots), STATUS_AT_ONCE)
+        self._next_asked = (first + count) % len(slots)
+        return [slots[(first + k) % len(slots)] for k in range(count)]
 
     def _tell_in_flight(self) -> None:
+        if not self._heard:
+            return
+        self._heard = False
         self._sink(events.InFlight(sum(slot.seconds_in_flight for slot in self._pool.slots)))

@@ -41,13 +41,15 @@ WITNESSES = 4
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What the driver needs to know of a commit record; `seconds` of audio behind its good rows."""
+    """What the driver keeps of a commit record; `seconds` of audio behind its good rows."""
 
     rows_ok: int
     rows_bad: int
     nbytes: int
     seconds: float
     bad_by_class: Mapping[str, int] = field(default_factory=dict)
+    generation: int = 0
+    attempt: str = ""
 
 
 @dataclass(slots=True)

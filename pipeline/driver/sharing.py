@@ -20,8 +20,7 @@ from earmill.pipeline.dataset.crew import Claims, clear_claims, start_of
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import DriverLock
-from earmill.pipeline.dataset.publish import CommitRecord
-from earmill.pipeline.dataset.snapshot import is_closed
+from earmill.pipeline.dataset.snapshot import Attempt, is_closed
 from earmill.pipeline.driver.shard_tracker import Ledger
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.spec.run import SLURM_ARRAY, RunSpec
@@ -100,9 +99,7 @@ def opening(layout: Layout, sharing: Sharing, *, shares: bool) -> Iterator[Drive
     yield None
 
 
-def close(
-    layout: Layout, sharing: Sharing, commits: Mapping[str, CommitRecord], *, anew: bool
-) -> None:
+def close(layout: Layout, sharing: Sharing, commits: Mapping[str, Attempt], *, anew: bool) -> None:
     """Write index and cards of a dataset that is complete, unless another driver does.
 
     Args:

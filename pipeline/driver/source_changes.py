@@ -40,14 +40,20 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
     """How a listing differs from the plan.
 
     A row counts as changed by its place, tag, size or time, or by the columns it carries through.
+
+    Args:
+        planned: Each row once. listed: Read first, and held.
     """
-    old = {item.row_id: item for item in planned}
+    # One of the two is held, and gets smaller as the other goes by.
     new = {item.row_id: item for item in listed}
-    return Changes(
-        added=tuple(sorted(new.keys() - old.keys())),
-        removed=tuple(sorted(old.keys() - new.keys())),
-        changed=tuple(sorted(k for k in old.keys() & new.keys() if is_other(old[k], new[k]))),
-    )
+    removed, changed = list[str](), list[str]()
+    for item in planned:
+        found = new.pop(item.row_id, None)
+        if found is None:
+            removed.append(item.row_id)
+        elif is_other(item, found):
+            changed.append(item.row_id)
+    return Changes(tuple(sorted(new)), tuple(sorted(removed)), tuple(sorted(changed)))
 
 
 def is_other(old: Item, new: Item) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from earmill.pipeline.dataset.commit_record import BAD_BY_CLASS
 from earmill.pipeline.dataset.lease import DriverLock
-from earmill.pipeline.dataset.publish import CommitRecord, read_commit
+from earmill.pipeline.dataset.publish import read_commit
 from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.deadlines import Deadlines
 from earmill.pipeline.driver.executor import Hire, Session
-from earmill.pipeline.driver.open_job import OpenJob
+from earmill.pipeline.driver.open_job import OpenJob, committed_of
 from earmill.pipeline.driver.placement import Placement, cpu_note, place_workers
 from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import Scheduler
@@ -108,14 +107,3 @@ def _hire(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> Hire:
         again=job.again,
     )
     return Hire(make_runner(work), place, shards)
-
-
-def committed_of(record: CommitRecord) -> Committed:
-    """What the driver needs to know of a commit record."""
-    return Committed(
-        rows_ok=record.rows_ok,
-        rows_bad=record.rows_bad,
-        nbytes=sum(file.bytes for file in record.files),
-        seconds=record.seconds,
-        bad_by_class=record.info.get(BAD_BY_CLASS, {}),
-    )

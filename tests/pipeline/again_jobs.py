@@ -23,9 +23,9 @@ from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver import run as driver
+from earmill.pipeline.driver.open_job import committed_of
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.shard_tracker import Ledger, Result
-from earmill.pipeline.driver.staffing import committed_of
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import Outcome

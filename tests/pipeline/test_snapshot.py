@@ -14,11 +14,13 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError, EarmillError
+from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.description import open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.snapshot import current_index, is_closed
 from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.driver.open_job import committed_of
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import (
     contents,
@@ -228,3 +230,24 @@ def test_old_snapshots_stay(tmp_path: Path) -> None:
     finalise(layout)
     after = contents(layout, "snapshots") | contents(layout, "index")
     assert len(after) == 4 and before.items() <= after.items()
+
+
+def test_what_a_driver_keeps_of_commits_tells_a_closed_set_and_skips_what_it_knows(
+    tmp_path: Path,
+) -> None:
+    layout = begun(tmp_path, *BAD_FIRST[0])
+    records = commits(layout)
+    kept = commits_as(layout, committed_of)
+    assert is_closed(layout, kept)
+    for shard, record in records.items():
+        assert (kept[shard].rows_ok, kept[shard].rows_bad) == (record.rows_ok, record.rows_bad)
+        assert kept[shard].seconds == record.seconds
+        assert kept[shard].nbytes == sum(file.bytes for file in record.files)
+    # What is known already is not read again, whatever has become of it.
+    layout.write_bytes("commits/00000.json", b"half a rec")
+    assert commits_as(layout, committed_of, without={"00000"}) == {"00001": kept["00001"]}
+    with pytest.raises(CommitError, match="00000"):
+        commits_as(layout, committed_of)
+    layout.delete("commits/00000.json")
+    publish(layout, "00000", "000000cc", [make_row(name) for name in NAMES[:3]])
+    assert not is_closed(layout, commits_as(layout, committed_of))

@@ -1,0 +1,104 @@
+"""A thousand workers on one driver: how many shards a second, and what bounds it.
+
+The workers sleep instead of computing and commit for real (`benchmarks.sleeping_workers`); claims,
+lock, ledger and loop are those of a job. They ask for more than this machine can write, so that the
+rate is what it can bear: the first bound met is the CPU time of publishing (encoding and hashing a
+shard, which a real cluster does on as many machines as it has), then that of the driver, which is
+alone. CPU milliseconds of both are taken between a tenth and nine tenths of the shards.
+
+    python -m benchmarks.crowd [FOLDER]            commits to a folder there, and to memory
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.report import table, write_section
+from benchmarks.sleeping_workers import run_sleeping
+from earmill.pipeline.driver import events
+from earmill.pipeline.spec.job import JobSpec
+
+WORKERS, SHARDS, SLEEP_S = 1000, 6000, 4.0
+MEMORY = Path("/dev/shm")
+WANTED = 200
+
+
+class Watch:
+    """Takes events; time and CPU seconds of driver and writers at two moments of the run."""
+
+    def __init__(self) -> None:
+        self._done = 0
+        self.at_s: list[float] = []
+        self.cpu_s: list[tuple[float, float]] = []
+
+    def __call__(self, event: events.Event) -> None:
+        if not isinstance(event, events.ShardDone):
+            return
+        self._done += 1
+        if self._done in (SHARDS // 10, SHARDS * 9 // 10):
+            driver = psutil.Process()
+            writers = driver.children(recursive=True)
+            self.at_s.append(time.perf_counter())
+            self.cpu_s.append((_cpu_s(driver), sum(map(_cpu_s, writers))))
+
+    def line(self) -> list[str]:
+        """Commits a second, then CPU ms of a commit: publishing, driver; commits that one core's
+        driver could take."""
+        count = SHARDS * 9 // 10 - SHARDS // 10
+        rate = count / (self.at_s[1] - self.at_s[0])
+        driver, writers = (
+            1e3 * (after - before) / count for before, after in zip(*self.cpu_s, strict=True)
+        )
+        return [f"{rate:.0f}", f"{writers:.1f}", f"{driver:.2f}", f"{1e3 / driver:.0f}"]
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def measure(parent: Path | None) -> list[str]:
+    """One run on a store in that folder."""
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        manifest = Path(folder) / "m.csv"
+        rows = (f"clips/{n:07d}.flac,600" for n in range(SHARDS))
+        manifest.write_text("\n".join(["uri,seconds", *rows]))
+        columns = {"uri": "uri", "duration": "seconds"}
+        spec = JobSpec.load(
+            {
+                "source": {"kind": "manifest", "uri": str(manifest), "columns": columns},
+                "extract": [{"model": "dau1997", "streams": {"adaptation": {}}}],
+                "output": {"uri": f"{folder}/out", "formats": ["parquet"]},
+            }
+        )
+        watch = Watch()
+        end = run_sleeping(spec, workers=WORKERS, sleep_s=SLEEP_S, sink=watch)
+        assert end.rows_ok == SHARDS, end.message
+        return watch.line()
+
+
+def main(arguments: list[str]) -> None:
+    """Measure both stores."""
+    folder = Path(arguments[0]) if arguments else None
+    lines = [["disk", *measure(folder)]]
+    if MEMORY.is_dir():
+        lines.append(["memory", *measure(MEMORY)])
+    head = ["store", "commits/s", "publishing, CPU ms", "driver, CPU ms", "one driver could take/s"]
+    note = (
+        f"{WORKERS} workers, {SHARDS} shards of one row, {SLEEP_S:g} s of sleep each on average; "
+        f"wanted: {WANTED} commits a second. Workers, driver and store share this machine: its "
+        "cores are what bounds the rate, and publishing is what they are spent on. With writers "
+        "elsewhere the driver's own CPU time is the next bound, as the last column has it."
+    )
+    write_section(
+        "A thousand workers", "python -m benchmarks.crowd", f"{table(head, lines)}\n\n{note}"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
