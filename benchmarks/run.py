@@ -10,6 +10,7 @@ SCRIPTS = (
     "startup",
     "scale",
     "crowd",
+    "workers",
     "models",
     "kernel",
     "stages",
