@@ -23,7 +23,7 @@ from benchmarks.sleeping_workers import run_sleeping
 from earmill.pipeline.driver import events
 from earmill.pipeline.spec.job import JobSpec
 
-WORKERS, SHARDS, SLEEP_S = 1000, 4000, 4.0
+WORKERS, SHARDS, SLEEP_S = 1000, 6000, 4.0
 MEMORY = Path("/dev/shm")
 WANTED = 200
 
