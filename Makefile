@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -73,6 +73,12 @@ test-pipeline-second: setup
 
 test-jobs: setup
 	$(BIN)/python -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline
+
+# Runs under faults that their seeds draw: kills, frozen processes, a server that fails, a full disk.
+SEED ?= 0
+COUNT ?= 50
+chaos: setup
+	$(BIN)/python -m tests.chaos.many --seed $(SEED) --count $(COUNT)
 
 # Outputs on servers that others wrote, in the place of our stand-ins: fake-gcs-server, Azurite (npm).
 STORES := build/stores

@@ -136,8 +136,13 @@ def _fail(arguments: Sequence[str], code: int, message: str) -> int:
 
 
 def _tell_machines(arguments: Sequence[str], code: int, message: str) -> None:
-    if "--json" in arguments or has_log_lines():
+    if "--json" not in arguments and not has_log_lines():
+        return
+    try:
         error_event(code, message)
+    except BrokenPipeError:
+        # Nobody reads any more; what the interpreter flushes at its end would say so once more.
+        sys.stdout = open(os.devnull, "w")
 
 
 def _keep(error: Exception) -> str:

@@ -4,13 +4,15 @@ Snapshots that are no longer wanted leave the history first, by one replacement 
 what only they named goes after that, records before the files they name. So a run that is killed
 leaves a whole dataset, and the next one removes the rest. It holds the driver's lock, touches no
 file younger than the grace time, and no attempt on a shard that has no commit: a worker that was
-cut off long ago may still be about to commit it.
+cut off long ago may still be about to commit it. Files that were half written when their process
+was killed go as well, and the locks of drivers that were killed while they took over.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -26,6 +28,9 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CURRENT_FILE
 
 GRACE_S = 24 * 3600.0
+# A hidden file or folder, and the lock of a driver that takes over; those of additions, which are
+# datasets of their own, are not looked at.
+_UNFINISHED = re.compile(r"(?!additions/)(?:[^/.][^/]*/)*\.[^/]+|driver\.json\.[^/]+")
 # In the order in which they go: what names others before these.
 FOLDERS = ("snapshots", "index", "plan", "revisions", "commits", *PUBLISHED)
 
@@ -53,6 +58,16 @@ class _Unnamed:
     files: int = 0
     bytes: int = 0
     young: int = 0
+
+    def add(self, path: str, files: Sequence[tuple[int, float | None]], until_s: float) -> None:
+        """A part and its files, each with its bytes and when it was last changed; it stays where
+        one of them is younger than `until_s`."""
+        if any(changed_s is None or changed_s > until_s for _, changed_s in files):
+            self.young += len(files)
+            return
+        self.parts.append(path)
+        self.files += len(files)
+        self.bytes += sum(nbytes for nbytes, _ in files)
 
 
 def collect_garbage(
@@ -91,6 +106,7 @@ def collect_garbage(
         named = _named(layout, dataset, kept)
         known = {*all_generations(layout), *(dataset.change.dropped if dataset.change else ())}
         unnamed = _unnamed(layout, named, known, now - grace_s)
+        _add_unfinished(unnamed, layout, now - grace_s)
         if not dry_run:
             if gone:
                 layout.write_bytes(CURRENT_FILE, kept.to_json().encode())
@@ -158,11 +174,15 @@ def _unnamed(layout: Layout, named: set[str], known: Collection[str], until_s: f
             if folder not in PUBLISHED or (part is not None and part.shard in known):
                 parts.setdefault(part.path if part else name, []).append(name)
         for path, names in sorted(parts.items()):
-            changed = [times.get(name) for name in names]
-            if any(time_s is None or time_s > until_s for time_s in changed):
-                found.young += len(names)
-                continue
-            found.parts.append(path)
-            found.files += len(names)
-            found.bytes += sum(sizes[name] for name in names)
+            found.add(path, [(sizes[name], times.get(name)) for name in names], until_s)
     return found
+
+
+def _add_unfinished(found: _Unnamed, layout: Layout, until_s: float) -> None:
+    """What was being written by a process that is gone, in whole parts, and locks of takeovers."""
+    parts: dict[str, list[tuple[int, float | None]]] = {}
+    for name, file in layout.everything().items():
+        if (part := _UNFINISHED.match(name)) is not None:
+            parts.setdefault(part[0], []).append(file)
+    for path, files in sorted(parts.items()):
+        found.add(path, files, until_s)

@@ -51,7 +51,7 @@ class Slot:
         warming_since: When the worker was last started. retry_s: When to ask for warm-up again.
         generation: How often a worker was started here; a call belongs to that of its time.
         asked: A status call is in flight. failures: Warm-ups in a row that failed.
-        waits_for: What the worker was waiting for when last asked: `source`, or nothing.
+        waits_for: What the worker was waiting for when last asked: `source`, `output`, or nothing.
     """
 
     index: int

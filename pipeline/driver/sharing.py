@@ -108,7 +108,9 @@ def close(layout: Layout, sharing: Sharing, commits: Mapping[str, Attempt], *, a
     if not sharing.joins:
         if anew or not is_closed(layout, commits):
             finalise(layout)
-            clear_claims(layout)
+        # Also where somebody closed it: he may have been killed before he came to that, and who
+        # has not heard of the end goes on claiming.
+        clear_claims(layout)
         return
     while not is_closed(layout, commits):
         try:
@@ -121,7 +123,7 @@ def close(layout: Layout, sharing: Sharing, commits: Mapping[str, Attempt], *, a
         with lock:
             if not is_closed(layout, commits):
                 finalise(layout)
-                clear_claims(layout)
+    clear_claims(layout)
 
 
 class Supply:

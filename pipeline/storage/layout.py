@@ -224,6 +224,16 @@ class Layout:
         times = {str(info["name"])[start:]: _modified(info) for info in found.values()}
         return {name: time for name, time in times.items() if not _is_unfinished(name)}
 
+    @store_call("listed", None)
+    def everything(self) -> dict[str, tuple[int, float | None]]:
+        """Every file with its bytes and the time of its last change, unfinished ones too."""
+        found = self.fs.find(self.root or "/", withdirs=False, detail=True)
+        start = len(self.root) + 1
+        return {
+            str(info["name"])[start:]: (int(info["size"] or 0), _modified(info))
+            for info in found.values()
+        }
+
     @store_call("removed")
     def delete(self, rel: str) -> None:
         """Remove a file or a folder; fine where it is already gone."""

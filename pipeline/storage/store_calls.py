@@ -9,6 +9,7 @@ and passes as it is.
 from __future__ import annotations
 
 import errno
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +40,14 @@ REASONS = {
 # Stores that have answered; those that went silent for good are taken out again.
 _answered: weakref.WeakSet[Any] = weakref.WeakSet()
 _jobs: list[object] = []
+# When each call that is under way began.
+_under_way: dict[object, float] = {}
+
+
+def longest_call_s() -> float:
+    """For how long a call of this process has been under way, tries again included, s."""
+    began = min(_under_way.copy().values(), default=None)
+    return 0.0 if began is None else time.monotonic() - began
 
 
 @contextmanager
@@ -79,6 +88,8 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[S, P, R]
     def decorate(method: Method[S, P, R]) -> Method[S, P, R]:
         @wraps(method)
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            me = object()
+            _under_way[me] = time.monotonic()
             try:
                 return _asked(self, lambda: method(self, *args, **kwargs))
             except (EarmillError, FileNotFoundError, FileExistsError):
@@ -89,6 +100,8 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[S, P, R]
                     raise
                 where = self.url() if path_at is None else self.url(str(args[path_at]))
                 raise storage_error(f"{where} cannot be {doing}", error) from error
+            finally:
+                del _under_way[me]
 
         return call
 

@@ -53,7 +53,7 @@ from earmill.pipeline.sources.fetch import longest_wait_s
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import own_folder, sweep
 from earmill.pipeline.storage.paths import commit_path
-from earmill.pipeline.storage.store_calls import patient
+from earmill.pipeline.storage.store_calls import longest_call_s, patient
 from earmill.pipeline.worker.feature_values import stored
 from earmill.pipeline.worker.messages import (
     CONCURRENT_SHARDS,
@@ -72,8 +72,9 @@ if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.spec.job import JobSpec
 
-# A read that keeps a shard waiting for longer may be what it will be killed for.
-SLOW_READ_S = 2.0
+# What keeps a shard waiting for longer may be what it will be killed for: a read of the source, or
+# a call to the output.
+SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -208,8 +209,10 @@ class ShardRunner:
         return found
 
     def waits_for(self) -> str:
-        """`source` while a read of it takes long."""
-        return "source" if longest_wait_s() > SLOW_READ_S else ""
+        """`source` or `output` while it takes long to answer."""
+        if longest_wait_s() > SLOW_READ_S:
+            return "source"
+        return "output" if longest_call_s() > SLOW_CALL_S else ""
 
     @property
     def _processor(self) -> RowProcessor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import re
 import subprocess
@@ -204,3 +206,16 @@ def test_example_specs_are_valid(path: Path) -> None:
 def test_there_are_examples_for_each_kind_of_source() -> None:
     wanted = {"files", "hf", "manifest", "webdataset"}
     assert {JobSpec.load(path).source.kind for path in EXAMPLES} == wanted
+
+
+def test_an_error_that_nobody_reads_any_more_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert run(["plan", str(tmp_path / "none.yaml"), "--json"]) == 2
+    sys.stdout.close()
+    assert "none.yaml" in capsys.readouterr().err

@@ -24,6 +24,7 @@ import fcntl
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -111,7 +112,9 @@ class FileRunner:
                 self._meet()
             if kind == "freeze" and self._first(row_id):
                 (self.root / "frozen").write_text(str(os.getpid()))
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # To this thread: sent to the process, another one may take it, and this one runs
+                # on and commits before it is stopped.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             if kind == "both":
                 (self.root / f"pid-{os.getpid()}").touch()
                 self._wait_for("pid-*", 2)

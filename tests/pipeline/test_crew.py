@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 from earmill.pipeline.common.errors import LockedError
 from earmill.pipeline.dataset import crew
 from earmill.pipeline.dataset.crew import Claims, CrewMember, clear_claims
+from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import STALE_S, DriverLock, Holder, as_seen_now, live_crew
+from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.driver import sharing
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, commit_path
-from tests.pipeline.outputs import s3_server
+from tests.pipeline.outputs import s3_server, small_dataset
 
 PLAN = "0" * 16
 SHARDS = [f"{index:05d}" for index in range(90)]
@@ -122,6 +126,19 @@ def test_who_needs_the_output_alone_is_refused_while_others_share_it(layout: Lay
         assert layout.list(CREW) == []
     with DriverLock(layout, shares=True), CrewMember(layout):
         pass
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["alone", "joining"])
+def test_claims_of_a_member_that_was_killed_at_the_end_go_with_the_next_run(
+    tmp_path: Path, joins: bool
+) -> None:
+    """It had written the index and not yet cleared up; another had not heard of that."""
+    layout = small_dataset(tmp_path / "out")
+    finalise(layout)
+    claims(layout, "killed", SHARDS[:3]).next()
+    layout.write_bytes(f"{CREW}/killed.json", as_seen_now(replace(Holder.here("killed"), pid=0)))
+    sharing.close(layout, sharing.Sharing(joins=joins), commits(layout), anew=False)
+    assert layout.list("claims") == [] and layout.list(CREW) == []
 
 
 def test_claims_on_a_store_are_created_by_one() -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.dataset.publish import CommitRecord, committed_shards, read_commit
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.planning.plan import Plan, Shard, make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
@@ -179,3 +180,21 @@ def test_relative_paths_resolve_against_the_drivers_folder(
     runner.run(ShardOrder(plan.shards[0], "a" * 8))
     assert committed_shards(Layout.open(str(folder / "out"))) == {"00000"}
     assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_whose_output_does_not_answer_says_so(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed as hung meanwhile, its shard has met an outage and is not charged with it."""
+    spec = JobSpec.load(write_job(tmp_path / "job.yaml", corpus, tmp_path / "out"))
+    runner = ShardRunner(WorkerJob(spec, "plan", 1, str(tmp_path)))
+    asked: list[str] = []
+
+    def exists(fs: LocalFileSystem, path: str) -> bool:
+        asked.append(runner.waits_for())
+        return True
+
+    monkeypatch.setattr(shard_runner, "SLOW_CALL_S", 0.0)
+    monkeypatch.setattr(LocalFileSystem, "exists", exists)
+    runner.run(ShardOrder(Shard("00000", ()), "0" * 8))
+    assert (asked, runner.waits_for()) == (["output"], "")

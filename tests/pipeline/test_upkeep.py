@@ -110,6 +110,29 @@ def test_compacting_and_collecting_may_be_killed_anywhere(
     assert kills > 3
 
 
+def test_what_was_half_written_when_its_process_was_killed_goes_after_the_grace_time(
+    changing: Changing,
+) -> None:
+    now = files(changing)
+    left = (
+        ".probe-0a0b0c0d",
+        "driver.json.0123456789abcdef",
+        "index/.0123456789abcdef.parquet.01020304",
+        "data/.00000-0a0b0c0d.zarr.01020304/c/0",
+        ".scratch-0a0b0c0d/00000-01020304/data/00000-01020304.parquet",
+    )
+    for name in left:
+        path = changing.out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    found = earmill.gc(changing.out)
+    assert (found.files, found.young) == (0, len(left)) and files(changing) == {*now, *left}
+    found = earmill.gc(changing.out, grace=NONE)
+    assert (found.files, found.bytes) == (len(left), 4 * len(left))
+    assert files(changing) == now
+    assert verify(changing.layout).problems == []
+
+
 def test_what_no_snapshot_names_goes_after_the_grace_time(changing: Changing) -> None:
     before = changing.values()
     earmill.compact(changing.out, shard_rows=100)

@@ -1,0 +1,50 @@
+"""Runs under faults that a seed draws: each ends with the undisturbed rows, values and files.
+
+`make chaos` runs as many seeds as wanted; here is one that kills nothing but the server of its
+output, and some of the others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.conftest import Reference
+from tests.chaos.many import SHARDS, disturb
+from tests.chaos.schedule import draw, draw_cheap
+from tests.chaos.world import world
+
+pytestmark = pytest.mark.chaos
+
+SEEDS = (2, 7, 9)
+
+
+def test_a_seed_draws_the_same_schedule_again_and_others_draw_others() -> None:
+    first = [draw(seed, SHARDS) for seed in range(50)]
+    assert first == [draw(seed, SHARDS) for seed in range(50)]
+    assert len({one.describe() for one in first}) > 45
+    drawn = {fault.what for one in first for fault in one.processes}
+    assert drawn == {
+        f"{verb} {target}"
+        for verb in ("kill", "freeze")
+        for target in ("driver", "worker", "server")
+    } | {"kill raylet"}
+    assert any(one.disk_shards is not None for one in first)
+
+
+def test_a_run_whose_output_fails_and_whose_worker_freezes_ends_as_if_undisturbed(
+    tmp_path: Path, reference: Reference
+) -> None:
+    """The cheap one: nothing is killed that takes seconds to start again."""
+    with world(tmp_path / "world", (reference.corpus, reference.output)) as where:
+        outcome = disturb(where, draw_cheap(3, reference.clips), tmp_path / "run")
+    assert outcome.problems == [] and outcome.starts == [0] and outcome.met > 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_disturbed_run_ends_with_the_undisturbed_result(tmp_path: Path, seed: int) -> None:
+    with world(tmp_path / "world") as where:
+        outcome = disturb(where, draw(seed, SHARDS), tmp_path / "run")
+    assert outcome.problems == [] and outcome.met > 0
