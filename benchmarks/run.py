@@ -27,6 +27,7 @@ SCRIPTS = (
     "int8",
     "reader",
     "gpu_reckoned",
+    "estimate",
     "cost",
 )
 

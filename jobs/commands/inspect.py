@@ -47,10 +47,12 @@ def contents(layout: Layout) -> dict[str, Any]:
     """All that `inspect` shows, as plain values."""
     from earmill.pipeline.dataset.publish import commits
     from earmill.pipeline.dataset.snapshot import current_index
+    from earmill.pipeline.driver.estimate_report import stored_comparison
     from earmill.pipeline.planning.plan import read_row_ids
 
     dataset = _dataset(layout)
     records = list(commits(layout).values())
+    planned = len(read_row_ids(layout, dataset.plan_id))
     return {
         "name": dataset.name,
         "uri": layout.url(),
@@ -69,7 +71,7 @@ def contents(layout: Layout) -> dict[str, Any]:
         "formats": list(dataset.spec["output"]["formats"]),
         "dtype": dataset.spec["output"]["dtype"],
         "shards": len(records),
-        "shards_planned": len(read_row_ids(layout, dataset.plan_id)),
+        "shards_planned": planned,
         "rows_ok": sum(record.rows_ok for record in records),
         "rows_bad": sum(record.rows_bad for record in records),
         "bad_by_class": bad_by_class(layout, records),
@@ -78,6 +80,7 @@ def contents(layout: Layout) -> dict[str, Any]:
         "files": sum(len(record.files) for record in records),
         "bytes": sum(file.bytes for record in records for file in record.files),
         "finalised": current_index(layout) is not None,
+        "estimate": stored_comparison(layout, dataset.plan_id, records, planned),
     }
 
 
@@ -125,6 +128,7 @@ def _print_quarantined(rows: list[dict[str, Any]]) -> None:
 def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from earmill.jobs.estimate_text import against
     from earmill.jobs.progress import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
@@ -146,6 +150,8 @@ def _print(result: dict[str, Any]) -> None:
         table.add_row("quarantine", reasons)
     table.add_row("audio", audio(result["audio_s"]))
     table.add_row("size", f"{bytes_text(result['bytes'])} in {result['files']:,} files")
+    for name, text in against(result["estimate"]).items():
+        table.add_row(f"estimated {name}", text)
     table.add_row("spec", result["spec_sha256"])
     table.add_row("created", result["created"])
     console().print(table)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from earmill.jobs.commands.options import AsJson, JobFile, Overrides
-from earmill.jobs.terminal import console, say_json
+from earmill.jobs.terminal import console, say, say_json
+
+if TYPE_CHECKING:
+    from earmill.pipeline.planning.cost import Sampler
+    from earmill.pipeline.planning.prices import Prices
+    from earmill.pipeline.spec.job import JobSpec
 
 
 def plan(
@@ -21,17 +27,51 @@ def plan(
             help="Time the job's models here first, which takes seconds and is remembered.",
         ),
     ] = False,
+    sample: Annotated[
+        int,
+        typer.Option(
+            "--sample",
+            metavar="ROWS",
+            min=0,
+            help="Read, compute and store about so many random rows, for some 20 seconds, and "
+            "reckon with what that takes and weighs. 0 tries none.",
+        ),
+    ] = 0,
+    prices: Annotated[
+        str | None,
+        typer.Option("--prices", help="With --sample: a YAML file of prices, for sums of money."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="With --sample: draws the same rows again.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a job would do: rows, hours, shards, bytes, time. Writes nothing."""
+    """Show what a job would do: rows, hours, shards, bytes, time. Writes nothing to its output."""
+    from earmill.pipeline.planning.prices import Prices
     from earmill.pipeline.spec.job import JobSpec
+
+    if not sample and (prices is not None or seed is not None):
+        raise typer.BadParameter("--prices and --seed go with --sample ROWS")
 
     # A wrong spec is told at once, before the rest is imported.
     spec = JobSpec.load(job, overrides=set_ or ())
+    known = Prices.load(prices) if prices is not None else None
     from earmill.pipeline.planning.cost import job_cost
 
-    result = job_cost(spec, measure=measure).to_dict()
+    result = job_cost(
+        spec, measure=measure, sampler=_sampler(spec, sample, seed, known) if sample else None
+    ).to_dict()
     say_json(result) if as_json else _print(result)
+
+
+def _sampler(spec: JobSpec, rows: int, seed: int | None, prices: Prices | None) -> Sampler:
+    """What tries rows; its news go to standard error."""
+    from earmill.pipeline.driver.sample_job import sampler_of
+
+    def say_it(text: str) -> None:
+        say(f"{text} ...", sys.stderr)
+
+    return sampler_of(spec, rows, seed=seed, prices=prices, on_begin=say_it)
 
 
 def rounded_up(seconds: float) -> str:
@@ -58,6 +98,7 @@ def _time(result: dict[str, Any]) -> str:
 def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from earmill.jobs.estimate_text import sample_rows
     from earmill.jobs.progress import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
@@ -76,6 +117,8 @@ def _print(result: dict[str, Any]) -> None:
         "time": _time(result),
         "output": result["output"],
     }
+    if result["sample"]:
+        rows |= sample_rows(result["sample"])
     for name, text in rows.items():
         table.add_row(name, text)
     for note in result["notes"]:

@@ -19,6 +19,7 @@ from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.driver import events
+from earmill.pipeline.driver.estimate_report import settle
 from earmill.pipeline.driver.executor import executor_of
 from earmill.pipeline.driver.open_job import OpenJob, committed_of, open_job, stored_dataset
 from earmill.pipeline.driver.placement import has_seats
@@ -30,6 +31,7 @@ from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.driver.summary import RESUME, summarise
 from earmill.pipeline.driver.telemetry.observers import observed
 from earmill.pipeline.formats.registry import check_formats
+from earmill.pipeline.planning.kept_estimate import take_along
 from earmill.pipeline.planning.kept_listing import KeptListing
 from earmill.pipeline.planning.plan import Plan, make_plan, skipped_text
 from earmill.pipeline.planning.speeds import keep_job
@@ -150,6 +152,7 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
             )
             if stored is None:
                 KeptListing(layout).forget()
+                take_along(layout, plan.plan_id)
         told = job.before and not sharing.joins
         if told and (changed := source_changed(source, plan)) is not None:
             sink(changed)
@@ -179,7 +182,7 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
             if session.is_here and not has_seats(session.nodes(), spec.run):
                 start_s = time.monotonic() - began_s - result.worked_s
                 keep_job(spec, result.seconds, result.cpu_s, start_s)
-        return _finish(job, result, sharing, sink)
+        return _finish(job, result, sharing, sink, began_s)
 
 
 def _plan(
@@ -223,7 +226,7 @@ def _supply(
 
 
 def _finish(
-    job: OpenJob, result: Result, sharing: Sharing, sink: events.Sink
+    job: OpenJob, result: Result, sharing: Sharing, sink: events.Sink, began_s: float
 ) -> events.JobFinished:
     """Finalise what is complete, and sum up."""
     before = job.before | _by_others(job, result)
@@ -242,6 +245,8 @@ def _finish(
             finalise(job.layout)
     if sharing.joins and sharing.works and not sharing.stays:
         result.left_to_others = missing - len(result.failed)
+    took_s = time.monotonic() - began_s
+    estimate = settle(job, result, [*before.values()], took_s, alone=not sharing.joins)
     end = summarise(
         result,
         before=list(before.values()),
@@ -249,6 +254,7 @@ def _finish(
         layout=job.layout,
         max_bad_fraction=job.spec.run.max_bad_fraction,
         skipped=skipped_text(job.plan.skipped),
+        estimate=estimate,
     )
     sink(end)
     return end

@@ -50,6 +50,7 @@ class Committed:
     bad_by_class: Mapping[str, int] = field(default_factory=dict)
     generation: int = 0
     attempt: str = ""
+    files: int = 0
 
 
 @dataclass(slots=True)

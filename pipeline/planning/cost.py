@@ -8,6 +8,7 @@ takes its time.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,8 @@ from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import BINAURAL
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.planning.estimate import Estimate, estimate
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.planning.sampled_cost import SampledCost
 from earmill.pipeline.planning.speeds import (
     JOB,
     REFERENCE,
@@ -27,7 +29,7 @@ from earmill.pipeline.planning.speeds import (
 )
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.spec.models import describe_models, validate_models
+from earmill.pipeline.spec.models import Description, describe_models, validate_models
 from earmill.pipeline.spec.run import RunSpec
 
 # From the call to a warm worker, with compiled kernels, as measured on two cores.
@@ -35,6 +37,8 @@ START_S = 9.0
 OF_CORES = (
     "the time is that of this machine's cores; `python -m benchmarks.gpu` measures a GPU's speed"
 )
+# Tries rows of a plan: its job, sizes by arithmetic, the models, and the start as it is known.
+Sampler = Callable[[Plan, Estimate, Sequence[Description], float], SampledCost]
 _OF_STREAM = ("name", "model", "layout", "width", "frame_rate_hz")
 
 
@@ -51,6 +55,7 @@ class JobCost:
         estimate: Rows, hours, shards, bytes, objects.
         start_s: Until the first row is computed. wall_s: To the end, s; None as above.
         notes: What the source's listing was worth saying, and where the time is from.
+        sample: What a sample of the rows says; None where none was tried.
     """
 
     job: str
@@ -64,6 +69,7 @@ class JobCost:
     start_s: float
     wall_s: float | None
     notes: tuple[str, ...]
+    sample: SampledCost | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, flat, ready for JSON."""
@@ -79,15 +85,17 @@ class JobCost:
             "start_s": self.start_s,
             "wall_s": self.wall_s,
             "notes": list(self.notes),
+            "sample": None if self.sample is None else self.sample.to_dict(),
         }
 
 
-def job_cost(spec: JobSpec, *, measure: bool = False) -> JobCost:
+def job_cost(spec: JobSpec, *, measure: bool = False, sampler: Sampler | None = None) -> JobCost:
     """List the source and add up.
 
     Args:
         measure: Time the job's models on a few seconds of noise, and keep the result; else nothing
             is imported that computes, unless an entry of the job is new to this machine.
+        sampler: Tries rows of the plan, see `driver.sample_job`; None for none.
     Raises:
         SpecError, SourceError: What the job itself would raise before any work.
     """
@@ -98,6 +106,7 @@ def job_cost(spec: JobSpec, *, measure: bool = False) -> JobCost:
     times = None if speed is None else _threads(spec.run) / speed.core_s
     expected = estimate(plan, spec, streams, times_realtime=times)
     start_s = START_S if speed is None or speed.start_s is None else speed.start_s
+    sample = None if sampler is None else sampler(plan, expected, models, start_s)
     return JobCost(
         job=spec.name,
         plan_id=plan.plan_id,
@@ -109,8 +118,14 @@ def job_cost(spec: JobSpec, *, measure: bool = False) -> JobCost:
         estimate=expected,
         start_s=start_s,
         wall_s=None if expected.seconds is None else round(start_s + expected.seconds, 1),
-        notes=(*plan.notes, _origin(speed), *([OF_CORES] if spec.run.device == "cuda" else [])),
+        notes=(*plan.notes, *([] if sample else _of_time(spec, speed))),
+        sample=sample,
     )
+
+
+def _of_time(spec: JobSpec, speed: Speed | None) -> list[str]:
+    """What is to be known of a time that nothing was tried for."""
+    return [_origin(speed), *([OF_CORES] if spec.run.device == "cuda" else [])]
 
 
 def _timed(spec: JobSpec) -> Speed:

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 from earmill.pipeline.formats.casting import as_stored
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.planning.parts import parts_of
 from earmill.pipeline.planning.plan import Plan, Shard, item_seconds
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.spec.job import JobSpec
 
-# A shard's row table and its commit record; dataset.json, plan, index, README, croissant once.
+# A shard's row table and its commit record; once dataset.json, plan, index, snapshot, README,
+# croissant, current.json.
 OBJECTS_PER_SHARD = 2
-OBJECTS_PER_DATASET = 5
+OBJECTS_PER_DATASET = 7
 SECONDS_PER_HOUR = 3600.0
 
 
@@ -79,7 +81,7 @@ def estimate(
         shards=len(plan.shards),
         bytes_in=_bytes_in(plan),
         bytes_out={fmt: size for fmt in spec.output.formats},
-        objects=OBJECTS_PER_DATASET + sum(per_shard),
+        objects=OBJECTS_PER_DATASET + len(parts_of(plan.parts)) + sum(per_shard),
         seconds=None if times_realtime is None else audio_s / times_realtime,
         skipped=dict(plan.skipped),
     )

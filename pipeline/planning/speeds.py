@@ -104,9 +104,27 @@ def _key(spec: JobSpec, entries: Sequence[Any]) -> str | None:
 
 @lru_cache(maxsize=1)
 def reference() -> dict[str, Any]:
-    """The built-in figures: `processor`, and of each of `models` its `fs_hz` and `core_s`."""
+    """The built-in figures: `processor`, of each of `models` its `fs_hz` and `core_s`, and of each
+    of `gpus` what its models reach, as reckoned."""
     text = resources.files(__package__).joinpath(REFERENCE_FILE).read_text()
     found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def gpu_speeds(models: Mapping[str, float]) -> dict[str, float]:
+    """GPU to seconds that it takes for a second of audio through these models, by stored figures,
+    which are reckoned from machine code; those that have one for every model.
+
+    Args:
+        models: Name to the rate of its input in Hz.
+    """
+    found = {}
+    for gpu, known in reference()["gpus"].items():
+        if all(model in known for model in models):
+            found[gpu] = sum(
+                fs_hz / known[model]["fs_hz"] / known[model]["times_real_time"]
+                for model, fs_hz in models.items()
+            )
     return found
 
 

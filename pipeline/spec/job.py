@@ -280,8 +280,12 @@ def check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
         owners[stream] = model
 
 
-def read_mapping(uri: str) -> tuple[str, Any]:
-    """The name of a job file for messages, and what it holds; SpecError where it cannot be read."""
+def read_mapping(uri: str, what: str = "job") -> tuple[str, Any]:
+    """The name of a YAML file for messages, and what it holds; SpecError where it cannot be read.
+
+    Args:
+        what: It is a file of.
+    """
     try:
         fs, path = filesystem_of(uri)
         with fs.open(path, "rb") as stream:
@@ -290,11 +294,11 @@ def read_mapping(uri: str) -> tuple[str, Any]:
         if not (is_store_error(error) or isinstance(error, ValueError | ImportError)):
             raise
         told = store_line(error) if is_store_error(error) else one_line(error)
-        raise SpecError(f"{uri}: cannot read the job file: {told}") from error
+        raise SpecError(f"{uri}: cannot read the {what} file: {told}") from error
     try:
         return uri, load_yaml(raw.decode("utf-8"), name=uri)
     except UnicodeDecodeError as error:
-        raise SpecError(f"{uri}: not a UTF-8 text file; expected a job in YAML") from error
+        raise SpecError(f"{uri}: not a UTF-8 text file; expected a {what} file in YAML") from error
 
 
 def _section(model: BaseModel, path: str, *, drop: Collection[str] = ()) -> dict[str, Any]:

@@ -12,6 +12,8 @@ Paths are relative to the root of a dataset and use `/`::
     closing    = index* snapshots* cards current.json    what `finalise` writes, in this order
     plan       = plan/<plan-id>.parquet part*            immutable
     part       = plan/<plan-id>/<number>.parquet         rows of a plan of many, immutable
+               | plan/<plan-id>.estimate.json            what the job was expected to take, and what
+                                                         it took; replaced at the end of a run
     revisions  = revisions/<number>.json                 put-if-absent: takes the place of
                                                          dataset.json, says what has changed and why
                | revisions/<content>.parquet             rows that are copied out of other shards
@@ -67,7 +69,7 @@ CURRENT_FILE = "current.json"
 _SHARD = re.compile(r"[0-9]{5,}")
 _COMMIT = re.compile(r"commits/([0-9]{5,})(?:\.r([1-9][0-9]*))?\.json")
 _REVISION = re.compile(r"revisions/([0-9]{5,})\.json")
-_PLAN_PART = re.compile(r"plan/([^/]+)/[0-9]{5,}\.parquet")
+_PLAN_PART = re.compile(r"plan/([^/.]+)(?:/[0-9]{5,}\.parquet|\.estimate\.json)")
 _PLAN = re.compile(r"plan/[^/]+\.parquet")
 _ATTEMPT = re.compile(r"[0-9a-f]{8}")
 _SUFFIX = re.compile(r"(?:\.[0-9A-Za-z_-]+)+")
@@ -173,8 +175,13 @@ def part_path(plan_id: str, number: int) -> str:
     return f"plan/{_named('plan', plan_id)}/{number:05d}.parquet"
 
 
+def estimate_path(plan_id: str) -> str:
+    """Path of what the job of a plan was expected to take."""
+    return f"plan/{_named('plan', plan_id)}.estimate.json"
+
+
 def plan_of_part(rel: str) -> str | None:
-    """Path of the plan that a path is a part of; None where it is none."""
+    """Path of the plan that a path is a part or the estimate of; None where it is none."""
     match = _PLAN_PART.fullmatch(rel)
     return None if match is None else plan_path(match.group(1))
 

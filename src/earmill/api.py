@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.driver.events import Event, JobFinished
     from earmill.pipeline.driver.stop_request import StopRequest
     from earmill.pipeline.planning.cost import JobCost
+    from earmill.pipeline.planning.prices import Prices
 
 Spec = JobSpec | str | os.PathLike[str] | Mapping[str, Any]
 Progress = bool | Callable[["Event"], None]
@@ -99,19 +100,40 @@ def extract(
     return _run(job, resume or update, again, progress, ray_address, stop, check, join)
 
 
-def plan(spec: Spec, *, overrides: Iterable[str] = (), measure: bool = False) -> JobCost:
-    """What a job would do and cost, as `earmill plan` shows it; writes nothing.
+def plan(
+    spec: Spec,
+    *,
+    overrides: Iterable[str] = (),
+    measure: bool = False,
+    sample: int = 0,
+    prices: Prices | str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+) -> JobCost:
+    """What a job would do and cost, as `earmill plan` shows it; writes nothing to its output.
 
     Args:
         spec, overrides: As for `extract`.
         measure: Time the job's models here first, which takes seconds and is remembered; else the
             time is that of what ran here before, or of a built-in reference.
+        sample: Read, compute and store about so many random rows, for some 20 seconds, and reckon
+            with what that takes and weighs; the estimate is kept for the job.
+        prices, seed: With `sample`: a price file or its values, for sums of money; draws the rows.
     Raises:
-        SpecError, SourceError: What the job would raise before any work.
+        SpecError, SourceError: What the job would raise before any work; no row that was tried
+            could be used.
     """
     from earmill.pipeline.planning.cost import job_cost
+    from earmill.pipeline.planning.prices import Prices
 
-    return job_cost(_loaded(spec, overrides), measure=measure)
+    job = _loaded(spec, overrides)
+    if sample < 0 or (not sample and (prices is not None or seed is not None)):
+        raise ValueError(f"expected prices and seed with rows to try, got sample={sample}")
+    if not sample:
+        return job_cost(job, measure=measure)
+    from earmill.pipeline.driver.sample_job import sampler_of
+
+    known = prices if isinstance(prices, Prices | None) else Prices.load(os.fspath(prices))
+    return job_cost(job, measure=measure, sampler=sampler_of(job, sample, seed=seed, prices=known))
 
 
 def verify(

@@ -1,0 +1,229 @@
+"""Rows tried before a job runs, on real small files, and what the job is held against later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from earmill.jobs.cli import run
+from earmill.jobs.estimate_text import against_line
+from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.dataset.garbage import collect_garbage
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.driver.events import JobFinished
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.driver.sample_job import sampler_of
+from earmill.pipeline.planning.cost import JobCost, job_cost
+from earmill.pipeline.planning.kept_estimate import Taken, read_estimate
+from earmill.pipeline.planning.prices import Prices
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from tests.pipeline import audio_factory
+
+GOOD, DAMAGED = 10, 3
+PRICES = Prices(currency="EUR", core_hour=3600.0, storage_gb_month=1.0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Estimates are kept here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for index in range(GOOD):
+        kind = "flac" if index % 2 else "wav-pcm16"
+        data = audio_factory.clip(kind, 0.8 + 0.1 * index, seed=index)
+        (folder / f"{index:03d}.{kind.split('-')[0]}").write_bytes(data)
+    return folder
+
+
+def spec_of(corpus: Path, **output: Any) -> JobSpec:
+    return JobSpec.load(
+        {
+            "source": {"kind": "files", "uri": str(corpus)},
+            "extract": [{"model": "mfcc", "fs_hz": 16000}],
+            "output": {
+                "uri": str(corpus.parent / "out"),
+                "formats": ["parquet"],
+                "shard_seconds": 3,
+                **output,
+            },
+            "run": {"executor": "local", "workers": 1, "threads_per_worker": 1},
+        }
+    )
+
+
+def costed(spec: JobSpec, rows: int = 48, **more: Any) -> JobCost:
+    return job_cost(spec, sampler=sampler_of(spec, rows, seed=1, **more))
+
+
+def damage(corpus: Path, count: int) -> None:
+    """Some files become no audio."""
+    for path in sorted(corpus.iterdir())[:count]:
+        path.write_bytes(b"no audio at all" * 40)
+
+
+def test_a_sample_of_all_rows_knows_what_will_be_stored(corpus: Path) -> None:
+    damage(corpus, DAMAGED)
+    spec = spec_of(corpus)
+    result = costed(spec, prices=PRICES)
+    sample = result.sample
+    assert sample is not None
+    assert (sample.rows_tried, sum(sample.bad.values())) == (GOOD, DAMAGED)
+    assert sample.bad_share.expected == pytest.approx(DAMAGED / GOOD)
+    assert not (corpus.parent / "out").exists(), "planning writes nothing"
+    assert set(sample.figures) == {"time_s", "cpu_s", "core_s", "stored_bytes", "objects", "money"}
+    for value in sample.figures.values():
+        assert 0 < value.low <= value.expected <= value.high
+    json.dumps(result.to_dict())
+
+    end = run_job(
+        spec.model_copy(update={"run": spec.run.model_copy(update={"max_bad_fraction": 1.0})})
+    )
+    found = end.estimate
+    assert list(found) == ["time_s", "cpu_s", "core_s", "stored_bytes", "objects", "money"]
+    stored = found["stored_bytes"]
+    assert stored["actual"] == pytest.approx(stored["expected"], rel=0.05)
+    assert found["objects"]["low"] <= found["objects"]["actual"] <= found["objects"]["high"]
+    assert found["time_s"]["actual"] > 0 and found["cpu_s"]["actual"] > 0
+    by_hand = found["core_s"]["actual"] + stored["actual"] / 1e9
+    assert found["money"]["actual"] == pytest.approx(by_hand)
+    line = against_line(found)
+    assert line is not None and line.startswith("estimate against actual: time ")
+
+    layout = Layout.open(spec.output.uri)
+    kept = read_estimate(layout, end_plan(layout))
+    assert kept is not None and kept.taken.runs == 1 and kept.taken.shards == end.shards
+    collect_garbage(layout, grace_s=0.0)
+    assert read_estimate(layout, kept.plan_id) == kept, "it belongs to the plan"
+    assert verify(layout).ok
+
+
+def test_the_command_shows_it_and_inspect_what_became_of_it(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = spec_of(corpus)
+    job, prices = tmp_path / "job.yaml", tmp_path / "prices.yaml"
+    job.write_text(json.dumps(spec.model_dump(mode="json")))
+    prices.write_text("{currency: EUR, core_hour: 0.04}")
+    arguments = ["plan", str(job), "--sample", "6", "--seed", "2", "--prices", str(prices)]
+    assert run(arguments) == 0
+    shown = capsys.readouterr().out
+    for text in ("EUR", "bound by", "stored", "seed 2", ".flac, ", "CPU", "cores held"):
+        assert text in shown
+    assert run_job(spec).status == "done"
+    assert run(["inspect", spec.output.uri, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["estimate"]["stored_bytes"]) == {"low", "expected", "high", "actual"}
+    assert found["estimate"]["stored_bytes"]["actual"] == found["bytes"]
+    assert run(["inspect", spec.output.uri]) == 0
+    assert "estimated stored" in capsys.readouterr().out
+
+
+def test_a_run_in_pieces_is_added_up_and_a_job_without_estimate_has_none(corpus: Path) -> None:
+    spec = spec_of(corpus)
+    plain = run_job(spec_of(corpus, uri=str(corpus.parent / "plain")))
+    assert plain.estimate == {} and against_line(plain.estimate) is None
+    costed(spec, rows=4)
+    stop_after_one = _StopAfterOneShard()
+    cut_off = run_job(spec, sink=stop_after_one, stop=stop_after_one.request)
+    assert cut_off.status == "stopped" and cut_off.estimate == {}
+    end = run_job(spec, resume=True)
+    layout = Layout.open(spec.output.uri)
+    kept = read_estimate(layout, end_plan(layout))
+    assert kept is not None and (kept.taken.runs, kept.taken.shards) == (2, end.shards)
+    assert end.estimate["time_s"]["actual"] == pytest.approx(kept.taken.time_s)
+
+
+def test_time_is_only_told_where_every_shard_was_counted(corpus: Path) -> None:
+    spec = spec_of(corpus)
+    costed(spec, rows=4)
+    end = run_job(spec)
+    layout = Layout.open(spec.output.uri)
+    kept = read_estimate(layout, end_plan(layout))
+    assert kept is not None
+    lost = kept.compared(stored_bytes=1.0, objects=1.0, shards=end.shards + 1)
+    assert set(lost) == {"stored_bytes", "objects"}
+    assert Taken(1, 2, 3.0, 4.0, 5.0).plus(Taken(1, 1, 1.0, 1.0, 1.0)) == Taken(2, 3, 4.0, 5.0, 6.0)
+
+
+@pytest.mark.parametrize("rows", [1, 48])
+def test_one_row(corpus: Path, rows: int) -> None:
+    for path in sorted(corpus.iterdir())[1:]:
+        path.unlink()
+    sample = costed(spec_of(corpus), rows=rows).sample
+    assert sample is not None and sample.rows_tried == 1
+    assert sample.figures["stored_bytes"].expected > 0
+
+
+def test_when_no_row_can_be_used_that_is_the_line(corpus: Path) -> None:
+    damage(corpus, GOOD)
+    with pytest.raises(SourceError, match=r"none of the \d+ rows that were tried .*not_audio"):
+        costed(spec_of(corpus))
+
+
+def test_a_row_that_is_gone_is_a_bad_row(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(corpus)
+    sampler = sampler_of(spec, 48, seed=1)
+
+    def gone_first(plan: Any, *more: Any) -> Any:
+        sorted(corpus.iterdir())[0].unlink()
+        return sampler(plan, *more)
+
+    sample = job_cost(spec, sampler=gone_first).sample
+    assert sample is not None and sum(sample.bad.values()) == 1
+
+
+def test_an_empty_corpus_and_wrong_options_are_one_line(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps(spec_of(corpus).model_dump(mode="json")))
+    assert run(["plan", str(job), "--prices", "x.yaml"]) == 2
+    assert "--sample" in capsys.readouterr().err
+    assert run(["plan", str(job), "--sample", "4", "--prices", str(tmp_path / "x.yaml")]) == 2
+    assert "cannot read the price file" in capsys.readouterr().err
+    damage(corpus, GOOD)
+    assert run(["plan", str(job), "--sample", "4"]) == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "trying" not in one]
+    assert "none of the" in line
+    for path in corpus.iterdir():
+        path.unlink()
+    assert run(["plan", str(job), "--sample", "4"]) == 2
+    assert "no audio files" in capsys.readouterr().err
+
+
+class _StopAfterOneShard:
+    """Asks a run to stop once a shard is done."""
+
+    def __init__(self) -> None:
+        from earmill.pipeline.driver.stop_request import StopRequest
+
+        self.request = StopRequest()
+
+    def __call__(self, event: Any) -> None:
+        if event.kind == "shard_done" and not self.request.requests:
+            self.request("a test")
+
+
+def end_plan(layout: Layout) -> str:
+    """The plan of a dataset."""
+    from earmill.pipeline.dataset.description import read_dataset
+
+    dataset = read_dataset(layout)
+    assert dataset is not None
+    return dataset.plan_id
+
+
+def test_the_event_of_a_run_without_estimate_is_as_before() -> None:
+    end = JobFinished("done", 0, "", "", 1, 0, 1, 0, 1.0, 1.0, 1.0)
+    assert end.to_dict()["estimate"] == {}
