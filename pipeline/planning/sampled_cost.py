@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -188,9 +189,10 @@ def _objects(plan: Plan, estimate: Estimate, expected: Forecast) -> Range:
     def more(share: float) -> float:
         return float(shards * (1 - (1 - min(1.0, share)) ** per_shard))
 
-    low, middle, high = (round(more(share)) for share in _all(expected.bad_share))
-    low = 0 if expected.bad_share.expected == 0 else low
-    return Range(low, middle, high).plus(estimate.objects)
+    share = expected.bad_share
+    # Bad rows that are neighbours share a shard: at best they fill some and spare the others.
+    low = math.floor(min(share.low, share.expected) * shards)
+    return Range(low, round(more(share.expected)), round(more(share.high))).plus(estimate.objects)
 
 
 def _on_gpu(
