@@ -1,7 +1,7 @@
 """Runs under faults that a seed draws: each ends with the undisturbed rows, values and files.
 
-`make chaos` runs as many seeds as wanted; here is one that kills nothing but the server of its
-output, and some of the others.
+`make chaos` runs as many seeds as wanted; here are some of them, and one that kills nothing but the
+server of its output.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def test_a_seed_draws_the_same_schedule_again_and_others_draw_others() -> None:
     assert any(one.disk_shards is not None for one in first)
 
 
+@pytest.mark.long
 def test_a_run_whose_output_fails_and_whose_worker_freezes_ends_as_if_undisturbed(
     tmp_path: Path, reference: Reference
 ) -> None:
