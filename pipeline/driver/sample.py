@@ -102,14 +102,15 @@ def try_rows(
     ):
         trial = _Trial(spec, plan, models, processor, source, Layout.open(folder))
         with doing(ENCODE, CpuTally(), libraries=FOR_FILES):
-            empty = trial.empty()
+            trial.warm_up()
         warm_s = time.perf_counter() - began_s - first_s
         found = list(_within(budget_s, trial, strata, threads))
-    if not any(group.audio_s for group in found):
-        raise SourceError(
-            f"none of the {sum(group.rows for group in found)} rows that were tried could be used: "
-            f"{trial.first_reason}; nothing can be said of the others"
-        )
+        if not any(group.audio_s for group in found):
+            raise SourceError(
+                f"none of the {sum(group.rows for group in found)} rows that were tried could be "
+                f"used: {trial.first_reason}; nothing can be said of the others"
+            )
+        empty = trial.empty()
     return Sampled(
         tuple(found),
         empty,
@@ -194,22 +195,50 @@ class _Trial:
         infos = [info for model in models.extractors for info in model.streams]
         self._streams = as_stored(infos, spec.output.dtype)
         self._shards = 0
+        self._short = self._short_row()
+        self._bad: QuarantineRow | None = None
         self.first_reason = "no reason was given"
 
-    def empty(self) -> EmptyShard:
-        """What a shard of one frame costs; the first one pays for imports."""
+    def _short_row(self) -> FeatureRow:
+        """One frame, of which nothing is known."""
         cast = Caster(self._spec.output.dtype, self._streams)
         features = {
             name: made[:1] if isinstance(made, np.ndarray) else made
             for name, made in self._models.features.items()
         }
         held = stored(features, cast)
-        row = FeatureRow("empty", "empty", -1, 1.0, {}, {}, held.streams, held.steps)
-        for _ in range(2):
-            tally = CpuTally()
-            with doing(OTHER, tally):
-                cost, nbytes = self._publish(ShardRows([row], []))
-        return EmptyShard(nbytes, _whole(tally, cost.cpu_s), cost.wall_s)
+        return FeatureRow("empty", "empty", -1, 1.0, {}, {}, held.streams, held.steps)
+
+    def warm_up(self) -> None:
+        """The first shard pays for imports."""
+        self._publish(ShardRows([self._short], []))
+
+    def empty(self) -> EmptyShard:
+        """What a shard costs before it has a row: from one short row to two is what one adds.
+
+        Rows must have been tried: these are told the facts of one of them.
+        """
+        second = replace(self._short, row_id=f"{self._short.row_id}+")
+        tally = CpuTally()
+        with doing(OTHER, tally):
+            cost, of_one = self._publish(ShardRows([self._short], []))
+        of_two = self._publish(ShardRows([self._short, second], []))[1]
+        quarantine, only_bad = self._of_bad(of_one)
+        return EmptyShard(
+            2 * of_one - of_two,
+            _whole(tally, cost.cpu_s),
+            cost.wall_s,
+            quarantine=quarantine,
+            only_bad=only_bad,
+        )
+
+    def _of_bad(self, of_one: int) -> tuple[int, int]:
+        """Bytes that a bad row adds to a shard with others, and of a shard of its own."""
+        bad = [row for row in (self._bad,) if row is not None]
+        if not bad:
+            return 0, 0
+        beside = self._publish(ShardRows([self._short], bad))[1]
+        return beside - of_one, self._publish(ShardRows([], bad))[1]
 
     def group(self, stratum: Stratum, items: Sequence[Item]) -> Group:
         """Rows tried together."""
@@ -222,7 +251,10 @@ class _Trial:
             publish, nbytes = self._publish(rows)
         by_part = _whole(tally, process.cost.cpu_s + publish.cpu_s)
         by_part[HASH] = by_part.get(HASH, 0.0) + _unhashed_s(items, spans)
+        for good in rows.good[:1]:
+            self._short = replace(good, streams=self._short.streams, steps=self._short.steps)
         for row in rows.bad[:1]:
+            self._bad = row
             self.first_reason = f"{row.stage}: {row.error_class}: {row.message}"
         return Group(
             stratum.name,

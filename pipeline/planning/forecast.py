@@ -95,11 +95,23 @@ class Group:
 @dataclass(frozen=True)
 class EmptyShard:
     """What a shard costs that holds next to nothing: stored bytes, CPU seconds by part, and wall
-    seconds."""
+    seconds.
+
+    Args:
+        quarantine: Bytes that its first bad row adds. only_bad: Bytes where it has no other rows.
+    """
 
     nbytes: float
     by_part: dict[str, float]
     wall_s: float
+    quarantine: float = 0.0
+    only_bad: float = 0.0
+
+    def left_of(self, group: Group) -> float:
+        """Stored bytes of a group beyond those that every shard has."""
+        if not group.audio_s:
+            return group.nbytes - self.only_bad
+        return group.nbytes - self.nbytes - (self.quarantine if group.bad else 0.0)
 
     @property
     def cpu_s(self) -> float:
@@ -189,14 +201,16 @@ def forecast(strata: Strata, sampled: Sampled, crew: Crew) -> Forecast:
     shards, empty = len(strata.by_shard), sampled.empty
     cpu = tried.total(lambda g: g.all_cpu_s - empty.cpu_s)
     cpu = cpu.plus(shards * empty.cpu_s).at_least(RUNS_DIFFER)
-    stored = tried.total(lambda g: g.nbytes - empty.nbytes).plus(shards * empty.nbytes)
+    bad_share = _bad_share(strata, sampled)
+    beside = empty.quarantine * shards_with_bad(strata, bad_share.expected)
+    stored = tried.total(empty.left_of).plus(shards * empty.nbytes + beside)
     work_s, bound_by = _work(strata, sampled, crew, tried)
     relative = work_s / cpu.expected if cpu.expected else 0.0
     return Forecast(
         work_s=cpu.times(relative),
         cpu_s=cpu.times(1 + OTHERS_CPU),
         stored_bytes=stored.at_least(BYTES_DIFFER),
-        bad_share=_bad_share(strata, sampled),
+        bad_share=bad_share,
         parts={
             part: tried.total(partial(_of_part, part, empty)).expected + shards * each
             for part, each in in_order(_parts(sampled)).items()
@@ -281,6 +295,13 @@ def _work(strata: Strata, sampled: Sampled, crew: Crew, tried: _Tried) -> tuple[
     )
     last_s = max(0.0, alone.expected / shards + empty.wall_s - empty.cpu_s / cores)
     return max(free_at) + last_s, max(spent, key=lambda what: spent[what])
+
+
+def shards_with_bad(strata: Strata, share: float) -> float:
+    """Shards with a bad row, were this share of all rows bad, one as likely as another."""
+    shards = len(strata.by_shard)
+    per_shard = sum(stratum.rows for stratum in strata.all) / shards
+    return float(shards * (1 - (1 - min(1.0, share)) ** per_shard))
 
 
 def _bad_share(strata: Strata, sampled: Sampled) -> Range:

@@ -18,6 +18,7 @@ from earmill.pipeline.planning.forecast import (
     Range,
     Sampled,
     forecast,
+    shards_with_bad,
 )
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.prices import Prices
@@ -116,7 +117,7 @@ def sampled_cost(
     time_s = _time(plan, spec, sampled, work_s, start_s)
     # A worker with more threads than the machine has cores holds no more than these.
     held = min(crew.workers * crew.threads, crew.cores)
-    objects = _objects(plan, estimate, expected)
+    objects = _objects(strata, estimate, expected)
     counted = requests(plan, spec, estimate.objects)
     extra = objects.plus(-estimate.objects)
     figures = {
@@ -181,18 +182,13 @@ def _time(plan: Plan, spec: JobSpec, sampled: Sampled, work_s: Range, start_s: f
     return Range(*(a + b + end_s for a, b in zip(_all(start), _all(work_s), strict=True)))
 
 
-def _objects(plan: Plan, estimate: Estimate, expected: Forecast) -> Range:
+def _objects(strata: Strata, estimate: Estimate, expected: Forecast) -> Range:
     """A shard has one more where one of its rows is bad."""
-    shards = len(plan.shards)
-    per_shard = plan.rows / shards
-
-    def more(share: float) -> float:
-        return float(shards * (1 - (1 - min(1.0, share)) ** per_shard))
-
     share = expected.bad_share
     # Bad rows that are neighbours share a shard: at best they fill some and spare the others.
-    low = math.floor(min(share.low, share.expected) * shards)
-    return Range(low, round(more(share.expected)), round(more(share.high))).plus(estimate.objects)
+    low = math.floor(min(share.low, share.expected) * len(strata.by_shard))
+    likely, high = (round(shards_with_bad(strata, each)) for each in (share.expected, share.high))
+    return Range(low, likely, high).plus(estimate.objects)
 
 
 def _on_gpu(

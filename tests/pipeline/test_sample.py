@@ -98,7 +98,7 @@ def test_a_sample_of_all_rows_knows_what_will_be_stored(
     found = end.estimate
     assert list(found) == ["time_s", "cpu_s", "core_s", "stored_bytes", "objects", "money"]
     stored = found["stored_bytes"]
-    assert stored["expected"] > 0
+    assert stored["expected"] == pytest.approx(stored["actual"], rel=0.05)
     assert found["objects"]["low"] <= found["objects"]["actual"] <= found["objects"]["high"]
     assert found["time_s"]["actual"] > 0 and found["cpu_s"]["actual"] > 0
     by_hand = found["core_s"]["actual"] + stored["actual"] / 1e9
@@ -118,6 +118,17 @@ def test_a_sample_of_all_rows_knows_what_will_be_stored(
     assert inspected["estimate"] == found and stored["actual"] == inspected["bytes"]
     assert run(["inspect", spec.output.uri]) == 0
     assert "estimated stored" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damaged", [0, DAMAGED])
+@pytest.mark.parametrize("form", ["parquet", "zarr"])
+def test_bytes_of_small_shards_are_known(corpus: Path, form: str, damaged: int) -> None:
+    """What shards weigh beside their rows counts most where they are small."""
+    damage(corpus, damaged)
+    spec = spec_of(corpus, formats=[form])
+    costed(spec)
+    stored = run_job(spec).estimate["stored_bytes"]
+    assert stored["expected"] == pytest.approx(stored["actual"], rel=0.05)
 
 
 def test_the_command_shows_it(
