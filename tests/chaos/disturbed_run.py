@@ -11,8 +11,6 @@ import os
 import queue
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from tests.chaos.faulty_server import Rule
-from tests.chaos.jobs import ROOT
+from tests.chaos.jobs import start_extract
 from tests.chaos.schedule import DEADLINE_S, SOURCES, ProcessFault, Schedule
 from tests.chaos.world import BUCKET, World, marked
 from tests.pipeline.outputs import grow_disk, small_disk
@@ -71,14 +69,7 @@ class _Driver:
     def __init__(self, arguments: list[str], environment: dict[str, str], errors: Path) -> None:
         self.errors, self.heard = errors, queue.SimpleQueue[dict[str, object]]()
         self._file = errors.open("wb")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "earmill.jobs.cli", "extract", "--json", *arguments],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=self._file,
-            text=True,
-        )
+        self.process = start_extract(arguments, environment, self._file)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

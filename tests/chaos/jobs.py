@@ -7,10 +7,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import psutil
@@ -50,6 +50,20 @@ def write_job(path: Path, corpus: Path, output: Path, **output_options: Any) -> 
     return path
 
 
+def start_extract(
+    arguments: Sequence[str], environment: Mapping[str, str], errors: int | IO[bytes]
+) -> subprocess.Popen[str]:
+    """A process of `earmill extract` that prints its events as JSON lines."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "earmill.jobs.cli", "extract", "--json", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+    )
+
+
 class Driver:
     """A real `earmill extract` process whose JSON lines are read as they come."""
 
@@ -57,14 +71,7 @@ class Driver:
         environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
         if ray_address is not None:
             environment["RAY_ADDRESS"] = ray_address
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "earmill.jobs.cli", "extract", "--json", *arguments],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = start_extract(arguments, environment, subprocess.PIPE)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Events until the process closes its output."""
