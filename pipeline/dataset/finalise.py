@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.common.errors import CommitError, LockedError, OutputError
 from earmill.pipeline.dataset.card import write_cards
 from earmill.pipeline.dataset.commit_record import READ_THREADS, StoredCommit, stored_commits
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
@@ -84,7 +84,9 @@ def finalise(layout: Layout, add: Mapping[str, OutFile] | None = None) -> Finali
         CommitError: A shard is not committed, a row is missing, double or foreign, or a file that
             never changes is another than when the dataset was closed before.
         OutputError: There is no dataset here.
+        LockedError: Another driver has closed it meanwhile.
     """
+    seen = _seen(layout)
     dataset = read_dataset(layout)
     if dataset is None:
         raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
@@ -100,15 +102,34 @@ def finalise(layout: Layout, add: Mapping[str, OutFile] | None = None) -> Finali
     file = _store(layout, index)
     made = _snapshot(layout, dataset, file, stored)
     snapshot, entry, history = _store_snapshot(layout, made, dataset, index, add or {})
+    if _seen(layout) != seen:  # before the cards, which go with what counts, are overwritten
+        raise closed_by_another(layout)
     cards = write_cards(layout, dataset, list(records.values()), index, file)
     current = Current(snapshot, cards, entry, history)
-    layout.write_bytes(CURRENT_FILE, current.to_json().encode())
+    if not layout.replace_own(CURRENT_FILE, current.to_json().encode(), seen):
+        raise closed_by_another(layout)
     return Finalised(
         snapshot=snapshot.path,
         path=file.path,
         rows_ok=sum(record.rows_ok for record in records.values()),
         rows_bad=sum(record.rows_bad for record in records.values()),
         seconds=sum(record.seconds for record in records.values()),
+    )
+
+
+def _seen(layout: Layout) -> bytes | None:
+    """What is in current.json, damaged or not; None where it is missing."""
+    try:
+        return layout.read_bytes(CURRENT_FILE)
+    except FileNotFoundError:
+        return None
+
+
+def closed_by_another(layout: Layout) -> LockedError:
+    """Why current.json is not replaced: what was reckoned from the one before is out of date."""
+    return LockedError(
+        f"another driver closed {layout.url()} while this one was at it, frozen or without its "
+        "output for longer than its lock lasts; what that one wrote counts, nothing was replaced"
     )
 
 

@@ -20,6 +20,7 @@ from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.carry import carried_rows
 from earmill.pipeline.dataset.commit_record import all_generations, read_commit
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.finalise import closed_by_another
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.orphans import PUBLISHED, part_of
 from earmill.pipeline.dataset.snapshot import Current, LogEntry, Past, read_current, read_snapshot
@@ -88,7 +89,7 @@ def collect_garbage(
         dry_run: Say it only. now_s: Seconds since 1970; None is now.
     Raises:
         OutputError: No dataset there, or one that was never closed.
-        LockedError: A driver works on it.
+        LockedError: A driver works on it, or has closed it meanwhile.
         CommitError: A snapshot or commit record is damaged, so that what it names is unknown.
     """
     if keep is not None and keep < 1:
@@ -109,7 +110,9 @@ def collect_garbage(
         _add_unfinished(unnamed, layout, now - grace_s)
         if not dry_run:
             if gone:
-                layout.write_bytes(CURRENT_FILE, kept.to_json().encode())
+                seen, shorter = current.to_json().encode(), kept.to_json().encode()
+                if not layout.replace_own(CURRENT_FILE, shorter, seen):
+                    raise closed_by_another(layout)
             for part in unnamed.parts:
                 layout.delete(part)
     entries = tuple(past.entry for past in gone)

@@ -179,7 +179,9 @@ class DriverLock:
                 if current is not None and current.run_id != self.holder.run_id:
                     self._lost = current
                     return
-                self._layout.write_bytes(DRIVER_FILE, self._text())
+                # Not over a driver that takes over between the two.
+                seen = None if current is None else stored_text(current)
+                self._layout.replace_own(DRIVER_FILE, self._text(), seen)
 
     def _take(self, name: str) -> None:
         """Get the lock of this name, or raise LockedError.
@@ -222,7 +224,12 @@ class DriverLock:
 
 def as_seen_now(holder: Holder) -> bytes:
     """What is stored of a holder that gives a sign of life."""
-    return json.dumps(asdict(replace(holder, heartbeat_unix_s=time.time())), indent=1).encode()
+    return stored_text(replace(holder, heartbeat_unix_s=time.time()))
+
+
+def stored_text(holder: Holder) -> bytes:
+    """A holder as it is stored."""
+    return json.dumps(asdict(holder), indent=1).encode()
 
 
 def read_holder(layout: Layout, name: str = DRIVER_FILE) -> Holder | None:

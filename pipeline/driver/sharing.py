@@ -120,7 +120,8 @@ def close(layout: Layout, sharing: Sharing, commits: Mapping[str, Attempt], *, a
                 return
             time.sleep(TURN_S)
             continue
-        with lock:
+        # Closed by another in the middle of it: looked at again.
+        with lock, suppress(LockedError):
             if not is_closed(layout, commits):
                 finalise(layout)
     clear_claims(layout)

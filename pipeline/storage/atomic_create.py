@@ -26,7 +26,7 @@ CONFLICT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 # adlfs says "exists" of a container that is being deleted as well; s3fs and gcsfs have no code.
 TAKEN = (None, "BlobAlreadyExists", "PreconditionFailed")
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_MEMORY_LOCK = threading.Lock()
+MEMORY_LOCK = threading.Lock()
 
 
 def sync_folder(path: str) -> None:
@@ -116,7 +116,7 @@ def create_remote(fs: Any, path: str, data: bytes) -> bool:
 
 def _create_memory(fs: Any, path: str, data: bytes) -> bool:
     """fsspec's memory filesystem checks, then writes; one process needs one lock."""
-    with _MEMORY_LOCK:
+    with MEMORY_LOCK:
         try:
             fs.pipe_file(path, data, mode="create")
         except FileExistsError:

@@ -22,6 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from earmill.pipeline.common.errors import MissingPackageError, OutputError, StorageError
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.storage.atomic_create import create_local, create_remote, write_local
+from earmill.pipeline.storage.atomic_replace import replace_local, replace_remote
 from earmill.pipeline.storage.filesystems import filesystem_of
 from earmill.pipeline.storage.local_cache import LocalCache
 from earmill.pipeline.storage.local_files import move_in, new_folder
@@ -194,6 +195,34 @@ class Layout:
                 return True
             raise
         return self._holds(rel, data)
+
+    def replace_own(self, rel: str, data: bytes, seen: bytes | None) -> bool:
+        """Replace a small file that still holds what was seen of it, None for nothing; False, and
+        nothing changed, where another has written there since.
+
+        As with `create_own` the answer may be lost: what is there now tells.
+
+        Raises:
+            OutputError: The place stays locked, or answers with a conflict again and again.
+            StorageError: The write failed for another reason; whether it landed is then unknown.
+        """
+        if seen is None:
+            return self.create_own(rel, data)
+        try:
+            if self._replace(rel, data, seen):
+                return True
+        except StorageError:
+            if self._holds(rel, data):
+                return True
+            raise
+        return self._holds(rel, data)
+
+    @store_call("written")
+    def _replace(self, rel: str, data: bytes, seen: bytes) -> bool:
+        path = self.path(rel)
+        if self.is_local:
+            return replace_local(path, seen, data)
+        return replace_remote(self.fs, path, seen, data)
 
     def _holds(self, rel: str, data: bytes) -> bool:
         try:

@@ -1,0 +1,113 @@
+"""Replace a small file only while it still holds what the writer has seen, on each kind of store.
+
+A driver that was frozen for longer than its lock lasts wakes in the middle of a step and would put
+back what another has replaced meanwhile. Local: compared and renamed under a lock on the folder,
+which a killed process lets go of. S3: If-Match with the ETag of what was compared; 412 = it has
+changed, 501 = this store knows no such condition. There, and on Google and Azure, whose clients
+take no condition with a write, it is compared just before: a writer that is frozen within that one
+request is not found out.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.common.faults import http_status
+from earmill.pipeline.storage.atomic_create import CONFLICT_WAITS_S, MEMORY_LOCK, write_local
+from earmill.pipeline.storage.uploads import protocols
+
+# Whoever holds the folder's lock needs milliseconds; one that is frozen there must be ended.
+LOCK_WAIT_S, _LOCK_STEP_S = 20.0, 0.05
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+def replace_local(path: str, seen: bytes, data: bytes) -> bool:
+    """Replace a local file that holds `seen`; False, and nothing changed, where it does not.
+
+    Raises:
+        OutputError: Another process has kept the folder locked for `LOCK_WAIT_S`.
+    """
+    try:
+        with _locked(os.path.dirname(path)):
+            if Path(path).read_bytes() != seen:
+                return False
+            write_local(path, data)
+            return True
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)  # and with it the lock
+
+
+def _lock(handle: int, folder: str) -> None:
+    last = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            if time.monotonic() > last:
+                raise OutputError(
+                    f"{folder}: another process has kept it locked for {LOCK_WAIT_S:g} s; "
+                    "end the driver that hangs there and run again with --resume"
+                ) from err
+            time.sleep(_LOCK_STEP_S)
+        except OSError as err:
+            if err.errno not in _NO_LOCKS:
+                raise
+            return  # a filesystem without locks: what is left is to look just before
+
+
+def replace_remote(fs: Any, path: str, seen: bytes, data: bytes) -> bool:
+    """The same on a store: `fs` is an fsspec filesystem of S3, Google, Azure or memory."""
+    try:
+        if "memory" in protocols(fs):
+            with MEMORY_LOCK:
+                return _replace_seen(fs, path, seen, data, {})
+        if "s3" not in protocols(fs):
+            return _replace_seen(fs, path, seen, data, {})
+        # Before the content: where that is newer than this, the condition fails.
+        tag = fs.info(path, refresh=True)["ETag"]
+        return _replace_seen(fs, path, seen, data, {"IfMatch": tag})
+    except FileNotFoundError:
+        return False
+
+
+def _replace_seen(fs: Any, path: str, seen: bytes, data: bytes, condition: dict[str, str]) -> bool:
+    if bytes(fs.cat_file(path)) != seen:
+        return False
+    for wait_s in (*CONFLICT_WAITS_S, None):
+        try:
+            fs.pipe_file(path, data, **condition)
+        except Exception as err:  # which class it is depends on the store: decide by status code
+            status = http_status(err)
+            if condition and status == 412:
+                return False
+            if condition and status == 501:  # a store without this condition
+                return _replace_seen(fs, path, seen, data, {})
+            if not condition or status != 409:
+                raise
+            if wait_s is None:
+                raise OutputError(
+                    f"{path}: the store still answers 409 Conflict after "
+                    f"{len(CONFLICT_WAITS_S) + 1} tries; run again with --resume"
+                ) from err
+            time.sleep(wait_s)
+        else:
+            return True
+    return False
