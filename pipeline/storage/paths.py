@@ -27,7 +27,7 @@ Paths are relative to the root of a dataset and use `/`::
     index      = index/<content>.parquet                 immutable, one line a row
     snapshots  = snapshots/<content>.json                immutable: index, plan, dataset.json and
                                                          commits that belong together, with hashes
-    current    = current.json                            replaced while it is as seen: which snapshot
+    current    = current.json                            replaced while it is as seen: which of them
                                                          counts, its cards, those of before
     cards      = README.md croissant.json
     shard      = five or more digits       attempt = eight hex digits
