@@ -50,7 +50,6 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="earmill",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

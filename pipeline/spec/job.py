@@ -13,9 +13,16 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from earmill.pipeline.audio.resample import DEFAULT_QUALITY, RESAMPLERS
 from earmill.pipeline.common.errors import SpecError
@@ -116,6 +123,16 @@ class AudioSpec(SpecModel):
         return self
 
 
+def _no_options(value: Any) -> Any:
+    return {} if value is None else value
+
+
+# `modulation:` with nothing behind it is null in YAML.
+StreamOptions = Annotated[
+    dict[str, Any], BeforeValidator(_no_options, json_schema_input_type=dict[str, Any] | None)
+]
+
+
 class ExtractSpec(SpecModel):
     """One model to run.
 
@@ -123,14 +140,14 @@ class ExtractSpec(SpecModel):
         model: Registered model name; `earmill models` lists them.
         fs_hz: Rate the audio is resampled to; the model's own default when null.
         params: Parameters of the model; `earmill models NAME` lists them with types and defaults.
-        streams: Feature streams and their options, each a mapping; the model's first stream with
-            its defaults when null. Names must be unique over all entries.
+        streams: Feature streams and their options, each a mapping or null for its defaults; the
+            model's first stream with its defaults when null. Names must be unique over all entries.
     """
 
     model: str
     fs_hz: PositiveFloat | None = None
     params: dict[str, Any] = Field(default_factory=dict)
-    streams: dict[str, dict[str, Any]] | None = None
+    streams: dict[str, StreamOptions] | None = None
 
     @field_validator("streams")
     @classmethod

@@ -43,7 +43,9 @@ One YAML mapping. Unknown keys, duplicate keys and aliases that unfold into more
 writes are refused. Any key can be overridden, e.g. `--set output.dtype=float32` or
 `--set extract.0.fs_hz=16000`. `--set` takes YAML, but a value that begins with `*` is text
 (`--set 'source.glob=**/*.wav'`); in a file such a value needs quotes.
-This page is printed by `earmill spec`.
+This page is printed by `earmill spec`. `earmill spec --json-schema` prints a JSON schema
+([job.schema.json](job.schema.json)), by which editors complete and check keys: where they use the
+YAML language server, by `# yaml-language-server: $schema=job.schema.json` in the first line.
 """
 STREAMS_NOTE = """\
 `extract.N.streams` maps the name of a stream to its options; `{}` or null takes all defaults.
@@ -65,8 +67,13 @@ def reference() -> str:
 
 def sections() -> list[tuple[str, type[BaseModel]]]:
     """Title and model of every section, those of installed kinds of source included."""
-    kinds = [(f"source, kind: {name}", kind.section) for name, kind in _kinds()[0].items()]
+    kinds = [(f"source, kind: {name}", kind.section) for name, kind in usable_kinds().items()]
     return [*JOB, *kinds, *AFTER_SOURCE]
+
+
+def usable_kinds() -> dict[str, SourceKind]:
+    """The kinds of source that are installed here and can be loaded, by name."""
+    return _kinds()[0]
 
 
 def _kinds() -> tuple[dict[str, SourceKind], dict[str, str]]:

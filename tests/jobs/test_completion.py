@@ -1,0 +1,29 @@
+"""Shells complete the commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# What a shell's own function sets when the tab key is pressed, and what it asks.
+ASKED = {
+    "bash": {"COMP_WORDS": "earmill ver", "COMP_CWORD": "1"},
+    "zsh": {"_TYPER_COMPLETE_ARGS": "earmill ver"},
+    "fish": {"_TYPER_COMPLETE_ARGS": "earmill ver", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+}
+
+
+@pytest.mark.parametrize("shell", ASKED)
+def test_a_command_is_completed(shell: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from earmill.jobs.cli import main; main()"],
+        env={**os.environ, **ASKED[shell], "_EARMILL_COMPLETE": f"complete_{shell}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "verify" in done.stdout, done.stderr
+    assert "extract" not in done.stdout
