@@ -14,6 +14,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +126,26 @@ def _create_memory(fs: Any, path: str, data: bytes) -> bool:
 
 
 def _create_object(fs: Any, path: str, data: bytes) -> bool:
+    try:
+        return put_on_condition(path, lambda: fs.pipe_file(path, data, mode="create"))
+    except FileExistsError as err:
+        code = store_code(err)
+        if code not in TAKEN:
+            raise OutputError(f"{path}: the store answers {code}; try again later") from err
+        return False
+
+
+def put_on_condition(path: str, put: Callable[[], object]) -> bool:
+    """Whether a store carried out a conditional PUT: 412 says no, 409 that two are at it.
+
+    Raises:
+        OutputError: The store answers with 409 again and again.
+    """
     for wait_s in (*CONFLICT_WAITS_S, None):
         try:
-            fs.pipe_file(path, data, mode="create")
-        except FileExistsError as err:
-            code = store_code(err)
-            if code not in TAKEN:
-                raise OutputError(f"{path}: the store answers {code}; try again later") from err
-            return False
+            put()
+        except FileExistsError:
+            raise
         except Exception as err:  # which class it is depends on the store: decide by status code
             status = http_status(err)
             if status == 412:

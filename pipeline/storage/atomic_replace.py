@@ -21,7 +21,7 @@ from typing import Any
 
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.faults import http_status
-from earmill.pipeline.storage.atomic_create import CONFLICT_WAITS_S, MEMORY_LOCK, write_local
+from earmill.pipeline.storage.atomic_create import MEMORY_LOCK, put_on_condition, write_local
 from earmill.pipeline.storage.uploads import protocols
 
 # Whoever holds the folder's lock needs milliseconds; one that is frozen there must be ended.
@@ -78,36 +78,29 @@ def replace_remote(fs: Any, path: str, seen: bytes, data: bytes) -> bool:
     try:
         if "memory" in protocols(fs):
             with MEMORY_LOCK:
-                return _replace_seen(fs, path, seen, data, {})
-        if "s3" not in protocols(fs):
-            return _replace_seen(fs, path, seen, data, {})
-        # Before the content: where that is newer than this, the condition fails.
-        tag = fs.info(path, refresh=True)["ETag"]
-        return _replace_seen(fs, path, seen, data, {"IfMatch": tag})
+                return _compare_and_put(fs, path, seen, data)
+        if "s3" in protocols(fs):
+            return _replace_object(fs, path, seen, data)
+        return _compare_and_put(fs, path, seen, data)
     except FileNotFoundError:
         return False
 
 
-def _replace_seen(fs: Any, path: str, seen: bytes, data: bytes, condition: dict[str, str]) -> bool:
+def _compare_and_put(fs: Any, path: str, seen: bytes, data: bytes) -> bool:
     if bytes(fs.cat_file(path)) != seen:
         return False
-    for wait_s in (*CONFLICT_WAITS_S, None):
-        try:
-            fs.pipe_file(path, data, **condition)
-        except Exception as err:  # which class it is depends on the store: decide by status code
-            status = http_status(err)
-            if condition and status == 412:
-                return False
-            if condition and status == 501:  # a store without this condition
-                return _replace_seen(fs, path, seen, data, {})
-            if not condition or status != 409:
-                raise
-            if wait_s is None:
-                raise OutputError(
-                    f"{path}: the store still answers 409 Conflict after "
-                    f"{len(CONFLICT_WAITS_S) + 1} tries; run again with --resume"
-                ) from err
-            time.sleep(wait_s)
-        else:
-            return True
-    return False
+    fs.pipe_file(path, data)
+    return True
+
+
+def _replace_object(fs: Any, path: str, seen: bytes, data: bytes) -> bool:
+    # Before the content: where that is newer than this, the condition fails.
+    tag = fs.info(path, refresh=True)["ETag"]
+    if bytes(fs.cat_file(path)) != seen:
+        return False
+    try:
+        return put_on_condition(path, lambda: fs.pipe_file(path, data, IfMatch=tag))
+    except Exception as err:  # stores raise their own roots (botocore is no OSError)
+        if http_status(err) != 501:
+            raise
+    return _compare_and_put(fs, path, seen, data)
