@@ -70,6 +70,7 @@ def contents(layout: Layout) -> dict[str, Any]:
         ],
         "formats": list(dataset.spec["output"]["formats"]),
         "dtype": dataset.spec["output"]["dtype"],
+        "licenses": dataset.licenses,
         "shards": len(records),
         "shards_planned": planned,
         "rows_ok": sum(record.rows_ok for record in records),
@@ -144,6 +145,8 @@ def _print(result: dict[str, Any]) -> None:
         shape = f"{layout.stored_rows} of {s['width']} {layout.columns_are} {layout.rate_text}"
         table.add_row(f"stream {s['name']}", f"{frames:,} {shape} ({s['pool']}), {s['unit']}")
     table.add_row("stored", f"{', '.join(result['formats'])} in {result['dtype']}")
+    for of, license in result["licenses"].items():
+        table.add_row(f"licence of {of}", license.get("name") or license["id"])
     table.add_row("shards", f"{result['shards']:,} of {result['shards_planned']:,}, {state}")
     table.add_row("rows", f"{result['rows_ok']:,} ok, {result['rows_bad']:,} quarantined")
     if reasons:

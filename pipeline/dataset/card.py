@@ -27,6 +27,7 @@ from earmill.pipeline.formats.int8_rows import BLOCK_ROWS, INT8
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.spec.licenses import stored_licenses
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CROISSANT_FILE, README_FILE
 
@@ -72,6 +73,7 @@ def readme(
         _front_matter(dataset, records),
         f"# {_text(dataset.name)}",
         _summary(dataset),
+        _licenses(dataset),
         _numbers(records, index_file),
         _streams(dataset.streams),
         _cast_errors(records),
@@ -85,7 +87,10 @@ def readme(
 
 
 def _front_matter(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
-    lines = [f"pretty_name: {json.dumps(dataset.name)}", "tags:", "- audio", "- auditory-model"]
+    features = stored_licenses(dataset.licenses).features
+    keys = {"pretty_name": dataset.name, **(features.front_matter() if features else {})}
+    lines = [f"{key}: {json.dumps(value)}" for key, value in keys.items()]
+    lines += ["tags:", "- audio", "- auditory-model"]
     files = parts_of(records, tabular(records))
     if files:
         # One by one, however many: a pattern would match what no commit names as well.
@@ -124,8 +129,18 @@ def _summary(dataset: DatasetFile) -> str:
     source = dataset.spec.get("source", {}).get("uri", "unknown")
     return (
         f"Auditory-model features ({_text(models)}) of the audio in {_code(source)}, one row a "
-        "clip, every row with its provenance. The licence of the source audio applies."
+        "clip, every row with its provenance."
     )
+
+
+def _licenses(dataset: DatasetFile) -> str:
+    """As the job states them; nothing is concluded where it does not."""
+    stated = stored_licenses(dataset.licenses)
+    rows = [
+        (what, one.title if one else "not stated", (one.url or "") if one else "")
+        for what, one in (("features", stated.features), ("source audio", stated.source))
+    ]
+    return "## Licences\n\n" + _table(["of", "licence", "text"], rows)
 
 
 def _numbers(records: Sequence[CommitRecord], index_file: OutFile) -> str:

@@ -18,6 +18,7 @@ from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
+from earmill.pipeline.spec.licenses import License, stored_licenses
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
 # The name that Croissant readers know; they refuse the registered application/vnd.apache.parquet.
@@ -60,7 +61,7 @@ def croissant(
         "name": dataset.name,
         "description": _description(dataset),
         "conformsTo": CONFORMS_TO,
-        "license": {"@type": "sc:CreativeWork", "name": "The licence of the source audio applies"},
+        "license": _license(stored_licenses(dataset.licenses).features),
         "url": url,
         "creator": {"@type": "sc:Organization", "name": f"earmill job {dataset.name}"},
         "datePublished": _ended(dataset, records),
@@ -70,6 +71,16 @@ def croissant(
         "distribution": _distribution(records, index),
         "recordSet": _record_sets(dataset, records),
     }
+
+
+def _license(stated: License | None) -> Any:
+    """The address of a known licence, as Croissant asks for, else what it is called."""
+    if stated is None:
+        return {"@type": "sc:CreativeWork", "name": "not stated"}
+    if stated.url is not None and stated.name is None:
+        return stated.url
+    named = {"@type": "sc:CreativeWork", "name": stated.title}
+    return named | ({"url": stated.url} if stated.url else {})
 
 
 def _description(dataset: DatasetFile) -> str:
@@ -97,6 +108,7 @@ def _lineage(dataset: DatasetFile, records: Sequence[CommitRecord]) -> dict[str,
     source = {
         "@type": "prov:Entity",
         "prov:label": f"source audio: {dataset.spec.get('source', {}).get('uri', 'unknown')}",
+        "license": _license(stored_licenses(dataset.licenses).source),
     }
     spec = {"@type": "prov:Entity", "prov:label": f"job spec, sha256 {dataset.spec_sha256}"}
     agent = {"@type": "prov:SoftwareAgent", "prov:label": software}

@@ -17,6 +17,7 @@ from earmill.pipeline.formats.format import NESTED, format_name
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.spec.changes import describe_changes
+from earmill.pipeline.spec.licenses import stored_licenses
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
     CROISSANT_FILE,
@@ -75,6 +76,7 @@ class DatasetFile(Strict):
         created: ISO 8601 time, UTC.
         parquet_form: See `formats.parquet.forms`; not named where it is nested, as all sets were
             that were begun before layout version 3.
+        licenses: Of `source` and `features`, as far as the job states them: `LicensesSpec`.
         change: What makes it a revision; None in dataset.json.
     """
 
@@ -89,6 +91,7 @@ class DatasetFile(Strict):
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     extra_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     parquet_form: str = NESTED
+    licenses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     change: Change | None = None
     layout_version: int = LAYOUT_VERSION
 
@@ -107,6 +110,8 @@ class DatasetFile(Strict):
         fields = asdict(self)
         if self.parquet_form == NESTED:
             del fields["parquet_form"]
+        if not self.licenses:
+            del fields["licenses"]
         if self.change is None:
             del fields["change"]
         return json.dumps(fields, indent=1, sort_keys=True)
@@ -185,6 +190,7 @@ def _check_shape(found: DatasetFile) -> None:
         raise TypeError("expected text in streams, spec.extract and spec.output.dtype")
     for fmt in output["formats"]:
         format_name(fmt)
+    stored_licenses(found.licenses)
 
 
 def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 from earmill.pipeline.common.errors import CommitError, LockedError, OutputError
 from earmill.pipeline.dataset.carry import CarriedRow, write_carried
 from earmill.pipeline.dataset.commit_record import commits, generations
-from earmill.pipeline.dataset.description import Change, DatasetFile, raise_version
+from earmill.pipeline.dataset.description import Change, DatasetFile, raise_version, read_dataset
+from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.snapshot import is_closed, read_current
 from earmill.pipeline.planning.plan import SHARD_DIGITS, Plan, Shard, plan_of
 from earmill.pipeline.sources.base import Item
@@ -24,6 +25,8 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import LAYOUT_VERSION, revision_path
 
 NUMBERS = {"int64", "double"}
+# Why, in the log.
+LICENSES = "licences"
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def begin_revision(
     dropped: Iterable[str],
     added: Sequence[NewShard],
     about: Mapping[str, Any] | None = None,
+    licenses: Mapping[str, Mapping[str, str]] | None = None,
 ) -> DatasetFile:
     """Describe the dataset anew; call it with the driver's lock, on a finished dataset.
 
@@ -61,6 +65,7 @@ def begin_revision(
         plan: The stored one. why: As the log is to say it.
         dropped: Shards that go. added: Those that come, in order.
         about: What the plan says of the source, where that has changed: fields of `Plan`.
+        licenses: Where they have changed, all of them.
     Raises:
         OutputError: A carried-through column has another type than before, or no row is left.
         LockedError: Another driver began one meanwhile.
@@ -95,6 +100,7 @@ def begin_revision(
         plan_id=revised.plan_id,
         extra_types=revised.extra_types,
         extra_labels=revised.extra_labels,
+        licenses=dataset.licenses if licenses is None else licenses,
         change=change,
         layout_version=LAYOUT_VERSION,
     )
@@ -102,6 +108,21 @@ def begin_revision(
     if not layout.create_own(revision_path(change.number), description.to_json().encode()):
         raise LockedError(f"another driver just changed {layout.url()}; run this again")
     return description
+
+
+def restate_licenses(layout: Layout, wanted: Mapping[str, Mapping[str, str]]) -> bool:
+    """Close a finished dataset again with other licences in description and cards; whether it was.
+
+    What is not in `wanted` stays. Call it with the driver's lock.
+    """
+    dataset = read_dataset(layout)
+    if dataset is None or {**dataset.licenses, **wanted} == dict(dataset.licenses):
+        return False
+    plan = Plan.read(layout, dataset.plan_id)
+    licenses = {**dataset.licenses, **wanted}
+    begin_revision(layout, dataset, plan, why=LICENSES, dropped=(), added=(), licenses=licenses)
+    finalise(layout)
+    return True
 
 
 def _carried(

@@ -117,6 +117,7 @@ def _spec_of(
         "source": {**dataset.spec["source"], **known},
         "extract": given["extract"],
         "output": {**dataset.spec["output"], "uri": place, "storage_options": storage_options},
+        "licenses": dataset.licenses,
         **({"run": given["run"]} if "run" in given else {}),
     }
     return JobSpec.load(spec, overrides=overrides), name

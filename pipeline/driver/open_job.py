@@ -153,6 +153,7 @@ def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> Dat
         provenance=run_provenance(described, device=spec.run.device, dtype=spec.output.dtype)
         | {"extensions": _extensions(spec)},
         parquet_form=spec.output.parquet_form or BINARY,
+        licenses=spec.licenses.to_dict(),
         extra_types=plan.extra_types,
         extra_labels=plan.extra_labels,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

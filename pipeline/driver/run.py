@@ -238,6 +238,7 @@ def _finish(
             sharing,
             before | result.done,
             anew=bool(result.done) or before != job.before,
+            licenses=job.spec.licenses.to_dict(),
         )
     elif job.again and result.done:
         # What was done again counts, also where the rest of it keeps the commits of before.

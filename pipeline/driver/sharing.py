@@ -20,6 +20,7 @@ from earmill.pipeline.dataset.crew import Claims, clear_claims, start_of
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.revision import restate_licenses
 from earmill.pipeline.dataset.snapshot import Attempt, is_closed
 from earmill.pipeline.driver.shard_tracker import Ledger
 from earmill.pipeline.planning.shards import Shard
@@ -99,15 +100,24 @@ def opening(layout: Layout, sharing: Sharing, *, shares: bool) -> Iterator[Drive
     yield None
 
 
-def close(layout: Layout, sharing: Sharing, commits: Mapping[str, Attempt], *, anew: bool) -> None:
+def close(
+    layout: Layout,
+    sharing: Sharing,
+    commits: Mapping[str, Attempt],
+    *,
+    anew: bool,
+    licenses: Mapping[str, Mapping[str, str]],
+) -> None:
     """Write index and cards of a dataset that is complete, unless another driver does.
 
     Args:
         anew: Something was committed since it was looked at.
+        licenses: As the job states them now.
     """
     if not sharing.joins:
         if anew or not is_closed(layout, commits):
             finalise(layout)
+        restate_licenses(layout, licenses)
         # Also where somebody closed it: he may have been killed before he came to that, and who
         # has not heard of the end goes on claiming.
         clear_claims(layout)
@@ -124,6 +134,7 @@ def close(layout: Layout, sharing: Sharing, commits: Mapping[str, Attempt], *, a
         with lock, suppress(LockedError):
             if not is_closed(layout, commits):
                 finalise(layout)
+                restate_licenses(layout, licenses)
     clear_claims(layout)
 
 

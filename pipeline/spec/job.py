@@ -1,9 +1,9 @@
 """The job spec: one YAML file <-> one validated, frozen object <-> one canonical hash.
 
-The hash covers everything that decides the output and nothing else: not the job's name, not the
-`run` section, not credentials, not where the output goes. Numbers are canonical (44100 and 44100.0
-are one value), key order is not significant. Models and their parameters are checked by building
-them, in `spec.models`, so that reading a spec stays cheap.
+The hash covers everything that decides the features and nothing else: not the job's name, not the
+`run` section, not licences, not credentials, not where the output goes. Numbers are canonical
+(44100 and 44100.0 are one value), key order is not significant. Models and their parameters are
+checked by building them, in `spec.models`, so that reading a spec stays cheap.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import MAX_YAML_BYTES
 from earmill.pipeline.spec.explain import explain
 from earmill.pipeline.spec.format_names import FormatName
+from earmill.pipeline.spec.licenses import LicensesSpec
 from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.spec.section import Options, PositiveFloat, SpecModel, plain_uri
 from earmill.pipeline.spec.source_kinds import SourceSpec
@@ -213,6 +214,7 @@ class JobSpec(SpecModel):
         audio: How samples are read.
         extract: The models to run, in one pass over the audio.
         output: What is written where.
+        licenses: Of the audio and of the features, for the cards.
         run: How the job runs; nothing here changes the output.
 
     Example:
@@ -230,6 +232,7 @@ class JobSpec(SpecModel):
     audio: AudioSpec = AudioSpec()
     extract: tuple[ExtractSpec, ...] = Field(min_length=1)
     output: OutputSpec
+    licenses: LicensesSpec = LicensesSpec()
     run: RunSpec = RunSpec()
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ from earmill.pipeline.spec.job import (
     JobSpec,
     OutputSpec,
 )
+from earmill.pipeline.spec.licenses import License, LicensesSpec
 from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.spec.source_kinds import SourceKind, SourceSection, source_kind
 
@@ -32,6 +33,8 @@ AFTER_SOURCE: tuple[tuple[str, type[BaseModel]], ...] = (
     ("audio.calibration", CalibrationSpec),
     ("extract, each entry", ExtractSpec),
     ("output", OutputSpec),
+    ("licenses", LicensesSpec),
+    ("licenses.source, licenses.features", License),
     ("run", RunSpec),
 )
 PLACES = {model.__name__: f"section {title}" for title, model in AFTER_SOURCE}

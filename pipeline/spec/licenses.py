@@ -1,0 +1,170 @@
+"""Licences of the audio and of the features: named so that the hub, Croissant and people know them.
+
+An SPDX id or expression, in any case (`CC-BY-4.0`), an id that only the Hugging Face hub has
+(`odc-by`, `openrail`), `unknown`, or `other` with a name of its own. Nothing follows from it but
+what cards say, so it is no part of the job's hash, and may be stated or changed later.
+Source of the hub's ids: its documentation, "Licenses", and the packaging library for SPDX's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+from pydantic import BeforeValidator, field_validator, model_validator
+
+from earmill.pipeline.common.hints import nearest
+from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.spec.section import SpecModel, plain_uri
+
+OTHER = "other"
+# Ids that card headers on the hub may have and that SPDX writes the same way, but for case.
+HUB_AS_SPDX = frozenset(
+    "afl-3.0 apache-2.0 artistic-2.0 bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 "
+    "cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 "
+    "cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 "
+    "cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0 "
+    "agpl-3.0 ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 gpl-2.0 gpl-3.0 isc lgpl-2.1 "
+    "lgpl-3.0 lppl-1.3c mit mpl-2.0 ms-pl ncsa ofl-1.1 osl-3.0 postgresql unlicense wtfpl "
+    "zlib".split()
+)
+# Spelled otherwise there.
+HUB_OF_SPDX = {
+    "odc-by-1.0": "odc-by",
+    "odbl-1.0": "odbl",
+    "pddl-1.0": "pddl",
+    "c-uda-1.0": "c-uda",
+    **{f"{name}-only": name for name in ("agpl-3.0", "gpl-2.0", "gpl-3.0", "lgpl-2.1", "lgpl-3.0")},
+}
+# Not of SPDX: families, and licences of models.
+HUB_ALONE = frozenset(
+    "bigcode-openrail-m bigscience-bloom-rail-1.0 bigscience-openrail-m bsd c-uda cc "
+    "creativeml-openrail-m gfdl gpl lgpl lgpl-lr odbl odc-by openrail openrail++ pddl "
+    "unknown".split()
+)
+_SPDX_PAGE = "https://spdx.org/licenses/{}.html"
+
+
+class License(SpecModel):
+    """One licence; plain text is its id.
+
+    Args:
+        id: An SPDX id or expression, an id of the hub, unknown, or other.
+        name: What it is called; with other, where it is required.
+        link: An http(s) address of its text.
+    """
+
+    id: str
+    name: str | None = None
+    link: str | None = None
+
+    @field_validator("id")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        word = value.strip()
+        if word.lower() == OTHER or word.lower() in HUB_ALONE:
+            return word.lower()
+        try:
+            return str(canonicalize_license_expression(word))
+        except InvalidLicenseExpression:
+            hint = nearest(word.lower(), sorted({*HUB_AS_SPDX, *HUB_ALONE}))
+            raise ValueError(
+                f"expected an SPDX id such as CC-BY-4.0, an id of the Hugging Face hub, unknown, "
+                f"or other with a name, got {one_line(value)!r}{hint}"
+            ) from None
+
+    @field_validator("link")
+    @classmethod
+    def _web_address(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"https?://[^\s]+", plain_uri(value)):
+            raise ValueError(f"expected an http(s) address, got {one_line(value)!r}")
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _one_line(cls, value: str | None) -> str | None:
+        return None if value is None else one_line(value)
+
+    @model_validator(mode="after")
+    def _named(self) -> License:
+        if self.id == OTHER and not (self.name or "").strip():
+            raise ValueError(
+                "expected a name with the licence other, e.g. {id: other, name: LDC User Agreement,"
+                " link: https://...}"
+            )
+        return self
+
+    def to_dict(self) -> dict[str, str]:
+        """As dataset.json has it."""
+        return {name: str(value) for name, value in self if value is not None}
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        return self.name or self.id
+
+    @property
+    def url(self) -> str | None:
+        """Where its text is: the link that was given, else SPDX's page; None where neither is."""
+        if self.link is not None:
+            return self.link
+        simple = self.id != OTHER and self.id not in HUB_ALONE and " " not in self.id
+        is_own = self.id.startswith("LicenseRef-")
+        return _SPDX_PAGE.format(self.id) if simple and not is_own else None
+
+    def front_matter(self) -> dict[str, str]:
+        """Its keys in the header of a card on the hub, which takes the ids of its list alone."""
+        word = self.id.lower()
+        if word in HUB_AS_SPDX or word in HUB_ALONE or word in HUB_OF_SPDX:
+            return {"license": HUB_OF_SPDX.get(word, word)}
+        found = {"license": OTHER, "license_name": _slug(self.title)}
+        return found | ({"license_link": self.url} if self.url else {})
+
+
+def _slug(name: str) -> str:
+    """A name as an identifier of the hub's: `LDC User Agreement` is `ldc-user-agreement`."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") or OTHER
+
+
+def _with_id(value: Any) -> Any:
+    return {"id": value} if isinstance(value, str) else value
+
+
+Stated = Annotated[
+    License | None, BeforeValidator(_with_id, json_schema_input_type=License | str | None)
+]
+
+
+class LicensesSpec(SpecModel):
+    """Under which licences audio and features are, for the cards; they decide no feature.
+
+    Args:
+        source: Of the audio: text, which is its id, or a mapping. Cards say "not stated" when null.
+        features: Of what the job writes, in the same way. Nothing is concluded from that of the
+            audio. Both may be stated or changed later, with --resume.
+    """
+
+    source: Stated = None
+    features: Stated = None
+
+    def to_dict(self) -> dict[str, dict[str, str]]:
+        """Those that are stated, as dataset.json has them."""
+        return {name: value.to_dict() for name, value in self if value is not None}
+
+
+def stored_licenses(stored: Mapping[str, Mapping[str, str]]) -> LicensesSpec:
+    """Those of a dataset.json, whose ids another release may have known.
+
+    Raises:
+        KeyError: One has no id.
+    """
+
+    def known(of: str) -> License | None:
+        if of not in stored:
+            return None
+        said = stored[of]
+        return License.model_construct(id=said["id"], name=said.get("name"), link=said.get("link"))
+
+    return LicensesSpec.model_construct(source=known("source"), features=known("features"))
