@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-serve kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml requirements.lock requirements-uv.lock
 
 # The hashes of what constraints.txt pins; run it after every change of a pin.
 lock:
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test \
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --extra docs \
 	  --generate-hashes --no-annotate --no-header -c constraints.txt pyproject.toml \
 	  -o requirements.lock
 	grep -E '^uv==' constraints.txt | $(BIN)/uv pip compile --quiet --universal \
@@ -39,7 +39,7 @@ lint: setup
 # Four processes side by side: the models compute, the others mostly wait for what they started.
 test: setup
 	$(MAKE) --jobs=2 --output-sync=target lint kernels
-	$(MAKE) --jobs=4 --output-sync=target test-models test-pipeline test-jobs
+	$(MAKE) --jobs=4 --output-sync=target test-models test-pipeline test-jobs docs
 
 # Into their cache, once, instead of in each of the processes.
 kernels: setup
@@ -97,6 +97,13 @@ test-stores: setup
 	trap "kill $$azurite $$gcs" EXIT; sleep 4; \
 	EARMILL_TEST_GCS=http://127.0.0.1:14443 EARMILL_TEST_AZURE="$(AZURE)" \
 	  $(BIN)/python -m pytest tests/pipeline/test_object_stores.py -k "gs or abfs"
+
+# The documentation site, built strictly into build/site: a link, an anchor or a page that is lost fails.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup

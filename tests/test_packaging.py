@@ -55,6 +55,7 @@ def test_the_source_archive_holds_what_belongs_to_it(archive: set[str]) -> None:
     kept = [*ROOT.glob("docs/*.md"), *(path for path in ROOT.glob("infra/*") if path.is_file())]
     wanted = {path.relative_to(ROOT).as_posix() for path in kept}
     wanted |= {"README.md", "CHANGELOG.md", "LICENSE", "constraints.txt", "Makefile", *LOCKS}
+    wanted |= {"mkdocs.yml", "docs/builder/hooks.py", "docs/assets/site.css"}
     wanted |= {
         "src/earmill/jobs/folder.yaml",
         "src/amtcore/tables/middle_ear_goode_1994.json",
@@ -77,9 +78,10 @@ def test_every_pin_has_its_hashes() -> None:
 
 
 def requirements() -> list[Requirement]:
-    """What an installation with the tests wants, with the bounds of each."""
+    """What an installation with tests and documentation wants, with the bounds of each."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["test"], *extras["docs"]]
     return [Requirement(line) for line in wanted]
 
 
