@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-serve kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-run docs-serve kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -101,6 +101,10 @@ test-stores: setup
 # The documentation site, built strictly into build/site: a link, an anchor or a page that is lost fails.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+# The code of every page, tutorials with their training included, each in an empty folder. Minutes.
+docs-run: setup
+	$(BIN)/python -m docs.builder.run_page
 
 docs-serve: docs
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000

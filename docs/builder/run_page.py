@@ -1,0 +1,150 @@
+"""Runs the code of pages, from top to bottom, each page in an empty folder of its own.
+
+    python -m docs.builder.run_page docs/tutorials/spikes.md     # or several, or none for all
+
+YAML that begins with `# name.yaml` becomes that file, shell blocks run with `bash -e`, blocks of
+Python share one namespace, and a comment `<!-- check: accuracy > 0.9 -->` must then be true. A
+block `text` is what the block before it has printed; `...` in it stands for anything. The head of
+a page says whether it is run: `run: quick` also in CI, in the process of the tests; `run: long` by
+`make docs-run` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from docs.builder.blocks import Block, blocks_of, meta_of
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+_FILE = re.compile(r"\A# ([\w./-]+\.\w+)")
+_SAME = doctest.OutputChecker()
+_LAX = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+class PageError(AssertionError):
+    """A block of a page does not do what the page says."""
+
+
+def pages(kind: str) -> list[Path]:
+    """The pages whose head says `run: <kind>`."""
+    found = sorted((ROOT / "docs").rglob("*.md"))
+    return [page for page in found if meta_of(page.read_text()).get("run") == kind]
+
+
+def run(page: Path, *, names: Mapping[str, Any] | None = None, text: str | None = None) -> int:
+    """Run a page in the current folder; how many blocks have run.
+
+    Args:
+        names: What its Python finds already. text: Instead of the page's own.
+    """
+    namespace: dict[str, Any] = {"__name__": "__main__", **(names or {})}
+    printed, ran = "", 0
+    for block in blocks_of(page.read_text() if text is None else text):
+        where = f"{page.relative_to(ROOT)}:{block.line}"
+        if block.language == "text":
+            _compare(where, block.text, printed)
+            continue
+        try:
+            printed = _run_block(block, namespace, where)
+        except PageError:
+            raise
+        except Exception as error:
+            raise PageError(f"{where}: {type(error).__name__}: {error}") from error
+        ran += block.language in ("python", "bash", "check", "yaml")
+    return ran
+
+
+def _run_block(block: Block, namespace: dict[str, Any], where: str) -> str:
+    """Run one; what it printed."""
+    if block.language == "python":
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(block.text, where, "exec", dont_inherit=True), namespace)
+        return out.getvalue()
+    if block.language == "bash":
+        return _shell(block.text, where)
+    if block.language == "check":
+        if not eval(block.text, namespace):
+            raise PageError(f"{where}: not so: {block.text}")
+    elif named := _FILE.match(block.text):
+        Path(named[1]).parent.mkdir(parents=True, exist_ok=True)
+        Path(named[1]).write_text(block.text)
+    return ""
+
+
+def _shell(text: str, where: str) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", text],
+        env={**os.environ, "PATH": path, "COLUMNS": "120", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        said = f"{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+        raise PageError(f"{where}: exit code {done.returncode} of\n{text}\n{said}")
+    return done.stdout
+
+
+def _compare(where: str, wanted: str, printed: str) -> None:
+    if not _SAME.check_output(wanted, printed, _LAX):
+        raise PageError(f"{where}: the page says\n{wanted}\nand it is\n{printed}")
+
+
+def run_readme() -> int:
+    """The README's Python and its job: a small corpus in the place of its buckets."""
+    import earmill
+    from earmill.jobs.demo_audio import write_corpus
+
+    for path in write_corpus(Path("corpus")):
+        if "damaged" in path.parts or path.stat().st_size < 100:
+            path.unlink()
+    text = README.read_text().replace("s3://corpus/speech", "corpus")
+    text = text.replace("s3://features/speech", "features")
+    for block in blocks_of(text):
+        if block.language == "yaml":
+            _run_block(block, {}, "README.md")
+    earmill.extract("speech.yaml", overrides=["output.uri=elsewhere", "run.executor=local"])
+    stream = earmill.open_features("elsewhere").iterable(seed=1, batch_size=16)
+    checkpoint = {"data": earmill.FeatureLoader(stream, num_workers=4).state_dict()}
+    return run(README, names={"checkpoint": checkpoint}, text=text)
+
+
+def main(names: Sequence[str]) -> int:
+    """Run pages in processes of their own and say how long each took."""
+    chosen = [Path(name).resolve() for name in names]
+    chosen = chosen or [README, *pages("quick"), *pages("long")]
+    failed = 0
+    for page in chosen:
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            call = "run_readme()" if page == README else f"run(pathlib.Path({str(page)!r}))"
+            code = f"import pathlib; from docs.builder.run_page import run, run_readme; {call}"
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+            )
+        took = time.perf_counter() - began
+        failed += done.returncode != 0
+        print(f"{'ok' if done.returncode == 0 else 'FAILED':6} {took:6.1f} s  {page}", flush=True)
+        if done.returncode:
+            print(done.stderr[-3000:], flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
