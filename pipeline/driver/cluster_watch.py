@@ -2,7 +2,8 @@
 
 Ray itself goes on for minutes without a word when its raylet has died: actors are started again
 and wait for a node that never comes. A private Ray's processes are our children and are looked at;
-of a joined cluster the list of nodes is asked for, in a thread, because the question may hang.
+of a joined cluster the nodes are asked for, in a thread, because the question may hang; what was
+seen last is there for whoever follows them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from earmill.pipeline.common.errors import ClusterLost
+from earmill.pipeline.driver.placement import ClusterView
+from earmill.pipeline.driver.ray_session import draining_nodes, useful_nodes
 from earmill.pipeline.driver.summary import RESUME
 
 PARTS = ("raylet", "gcs_server")
@@ -27,18 +30,21 @@ class ClusterWatch:
 
     Args:
         parts: Processes without which a private Ray cannot go on.
-        is_member: Whether this machine is a live node of the cluster; may block or raise.
+        look: The cluster's nodes, None where this machine is none of them; may block or raise.
         clock: Monotonic seconds.
+    Attributes:
+        seen: What the last look saw; None before the first one, and always of a private Ray.
     """
 
     def __init__(
         self,
         parts: Sequence[psutil.Process],
-        is_member: Callable[[], bool],
+        look: Callable[[], ClusterView | None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._parts, self._is_member, self._clock = parts, is_member, clock
+        self._parts, self._look, self._clock = parts, look, clock
+        self.seen: ClusterView | None = None
         self._last_look = self._last_good = clock()
         self._asking: threading.Thread | None = None
 
@@ -68,22 +74,30 @@ class ClusterWatch:
 
     def _ask(self) -> None:
         try:
-            if self._is_member():
-                self._last_good = self._clock()
+            seen = self._look()
+            if seen is not None:
+                self.seen, self._last_good = seen, self._clock()
         except Exception:  # whatever Ray raises: silence is what counts
             return
 
 
-def watch_ray() -> ClusterWatch:
-    """A watch over the Ray that this process is connected to."""
+def watch_ray(*, joined: bool) -> ClusterWatch:
+    """A watch over the Ray that this process is connected to.
+
+    Args:
+        joined: It is a cluster with an address, whoever started it: nodes may come and go.
+    """
     import ray
 
     me = str(ray.get_runtime_context().get_node_id())
 
-    def is_member() -> bool:
-        return any(node["Alive"] and str(node["NodeID"]) == me for node in ray.nodes())
+    def look() -> ClusterView | None:
+        entries = ray.nodes()
+        if not any(entry["Alive"] and str(entry["NodeID"]) == me for entry in entries):
+            return None
+        return ClusterView(tuple(useful_nodes(entries)), draining_nodes())
 
-    return ClusterWatch(_parts(), is_member)
+    return ClusterWatch([] if joined else _parts(), look)
 
 
 def _parts() -> list[psutil.Process]:

@@ -50,10 +50,17 @@ class CpuAccount:
         spent[DRIVER] = time.process_time() - self._driver_before_s
         now_s = self._of_ray()
         spent[RAY] = sum(s - self._ray_before_s.get(pid, 0.0) for pid, s in now_s.items())
-        threads = sum(slot.info.threads for slot in self._slots if slot.info is not None)
-        worked_s = time.monotonic() - self._began_s
-        spent[IDLE] = max(0.0, threads * worked_s - sum(spent.values()))
+        spent[IDLE] = max(0.0, self._cores_s() - sum(spent.values()))
         return in_order(spent)
+
+    def _cores_s(self) -> float:
+        """Seconds times cores that the workers had: nodes come and go."""
+        now_s = time.monotonic()
+        return sum(
+            slot.info.threads * max(0.0, min(now_s, slot.left_s) - max(self._began_s, slot.came_s))
+            for slot in self._slots
+            if slot.info is not None
+        )
 
     def _of_ray(self) -> Mapping[int, float]:
         return self._others_cpu_s({slot.info.pid for slot in self._slots if slot.info is not None})

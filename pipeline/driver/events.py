@@ -283,7 +283,7 @@ class PoolState(Event):
 
     Args:
         shards: State to shards of this run, see `Ledger.states`.
-        workers: warming, ready or dead, to workers.
+        workers: warming, ready, leaving or dead, to workers.
     """
 
     kind: ClassVar[str] = "pool_state"

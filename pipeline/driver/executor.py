@@ -16,7 +16,7 @@ from earmill.pipeline.common import stand_in
 from earmill.pipeline.common.errors import SpecError
 
 if TYPE_CHECKING:
-    from earmill.pipeline.driver.placement import Node, Placement
+    from earmill.pipeline.driver.placement import ClusterView, Node, Placement
     from earmill.pipeline.spec.run import RunSpec
     from earmill.pipeline.worker.messages import Lost, Outcome, Runner
 
@@ -78,7 +78,10 @@ class Session(Protocol):
         """Whether its machines are this one, and no other."""
 
     def nodes(self) -> list[Node]:
-        """The machines there are now."""
+        """The machines there were at the start."""
+
+    def seen(self) -> ClusterView | None:
+        """The machines there are now; None where none comes or goes, or nobody has looked yet."""
 
     def workers(self, hire: Callable[[int], Hire]) -> Workers:
         """Workers of the places that `hire` describes; none is started yet."""

@@ -63,6 +63,9 @@ class LocalSession:
         """One."""
         return [self._node]
 
+    def seen(self) -> None:
+        """None comes or goes."""
+
     def workers(self, hire: Callable[[int], Hire]) -> LocalWorkers:
         """Processes; see `Session`."""
         return LocalWorkers(hire, self._gpus)

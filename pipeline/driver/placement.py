@@ -9,8 +9,8 @@ worker does a shard changes neither its rows nor its files.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle, islice, zip_longest
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,24 @@ class Node:
     node_id: str
     cpus: int
     gpus: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterView:
+    """One look at a cluster that others add nodes to and take them from.
+
+    Args:
+        nodes: The live ones that offer CPUs or GPUs.
+        draining: Id of a node that is about to end -> when, in seconds since 1970; may be inf.
+    """
+
+    nodes: tuple[Node, ...]
+    draining: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def node_ids(self) -> frozenset[str]:
+        """Of the live ones."""
+        return frozenset(node.node_id for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ business.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome, W
 if TYPE_CHECKING:
     from earmill.pipeline.driver.executor import Workers
 
-WARMING, READY, DEAD = "warming", "ready", "dead"
+# One that leaves ends with what it has: its node is about to go.
+WARMING, READY, LEAVING, DEAD = "warming", "ready", "leaving", "dead"
 WORK = ("run", "probe")
 
 
@@ -52,6 +54,7 @@ class Slot:
         generation: How often a worker was started here; a call belongs to that of its time.
         asked: A status call is in flight. failures: Warm-ups in a row that failed.
         waits_for: What the worker was waiting for when last asked: `source`, `output`, or nothing.
+        came_s, left_s: From when until when its cores belonged to the run, by the pool's clock.
     """
 
     index: int
@@ -66,6 +69,8 @@ class Slot:
     asked: bool = False
     failures: int = 0
     waits_for: str = ""
+    came_s: float = 0.0
+    left_s: float = math.inf
 
     def under_way(self, seconds: float) -> None:
         """The worker says how much audio it is through with in shards not published yet.
@@ -163,11 +168,24 @@ class Pool:
         self._start(slot)
         return lost
 
-    def retire(self, slot: Slot) -> None:
-        """Give the slot up."""
-        self._forget(slot)
-        slot.state = DEAD
+    def retire(self, slot: Slot) -> list[Call]:
+        """Give the slot up; the calls it took with it are returned."""
+        lost = self._forget(slot)
+        slot.state, slot.retry_s, slot.seconds_in_flight = DEAD, None, 0.0
         self.workers.kill(slot.worker)
+        return lost
+
+    def grow(self) -> Slot:
+        """One more slot, whose worker is started and asked to warm up."""
+        slot = Slot(len(self.slots), came_s=self._clock())
+        self.slots.append(slot)
+        self._start(slot)
+        return slot
+
+    def leave(self, slot: Slot) -> list[Call]:
+        """As `retire`, and its cores are no longer there either."""
+        slot.left_s = self._clock()
+        return self.retire(slot)
 
     def close(self) -> None:
         """Kill all workers."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from earmill.pipeline.common.one_line import named_line
-from earmill.pipeline.driver.placement import Node, check_seats
+from earmill.pipeline.driver.placement import ClusterView, Node, check_seats
 from earmill.pipeline.driver.ray_session import (
     check_address,
     is_here,
@@ -70,8 +70,8 @@ class RayExecutor:
             RunStopped: It cannot be started, or offers no node in time.
         """
         with ray_session(self._address):
-            nodes = wait_for_nodes(run, say, joined=is_joined(self._address))
-            yield RaySession(nodes)
+            joined = is_joined(self._address)
+            yield RaySession(wait_for_nodes(run, say, joined=joined), joined=joined)
 
 
 class RaySession:
@@ -79,13 +79,25 @@ class RaySession:
 
     Args:
         nodes: Those it began with.
+        joined: It is a cluster that others may add nodes to, and take them from.
     """
 
-    def __init__(self, nodes: list[Node]) -> None:
+    def __init__(self, nodes: list[Node], *, joined: bool) -> None:
         from earmill.pipeline.driver.cluster_watch import watch_ray
 
-        self._nodes, self.is_here = nodes, is_here(nodes)
-        self.check = watch_ray().check
+        self._nodes, self._was_here = nodes, is_here(nodes)
+        self._watch = watch_ray(joined=joined)
+        self.check = self._watch.check
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its nodes are this machine, and no other has joined since."""
+        seen = self._watch.seen
+        return self._was_here and (seen is None or is_here(seen.nodes))
+
+    def seen(self) -> ClusterView | None:
+        """The nodes of a cluster that is joined, as of a few seconds ago."""
+        return self._watch.seen
 
     def nodes(self) -> list[Node]:
         """The nodes there were at the start."""

@@ -8,13 +8,14 @@ never reach standard output: they would break the progress bar and the JSON line
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -199,16 +200,36 @@ def _gcs_address() -> str:
 
 
 def live_nodes() -> list[Node]:
-    """The cluster's live nodes that offer CPUs or GPUs, in a stable order."""
+    """The cluster's live nodes that offer CPUs or GPUs and are not about to end, in a stable order;
+    where all are, those."""
     import ray
 
+    nodes, draining = useful_nodes(ray.nodes()), draining_nodes()
+    return [node for node in nodes if node.node_id not in draining] or nodes
+
+
+def draining_nodes() -> dict[str, float]:
+    """Id of a node that is about to end -> when, in seconds since 1970; inf where nobody said."""
+    from ray._private.state import state
+
+    # Ray has no public call for it; Ray Serve asks the same place. Unknown means that none is.
+    with suppress(Exception):
+        return {
+            str(node_id): deadline_ms / 1000 if deadline_ms else math.inf
+            for node_id, deadline_ms in state.get_draining_nodes().items()
+        }
+    return {}
+
+
+def useful_nodes(entries: Iterable[Mapping[str, Any]]) -> list[Node]:
+    """Those of `ray.nodes()` that live and offer CPUs or GPUs, in a stable order."""
     nodes = [
         Node(
             node_id=str(entry["NodeID"]),
             cpus=int(entry["Resources"].get("CPU", 0)),
             gpus=int(entry["Resources"].get("GPU", 0)),
         )
-        for entry in ray.nodes()
+        for entry in entries
         if entry["Alive"]
     ]
     useful = [node for node in nodes if node.cpus or node.gpus]

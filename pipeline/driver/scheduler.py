@@ -16,7 +16,7 @@ from collections.abc import Callable
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.cpu_account import CpuAccount
 from earmill.pipeline.driver.deadlines import Deadlines
-from earmill.pipeline.driver.pool import DEAD, READY, WARMING, WORK, Call, Pool, Slot
+from earmill.pipeline.driver.pool import DEAD, LEAVING, READY, WARMING, WORK, Call, Pool, Slot
 from earmill.pipeline.driver.shard_tracker import Ledger, Result
 from earmill.pipeline.driver.shard_work import Assignment, ShardWork
 from earmill.pipeline.driver.stop_request import StopRequest
@@ -147,7 +147,7 @@ class Scheduler:
 
     def _share(self) -> int:
         """Most shards for one worker: the first one that is warm must not take what all can do."""
-        living = sum(slot.state != DEAD for slot in self._pool.slots)
+        living = sum(slot.state in (WARMING, READY) for slot in self._pool.slots)
         return max(CONCURRENT_SHARDS, -(-self._ledger.unsettled // max(1, living)))
 
     def _send(self, slot: Slot, assignment: Assignment) -> None:
@@ -226,7 +226,7 @@ class Scheduler:
         if len(together) > 1:
             for one in together:
                 one.shared_worker = True
-        if slot.state == READY and call.generation == slot.generation:
+        if slot.state in (READY, LEAVING) and call.generation == slot.generation:
             self._sink(events.WorkerLost(slot.index, lost.reason))
             self._pool.restart(slot)
 

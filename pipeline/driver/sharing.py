@@ -183,6 +183,10 @@ class Supply:
             self._taken.notify_all()
         ledger.more_to_come = bool(self._claimed) or not over
 
+    def widen(self, ahead: int) -> None:
+        """Claim so many ahead from now on: workers have come."""
+        self._ahead = max(self._ahead, ahead)
+
     @property
     def left_to_others(self) -> int:
         """Shards that others have."""

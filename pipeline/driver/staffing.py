@@ -14,6 +14,7 @@ from earmill.pipeline.driver.executor import Hire, Session
 from earmill.pipeline.driver.open_job import OpenJob, committed_of
 from earmill.pipeline.driver.placement import Placement, cpu_note, place_workers
 from earmill.pipeline.driver.pool import Pool
+from earmill.pipeline.driver.roster import Roster
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Committed, Ledger
 from earmill.pipeline.driver.sharing import Supply
@@ -43,6 +44,7 @@ def scheduler_of(
     """
     run, nodes = job.spec.run, session.nodes()
     placements = place_workers(nodes, run, at_most=len(job.pending))
+    roster = Roster(placements, run, seen=session.seen, sink=sink)
     if note := cpu_note(nodes, run):
         sink(events.Note(note))
 
@@ -52,7 +54,7 @@ def scheduler_of(
         return None if record is None else committed_of(record)
 
     def hire(index: int) -> Hire:
-        return _hire(job, placements[index], make_runner)
+        return _hire(job, roster.places[index], make_runner)
 
     feeding = supply(sum(shards_of(job, place) for place in placements))
 
@@ -60,7 +62,9 @@ def scheduler_of(
         if lock is not None:
             lock.check()
         session.check()
+        roster.follow(pool, ledger)
         if feeding is not None:
+            feeding.widen(sum(shards_of(job, place) for place in roster.of_living(pool)))
             feeding.feed(ledger)
 
     ledger = Ledger(
@@ -71,9 +75,10 @@ def scheduler_of(
         witnesses=job.witnesses(),
     )
     ledger.more_to_come = feeding is not None
+    pool = Pool(session.workers(hire), len(placements))
     return Scheduler(
         ledger,
-        Pool(session.workers(hire), len(placements)),
+        pool,
         deadlines=Deadlines(run.shard_deadline_s, run.row_deadline_s),
         sink=sink,
         observe=observe,

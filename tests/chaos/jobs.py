@@ -64,6 +64,21 @@ def start_extract(
     )
 
 
+def run_script(module: str, *arguments: str) -> list[dict[str, Any]]:
+    """The events that a script with a Ray of its own prints; it must end well."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env={key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
 class Driver:
     """A real `earmill extract` process whose JSON lines are read as they come."""
 

@@ -28,6 +28,7 @@ from earmill.pipeline.worker.messages import ShardOrder, WorkerInfo
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 
 NODES = 2
+NODE = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
 POLL_S = 0.05
 
 
@@ -65,15 +66,15 @@ def tell(event: Event) -> None:
     print(json.dumps(event.to_dict()), flush=True)
 
 
+def start_head() -> Cluster:
+    """A cluster of one node, the head."""
+    return Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+
+
 def main(job: str, meeting: Path) -> int:
-    options = {
-        "num_cpus": 1,
-        "object_store_memory": OBJECT_STORE_BYTES,
-        "include_dashboard": False,
-    }
-    cluster = Cluster(initialize_head=True, head_node_args=options)
+    cluster = start_head()
     try:
-        cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES)
+        cluster.add_node(**NODE)
         cluster.wait_for_nodes()
         end = run_job(
             JobSpec.load(job),

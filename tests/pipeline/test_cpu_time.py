@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -192,7 +193,19 @@ def test_a_worker_s_parts_are_its_process_s_time(
 
 
 def worker(pid: int, threads: int) -> Any:
-    return SimpleNamespace(info=SimpleNamespace(pid=pid, threads=threads))
+    return SimpleNamespace(
+        info=SimpleNamespace(pid=pid, threads=threads), came_s=0.0, left_s=math.inf
+    )
+
+
+def test_cores_count_while_they_are_there() -> None:
+    """A node that came late and one that left: neither had its cores idle the whole time."""
+    account = CpuAccount([gone := worker(-1, 1000), late := worker(-2, 1000)], lambda pids: {})
+    began_s = time.monotonic()
+    gone.left_s, late.came_s = began_s, began_s + 0.2
+    spend(0.25)
+    found, passed_s = account.seconds(), time.monotonic() - began_s
+    assert 0.0 < found["idle"] <= 1000 * (passed_s - 0.2 + 0.01)
 
 
 def test_a_run_adds_up_the_last_words_of_its_workers() -> None:

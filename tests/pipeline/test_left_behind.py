@@ -16,12 +16,14 @@ from earmill.pipeline.common.errors import ClusterLost, RunStopped
 from earmill.pipeline.driver import private_ray, ray_reaper
 from earmill.pipeline.driver import ray_session as ray_cluster
 from earmill.pipeline.driver.cluster_watch import SILENT_S, ClusterWatch
-from earmill.pipeline.driver.placement import Node
+from earmill.pipeline.driver.placement import ClusterView, Node
 from earmill.pipeline.driver.ray_session import wait_for_nodes
 from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.storage import owned_folders
 from earmill.pipeline.storage.owned_folders import OwnedFolder, own_folder, sweep
 from tests.pipeline.outages import Clock
+
+VIEW = ClusterView((Node("a", cpus=4, gpus=0),))
 
 OWNER = """
 import sys, time
@@ -141,7 +143,7 @@ def test_a_temporary_folder_that_is_full_is_one_line(
 def test_a_dead_part_of_a_private_ray_ends_the_run() -> None:
     clock = Clock()
     part = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    watch = ClusterWatch([psutil.Process(part.pid)], lambda: True, clock=clock)
+    watch = ClusterWatch([psutil.Process(part.pid)], lambda: VIEW, clock=clock)
     clock.sleep(10.0)
     watch.check()
     part.kill()
@@ -159,12 +161,12 @@ def test_a_dead_part_of_a_private_ray_ends_the_run() -> None:
 def test_a_cluster_that_is_gone_ends_the_run_within_a_minute(silent: bool) -> None:
     clock, there = Clock(), {"now": True}
 
-    def is_member() -> bool:
+    def look() -> ClusterView | None:
         if silent and not there["now"]:
             raise ConnectionError("nobody answers")
-        return there["now"]
+        return VIEW if there["now"] else None
 
-    watch = ClusterWatch([], is_member, clock=clock)
+    watch = ClusterWatch([], look, clock=clock)
     for _ in range(40):
         clock.sleep(5.0)
         watch.check()

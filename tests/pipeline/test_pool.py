@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -24,6 +22,7 @@ from earmill.pipeline.driver.deadlines import (
 from earmill.pipeline.driver.pool import DEAD, READY, WARMING, Pool, Slot
 from earmill.pipeline.driver.ray_executor import RayWorkers
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
+from tests.pipeline.fake_workers import Clock, FakeWorkers, Worker
 
 seconds = st.floats(0.1, 1e5)
 
@@ -72,55 +71,6 @@ class TestDeadlines:
         deadlines = Deadlines(fixed_s=100.0, row_s=30.0)
         assert [deadlines.hung_s(1.0, rows) for rows in (1, 4, 10)] == [30.0, 120.0, 200.0]
         assert deadlines.limit_s(1.0) == 100.0
-
-
-@dataclass(eq=False)
-class Ref:
-    """A call that a worker was sent."""
-
-    worker: Worker
-    kind: str
-    args: tuple[Any, ...]
-
-
-@dataclass(eq=False)
-class Worker:
-    """A worker that answers when the test says so."""
-
-    index: int
-
-
-@dataclass
-class FakeWorkers:
-    """Workers whose answers lie ready in `answers`."""
-
-    answers: dict[Ref, Any] = field(default_factory=dict)
-    started: list[Worker] = field(default_factory=list)
-    killed: list[Worker] = field(default_factory=list)
-
-    def start(self, index: int) -> Worker:
-        self.started.append(Worker(index))
-        return self.started[-1]
-
-    def call(self, worker: Worker, kind: str, *args: Any) -> Ref:
-        return Ref(worker, kind, args)
-
-    def ended(self, calls: list[Ref], timeout_s: float) -> Iterator[tuple[Ref, Any]]:
-        yield from [(ref, self.answers[ref]) for ref in calls if ref in self.answers]
-
-    def kill(self, worker: Worker) -> None:
-        self.killed.append(worker)
-
-    def others_cpu_s(self, pids: Collection[int]) -> dict[int, float]:
-        return {}
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
 
 
 @pytest.fixture

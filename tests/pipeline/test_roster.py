@@ -1,0 +1,206 @@
+"""Nodes that come, drain and go: scripted looks at a cluster, no processes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.placement import ClusterView, Node, place_workers
+from earmill.pipeline.driver.pool import DEAD, LEAVING, READY, Call, Pool, Slot
+from earmill.pipeline.driver.roster import LAST_S, Roster
+from earmill.pipeline.driver.shard_tracker import Ledger
+from earmill.pipeline.driver.shard_work import Assignment
+from earmill.pipeline.planning.plan import Shard
+from earmill.pipeline.spec.run import RunSpec
+from tests.pipeline.fake_workers import FakeWorkers
+from tests.pipeline.runners import shard
+
+NOW_S = 1_000_000.0
+
+
+def node(name: str, cpus: int = 2, gpus: int = 0) -> Node:
+    return Node(name, cpus=cpus, gpus=gpus)
+
+
+class Run:
+    """A pool on nodes that the test names, all of its workers warm."""
+
+    def __init__(self, nodes: Sequence[Node], shards: int = 40, **run: object) -> None:
+        spec = RunSpec.model_validate({"device": "cpu"} | run)
+        self.now_s = NOW_S
+        self.said: list[str] = []
+        self.workers = FakeWorkers()
+        self.view: ClusterView | None = None
+        self.all: list[Shard] = [shard(f"{i:05d}", "ok") for i in range(shards)]
+        self.ledger = Ledger(self.all, lambda _: None, max_attempts=3)
+        places = place_workers(list(nodes), spec, at_most=shards)
+        self.roster = Roster(
+            places, spec, seen=lambda: self.view, sink=self._hear, clock=lambda: self.now_s
+        )
+        self.pool = Pool(self.workers, len(places))
+        self.pool.start()
+        self.warm()
+
+    def _hear(self, event: events.Event) -> None:
+        assert isinstance(event, events.Note)
+        self.said.append(event.text)
+
+    def warm(self) -> None:
+        for slot in self.pool.slots:
+            if slot.state != DEAD:
+                slot.state = READY
+
+    def sees(self, *nodes: Node, **draining: float) -> None:
+        """The cluster's next look."""
+        self.view = ClusterView(nodes, draining)
+        self.follow()
+
+    def follow(self) -> None:
+        self.roster.follow(self.pool, self.ledger)
+
+    def send(self, slot: Slot) -> Call:
+        assignment = self.ledger.next(idle=True)
+        assert assignment is not None
+        assignment.work.copies += 1
+        return self.pool.submit(slot, "run", payload=assignment)
+
+    @property
+    def at(self) -> Counter[str]:
+        """Workers by node."""
+        return Counter(place.node_id for place in self.roster.of_living(self.pool))
+
+
+A, B, C = node("a"), node("b"), node("c")
+
+
+def test_machines_that_neither_come_nor_go_are_left_alone() -> None:
+    run = Run([A])
+    run.follow()
+    assert run.at == {"a": 1} and run.said == [] and run.workers.killed == []
+
+
+def test_a_node_that_joins_gets_a_worker_with_its_own_cores() -> None:
+    run = Run([A])
+    run.sees(A, node("b", cpus=7))
+    assert run.at == {"a": 1, "b": 1}
+    assert run.roster.places[1].threads == 7
+    assert run.pool.slots[1].came_s > 0.0
+    run.sees(A, node("b", cpus=7))
+    assert run.at == {"a": 1, "b": 1}, "seen again it is no new node"
+    assert run.said == ["worker 1: node b has joined: it works there"]
+
+
+def test_no_more_workers_than_shards_are_left_or_the_job_asks_for() -> None:
+    few = Run([A], shards=2)
+    few.sees(A, B, C)
+    assert few.at.total() == 2
+    asked = Run([A], workers=2)
+    assert asked.at == {"a": 2}
+    asked.sees(A, B)
+    assert asked.at == {"a": 2}
+    at_the_end = Run([A], shards=2)
+    for slot in at_the_end.pool.slots:
+        at_the_end.send(slot), at_the_end.send(slot)
+    at_the_end.sees(A, B)
+    assert at_the_end.at == {"a": 1}, "all that is left is in flight"
+
+
+def test_workers_of_a_node_that_is_gone_are_placed_on_the_others() -> None:
+    run = Run([A, B], workers=4)
+    assert run.at == {"a": 2, "b": 2}
+    run.sees(A)
+    assert run.at == {"a": 4}
+    assert len(run.workers.killed) == 2
+
+
+def test_what_a_gone_node_had_goes_back_and_is_charged_to_nobody() -> None:
+    run = Run([A, B])
+    gone = run.pool.slots[1]
+    call = run.send(gone)
+    assert isinstance(call.payload, Assignment)
+    run.sees(A)
+    assert gone.state == DEAD and gone.left_s < math.inf and run.workers.killed
+    work = call.payload.work
+    assert (work.attempts, work.failures, work.copies) == (0, 0, 0)
+    again = run.ledger.next(idle=True)
+    assert again is not None and again.work is work
+    assert run.said == ["worker 1: node b is gone: given up"]
+
+
+@pytest.mark.parametrize("deadline_s", [NOW_S + 60.0, math.inf], ids=["deadline", "none"])
+def test_a_draining_worker_ends_with_what_it_has_and_takes_no_more(deadline_s: float) -> None:
+    run = Run([A, B])
+    leaving = run.pool.slots[1]
+    call = run.send(leaving)
+    run.sees(A, B, b=deadline_s)
+    assert leaving.state == LEAVING and leaving.room == 0 and leaving.work == [call]
+    assert run.workers.killed == []
+    run.follow()
+    assert len(run.said) == 1
+    leaving.work.clear()
+    run.follow()
+    assert leaving.state == DEAD and run.at == {"a": 1}
+
+
+def test_a_shard_that_would_outlast_its_node_goes_back_just_before() -> None:
+    run = Run([A, B])
+    leaving = run.pool.slots[1]
+    work = run.send(leaving).payload.work
+    run.sees(A, B, b=NOW_S + 60.0)
+    run.now_s = NOW_S + 60.0 - LAST_S - 0.1
+    run.follow()
+    assert leaving.state == LEAVING
+    run.now_s += 0.2
+    run.follow()
+    assert leaving.state == DEAD and (work.failures, work.copies) == (0, 0)
+
+
+def test_one_that_gets_ready_on_a_draining_node_is_given_up_at_once() -> None:
+    run = Run([A])
+    run.sees(A, B)
+    run.sees(A, B, b=math.inf)
+    assert run.pool.slots[1].state == DEAD
+    run.sees(A, B)
+    assert run.at == {"a": 1}, "a node where a worker was given up is not tried again"
+
+
+def test_the_last_ones_work_on_whatever_their_node_does() -> None:
+    run = Run([A])
+    run.sees(A, a=NOW_S + 5.0)
+    assert run.pool.slots[0].state == READY and run.said == []
+    run.sees()
+    assert run.pool.slots[0].state == READY, "it waits for whatever node comes next"
+    run.sees(C)
+    assert run.at == {"c": 1} and run.pool.slots[0].state == DEAD
+
+
+def test_one_that_leaves_stays_when_nobody_else_is_left() -> None:
+    run = Run([A, B])
+    leaving = run.pool.slots[1]
+    run.send(leaving)
+    run.sees(A, B, b=math.inf)
+    assert leaving.state == LEAVING
+    run.pool.retire(run.pool.slots[0])
+    run.follow()
+    assert leaving.state == READY
+
+
+def test_a_drain_that_is_taken_back() -> None:
+    run = Run([A, B])
+    slot = run.pool.slots[1]
+    run.send(slot)
+    run.sees(A, B, b=math.inf)
+    run.sees(A, B)
+    assert slot.state == READY
+
+
+def test_nodes_that_cannot_hold_the_job_change_nothing() -> None:
+    run = Run([node("a", gpus=1)], device="cuda")
+    run.sees(node("a", gpus=1), B)
+    assert run.at == {"a": 1}
+    run.sees(node("a", gpus=1), B, node("c", gpus=2))
+    assert run.at == {"a": 1, "c": 2}
