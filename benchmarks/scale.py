@@ -150,7 +150,7 @@ def prepare_set(folder: Path) -> None:
     out = folder / "out"
     for name in ("index", "snapshots"):
         shutil.rmtree(out / name)
-    for name in ("current.json", "README.md", "croissant.json"):
+    for name in ("current.json", "README.md", "croissant.json", "provenance.jsonld"):
         (out / name).unlink()
 
 

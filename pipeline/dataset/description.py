@@ -23,6 +23,7 @@ from earmill.pipeline.storage.paths import (
     CROISSANT_FILE,
     DATASET_FILE,
     LAYOUT_VERSION,
+    PROVENANCE_FILE,
     README_FILE,
     parse_revision_path,
     revision_path,
@@ -32,7 +33,7 @@ from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, 
 
 # Parts that only a dataset has: finding one without dataset.json means the place is taken.
 _OURS = ("data", "rows", "quarantine", "commits", "index")
-_CARDS = (README_FILE, CROISSANT_FILE)
+_CARDS = (README_FILE, CROISSANT_FILE, PROVENANCE_FILE)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from earmill.pipeline.dataset.card import write_cards
 from earmill.pipeline.dataset.commit_record import READ_THREADS, StoredCommit, stored_commits
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.history import compare_snapshots, known_snapshots, next_entry
+from earmill.pipeline.dataset.lineage import write_lineage
 from earmill.pipeline.dataset.row_coverage import plan_row_of, some
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
@@ -105,7 +106,8 @@ def finalise(layout: Layout, add: Mapping[str, OutFile] | None = None) -> Finali
     if _seen(layout) != seen:  # before the cards, which go with what counts, are overwritten
         raise closed_by_another(layout)
     cards = write_cards(layout, dataset, list(records.values()), index, file)
-    current = Current(snapshot, cards, entry, history)
+    lineage = write_lineage(layout, dataset, list(records.values()), history, Past(snapshot, entry))
+    current = Current(snapshot, (*cards, lineage), entry, history)
     if not layout.replace_own(CURRENT_FILE, current.to_json().encode(), seen):
         raise closed_by_another(layout)
     return Finalised(

@@ -31,6 +31,7 @@ from earmill.pipeline.storage.paths import (
 from earmill.pipeline.storage.typed_json import Strict
 
 CONTENT_CHARS = 16
+# Those that every closed dataset has.
 CARDS = (README_FILE, CROISSANT_FILE)
 
 
@@ -134,7 +135,8 @@ class Current(Strict):
     """The content of current.json.
 
     Args:
-        snapshot: The snapshot that counts. cards: README.md and croissant.json made from it.
+        snapshot: The snapshot that counts. cards: README.md, croissant.json and, but in datasets of
+            earlier releases, provenance.jsonld, made from it.
         entry: Of that snapshot. history: Those that counted before, the oldest first.
         sha256: Of the rest, where it was read from a file.
     """
@@ -248,7 +250,7 @@ def is_closed(layout: Layout, records: Mapping[str, Attempt]) -> bool:
     """Whether index and cards of exactly these commits, in the newest revision, are all there."""
     try:
         current = read_current(layout)
-        if current is None or {card.path for card in current.cards} != set(CARDS):
+        if current is None or not {card.path for card in current.cards} >= set(CARDS):
             return False
         snapshot = read_snapshot(layout, current)
         for file in (*current.cards, snapshot.plan, snapshot.dataset, snapshot.index):

@@ -14,7 +14,13 @@ from earmill.pipeline.storage.layout import Layout
 
 # What a dataset has beside the files that commits name and the commits themselves.
 FOLDERS = ("plan", "index", "snapshots", "revisions")
-ROOT_FILES = (paths.DATASET_FILE, paths.README_FILE, paths.CROISSANT_FILE, paths.CURRENT_FILE)
+ROOT_FILES = (
+    paths.DATASET_FILE,
+    paths.README_FILE,
+    paths.CROISSANT_FILE,
+    paths.PROVENANCE_FILE,
+    paths.CURRENT_FILE,
+)
 
 
 def settle(

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec
 
 # A shard's row table and its commit record; once dataset.json, plan, index, snapshot, README,
-# croissant, current.json.
+# croissant, provenance, current.json.
 OBJECTS_PER_SHARD = 2
-OBJECTS_PER_DATASET = 7
+OBJECTS_PER_DATASET = 8
 SECONDS_PER_HOUR = 3600.0
 
 

@@ -30,6 +30,7 @@ Paths are relative to the root of a dataset and use `/`::
     current    = current.json                            replaced while it is as seen: which of them
                                                          counts, its cards, those of before
     cards      = README.md croissant.json
+               | provenance.jsonld                       not in datasets of earlier releases
     shard      = five or more digits       attempt = eight hex digits
     generation = 1, 2, ...; 0 is the record without a suffix, the highest one counts
     content    = start of the file's own sha256
@@ -64,6 +65,7 @@ CREW = "crew"
 CLAIMS = "claims"
 README_FILE = "README.md"
 CROISSANT_FILE = "croissant.json"
+PROVENANCE_FILE = "provenance.jsonld"
 CURRENT_FILE = "current.json"
 
 _SHARD = re.compile(r"[0-9]{5,}")

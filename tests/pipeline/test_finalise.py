@@ -114,7 +114,10 @@ def test_it_is_named_by_its_content_and_doing_it_again_changes_nothing(tmp_path:
     assert first.snapshot == f"snapshots/{hashlib.sha256(described).hexdigest()[:16]}.json"
     assert (first.rows_ok, first.rows_bad) == (3, 2)
     assert first.seconds == pytest.approx(1.57)
-    before = {name: layout.read_bytes(name) for name in ("README.md", "croissant.json")}
+    before = {
+        name: layout.read_bytes(name)
+        for name in ("README.md", "croissant.json", "provenance.jsonld")
+    }
     assert finalise(layout) == first
     assert contents(layout, "index") == {first.path: content}
     assert {name: layout.read_bytes(name) for name in before} == before

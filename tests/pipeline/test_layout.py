@@ -50,6 +50,7 @@ def test_the_tree_of_a_dataset_is_exactly_this(tmp_path: Path) -> None:
             "README.md",
             "croissant.json",
             "dataset.json",
+            "provenance.jsonld",
             "plan/plan0.parquet",
             done.path,
             done.snapshot,

@@ -30,7 +30,10 @@ from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline.outages import Clock, FaultyStore, s3_error, s3_store
 
 CLIPS = 2
-SMALL_FILES = ["plan/", "dataset.json", "driver.json", "index/", "README.md", "croissant.json"]
+SMALL_FILES = [
+    *("plan/", "dataset.json", "driver.json", "index/", "README.md", "croissant.json"),
+    "provenance.jsonld",
+]
 
 
 @pytest.fixture(autouse=True)

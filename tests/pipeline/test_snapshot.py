@@ -130,7 +130,8 @@ class Dying(Layout):
 
 
 @pytest.mark.parametrize(
-    "full_at", ["index", "snapshots", "README.md", "croissant.json", "current.json"]
+    "full_at",
+    ["index", "snapshots", "README.md", "croissant.json", "provenance.jsonld", "current.json"],
 )
 def test_a_closing_that_was_cut_off_is_seen_and_done_again(full_at: str, tmp_path: Path) -> None:
     layout = small_dataset(tmp_path)
@@ -146,7 +147,7 @@ def test_a_closing_that_was_cut_off_is_seen_and_done_again(full_at: str, tmp_pat
     assert is_closed(layout, commits(layout)) and verify(layout).problems == []
 
 
-@pytest.mark.parametrize("card", ["README.md", "croissant.json"])
+@pytest.mark.parametrize("card", ["README.md", "croissant.json", "provenance.jsonld"])
 @pytest.mark.parametrize(
     "damage",
     [

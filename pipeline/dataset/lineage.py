@@ -1,0 +1,232 @@
+"""`provenance.jsonld`: PROV-O of a dataset, every snapshot of it, as JSON-LD that needs no network.
+
+Source: W3C PROV-O (2013-04-30). The dataset is an entity derived from the source; each snapshot is
+a specialisation of it that a run of the job generated and that revises the one before. The job's
+spec is the plan of the run, the releases of earmill that computed its rows are its agents. Ids are
+relative to the dataset's place. Where each row came from is in `rows/`. Croissant has the short
+form of this for the snapshot that counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
+from earmill.pipeline.dataset.description import DatasetFile, read_description
+from earmill.pipeline.dataset.snapshot import (
+    Past,
+    described,
+    read_checked,
+    read_current,
+    read_snapshot,
+)
+from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.spec.licenses import License, stored_licenses
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import PROVENANCE_FILE, revision_path
+
+CONTEXT: dict[str, Any] = {
+    "prov": "http://www.w3.org/ns/prov#",
+    "rdfs": "http://www.w3.org/2000/01/rdf-schema#",
+    "dct": "http://purl.org/dc/terms/",
+    "schema": "https://schema.org/",
+    "xsd": "http://www.w3.org/2001/XMLSchema#",
+    **{
+        f"prov:{time}": {"@type": "xsd:dateTime"}
+        for time in ("generatedAtTime", "startedAtTime", "endedAtTime")
+    },
+}
+DATASET, SOURCE, JOB = ({"@id": f"#{name}"} for name in ("dataset", "source", "job"))
+Node = dict[str, Any]
+
+
+def write_lineage(
+    layout: Layout,
+    dataset: DatasetFile,
+    records: Sequence[CommitRecord],
+    past: Sequence[Past],
+    now: Past,
+) -> OutFile:
+    """Write the file, with all snapshots up to the one that is about to count.
+
+    Args:
+        past: Those that counted before, the oldest first. now: That one. records: Its commits.
+    """
+    known = _known_software(layout)
+    software = {now.snapshot.path: _software(records)}
+    for one in past:
+        path = one.snapshot.path
+        software[path] = known[path] if path in known else _software(_records_of(layout, one))
+    begun = {one.entry.revision: _begun(layout, dataset, one.entry.revision) for one in past}
+    begun[now.entry.revision] = dataset.change.created if dataset.change else dataset.created
+    document = provenance(dataset, [*past, now], software, begun)
+    content = (json.dumps(document, indent=1) + "\n").encode()
+    layout.write_bytes(PROVENANCE_FILE, content)
+    return described(PROVENANCE_FILE, content)
+
+
+def provenance(
+    dataset: DatasetFile,
+    snapshots: Sequence[Past],
+    software: Mapping[str, Sequence[str]],
+    begun: Mapping[int, str | None],
+) -> Node:
+    """The whole document.
+
+    Args:
+        snapshots: The oldest first; the last one counts.
+        software: Path of each to the releases of earmill that computed its rows.
+        begun: Number of each revision, 0 for dataset.json, to when it was begun, if that is known.
+    """
+    agents = sorted({version for versions in software.values() for version in versions})
+    nodes = [*_things(dataset), *(_agent(version, dataset) for version in agents)]
+    before: Past | None = None
+    for one in snapshots:
+        nodes.append(_snapshot(one, before))
+        first = before is None or before.entry.revision != one.entry.revision
+        start = begun.get(one.entry.revision) if first else None
+        nodes.append(_run(dataset, one, software.get(one.snapshot.path, ()), start))
+        before = one
+    return {"@context": CONTEXT, "@graph": nodes}
+
+
+def _things(dataset: DatasetFile) -> list[Node]:
+    """The dataset, its source and its job, which are the same for all snapshots."""
+    licenses = stored_licenses(dataset.licenses)
+    source = dataset.spec.get("source", {})
+    models = [entry["model"] for entry in dataset.spec["extract"]]
+    return [
+        {
+            **DATASET,
+            "@type": ["prov:Entity", "schema:Dataset"],
+            "rdfs:label": dataset.name,
+            **_licensed(licenses.features),
+            "prov:wasDerivedFrom": SOURCE,
+        },
+        {
+            **SOURCE,
+            "@type": "prov:Entity",
+            "rdfs:label": "source audio",
+            "dct:identifier": source.get("uri", "unknown"),
+            **({"dct:hasVersion": source["revision"]} if source.get("revision") else {}),
+            **_licensed(licenses.source),
+        },
+        {
+            **JOB,
+            "@type": ["prov:Entity", "prov:Plan"],
+            "rdfs:label": f"job {dataset.name}: {', '.join(models)}",
+            "dct:identifier": f"sha256:{dataset.spec_sha256}",
+            "prov:value": json.dumps(dataset.spec, sort_keys=True),
+        },
+    ]
+
+
+def _licensed(stated: License | None) -> Node:
+    if stated is None:
+        return {}
+    return {"dct:license": {"@id": stated.url} if stated.url else stated.title}
+
+
+def _agent(version: str, dataset: DatasetFile) -> Node:
+    versions, git = dataset.provenance.get("versions") or {}, dataset.provenance.get("git") or {}
+    commit = git.get("commit") if versions.get("earmill") == version else None
+    return {
+        "@id": _agent_id(version),
+        "@type": "prov:SoftwareAgent",
+        "rdfs:label": f"earmill {version}",
+        "schema:name": "earmill",
+        "schema:softwareVersion": version,
+        **({"dct:hasVersion": f"git:{commit}"} if commit else {}),
+    }
+
+
+def _agent_id(version: str) -> str:
+    return f"#earmill-{''.join(c if c.isalnum() or c in '.-_' else '-' for c in version)}"
+
+
+def _snapshot(one: Past, before: Past | None) -> Node:
+    entry = one.entry
+    return {
+        "@id": one.snapshot.path,
+        "@type": "prov:Entity",
+        "rdfs:label": f"snapshot {entry.number}",
+        "schema:version": str(entry.number),
+        "dct:identifier": f"sha256:{one.snapshot.sha256}",
+        "prov:specializationOf": DATASET,
+        "prov:wasDerivedFrom": SOURCE,
+        "prov:wasGeneratedBy": {"@id": _run_id(one)},
+        **({"prov:generatedAtTime": entry.created} if entry.created else {}),
+        **({"prov:wasRevisionOf": {"@id": before.snapshot.path}} if before else {}),
+        "dct:extent": f"{entry.rows_ok} rows, {entry.rows_bad} in quarantine",
+    }
+
+
+def _run_id(one: Past) -> str:
+    return f"#run-{PurePosixPath(one.snapshot.path).stem}"
+
+
+def _run(dataset: DatasetFile, one: Past, versions: Iterable[str], begun: str | None) -> Node:
+    agents = [{"@id": _agent_id(version)} for version in versions]
+    entry = one.entry
+    return {
+        "@id": _run_id(one),
+        "@type": "prov:Activity",
+        "rdfs:label": f"{entry.why or 'run'} of job {dataset.name}",
+        "dct:type": entry.why or "run",
+        "prov:used": [SOURCE, JOB],
+        "prov:wasAssociatedWith": agents,
+        "prov:qualifiedAssociation": [
+            {"@type": "prov:Association", "prov:agent": agent, "prov:hadPlan": JOB}
+            for agent in agents
+        ],
+        **({"prov:startedAtTime": begun} if begun else {}),
+        **({"prov:endedAtTime": entry.created} if entry.created else {}),
+    }
+
+
+def _software(records: Iterable[CommitRecord]) -> list[str]:
+    """The releases that computed these rows; those of copied shards computed what was copied."""
+    found = {(record.info.get("versions") or {}).get("earmill") for record in records}
+    return sorted(version for version in found if isinstance(version, str))
+
+
+def _known_software(layout: Layout) -> dict[str, list[str]]:
+    """What the file said so far of each snapshot, unless it is damaged or of an older release."""
+    try:
+        current = read_current(layout)
+        cards = current.cards if current else ()
+        file = next((card for card in cards if card.path == PROVENANCE_FILE), None)
+        nodes = loads_json(read_checked(layout, file), max_chars=None)["@graph"] if file else []
+        by_id = {node["@id"]: node for node in nodes}
+        return {
+            node["@id"]: [
+                by_id[agent["@id"]]["schema:softwareVersion"]
+                for agent in by_id[node["prov:wasGeneratedBy"]["@id"]]["prov:wasAssociatedWith"]
+            ]
+            for node in nodes
+            if "prov:specializationOf" in node
+        }
+    except (CommitError, LookupError, TypeError, ValueError):
+        return {}
+
+
+def _records_of(layout: Layout, one: Past) -> list[CommitRecord]:
+    """The commits of an older snapshot, as far as they are still there."""
+    try:
+        refs = read_snapshot(layout, one).commits
+        found = [read_commit(layout, shard, ref.generation) for shard, ref in refs.items()]
+    except CommitError:
+        return []
+    return [record for record in found if record is not None]
+
+
+def _begun(layout: Layout, dataset: DatasetFile, revision: int) -> str | None:
+    if revision == 0:
+        return dataset.created
+    found = read_description(layout, revision_path(revision))
+    return found.change.created if found and found.change else None
