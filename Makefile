@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-run docs-serve kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-serve kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -39,7 +39,7 @@ lint: setup
 # Four processes side by side: the models compute, the others mostly wait for what they started.
 test: setup
 	$(MAKE) --jobs=2 --output-sync=target lint kernels
-	$(MAKE) --jobs=4 --output-sync=target test-models test-pipeline test-jobs docs
+	$(MAKE) --jobs=4 --output-sync=target test-models test-pipeline test-jobs docs-check
 
 # Into their cache, once, instead of in each of the processes.
 kernels: setup
@@ -98,9 +98,14 @@ test-stores: setup
 	EARMILL_TEST_GCS=http://127.0.0.1:14443 EARMILL_TEST_AZURE="$(AZURE)" \
 	  $(BIN)/python -m pytest tests/pipeline/test_object_stores.py -k "gs or abfs"
 
-# The documentation site, built strictly into build/site: a link, an anchor or a page that is lost fails.
+# The documentation site, built strictly into build/site: a link, an anchor or a page that is lost
+# fails. docs-check does the same without drawing the figures.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	$(MKDOCS)
+
+docs-check: setup
+	EARMILL_DOCS_DRAW=false $(MKDOCS) --site-dir build/site-check
 
 # The code of every page, tutorials with their training included, each in an empty folder. Minutes.
 docs-run: setup

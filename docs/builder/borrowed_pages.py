@@ -44,8 +44,8 @@ PAGES: Mapping[str, Callable[[], Page]] = {
     "reference/layout.md": _layout,
     "reference/cli.md": lambda: Page(cli_reference.page(), "docs/reference/cli.md"),
     **{
-        name: (lambda name=name: Page(python_reference.page(name), f"docs/{name}"))
-        for name in python_reference.PAGES
+        name: (lambda name=name, make=make: Page(make(), f"docs/{name}"))
+        for name, make in python_reference.PAGES.items()
     },
 }
 

@@ -1,105 +1,88 @@
-"""Pages of the Python reference: which names are on which, from the packages' own lists."""
+"""Pages of the Python reference: which names are on which, from the packages' own lists.
+
+Nothing is imported: the lists are read off the files, and mkdocstrings reads docstrings likewise.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
-PAGES = (
-    "reference/earmill.md",
-    "reference/extending.md",
-    "reference/models.md",
-    "reference/stages.md",
-)
+SOURCES = Path(__file__).resolve().parents[2] / "src"
 #: What `earmill` exports beside functions and classes: modules, which have pages of their own.
-_MODULES = {"events", "formats", "models", "sources", "stages", "testing"}
+_MODULES = {"events", "formats", "models", "sources", "stages", "testing", "__version__"}
+#: Aliases of types, which have no docstring.
+_ALIASES = {"Fetched", "Options"}
 
 
-def page(name: str) -> str:
-    """The Markdown of a page: a heading a name, and the place of its docstring for mkdocstrings."""
-    return {
-        "reference/earmill.md": _earmill,
-        "reference/extending.md": _extending,
-        "reference/models.md": _models,
-        "reference/stages.md": _stages,
-    }[name]()
+def exported(module: str) -> list[str]:
+    """`__all__` of a module of ours."""
+    place = SOURCES / module.replace(".", "/")
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    raise ValueError(f"expected a list __all__ in {file}; the reference is made of it")
 
 
-def _entry(shown: str, home: str) -> str:
-    """One name under the path that users import it by."""
-    return f"## {shown}\n\n::: {home}\n"
+def _entries(module: str, names: Iterable[str]) -> str:
+    """A heading a name, and the place of its docstring."""
+    return "\n".join(f"## {module}.{name}\n\n::: {module}.{name}\n" for name in names)
 
 
-def _homes(names: Mapping[str, object]) -> Callable[[str], str]:
-    def home(name: str) -> str:
-        found = names[name]
-        return f"{found.__module__}.{found.__qualname__}"  # type: ignore[attr-defined]
-
-    return home
+def _is_error(name: str) -> bool:
+    return name.endswith(("Error", "Stopped", "Outage"))
 
 
 def _earmill() -> str:
-    import earmill
-
-    names = [n for n in earmill.__all__ if n not in _MODULES and n != "__version__"]
-    found = {name: getattr(earmill, name) for name in names}
-    home = _homes(found)
-    functions = [n for n in names if not inspect.isclass(found[n])]
-    errors = [n for n in names if inspect.isclass(found[n]) and issubclass(found[n], Exception)]
-    classes = [n for n in names if n not in functions and n not in errors]
-    parts = ["# earmill\n\nEverything that `import earmill` gives. From the docstrings.\n"]
-    for names_of_kind in (functions, classes, errors):
-        parts += [_entry(f"earmill.{name}", home(name)) for name in names_of_kind]
-    return "\n".join(parts)
+    names = [name for name in exported("earmill") if name not in _MODULES]
+    functions = [name for name in names if name[0].islower()]
+    errors = [name for name in names if _is_error(name)]
+    classes = [name for name in names if name not in functions and name not in errors]
+    head = "# earmill\n\nEverything that `import earmill` gives. From the docstrings.\n\n"
+    return head + _entries("earmill", [*functions, *classes, *errors])
 
 
 def _extending() -> str:
-    import earmill.formats
-    import earmill.sources
-    import earmill.testing
-
+    head = (
+        "# Sources, formats, tests\n\nWhat [extensions](../extending.md) import, and the events of "
+        "a run.\n\n"
+    )
     parts = [
-        "# Sources, formats, tests\n\nWhat [extensions](../extending.md) import: "
-        "`earmill.sources`, `earmill.formats` and `earmill.testing`, and the events of a run.\n"
+        _entries(module, [name for name in exported(module) if name not in _ALIASES])
+        for module in ("earmill.sources", "earmill.formats", "earmill.testing")
     ]
-    for module in (earmill.sources, earmill.formats, earmill.testing):
-        found = {name: getattr(module, name) for name in module.__all__}
-        named = [n for n in found if inspect.isclass(found[n]) or inspect.isfunction(found[n])]
-        named = [
-            n for n in named if found[n].__module__.partition(".")[0] in ("earmill", "amtcore")
-        ]
-        parts += [_entry(f"{module.__name__}.{n}", _homes(found)(n)) for n in named]
-    parts.append(_entry("earmill.events", "earmill.pipeline.driver.events"))
-    return "\n".join(parts)
+    events = "## earmill.events\n\n::: earmill.pipeline.driver.events\n"
+    return head + "\n".join([*parts, events])
 
 
-def _is_ours(found: object) -> bool:
-    if not (inspect.isclass(found) or inspect.isfunction(found)):
-        return False
-    return found.__module__.partition(".")[0] in ("earmill", "amtcore")
+def _is_model(name: str) -> bool:
+    return name[-4:].isdigit() and name[:3] != "IHC"
 
 
 def _models() -> str:
-    import amtcore
-    from amtcore import models
-
-    names = list(models.__all__)
-    found = {name: getattr(models, name) for name in names}
+    names = exported("amtcore")
+    helpers = [name for name in names if name[0].islower() or name == "Calibration"]
     head = (
         "# Models\n\nFrom the docstrings. Tables of every argument, with shapes and what differs "
-        "from torch_amt: [api](../api.md), [loudness](../api_loudness.md).\n"
+        "from torch_amt: [api](../api.md), [loudness](../api_loudness.md).\n\n"
     )
-    rest = ["Calibration", "get_num_threads", "set_num_threads", "set_buffer_limit"]
-    found |= {name: getattr(amtcore, name) for name in rest}
-    return "\n".join([head, *(_entry(f"amtcore.{n}", _homes(found)(n)) for n in [*names, *rest])])
+    return head + _entries("amtcore", [*filter(_is_model, names), *helpers])
 
 
 def _stages() -> str:
-    from amtcore import stages
-
-    found = {name: getattr(stages, name) for name in stages.__all__}
+    names = [n for n in exported("amtcore") if not _is_model(n) and n != "Calibration"]
     head = (
         "# Stages\n\nFrom the docstrings. Tables of every argument: [stages](../api_stages.md), "
-        "[loudness](../api_loudness.md), [spiking neurons](../api_lif.md).\n"
+        "[loudness](../api_loudness.md), [spiking neurons](../api_lif.md).\n\n"
     )
-    return "\n".join([head, *(_entry(f"amtcore.{n}", _homes(found)(n)) for n in found)])
+    return head + _entries("amtcore", [name for name in names if name[0].isupper()])
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "reference/earmill.md": _earmill,
+    "reference/extending.md": _extending,
+    "reference/models.md": _models,
+    "reference/stages.md": _stages,
+}

@@ -1,0 +1,95 @@
+"""How drawings look, and their way into a page: SVG within it, in the page's own colour."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+#: Stands for the page's text colour until the SVG is in the page.
+INK = "#010203"
+#: Readable on white and on dark grey alike; in this order.
+COLOURS = ("#2a7f9e", "#c8642b", "#5b8c3a", "#8f5fa8", "#b08a1e", "#4c6fbf")
+#: Levels, frequencies: low to high.
+SHADES = "viridis"
+_SETTINGS: dict[str, Any] = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#808080",
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.4,
+    "svg.fonttype": "none",
+    "figure.constrained_layout.use": True,
+}
+Draw = Callable[..., None]
+
+
+def figure(name: str, draw: Draw, *, rows: int = 1, columns: int = 1, height: float = 2.6) -> str:
+    """The SVG of `draw(axes, ...)`, one argument for each of the panels.
+
+    Args:
+        name: Keeps the ids of several drawings in a page apart.
+        height: Of a row of panels, in inches; the width is that of the text.
+    """
+    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}):
+        made, panels = plt.subplots(rows, columns, figsize=(7.6, height * rows), squeeze=False)
+        try:
+            draw(*panels.flat)
+            return _svg(made, name)
+        finally:
+            plt.close(made)
+
+
+def _svg(made: Figure, name: str) -> str:
+    out = io.StringIO()
+    made.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return inline(out.getvalue(), name)
+
+
+def inline(svg: str, name: str) -> str:
+    """An SVG file's text as an element of a page: ids of its own, no rules for the whole page."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.S)
+    svg = re.sub(r'(id="|url\(#|href="#)', rf"\1{name}-", svg)
+    svg = re.sub(r'<svg ([^>]*?)width="[^"]*"', r"<svg \1", svg, count=1)
+    svg = re.sub(r'<svg ([^>]*?)height="[^"]*"', r"<svg \1", svg, count=1)
+    svg = svg.replace(INK, "currentColor").replace("font: 9px", "font: 9px")
+    return re.sub(r"\s*\n\s*", " ", svg).strip()
+
+
+def frequency_axis(axes: Axes, *, low: float = 63, high: float = 12000) -> None:
+    """A logarithmic axis of audio frequency, with labels that people read."""
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    ticks = [hz for hz in (63, 125, 250, 500, 1000, 2000, 4000, 8000) if low <= hz <= high]
+    axes.set_xticks(ticks, [f"{hz // 1000}k" if hz >= 1000 else str(hz) for hz in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("frequency (Hz)")
