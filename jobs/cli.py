@@ -27,6 +27,7 @@ from earmill.jobs.commands import (
     models,
     plan,
     plot,
+    report,
     retry,
     spec,
     upkeep,
@@ -65,6 +66,7 @@ app.command("compact")(upkeep.compact)
 app.command("gc")(upkeep.gc)
 app.command("watch")(watch.watch)
 app.command("plot")(plot.plot)
+app.command("report")(report.report)
 app.command("models")(models.models)
 app.command("spec")(spec.spec)
 app.command("demo")(demo.demo)

@@ -53,6 +53,8 @@ def contents(layout: Layout) -> dict[str, Any]:
     dataset = _dataset(layout)
     records = list(commits(layout).values())
     planned = len(read_row_ids(layout, dataset.plan_id))
+    nbytes = sum(file.bytes for record in records for file in record.files)
+    files = sum(len(record.files) for record in records)
     return {
         "name": dataset.name,
         "uri": layout.url(),
@@ -78,10 +80,17 @@ def contents(layout: Layout) -> dict[str, Any]:
         "bad_by_class": bad_by_class(layout, records),
         "audio_s": round(sum(record.seconds for record in records), 3),
         "frames": dict(sum((Counter(record.frames) for record in records), Counter())),
-        "files": sum(len(record.files) for record in records),
-        "bytes": sum(file.bytes for record in records for file in record.files),
+        "files": files,
+        "bytes": nbytes,
         "finalised": current_index(layout) is not None,
-        "estimate": stored_comparison(layout, dataset.plan_id, records, planned),
+        "estimate": stored_comparison(
+            layout,
+            dataset.plan_id,
+            nbytes=nbytes,
+            files=files,
+            committed=len(records),
+            shards=planned,
+        ),
     }
 
 

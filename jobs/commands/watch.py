@@ -17,7 +17,8 @@ from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, pa
 from earmill.jobs.terminal import console, say, say_json
 
 if TYPE_CHECKING:
-    from earmill.pipeline.dataset.watch import JobProgress
+    from earmill.pipeline.dataset.watch import JobProgress, JobWatch
+    from earmill.pipeline.storage.layout import Layout
 
 EVERY_S = 5.0
 # A listing of many commits takes seconds: no more than this part of the time goes into looking.
@@ -25,6 +26,16 @@ LOOKING = 0.1
 # Lines without a terminal: unchanged ones so often.
 SAME_LINE_EVERY_S = 60.0
 BAR_WIDTH = 24
+
+
+Page = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Also serve a page that shows it, here on 127.0.0.1 or at a host; 0 is a free port. "
+        "Goes on until Ctrl-C.",
+    ),
+]
 
 
 def watch(
@@ -37,6 +48,7 @@ def watch(
         float,
         typer.Option(metavar="SECONDS", min=0.1, help="How often to look, at most."),
     ] = EVERY_S,
+    page: Page = None,
     as_json: AsJson = False,
     storage_options: StorageOptions = None,
 ) -> None:
@@ -44,86 +56,93 @@ def watch(
 
     Exit codes: 0 also where it is not finished, with --once; 2 no job there.
     """
-    from earmill.pipeline.dataset.watch import JobWatch, wait_for_job
+    from earmill.pipeline.dataset.watch import JobWatch
     from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_calls import patient
-    from earmill.pipeline.storage.store_errors import store_errors
 
+    if page is not None and once:
+        raise typer.BadParameter("--page goes on until Ctrl-C: leave --once out")
     layout = Layout.open(uri, parse_storage_options(storage_options))
     job, show = JobWatch(layout), _Lines() if as_json or not sys.stdout.isatty() else _Bar()
     show.as_json = as_json
     try:
-        with store_errors(layout.url()), patient():
-            found = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
-            while True:
-                began_s = time.monotonic()
-                while once and found.unread and (more := job.look()) is not None:
-                    found = more
-                show(found, last=once or found.state == "finished")
-                if once or found.state == "finished":
-                    return
-                took_s = time.monotonic() - began_s
-                time.sleep(0.0 if found.unread else max(every, took_s / LOOKING))
-                found = job.look() or found
+        if page is None:
+            _watch(layout, job, show, once=once, wait=wait, every=every)
+        else:
+            _serve(layout, job, show, page, wait=wait, every=every)
     finally:
         show.close()
+
+
+def _watch(
+    layout: Layout, job: JobWatch, show: _Lines, *, once: bool, wait: bool, every: float
+) -> None:
+    """On the terminal, until the job is finished."""
+    from earmill.pipeline.dataset.watch import wait_for_job
+    from earmill.pipeline.storage.store_calls import patient
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    with store_errors(layout.url()), patient():
+        found = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
+        while True:
+            began_s = time.monotonic()
+            while once and found.unread and (more := job.look()) is not None:
+                found = more
+            show(found, last=once or found.state == "finished")
+            if once or found.state == "finished":
+                return
+            _pause(found, every, time.monotonic() - began_s)
+            found = job.look() or found
+
+
+def _pause(found: JobProgress, every: float, took_s: float) -> None:
+    """Until the next look; none while records are left to be read."""
+    time.sleep(0.0 if found.unread else max(every, took_s / LOOKING))
+
+
+def _serve(
+    layout: Layout, job: JobWatch, show: _Lines, place: str, *, wait: bool, every: float
+) -> None:
+    """On a page too, until Ctrl-C; an output that is away for a while ends nothing."""
+    from earmill.jobs.report.live import LivePage
+    from earmill.jobs.report.server import PageServer, parse_place
+    from earmill.pipeline.common.errors import EarmillError
+    from earmill.pipeline.dataset.watch import wait_for_job
+    from earmill.pipeline.storage.store_calls import patient
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    try:
+        where = parse_place(place)
+    except ValueError as error:
+        raise typer.BadParameter(f"--page: {error}") from error
+    pages = LivePage(layout, job, every)
+    with PageServer(where, pages.waiting()) as server, patient():
+        say(f"{server.url} shows it; Ctrl-C ends it", file=sys.stderr)
+        if not server.is_private:
+            say("whoever reaches this address sees the page: it has no password", file=sys.stderr)
+        try:
+            with store_errors(layout.url()):
+                found = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
+            trouble, told = "", ""
+            while True:
+                began_s = time.monotonic()
+                server.show(pages.of(found, trouble))
+                if not told == found.state == "finished":
+                    show(found, last=found.state == "finished")
+                told = found.state
+                _pause(found, every, time.monotonic() - began_s)
+                try:
+                    with store_errors(layout.url()):
+                        found, trouble = job.look() or found, ""
+                except EarmillError as error:
+                    trouble = f"this look failed, the next may not: {error}"
+        except KeyboardInterrupt:
+            say("the page is closed", file=sys.stderr)
 
 
 def fields(found: JobProgress) -> dict[str, Any]:
     """One look as JSON has it."""
     values = {"event": "watch", **asdict(found), "audio_hours_per_s": found.audio_hours_per_s}
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in values.items()}
-
-
-def line(found: JobProgress) -> str:
-    """One look in one line."""
-    from earmill.jobs.progress import audio, bytes_text
-
-    reasons = ", ".join(f"{name} {count:,}" for name, count in found.bad_by_class.items())
-    parts = [
-        f"{100 * found.share_done:.1f} %",
-        f"{found.shards_done:,} of {found.shards_total:,} shards",
-        f"{found.rows_done:,} of {found.rows_total:,} rows",
-        f"{found.rows_bad:,} quarantined" + (f" ({reasons})" if reasons else ""),
-        f"{audio(found.audio_s_done)} audio",
-        bytes_text(found.nbytes),
-    ]
-    if found.rows_per_s is not None:
-        parts.append(f"{found.rows_per_s:.1f} rows/s")
-    if found.times_real_time is not None:
-        hours = found.audio_hours_per_s or 0.0
-        parts.append(f"{hours:.3g} audio hours/s ({found.times_real_time:,.0f} x real time)")
-    if found.workers:
-        parts.append(f"{found.workers:,} worker{'' if found.workers == 1 else 's'}")
-    if found.last_commit_age_s is not None:
-        parts.append(f"last commit {audio(found.last_commit_age_s)} ago")
-    if found.eta_s is not None:
-        parts.append(f"about {audio(found.eta_s)} left")
-    return ", ".join(parts)
-
-
-def remarks(found: JobProgress) -> list[str]:
-    """What a person should know of this look beside the figures."""
-    from earmill.jobs.progress import audio
-
-    told = []
-    if found.state == "finished":
-        told.append("finished: all shards are committed and the index is written")
-    elif found.state == "closing":
-        told.append(
-            "all shards are committed, the index is not written yet; where no driver is left, "
-            "`earmill extract` with --finish writes it"
-        )
-    elif found.state == "quiet":
-        age = found.last_commit_age_s
-        still = "yet" if age is None else f"for {audio(age)}"
-        told.append(
-            f"nothing was committed {still}, after {audio(found.quiet_after_s)} that is unusual: "
-            "look whether a driver is running; `earmill extract` with --resume goes on"
-        )
-    if found.unreadable:
-        told.append(f"{found.unreadable:,} commit records cannot be read: run `earmill verify`")
-    return told
 
 
 class _Lines:
@@ -136,6 +155,8 @@ class _Lines:
         self._told_at = 0.0
 
     def __call__(self, found: JobProgress, last: bool) -> None:
+        from earmill.jobs.watch_text import line, remarks
+
         if self.as_json:
             say_json(fields(found))
             return
@@ -165,6 +186,8 @@ class _Bar(_Lines):
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
+
+        from earmill.jobs.watch_text import line, remarks
 
         shown = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=1.0, completed=found.share_done, width=BAR_WIDTH)

@@ -10,7 +10,6 @@ rows are the plan's. Times are those at which workers committed, by their own cl
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,14 +17,12 @@ from datetime import datetime
 
 from earmill.pipeline.common.errors import CommitError, OutputError
 from earmill.pipeline.dataset.commit_record import (
-    BAD_BY_CLASS,
     READ_THREADS,
-    CommitRecord,
-    bad_rows,
     generations,
     read_commit,
 )
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.shard_facts import ShardFacts, count_reasons, shard_facts
 from earmill.pipeline.dataset.snapshot import read_current, read_snapshot
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.storage.layout import Layout
@@ -38,20 +35,6 @@ LONGEST_GAP_S = 3600.0
 QUIET_S, QUIET_GAPS, QUIET_SHARDS = 120.0, 10.0, 3.0
 # Records that one look reads at most.
 READ_AT_ONCE = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What is kept of a record."""
-
-    created_s: float
-    rows_ok: int
-    rows_bad: int
-    audio_s: float
-    nbytes: int
-    took_s: float
-    worker: tuple[str, int]
-    bad_by_class: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -113,7 +96,8 @@ class JobWatch:
         self._layout, self._now = layout, now
         self._dataset: DatasetFile | None = None
         self._planned: dict[str, tuple[int, float]] = {}
-        self._seen: dict[tuple[str, int], _Seen | None] = {}
+        self._seen: dict[tuple[str, int], ShardFacts | None] = {}
+        self._newest: dict[str, int] = {}
 
     def look(self, most: int = READ_AT_ONCE) -> JobProgress | None:
         """How far it is now; None where no job has begun there.
@@ -132,40 +116,30 @@ class JobWatch:
         self._dataset = dataset
         there = generations(self._layout)
         newest = {shard: numbers[-1] for shard, numbers in there.items() if shard in self._planned}
+        self._newest = newest
         unread = [entry for entry in newest.items() if entry not in self._seen]
         # The last ones say how fast it goes now.
         self._read(unread[::-1][:most])
         return self._progress(dataset, newest)
+
+    @property
+    def facts(self) -> dict[str, ShardFacts]:
+        """What the records say that counted at the last look and are read, by shard."""
+        found = ((shard, self._seen.get((shard, n))) for shard, n in self._newest.items())
+        return {shard: one for shard, one in found if one is not None}
 
     def _read(self, entries: list[tuple[str, int]]) -> None:
         with ThreadPoolExecutor(READ_THREADS) as pool:
             for entry, seen in zip(entries, pool.map(self._one, entries), strict=True):
                 self._seen[entry] = seen
 
-    def _one(self, entry: tuple[str, int]) -> _Seen | None:
+    def _one(self, entry: tuple[str, int]) -> ShardFacts | None:
         """A record, or None where it cannot be read: `verify` says more."""
         try:
             record = read_commit(self._layout, *entry)
-            return None if record is None else self._kept(record)
-        except (CommitError, ValueError, TypeError, AttributeError):
+            return None if record is None else shard_facts(self._layout, record)
+        except (CommitError, KeyError, ValueError, TypeError, AttributeError):
             return None
-
-    def _kept(self, record: CommitRecord) -> _Seen:
-        info = record.info
-        worker = info.get("worker", {})
-        reasons = info.get(BAD_BY_CLASS)
-        if record.rows_bad and reasons is None:  # of an earlier release
-            reasons = Counter(bad_rows(self._layout, record)["error_class"].to_pylist())
-        return _Seen(
-            created_s=datetime.fromisoformat(info["created"]).timestamp(),
-            rows_ok=record.rows_ok,
-            rows_bad=record.rows_bad,
-            audio_s=record.seconds,
-            nbytes=sum(file.bytes for file in record.files),
-            took_s=float(sum(info.get("timings_s", {}).values())),
-            worker=(str(worker.get("host")), int(worker.get("pid", 0))),
-            bad_by_class=dict(reasons or {}),
-        )
 
     def _progress(self, dataset: DatasetFile, newest: dict[str, int]) -> JobProgress:
         records = {s: self._seen[s, n] for s, n in newest.items() if (s, n) in self._seen}
@@ -194,7 +168,7 @@ class JobWatch:
             audio_s_total=planned_s,
             nbytes=sum(seen.nbytes for seen in read.values()),
             share_done=through_s / planned_s if planned_s else float(done),
-            bad_by_class=_reasons(list(read.values())),
+            bad_by_class=count_reasons(read.values()),
             workers=pace.workers if state == "running" else 0,
             rows_per_s=pace.rows_per_s if state == "running" else None,
             times_real_time=pace.times_real_time if state == "running" else None,
@@ -253,9 +227,9 @@ class _Pace:
     quiet_s: float = QUIET_S
 
     @classmethod
-    def of(cls, seen: list[_Seen], now_s: float) -> _Pace:
+    def of(cls, seen: list[ShardFacts], now_s: float) -> _Pace:
         """From the records that are read."""
-        latest: list[_Seen] = []
+        latest: list[ShardFacts] = []
         for one in sorted(seen, key=lambda one: one.created_s, reverse=True):
             if latest and latest[-1].created_s - one.created_s > LONGEST_GAP_S:
                 break
@@ -283,10 +257,3 @@ class _Pace:
 
 def _created(dataset: DatasetFile) -> str:
     return dataset.created if dataset.change is None else dataset.change.created
-
-
-def _reasons(seen: list[_Seen]) -> dict[str, int]:
-    found = Counter[str]()
-    for one in seen:
-        found.update(one.bad_by_class)
-    return dict(found.most_common())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from earmill.pipeline.common.cpu_time import IDLE
-from earmill.pipeline.dataset.publish import CommitRecord
 from earmill.pipeline.driver.open_job import OpenJob
 from earmill.pipeline.driver.shard_tracker import Committed, Result
 from earmill.pipeline.planning.kept_estimate import Taken, add_taken, read_estimate
@@ -51,17 +50,18 @@ def settle(
 
 
 def stored_comparison(
-    layout: Layout, plan_id: str, records: Sequence[CommitRecord], shards: int
+    layout: Layout, plan_id: str, *, nbytes: int, files: int, committed: int, shards: int
 ) -> dict[str, dict[str, float]]:
-    """The same of a dataset, from what is stored."""
+    """The same of a dataset, from what is stored.
+
+    Args:
+        nbytes, files: Of all commits. committed: Shards that are. shards: Of the plan.
+    """
     kept = read_estimate(layout, plan_id)
-    if kept is None or len(records) < shards:
+    if kept is None or committed < shards:
         return {}
-    return kept.compared(
-        stored_bytes=sum(file.bytes for record in records for file in record.files),
-        objects=sum(len(record.files) for record in records) + shards + _others(layout),
-        shards=shards,
-    )
+    objects = files + shards + _others(layout)
+    return kept.compared(stored_bytes=nbytes, objects=objects, shards=shards)
 
 
 def _taken(result: Result, took_s: float) -> Taken:

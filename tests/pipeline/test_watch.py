@@ -14,6 +14,7 @@ import pytest
 from earmill.jobs.cli import run
 from earmill.pipeline.dataset import watch as module
 from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.shard_facts import shard_facts
 from earmill.pipeline.dataset.watch import JobProgress, JobWatch
 from earmill.pipeline.storage.layout import Layout
 
@@ -63,7 +64,8 @@ def test_a_finished_job_is_what_its_commits_say(out: Path) -> None:
 def test_a_running_job_has_rates_and_a_time_left(out: Path) -> None:
     committed_at(out, 10.0, 20.0)
     whole = look(out, 25.0)
-    last = JobWatch(Layout.open(str(out)))._kept(commits(Layout.open(str(out)))["00001"])
+    layout = Layout.open(str(out))
+    last = shard_facts(layout, commits(layout)["00001"])
     (out / "current.json").unlink()
     edited_plan(out, more=2)
     found = look(out, 25.0)

@@ -1,0 +1,64 @@
+"""`earmill report`: a dataset as one HTML page that needs no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from earmill.jobs.commands.options import DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.terminal import say
+
+Out = Annotated[Path, typer.Option(help="HTML file to write.")]
+MostRows = Annotated[int, typer.Option("--rows", min=0, help="Rows of the table, at most.")]
+Examples = Annotated[int, typer.Option(min=0, max=50, help="Rows with features, chosen by length.")]
+RowIds = Annotated[
+    list[str] | None,
+    typer.Option("--row", metavar="ID", help="A row with features instead. Repeatable."),
+]
+Seconds = Annotated[
+    float, typer.Option(min=0.1, max=120.0, help="Of each of these rows, from its start.")
+]
+Audio = Annotated[
+    bool, typer.Option("--audio/--no-audio", help="Embed their sound, if the source is there.")
+]
+Job = Annotated[
+    str | None,
+    typer.Option(
+        "--job", metavar="JOB.yaml", help="The job's own file, for credentials of the source."
+    ),
+]
+
+
+def report(
+    uri: DatasetUri,
+    out: Out = Path("report.html"),
+    rows: MostRows = 1000,
+    examples: Examples = 4,
+    row: RowIds = None,
+    seconds: Seconds = 10.0,
+    audio: Audio = True,
+    job: Job = None,
+    storage_options: StorageOptions = None,
+) -> None:
+    """Write one HTML page that shows a dataset: rows, sound, features, work, provenance."""
+    from earmill.jobs.progress import bytes_text
+    from earmill.jobs.report.build import Options, report_html
+    from earmill.pipeline.common.errors import OutputError
+    from earmill.pipeline.spec.job import JobSpec
+    from earmill.pipeline.storage.atomic_create import write_local
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    with store_errors(uri):
+        page = report_html(
+            uri,
+            options=Options(rows, examples, tuple(row or ()), seconds, audio),
+            storage_options=parse_storage_options(storage_options),
+            job=None if job is None else JobSpec.load(job),
+        ).encode()
+    try:
+        write_local(str(out), page)
+    except OSError as error:
+        raise OutputError(f"cannot write {out}: {error}; choose another --out") from error
+    say(f"{out}: {bytes_text(len(page))}")

@@ -1,0 +1,147 @@
+"""Where a dataset came from: its job, versions, machine, and estimate against actual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from earmill.jobs.estimate_text import NAMES, amount, range_text
+from earmill.jobs.report.plots import Table, signed
+from earmill.jobs.report.stored import Stored
+from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.driver.estimate_report import stored_comparison
+from earmill.pipeline.planning.kept_estimate import read_estimate
+
+# Characters of a job file that are shown.
+MOST_SPEC = 20_000
+
+
+@dataclass(frozen=True)
+class About:
+    """What is said of the making of a dataset.
+
+    Args:
+        facts: Name and value. spec: The job as YAML. packages: Name and version.
+        estimate: None where nothing was estimated.
+    """
+
+    facts: Sequence[tuple[str, str]]
+    spec: str
+    packages: Sequence[tuple[str, str]]
+    models: Sequence[tuple[str, str]]
+    estimate: Table | None
+
+
+def about(stored: Stored) -> About:
+    """Of an opened dataset."""
+    dataset = stored.features.dataset
+    versions = dataset.provenance.get("versions", {})
+    return About(
+        facts=_facts(stored, dataset),
+        spec=spec_text(dataset),
+        packages=[(str(name), str(version)) for name, version in versions.items()],
+        models=_models(dataset),
+        estimate=_estimate(stored),
+    )
+
+
+def spec_text(dataset: DatasetFile) -> str:
+    """The job as a file would have it."""
+    text: str = yaml.safe_dump(_plain(dataset.spec), sort_keys=False, allow_unicode=True, width=88)
+    return text if len(text) <= MOST_SPEC else text[:MOST_SPEC] + "\n... (cut)"
+
+
+def _facts(stored: Stored, dataset: DatasetFile) -> list[tuple[str, str]]:
+    made = dataset.provenance
+    host, git = made.get("host") or {}, made.get("git") or {}
+    found = [
+        ("place", stored.layout.url()),
+        ("begun", dataset.created),
+        ("snapshot", _snapshot(stored)),
+        ("spec", dataset.spec_sha256),
+        ("plan", dataset.plan_id),
+        ("earmill", str(made.get("versions", {}).get("earmill", ""))),
+        ("git commit", _git(git)),
+        ("code", str(made.get("code_sha256", ""))),
+        ("host", str(host.get("name", ""))),
+        ("system", str(host.get("system", ""))),
+        ("processor", _processor(host)),
+        ("Python", str(host.get("python", ""))),
+        ("additions", ", ".join(stored.additions)),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def _snapshot(stored: Stored) -> str:
+    entry = stored.entry
+    if entry is None:
+        return "none yet: the job has not been closed"
+    return f"{entry.number}, {entry.why}, {entry.created}"
+
+
+def _git(git: Mapping[str, Any]) -> str:
+    changed = ", with changes" if git.get("dirty") else ""
+    return f"{git['commit']}{changed}" if git.get("commit") else ""
+
+
+def _processor(host: Mapping[str, Any]) -> str:
+    return f"{host['processor']}, {host.get('cores')} cores" if host.get("processor") else ""
+
+
+def _models(dataset: DatasetFile) -> list[tuple[str, str]]:
+    """Each model with its parameters, rate and unit, and the hash of its coefficients."""
+    found = []
+    for model in dataset.provenance.get("models", []):
+        parameters = ", ".join(f"{k} = {v}" for k, v in model.get("params", {}).items())
+        rate, unit = model.get("fs_hz"), model.get("input_unit")
+        said = [f"{rate:g} Hz" if rate else "", f"input in {unit}" if unit else ""]
+        said += [parameters or "parameters as they are by default"]
+        said += [f"coefficients {dataset.buffers_sha256.get(model.get('model', ''), '')[:16]}"]
+        found.append((str(model.get("model")), "; ".join(part for part in said if part)))
+    return found
+
+
+def _estimate(stored: Stored) -> Table | None:
+    """What `earmill plan --sample` had expected, beside what it was."""
+    dataset, facts = stored.features.dataset, stored.facts
+    if stored.entry is None:
+        return None
+    compared = stored_comparison(
+        stored.layout,
+        dataset.plan_id,
+        nbytes=sum(one.nbytes for one in facts),
+        files=sum(one.files for one in facts),
+        committed=len(stored.shards),
+        shards=len(stored.shards),
+    )
+    if not compared:
+        return None
+    kept = read_estimate(stored.layout, dataset.plan_id)
+    currency = kept.prices.currency if kept is not None and kept.prices is not None else ""
+    rows = []
+    for name, value in compared.items():
+        expected = value["expected"]
+        differs = signed(f"{100 * (value['actual'] / expected - 1):+.0f} %") if expected else ""
+        within = value["low"] <= value["actual"] <= value["high"]
+        rows.append(
+            (
+                NAMES[name],
+                range_text(name, value, currency),
+                amount(name, value["actual"], currency),
+                differs,
+                "within its range" if within else "outside its range",
+            )
+        )
+    header = ("", "estimate (range)", "actual", "difference", "")
+    return Table(header, tuple(rows), frozenset({1, 2, 3}))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

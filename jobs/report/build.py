@@ -1,0 +1,105 @@
+"""From a dataset to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from earmill.jobs.report.about import about
+from earmill.jobs.report.corpus import corpus, row_facts
+from earmill.jobs.report.examples import chosen, examples, shown_text
+from earmill.jobs.report.page import report_page
+from earmill.jobs.report.quarantine import bad_rows_of, quarantine
+from earmill.jobs.report.rows import rows_of
+from earmill.jobs.report.stored import Stored
+from earmill.jobs.report.work import work_of
+from earmill.pipeline.common.errors import EarmillError
+from earmill.pipeline.dataset.shard_facts import count_reasons
+from earmill.pipeline.spec.job import JobSpec
+
+NO_SOUND = "the report was made without sound"
+UNSAID = "not said by the record"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much of a dataset its report shows.
+
+    Args:
+        rows: Of the table, at most. examples: Rows that are looked at closely.
+        row_ids: Which; none are chosen by length. seconds: Of each, from its start.
+        audio: Embed what is heard of them.
+    """
+
+    rows: int = 1000
+    examples: int = 4
+    row_ids: Sequence[str] = ()
+    seconds: float = 10.0
+    audio: bool = True
+
+
+def report_html(
+    uri: str,
+    *,
+    options: Options,
+    storage_options: Mapping[str, Any],
+    job: JobSpec | None = None,
+    on_begin: Callable[[str], None] = lambda text: None,
+) -> str:
+    """The report of a dataset as one HTML page.
+
+    Args:
+        job: Where dataset.json does not say all: credentials of the source.
+        on_begin: Told what takes a while.
+    Raises:
+        SourceError: No dataset there, nothing committed yet, or no row of a name.
+        CommitError: A file of the dataset is damaged.
+    """
+    on_begin("reading index and commits")
+    stored = Stored.open(uri, storage_options)
+    positions = chosen(stored.features, options.examples, options.row_ids)
+    facts, bad = row_facts(stored), bad_rows_of(stored, options.rows)
+    on_begin(f"drawing {len(positions):,} rows")
+    shown = examples(
+        stored.features,
+        stored.layout,
+        positions,
+        seconds=options.seconds,
+        job=_job(stored, job) if options.audio else NO_SOUND,
+    )
+    dataset = stored.features.dataset
+    return report_page(
+        {
+            "name": dataset.name,
+            "place": stored.layout.url(),
+            "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+            "closed": stored.entry is not None,
+            "models": [str(entry.get("model")) for entry in dataset.spec["extract"]],
+            "corpus": corpus(stored, facts),
+            "quarantine": quarantine(_reasons(stored), bad),
+            "work": work_of(stored.facts),
+            "examples": [(example, shown_text(example)) for example in shown],
+            "rows": rows_of(stored, facts, bad, options.rows),
+            "about": about(stored),
+        }
+    )
+
+
+def _reasons(stored: Stored) -> dict[str, int]:
+    reasons = count_reasons(stored.facts)
+    unsaid = stored.rows_bad - sum(reasons.values())
+    return {**reasons, UNSAID: unsaid} if unsaid > 0 else reasons
+
+
+def _job(stored: Stored, job: JobSpec | None) -> JobSpec | str:
+    """The job that names the source; why there is none, where dataset.json holds no valid one."""
+    if job is not None:
+        return job
+    dataset = stored.features.dataset
+    output = {**dataset.spec["output"], "uri": stored.layout.url()}
+    try:
+        return JobSpec.load({**dataset.spec, "name": dataset.name, "output": output})
+    except EarmillError as error:
+        return f"the job in dataset.json cannot be read: {error}"

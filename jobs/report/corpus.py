@@ -1,0 +1,227 @@
+"""What a dataset holds: its figures at a glance, how rows are distributed, and its streams."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from earmill.jobs.progress import bytes_text
+from earmill.jobs.report.plots import (
+    Bars,
+    Plot,
+    Table,
+    bars,
+    histogram,
+    number_text,
+    percent,
+    rate_text,
+    seconds_text,
+)
+from earmill.jobs.report.stored import Stored, spread_over
+from earmill.jobs.report.work import mean_speed
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset.commit_record import READ_THREADS
+from earmill.pipeline.formats.row_table import FACT_TYPES
+from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.storage.arrow_tables import read_table
+
+if TYPE_CHECKING:
+    from amtcore.features.stream_info import StreamInfo
+    from earmill.pipeline.reader.features import Features
+
+# Tables of rows that are read for what the index does not hold, and rows whose summaries are.
+MOST_TABLES, MOST_SUMMARIES = 256, 200
+MOST_SUMMARY_PLOTS = 4
+FACTS = ("rate_hz", "container", "codec", "channels", "gain_db")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number at a glance."""
+
+    name: str
+    value: str
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a dataset holds.
+
+    Args:
+        note: Of how many rows the facts are; empty where of all.
+    """
+
+    figures: Sequence[Figure]
+    plots: Sequence[Plot]
+    bars: Sequence[Bars]
+    streams: Table
+    note: str
+
+
+def corpus(stored: Stored, facts: pa.Table) -> Corpus:
+    """Everything about the rows of a dataset.
+
+    Args:
+        facts: As of `row_facts`.
+    """
+    good = len(stored.features)
+    told = (histogram(values, *labels) for values, labels in _measures(stored, facts))
+    return Corpus(
+        figures=_figures(stored),
+        plots=[plot for plot in told if plot is not None],
+        bars=_categories(facts),
+        streams=_streams(stored.features),
+        note=f"Formats are of {len(facts):,} of {good:,} rows, from shards at even distances."
+        if len(facts) < good
+        else "",
+    )
+
+
+def row_facts(stored: Stored) -> pa.Table:
+    """Row id and provenance of rows, out of at most `MOST_TABLES` shards at even distances."""
+    filled = [shard for shard in stored.shards.values() if shard.rows_ok]
+    columns = ["row_id", *FACTS]
+
+    def read(path: str) -> pa.Table:
+        table = read_table(stored.layout, path, columns)
+        known = {name: FACT_TYPES.get(name, pa.string()) for name in columns}
+        missing = [name for name in columns if name not in table.column_names]
+        for name in missing:
+            table = table.append_column(name, pa.nulls(len(table), known[name]))
+        return table.select(columns).cast(pa.schema(list(known.items())))
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        tables = list(pool.map(read, [one.rows for one in spread_over(filled, MOST_TABLES)]))
+    empty = pa.schema([(name, FACT_TYPES.get(name, pa.string())) for name in columns])
+    return pa.concat_tables(tables) if tables else empty.empty_table()
+
+
+def _figures(stored: Stored) -> list[Figure]:
+    features, bad = stored.features, stored.rows_bad
+    seconds = features.table.column("seconds").to_numpy()
+    total_s, good = float(seconds.sum()), len(features)
+    shards, speed = len(stored.shards), mean_speed(stored.facts)
+    nbytes = sum(one.nbytes for one in stored.facts)
+    state = "closed" if stored.entry is not None else "not closed"
+    return [
+        Figure("rows", f"{good:,}", "with features"),
+        Figure("quarantined", f"{bad:,}", percent(bad / (good + bad)) if bad else "none"),
+        Figure("audio", seconds_text(total_s), f"{number_text(total_s)} s"),
+        Figure(
+            "stored",
+            bytes_text(nbytes),
+            f"{bytes_text(3600 * nbytes / total_s)} an hour" if total_s else "",
+        ),
+        Figure("shards", f"{shards:,}", state),
+        Figure("speed", f"{number_text(speed)} x" if speed else "unknown", "of real time"),
+    ]
+
+
+def _measures(stored: Stored, facts: pa.Table) -> list[tuple[np.ndarray, tuple[Any, ...]]]:
+    """Numbers of which a histogram is shown, with its title and labels."""
+    table = stored.features.table
+    found: list[tuple[np.ndarray, tuple[Any, ...]]] = [
+        (
+            table.column("seconds").to_numpy().astype(np.float64),
+            ("Durations", "duration", "rows", seconds_text),
+        )
+    ]
+    levels = _levels_db(stored.features.dataset, facts)
+    if len(levels):
+        label = "RMS level (dB re 1)"
+        found.append((levels, ("Levels before scaling", label)))
+    return found + _summaries(stored)
+
+
+def _levels_db(dataset: Any, facts: pa.Table) -> np.ndarray:
+    """Levels of the clips in dB re an RMS of 1, where the gain of each tells it: in jobs that scale
+    every clip to one level."""
+    from amtcore.units import PA_PER_UNIT, db_to_pa
+
+    calibration = dataset.spec.get("audio", {}).get("calibration", {})
+    models = dataset.provenance.get("models", [])
+    scaled_to = calibration.get("level_db_spl")
+    unit = models[0].get("input_unit") if models else None
+    if scaled_to is None or unit not in PA_PER_UNIT:
+        return np.empty(0)
+    gains_db = facts.column("gain_db").drop_null().to_numpy()
+    wanted_db: float = 20 * np.log10(db_to_pa(scaled_to) / PA_PER_UNIT[unit])
+    return np.asarray(wanted_db - gains_db, np.float64)
+
+
+def _summaries(stored: Stored) -> list[tuple[np.ndarray, tuple[Any, ...]]]:
+    """Values of whole clips, such as their loudness, over rows at even distances."""
+    from earmill.pipeline.reader.open import open_features
+
+    clips = {k: v for k, v in stored.features.streams.items() if v.frame_rate_hz == 0}
+    if not clips or not len(stored.features):
+        return []
+    features = open_features(
+        stored.uri, streams=list(clips), storage_options=stored.storage_options
+    )
+    chosen = spread_over(range(len(features)), MOST_SUMMARIES)
+    rows = [features[position] for position in chosen]
+    of = "rows" if len(rows) == len(features) else f"of {len(rows):,} rows"
+    found = []
+    for name, info in clips.items():
+        values = np.stack([np.asarray(row.features[name][0], np.float64) for row in rows])
+        for k, column in enumerate(info.columns or ()):
+            title = f"{column.replace('_', ' ')}".capitalize()
+            found.append((values[:, k], (title, f"{column.replace('_', ' ')} ({info.unit})", of)))
+    return found[:MOST_SUMMARY_PLOTS]
+
+
+def _categories(facts: pa.Table) -> list[Bars]:
+    if not len(facts):
+        return []
+    rates = Counter(facts.column("rate_hz").to_pylist())
+    pairs = zip(*(facts.column(n).to_pylist() for n in ("container", "codec")), strict=True)
+    codecs = Counter(" ".join(str(t) for t in pair if t) or "unknown" for pair in pairs)
+    channels = Counter(facts.column("channels").to_pylist())
+    return [
+        bars(_texts(rates, rate_text), "Sample rates of the files", "rate"),
+        bars(dict(codecs), "Formats of the files", "container and codec"),
+        bars(_texts(channels, _channels_text), "Channels of the files", "channels"),
+    ]
+
+
+def _texts(counts: Mapping[Any, int], text: Any) -> dict[str, int]:
+    found = Counter[str]()
+    for value, count in counts.items():
+        found["unknown" if value is None else text(value)] += count
+    return dict(found)
+
+
+def _channels_text(channels: int) -> str:
+    return {1: "mono", 2: "stereo"}.get(channels, f"{channels} channels")
+
+
+def _streams(features: Features) -> Table:
+    header = ("stream", "model", "stored", "shape", "range", "mean")
+    rows = tuple(_stream(features, name, info) for name, info in features.streams.items())
+    return Table(header, rows)
+
+
+def _stream(features: Features, name: str, info: StreamInfo) -> tuple[str, ...]:
+    layout = layout_of(info)
+    stored = int(features.table.column(f"{name}_n_frames").to_numpy().sum())
+    shape = f"{info.width} {layout.columns_are} {layout.rate_text} ({info.pool}), {info.unit}"
+    low_high, mean = "", ""
+    try:
+        found = features.statistics.get(name)
+    except CommitError:  # written before they were stored
+        found = None
+    if found is not None and found.count:
+        low, high = float(found.minimum.min()), float(found.maximum.max())
+        low_high, mean = (
+            f"{number_text(low)} to {number_text(high)}",
+            number_text(float(found.mean.mean())),
+        )
+    return name, info.model, f"{stored:,} {layout.stored_rows}", shape, low_high, mean

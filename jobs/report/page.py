@@ -1,0 +1,102 @@
+"""The HTML: templates filled with plain values, in one file that asks for nothing else.
+
+Every text goes through two gates that no template can leave out: what is not visible is shown as an
+escape (`visible`), then HTML's own characters are escaped. Style and scripts are those of this
+package, allowed by their hashes in the page's Content-Security-Policy; pictures and sound are data
+URIs. So whatever a corpus holds can neither run nor load anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from earmill.jobs.report.pictures import gradient_stops
+from earmill.pipeline.common.plain_text import visible
+
+# Longer texts are cut, so that no name of 10 kB makes the page a large one.
+LONGEST_TEXT = 160
+LINE_BREAK = "\n"
+POLICY = (
+    "default-src 'none'; script-src {script}; style-src {style}; img-src data:; media-src data:; "
+    "connect-src {connect}; base-uri 'none'; form-action 'none'"
+)
+
+
+def report_page(values: Mapping[str, Any]) -> str:
+    """The page of a dataset."""
+    return _page("report.html", ("page.js",), "'none'", values)
+
+
+def live_page(values: Mapping[str, Any]) -> str:
+    """The page of a running job, which asks its own server for the next one."""
+    return _page("live.html", ("live.js",), "'self'", values)
+
+
+def cut(text: Any, most: int = LONGEST_TEXT) -> str:
+    """A text of at most so many characters, which says so where it was longer."""
+    text = str(text)
+    if len(text) <= most:
+        return text
+    return f"{text[: most * 2 // 3]} ... {text[-most // 4 :]} ({len(text):,} characters)"
+
+
+def _page(name: str, scripts: tuple[str, ...], connect: str, values: Mapping[str, Any]) -> str:
+    style, script = _part("page.css"), "".join(_part(each) for each in scripts)
+    policy = POLICY.format(script=_hash(script), style=_hash(style), connect=connect)
+    template = _environment().get_template(name)
+    return template.render(
+        values,
+        policy=policy,
+        style=Markup(style),
+        script=Markup(script),
+        gradient=gradient_stops(),
+        version=_version(),
+    )
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(_part),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["cut"] = cut
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    """What a template prints: numbers and our own markup as they are, texts made visible."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return visible(value, keep=LINE_BREAK)
+    return value
+
+
+@lru_cache(maxsize=16)
+def _part(name: str) -> str:
+    """A template, style or script of this package."""
+    return (files("earmill.jobs.report") / "templates" / name).read_text("utf-8")
+
+
+def _version() -> str:
+    try:
+        return version("earmill")
+    except PackageNotFoundError:
+        return ""

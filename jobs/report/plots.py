@@ -1,0 +1,289 @@
+"""Figures as plain values: where marks and ticks lie, in percent of the plot's area.
+
+The page draws them as SVG whose areas stretch while text keeps its size, so a figure is as readable
+on a phone as on a desk. Every figure has a text that says what it shows and a table with its
+numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+MINUS = "\N{MINUS SIGN}"
+# Ticks that a plot has at most on an axis; on a phone every second one is shown.
+MOST_TICKS = 6
+HISTOGRAM_BINS = 40
+# Values that span more than this are counted in bins of equal ratio.
+LOG_RATIO = 30.0
+# Bars of a category chart; the others are one bar.
+MOST_BARS = 12
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers beside a figure: cells are texts, those of `numbers` columns are aligned right."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A label on an axis; `at` in percent from the left or the bottom."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Box:
+    """A filled rectangle, in percent from the left and the top; `kind` is its colour's name."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    kind: str = "one"
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line through points of 0 to 1000 each way, y from the top."""
+
+    points: str
+    kind: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One figure.
+
+    Args:
+        title: A few words. alt: What it shows, for who does not see it.
+        x_label, y_label: With units.
+        boxes, lines, picture: What is drawn; the picture is a PNG as data URI.
+        marks: Vertical lines with a text, in percent.
+        scale: What the ends of the picture's colours mean.
+        legend: Kind and text of each colour.
+        on_time: The x axis is the time of a clip, so a player's place can be shown.
+        note: A sentence below it.
+    """
+
+    title: str
+    alt: str
+    x_label: str = ""
+    y_label: str = ""
+    x_ticks: tuple[Tick, ...] = ()
+    y_ticks: tuple[Tick, ...] = ()
+    boxes: tuple[Box, ...] = ()
+    lines: tuple[Line, ...] = ()
+    picture: str = ""
+    marks: tuple[Tick, ...] = ()
+    scale: tuple[str, str] | None = None
+    legend: tuple[tuple[str, str], ...] = ()
+    table: Table | None = None
+    on_time: bool = False
+    note: str = ""
+    height: str = "medium"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One category: its name, how many, in percent of the longest bar, and as text."""
+
+    name: str
+    count: int
+    width: float
+    share: str
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Categories with their counts, most frequent first: a table whose last column is a bar."""
+
+    title: str
+    what: str
+    of: str
+    bars: tuple[Bar, ...]
+    note: str = ""
+    kind: str = "one"
+
+
+def number_text(value: float) -> str:
+    """Three digits that count, thousands apart: 0.25, 12.5, 1,234."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else "none"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{digits}f}"
+    return signed(text.rstrip("0").rstrip(".") if "." in text else text)
+
+
+def signed(text: str) -> str:
+    """With the sign that is as wide as a digit."""
+    return text.replace("-", MINUS)
+
+
+def hertz_text(value: float) -> str:
+    """440 Hz, 1.2 kHz."""
+    return f"{number_text(value / 1000)} kHz" if value >= 1000 else f"{number_text(value)} Hz"
+
+
+def rate_text(value: float) -> str:
+    """A sample rate, exactly: 22.05 kHz."""
+    return f"{value / 1000:.7g} kHz"
+
+
+def seconds_text(value: float) -> str:
+    """0.25 s, 42 s, 12 min, 3.2 h, 4 d."""
+    for unit, size, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 72)):
+        if abs(value) < most * size:
+            return f"{number_text(value / size)} {unit}"
+    return f"{number_text(value / 86400)} d"
+
+
+def nice_steps(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
+    """Round numbers of one distance within [low, high]: 1, 2 or 5 times a power of ten apart."""
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        return [low]
+    power = 10.0 ** math.floor(math.log10(span / most))
+    step = next(power * k for k in (1, 2, 5, 10) if span / (power * k) <= most)
+    first = math.ceil(low / step - 1e-9)
+    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def nice_ratios(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
+    """The same for an axis of equal ratios: 1, 2, 5, 10, ... or fewer of them."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found: list[float] = []
+    for kinds in ((1, 2, 5), (1, 3), (1,)):
+        found = [k * 10.0**p for p in powers for k in kinds]
+        found = [v for v in found if low * 0.999 <= v <= high * 1.001]
+        if len(found) <= most:
+            break
+    return found
+
+
+def ticks(
+    values: Sequence[float], low: float, high: float, text: Callable[[float], str] = number_text
+) -> tuple[Tick, ...]:
+    """Labels of an even axis from low to high."""
+    span = (high - low) or 1.0
+    return tuple(Tick(100 * (value - low) / span, text(value)) for value in values)
+
+
+def points(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
+    """Points of a line, x and y from 0 to 1, y from the bottom."""
+    pairs = zip(1000 * x, 1000 * (1 - y), strict=True)
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in pairs if math.isfinite(a + b))
+
+
+def histogram(
+    values: NDArray[np.float64],
+    title: str,
+    x_label: str,
+    rows: str = "rows",
+    text: Callable[[float], str] = number_text,
+) -> Plot | None:
+    """How often values occur; None where there is none. Not finite ones are left out."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    edges, even = _edges(values)
+    counts, _ = np.histogram(values, edges)
+    top = int(counts.max())
+    width = 100 / len(counts)
+    spans = [f"{text(a)} to {text(b)}" for a, b in pairwise(edges)]
+    boxes = tuple(
+        Box(k * width, 100 - 100 * n / top, width, 100 * n / top, "one", f"{span}: {n:,} {rows}")
+        for k, (n, span) in enumerate(zip(counts.tolist(), spans, strict=True))
+        if n
+    )
+    low, middle, high = np.quantile(values, (0.05, 0.5, 0.95)).tolist()
+    said = f"median {text(middle)}, 90 % of {rows} from {text(low)} to {text(high)}"
+    return Plot(
+        title=title,
+        alt=f"Histogram of {len(values):,} {rows}: {said}.",
+        x_label=x_label,
+        y_label=rows,
+        x_ticks=_edge_ticks(edges, even, text),
+        y_ticks=ticks([v for v in nice_steps(0, top, 4) if v == int(v)], 0, top),
+        boxes=boxes,
+        note=f"{said[0].upper()}{said[1:]}; shortest {text(values.min())}, longest "
+        f"{text(values.max())}."
+        if text is seconds_text
+        else f"{said[0].upper()}{said[1:]}.",
+        table=Table(
+            (x_label, rows),
+            tuple((span, f"{n:,}") for span, n in zip(spans, counts.tolist(), strict=True) if n),
+            frozenset({1}),
+        ),
+        height="short",
+    )
+
+
+def _edges(values: NDArray[np.float64]) -> tuple[list[float], bool]:
+    """Edges of the bins, and whether these are of equal width."""
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        near = abs(low) * 0.05 or 0.5
+        return [low - near, low + near], True
+    bins = max(5, min(HISTOGRAM_BINS, 2 * math.ceil(math.sqrt(len(values)))))
+    if low > 0 and high / low > LOG_RATIO:
+        edges = np.geomspace(low, high, bins + 1).tolist()
+        return [low, *edges[1:-1], high], False
+    return np.linspace(low, high, bins + 1).tolist(), True
+
+
+def _edge_ticks(
+    edges: Sequence[float], even: bool, text: Callable[[float], str]
+) -> tuple[Tick, ...]:
+    low, high = edges[0], edges[-1]
+    if even:
+        return ticks(nice_steps(low, high, 5), low, high, text)
+    span = math.log(high / low)
+    shown = nice_ratios(low, high)
+    return tuple(Tick(100 * math.log(value / low) / span, text(value)) for value in shown)
+
+
+def bars(
+    counts: Mapping[str, int],
+    title: str,
+    what: str,
+    of: str = "rows",
+    kind: str = "one",
+    note: str = "",
+) -> Bars:
+    """Categories by count; those beyond `MOST_BARS` are one."""
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    shown, others = ordered[:MOST_BARS], ordered[MOST_BARS:]
+    if others:
+        shown.append((f"{len(others):,} others", sum(count for _, count in others)))
+    whole = sum(counts.values()) or 1
+    longest = max((count for _, count in shown), default=1) or 1
+    return Bars(
+        title=title,
+        what=what,
+        of=of,
+        kind=kind,
+        note=note,
+        bars=tuple(
+            Bar(name, count, 100 * count / longest, percent(count / whole)) for name, count in shown
+        ),
+    )
+
+
+def percent(share: float) -> str:
+    """12.3 %, and what is small but not nothing as < 0.1 %."""
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,307 @@
+"""The streams of one row as figures; which figure follows from the stream's description alone.
+
+one number a frame           a trace, those of one unit in one figure
+one number a clip            values
+events                       a raster: spikes of each channel in each stretch of time
+columns by channel           an auditory spectrogram
+modulation filters           the modulation spectrum, RMS over time of channel by filter; and the
+                             slowest filter of each channel as an auditory spectrogram, where no
+                             stream has one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from earmill.jobs.report.pictures import MOST_COLUMNS, MOST_ROWS, coarse, picture, pooled
+from earmill.jobs.report.plots import (
+    Line,
+    Plot,
+    Table,
+    Tick,
+    hertz_text,
+    nice_steps,
+    number_text,
+    points,
+    seconds_text,
+    signed,
+    ticks,
+)
+from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
+
+if TYPE_CHECKING:
+    from amtcore.features.stream_info import StreamInfo
+    from earmill.pipeline.reader.read_row import Row
+
+Values = NDArray[np.float64]
+
+ENVELOPE_RANGE_DB, MODULATION_RANGE_DB = 50.0, 30.0
+FREQUENCIES_HZ = (50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
+MOST_TRACES = 4
+# Of the stretches with spikes, the share that is not of the brightest colour.
+BRIGHTEST = 0.95
+# A table of channels by filters has so many columns at most.
+MOST_COLUMNS_IN_TABLE = 16
+TIME = "time (s)"
+
+
+def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[Plot]:
+    """A figure for each stream of frames or events, in the order of the page.
+
+    Args:
+        row: From the clip's start. seconds: How much of the clip it holds.
+    """
+    spectrograms, modulation, rasters = [], [], []
+    traces: dict[str, list[StreamInfo]] = {}
+    for name, info in streams.items():
+        if info.frame_rate_hz == 0 or not len(row.features[name]):
+            continue
+        if isinstance(layout_of(info), EventLayout):
+            rasters.append(_raster(row.features[name], info, seconds))
+        elif info.width == 1:
+            traces.setdefault(info.unit, []).append(info)
+        elif info.mfc_hz:
+            modulation.append(info)
+        else:
+            spectrograms.append(_spectrogram(_values(row, info), info, seconds))
+    found = [_traces(row, infos, seconds) for infos in traces.values()]
+    for info in modulation:
+        values = _values(row, info)
+        if not spectrograms:
+            spectrograms.append(_slowest(values, info, seconds))
+        found.append(_modulation(values, info))
+    return [*spectrograms, *found, *rasters]
+
+
+def clip_values(row: Row, streams: Mapping[str, StreamInfo]) -> Table | None:
+    """The numbers of whole clips, such as a summary of loudness."""
+    rows = []
+    for name, info in streams.items():
+        if info.frame_rate_hz == 0 and len(row.features[name]):
+            names = info.columns or tuple(f"{name} {k}" for k in range(info.width))
+            numbers = _values(row, info)[0].tolist()
+            pairs = zip(names, numbers, strict=True)
+            rows += [(_words(column), number_text(value), info.unit) for column, value in pairs]
+    return Table(("value of the clip", "", "unit"), tuple(rows), frozenset({1})) if rows else None
+
+
+def _values(row: Row, info: StreamInfo) -> Values:
+    return np.asarray(row.features[info.name], np.float64)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _title(info: StreamInfo, what: str) -> str:
+    return f"{what}: {info.model} {_words(info.name)}"
+
+
+def _seconds_ticks(seconds: float) -> tuple[Tick, ...]:
+    return ticks(nice_steps(0, seconds, 5), 0, seconds)
+
+
+def _spectrogram(values: Values, info: StreamInfo, seconds: float) -> Plot:
+    """Values of (time, column) against centre frequency; an envelope in dB."""
+    if info.name == "envelope":
+        values = 20 * np.log10(np.maximum(np.abs(values), 1e-9))
+        top = float(values.max())
+        return _image(np.maximum(values - top, -ENVELOPE_RANGE_DB), info, seconds, "dB re maximum")
+    return _image(values, info, seconds, info.unit)
+
+
+def _slowest(values: Values, info: StreamInfo, seconds: float) -> Plot:
+    """The modulation filter of the lowest rate in each channel, which follows its envelope."""
+    rates = np.asarray(info.mfc_hz)
+    columns = [first + int(rates[first:last].argmin()) for first, last in _channels(info)]
+    plot = _image(values[:, columns], info, seconds, info.unit)
+    note = "The slowest modulation filter of each channel, as no stream holds the envelope itself."
+    return Plot(**{**vars(plot), "note": note})
+
+
+def _channels(info: StreamInfo) -> list[tuple[int, int]]:
+    """First and last column of each channel that has columns."""
+    return [(a, b) for a, b in pairwise(info.channel_offsets) if b > a]
+
+
+def _image(values: Values, info: StreamInfo, seconds: float, unit: str) -> Plot:
+    """(time, column) as a picture over time."""
+    shown = coarse(values.T)
+    low, high = float(values.min()), float(values.max())
+    means = values.mean(axis=0)
+    has_hz = len(info.fc_hz) == values.shape[1]
+    names = [hertz_text(fc) if has_hz else f"{k}" for k, fc in _named(info, values.shape[1])]
+    strongest = names[int(means.argmax())]
+    what = "Auditory spectrogram" if has_hz else "Features over time"
+    of = f"{values.shape[1]} channels from {names[0]} to {names[-1]}" if has_hz else "all columns"
+    return Plot(
+        title=_title(info, what),
+        alt=f"{what} of {seconds_text(seconds)}, {of}, from {number_text(low)} to "
+        f"{number_text(high)} {unit}; on average highest at {strongest}.",
+        x_label=TIME,
+        y_label="centre frequency (Hz)" if has_hz else "column",
+        x_ticks=_seconds_ticks(seconds),
+        y_ticks=_frequency_ticks(info.fc_hz) if has_hz else _column_ticks(values.shape[1]),
+        picture=picture(shown, low, high),
+        scale=(number_text(low), f"{number_text(high)} {unit}"),
+        table=_per_channel(
+            names,
+            "channel" if has_hz else "column",
+            {f"mean ({unit})": means, f"highest ({unit})": values.max(axis=0)},
+        ),
+        on_time=True,
+        height="tall",
+    )
+
+
+def _named(info: StreamInfo, columns: int) -> list[tuple[int, float]]:
+    fc_hz = info.fc_hz if len(info.fc_hz) == columns else (0.0,) * columns
+    return list(enumerate(fc_hz))
+
+
+def _per_channel(names: Sequence[str], what: str, columns: Mapping[str, Values]) -> Table:
+    """Numbers of each channel, pooled like the picture where there are very many."""
+    shown = [pooled(values, MOST_ROWS, 0).tolist() for values in columns.values()]
+    if len(names) > MOST_ROWS:
+        edges = np.linspace(0, len(names), MOST_ROWS + 1).round().astype(int)
+        names = [f"{names[a]} to {names[b - 1]}" for a, b in pairwise(edges.tolist())]
+    cells = zip(names, *([number_text(v) for v in column] for column in shown), strict=True)
+    return Table((what, *columns), tuple(cells), frozenset(range(1, 1 + len(columns))))
+
+
+def _frequency_ticks(fc_hz: Sequence[float]) -> tuple[Tick, ...]:
+    """Round frequencies at their places between the channels."""
+    if len(fc_hz) < 2 or np.any(np.diff(fc_hz) <= 0):
+        return tuple(Tick(100 * (k + 0.5) / len(fc_hz), hertz_text(f)) for k, f in
+                     enumerate(fc_hz))[:: max(1, len(fc_hz) // 6)]  # fmt: skip
+    places = {f: float(np.interp(f, fc_hz, range(len(fc_hz)))) for f in FREQUENCIES_HZ}
+    return tuple(
+        Tick(100 * (place + 0.5) / len(fc_hz), f"{f // 1000}k" if f >= 1000 else f"{f}")
+        for f, place in places.items()
+        if fc_hz[0] <= f <= fc_hz[-1]
+    )
+
+
+def _column_ticks(columns: int) -> tuple[Tick, ...]:
+    shown = [int(v) for v in nice_steps(0, columns - 1, 5) if v == int(v)]
+    return tuple(Tick(100 * (k + 0.5) / columns, f"{k}") for k in shown)
+
+
+def _modulation(values: Values, info: StreamInfo) -> Plot:
+    """RMS over time of each modulation filter of each channel, in dB."""
+    rates = sorted(set(info.mfc_hz))
+    place = {rate: k for k, rate in enumerate(rates)}
+    levels = np.full((len(info.channel_offsets) - 1, len(rates)), np.nan)
+    rms = np.sqrt(np.mean(values**2, axis=0))
+    for channel, (first, last) in enumerate(pairwise(info.channel_offsets)):
+        for column in range(first, last):
+            levels[channel, place[info.mfc_hz[column]]] = rms[column]
+    levels_db = 20 * np.log10(np.maximum(levels, 1e-9))
+    levels_db -= np.nanmax(levels_db)
+    names = [hertz_text(fc) for fc in info.fc_hz]
+    highest = divmod(int(np.nanargmax(levels_db)), len(rates))
+    return Plot(
+        title=_title(info, "Modulation spectrum"),
+        alt=f"Modulation spectrum: RMS over time of {len(rates)} modulation filters in "
+        f"{len(names)} channels, in dB re maximum; highest at {names[highest[0]]} in the filter of "
+        f"{hertz_text(rates[highest[1]])}.",
+        x_label="modulation centre frequency (Hz)",
+        y_label="centre frequency (Hz)",
+        x_ticks=_centres([number_text(rate) for rate in rates]),
+        y_ticks=_frequency_ticks(info.fc_hz),
+        picture=picture(np.maximum(levels_db, -MODULATION_RANGE_DB), -MODULATION_RANGE_DB, 0),
+        scale=(f"≤ {number_text(-MODULATION_RANGE_DB)}", "0 dB re maximum"),
+        table=_modulation_table(names, rates, levels_db),
+        height="tall",
+    )
+
+
+def _centres(names: Sequence[str]) -> tuple[Tick, ...]:
+    """A label below the middle of each column, or of some."""
+    step = -(-len(names) // 8)
+    return tuple(
+        Tick(100 * (k + 0.5) / len(names), name) for k, name in enumerate(names) if k % step == 0
+    )
+
+
+def _modulation_table(names: Sequence[str], rates: Sequence[float], levels_db: Values) -> Table:
+    step = -(-len(rates) // MOST_COLUMNS_IN_TABLE)
+    header = ("channel", *(hertz_text(rate) for rate in rates[::step]))
+    rows = tuple(
+        (name, *("" if np.isnan(v) else signed(f"{v:.1f}") for v in levels[::step]))
+        for name, levels in zip(names, levels_db.tolist(), strict=True)
+    )
+    return Table(header, rows, frozenset(range(1, len(header))))
+
+
+def _traces(row: Row, infos: Sequence[StreamInfo], seconds: float) -> Plot:
+    """Streams of one number a frame and one unit."""
+    infos = infos[:MOST_TRACES]
+    values = {info.name: _values(row, info)[:, 0] for info in infos}
+    high = max(float(v.max()) for v in values.values())
+    low = min(0.0, min(float(v.min()) for v in values.values()))
+    span = (high - low) or 1.0
+    lines, rows = [], []
+    for number, info in enumerate(infos):
+        trace = values[info.name]
+        shown = pooled(trace, MOST_COLUMNS, 0)
+        x = (np.arange(len(shown)) + 0.5) * len(trace) / len(shown) / info.frame_rate_hz / seconds
+        label = f"{info.model} {_words(info.name)}"
+        lines.append(Line(points(x, (shown - low) / span), f"line-{number + 1}", label))
+        quantiles = np.quantile(trace, (0.0, 0.5, 1.0)).tolist()
+        rows.append((label, *(number_text(v) for v in quantiles)))
+    unit = infos[0].unit
+    said = "; ".join(f"{name} up to {most}" for name, _, _, most in rows)
+    return Plot(
+        title=f"Over time, in {unit}" if len(infos) > 1 else _title(infos[0], "Over time"),
+        alt=f"Traces over {seconds_text(seconds)}: {said} {unit}.",
+        x_label=TIME,
+        y_label=unit,
+        x_ticks=_seconds_ticks(seconds),
+        y_ticks=ticks(nice_steps(low, low + span, 4), low, low + span),
+        lines=tuple(lines),
+        legend=tuple((line.kind, line.label) for line in lines),
+        table=Table(
+            ("stream", *(f"{which} ({unit})" for which in ("lowest", "median", "highest"))),
+            tuple(rows),
+            frozenset({1, 2, 3}),
+        ),
+        on_time=True,
+        height="short",
+    )
+
+
+def _raster(events: Any, info: StreamInfo, seconds: float) -> Plot:
+    """Spikes of each channel in each stretch of time, all neurons of a channel together."""
+    channels = len(info.fc_hz) or info.width
+    columns = max(1, min(MOST_COLUMNS, events.n_frames))
+    frames = np.asarray(events.frame) - events.first_frame
+    at = (frames * columns // max(1, events.n_frames)).astype(int)
+    channel = np.asarray(events.channel) * channels // info.width
+    counts = np.zeros((channels, columns))
+    np.add.at(counts, (channel, at), np.asarray(events.count))
+    rates = counts.sum(axis=1) / seconds
+    names = [hertz_text(f) for f in info.fc_hz] or [f"{k}" for k in range(channels)]
+    stretch_ms = 1000 * seconds / columns
+    # Onsets have many times the spikes of all else, which would be dark beside them.
+    most = max(1.0, float(np.quantile(counts[counts > 0], BRIGHTEST)) if len(frames) else 1.0)
+    return Plot(
+        title=_title(info, "Spikes"),
+        alt=f"Raster of {events.n_spikes:,} spikes in {channels} channels over "
+        f"{seconds_text(seconds)}; most in the channel at {names[int(rates.argmax())]}, "
+        f"{number_text(float(rates.max()))} a second.",
+        x_label=TIME,
+        y_label="centre frequency (Hz)",
+        x_ticks=_seconds_ticks(seconds),
+        y_ticks=_frequency_ticks(info.fc_hz) if info.fc_hz else _column_ticks(channels),
+        picture=picture(counts, 0, most),
+        scale=("0", f"{most:.0f} spikes or more in {number_text(stretch_ms)} ms"),
+        table=_per_channel(names, "channel", {"spikes a second": rates}),
+        on_time=True,
+        height="tall",
+    )

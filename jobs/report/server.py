@@ -1,0 +1,182 @@
+"""Serves one page to the browsers of this machine, and to nobody else's scripts.
+
+A browser that visits a strange site can be made to ask any address it reaches, also this one: by a
+name that resolves to it, or from the strange page itself. Hence a request must name this server by
+an address or by its own name, and must not come from another page.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from earmill.pipeline.common.errors import OutputError
+
+LOOPBACK = "127.0.0.1"
+# A browser that says nothing for so long is let go, s.
+SILENT_S = 10
+HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+def parse_place(text: str) -> tuple[str, int]:
+    """Host and port of `PORT` or `HOST:PORT`; this machine alone where no host is named.
+
+    Raises:
+        ValueError: It is neither.
+
+    >>> parse_place("8640"), parse_place("[::1]:0")
+    (('127.0.0.1', 8640), ('::1', 0))
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 2**16) or host.count(":") == 1:
+        raise ValueError(f"expected PORT or HOST:PORT, got {text!r}; 8640 is 127.0.0.1:8640")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+def refusal(headers: Mapping[str, str], bound: str) -> str:
+    """Why a request is not answered; empty where it is.
+
+    Args:
+        headers: Of the request. bound: The host that is listened at.
+    """
+    host = _name_of(headers.get("Host", ""))
+    if not _is_ours(host, bound):
+        return f"this page is not served as {host or 'nothing'!r}: ask for it by its address"
+    origin = headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc != headers.get("Host"):
+        return "this page answers no other page"
+    from_page = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+    if from_page and headers.get("Sec-Fetch-Dest", "") != "document":
+        return "this page answers no other page"
+    return ""
+
+
+def _name_of(host: str) -> str:
+    """Without the port, which a tunnel may change."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _is_ours(host: str, bound: str) -> bool:
+    """Addresses cannot be made to resolve to something else; names can, but ours."""
+    if host in ("localhost", bound.lower()):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return not _is_loopback(bound) and host in (socket.gethostname().lower(), socket.getfqdn())
+    return address.is_loopback or not _is_loopback(bound)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class PageServer:
+    """Serves what `show` was last given, as long as it is open.
+
+    Args:
+        place: Host and port; port 0 takes a free one.
+    Raises:
+        OutputError: The address is not to be had.
+    """
+
+    def __init__(self, place: tuple[str, int], page: str) -> None:
+        host, port = place
+        self._page = page.encode()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        kind = type("Server", (ThreadingHTTPServer,), {"address_family": family})
+        try:
+            self._server: ThreadingHTTPServer = kind((host, port), self._handler(host))
+        except OSError as error:
+            raise OutputError(
+                f"--page: cannot listen at {host}:{port}: {error.strerror or error}; give another "
+                "port, or port 0 for a free one"
+            ) from error
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._server.server_address[1]}/"
+        self.is_private = _is_loopback(host)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+
+    def show(self, page: str) -> None:
+        """Serve this from now on."""
+        self._page = page.encode()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _handler(self, bound: str) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = SILENT_S
+            server_version, sys_version = "earmill", ""
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._answer(body=True)
+
+            def do_HEAD(self) -> None:
+                self._answer(body=False)
+
+            def _answer(self, *, body: bool) -> None:
+                # A header that is given twice is joined: neither value of it is then ours.
+                given = {name: ", ".join(self.headers.get_all(name, [])) for name in self.headers}
+                refused = refusal(_titled(given), bound)
+                if refused:
+                    self._send(HTTPStatus.FORBIDDEN, f"{refused}\n".encode(), body, "text/plain")
+                elif urlsplit(self.path).path != "/":
+                    self._send(HTTPStatus.NOT_FOUND, b"there is only /\n", body, "text/plain")
+                else:
+                    self._send(HTTPStatus.OK, server._page, body)
+
+            def _send(self, status: HTTPStatus, content: bytes, body: bool, kind: str = "") -> None:
+                self.send_response(status)
+                for name, value in HEADERS.items():
+                    self.send_header(name, (name == "Content-Type" and kind) or value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                if body:
+                    self.wfile.write(content)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing: the terminal shows the job."""
+
+        return Handler
+
+
+def _titled(headers: Mapping[str, str]) -> dict[str, str]:
+    """Names as browsers write them, whatever case they came in."""
+    return {name.title(): value for name, value in headers.items()}

@@ -1,0 +1,135 @@
+"""A dataset opened for its report: what counts of it, and what its commit records say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset.commit_record import (
+    READ_THREADS,
+    CommitRecord,
+    commits_as,
+    read_commit,
+)
+from earmill.pipeline.dataset.shard_facts import ShardFacts, shard_facts
+from earmill.pipeline.dataset.snapshot import LogEntry, read_current, read_snapshot
+from earmill.pipeline.storage.layout import Layout
+
+if TYPE_CHECKING:
+    from earmill.pipeline.reader.features import Features
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StoredShard:
+    """One committed shard.
+
+    Args:
+        facts: None where the record does not hold what ours do.
+        rows, quarantine: Paths of its tables; the latter None where no row is bad.
+    """
+
+    facts: ShardFacts | None
+    rows_ok: int
+    rows_bad: int
+    rows: str
+    quarantine: str | None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A dataset.
+
+    Args:
+        uri: As it was given. features: The rows that count.
+        entry: How the snapshot that counts came about; None while none does.
+        shards: Those it is made of, in order; before it is closed, those committed by now.
+        additions: Names of the sets of features beside the rows.
+    """
+
+    uri: str
+    storage_options: Mapping[str, Any]
+    layout: Layout
+    features: Features
+    entry: LogEntry | None
+    shards: Mapping[str, StoredShard]
+    additions: Sequence[str]
+
+    @classmethod
+    def open(cls, uri: str, storage_options: Mapping[str, Any]) -> Stored:
+        """Read index and commit records.
+
+        Raises:
+            SourceError: No dataset there, or nothing committed yet.
+            CommitError: A file of it is damaged.
+        """
+        from earmill.pipeline.reader.open import open_features
+
+        layout = Layout.open(uri, storage_options)
+        features = open_features(uri, storage_options=storage_options)
+        current = read_current(layout)
+        snapshot = None if current is None else read_snapshot(layout, current)
+        if snapshot is None:
+            shards = commits_as(layout, lambda record: _shard(layout, record))
+        else:
+            refs = {shard: ref.generation for shard, ref in sorted(snapshot.commits.items())}
+            shards = _named(layout, refs)
+        return cls(
+            uri=uri,
+            storage_options=storage_options,
+            layout=layout,
+            features=features,
+            entry=None if snapshot is None else snapshot.entry,
+            shards=shards,
+            additions=() if snapshot is None else tuple(sorted(snapshot.additions)),
+        )
+
+    @property
+    def facts(self) -> list[ShardFacts]:
+        """Of the shards whose records say them."""
+        return [shard.facts for shard in self.shards.values() if shard.facts is not None]
+
+    @property
+    def rows_bad(self) -> int:
+        """Quarantined rows."""
+        return sum(shard.rows_bad for shard in self.shards.values())
+
+
+def _named(layout: Layout, refs: Mapping[str, int]) -> dict[str, StoredShard]:
+    """Shards by the generation of their record."""
+
+    def read(ref: tuple[str, int]) -> StoredShard:
+        record = read_commit(layout, *ref)
+        if record is None:
+            raise CommitError(
+                f"{layout.url()}: the commit of shard {ref[0]} is gone although the index names "
+                "it; run `earmill verify`"
+            )
+        return _shard(layout, record)
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        return dict(zip(refs, pool.map(read, refs.items()), strict=True))
+
+
+def _shard(layout: Layout, record: CommitRecord) -> StoredShard:
+    facts: ShardFacts | None
+    try:
+        facts = shard_facts(layout, record)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        facts = None
+    rows = record.path("rows")
+    assert rows is not None
+    return StoredShard(facts, record.rows_ok, record.rows_bad, rows, record.path("quarantine"))
+
+
+def spread_over(items: Sequence[T], most: int) -> list[T]:
+    """At most so many of them, at even distances."""
+    if len(items) <= most:
+        return list(items)
+    return [items[int(k)] for k in np.linspace(0, len(items) - 1, most).round()]

@@ -1,0 +1,358 @@
+"""The work on a dataset over time, from its commit records: throughput, CPU time, workers.
+
+A record says when its shard was committed and how long that took; its audio and CPU time are spread
+evenly over that stretch. Pauses in which nobody worked for long are cut out of the axis and marked.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from earmill.jobs.report.plots import (
+    Box,
+    Plot,
+    Table,
+    Tick,
+    nice_steps,
+    number_text,
+    percent,
+    seconds_text,
+    ticks,
+)
+from earmill.pipeline.common.cpu_time import (
+    CHECK,
+    COMMIT,
+    DECODE,
+    ENCODE,
+    FETCH,
+    HASH,
+    MODEL,
+    OTHER,
+    PARTS,
+    RESAMPLE,
+)
+from earmill.pipeline.dataset.shard_facts import ShardFacts
+
+# A longer time without work is no part of the axis.
+LONGEST_PAUSE_S = 3600.0
+MOST_BINS = 60
+# Round widths of a bin, s.
+WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
+MOST_WORKERS = 200
+# Units of the axis, their seconds, and of how many on the next one is better.
+UNITS = (("s", 1, 120), ("min", 60, 120), ("h", 3600, 72), ("d", 86400, float("inf")))
+# Columns of numbers in the tables here: all but the first.
+NUMBERS = frozenset(range(1, 8))
+# Parts of the CPU time by what they are for; names of colours.
+GROUPS = {
+    "read": (FETCH, DECODE, RESAMPLE),
+    "model": (MODEL,),
+    "write": (ENCODE, CHECK, HASH, COMMIT),
+    "other": (OTHER,),
+}
+GROUP_TEXT = {
+    "read": "read: fetch, decode, resample",
+    "model": "model",
+    "write": "write: encode, check, hash, commit",
+    "other": "other",
+}
+GROUP_OF = {part: group for group, parts in GROUPS.items() for part in parts}
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CpuPart:
+    """One part of the CPU time: seconds, share, and milliseconds for a second of audio."""
+
+    part: str
+    group: str
+    seconds: str
+    share: str
+    per_audio: str
+    from_left: float
+    width: float
+
+
+@dataclass(frozen=True)
+class WorkerLine:
+    """What one process has committed."""
+
+    name: str
+    device: str
+    shards: int
+    rows: int
+    audio: str
+    busy: str
+    speed: str
+    last: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """Everything about the work; None and empty where there are no commits."""
+
+    shards: int
+    throughput: Plot | None
+    cpu: Plot | None
+    parts: Sequence[CpuPart]
+    cpu_note: str
+    workers: Sequence[WorkerLine]
+    workers_note: str
+    time_note: str
+
+
+def work_of(facts: Sequence[ShardFacts]) -> Work:
+    """The work on these shards."""
+    facts = sorted(facts, key=lambda one: one.created_s)
+    lines, hidden = _workers(facts)
+    measured = [one for one in facts if one.cpu_s]
+    without = len(facts) - len(measured)
+    clock = _Clock.of(facts)
+    return Work(
+        shards=len(facts),
+        throughput=_throughput(facts, clock) if clock else None,
+        cpu=_cpu(measured, clock) if clock and measured else None,
+        parts=_parts(measured),
+        cpu_note=f"{without:,} of {len(facts):,} records do not say it." if without else "",
+        workers=lines,
+        workers_note=f"{hidden:,} more processes are not shown." if hidden else "",
+        time_note=clock.note if clock else "",
+    )
+
+
+def mean_speed(facts: Sequence[ShardFacts]) -> float:
+    """Audio seconds a second of working time; 0 where there is none."""
+    clock = _Clock.of(facts)
+    return sum(one.audio_s for one in facts) / clock.length_s if clock else 0.0
+
+
+def stamp(seconds: float) -> str:
+    """A moment, UTC."""
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, OSError, ValueError):
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """The axis of working time: stretches of work one after the other, cut into bins.
+
+    Args:
+        begins, ends: Of each stretch, seconds since 1970. places: Where it begins on the axis, s.
+        length_s: Of the axis. width_s: Of a bin.
+    """
+
+    begins: Values
+    ends: Values
+    places: Values
+    length_s: float
+    width_s: float
+
+    @classmethod
+    def of(cls, facts: Sequence[ShardFacts]) -> _Clock | None:
+        """Of these shards; None where there is no time between them."""
+        spans = sorted((one.created_s - _took(one), one.created_s) for one in facts)
+        stretches: list[list[float]] = []
+        for begin, end in spans:
+            if stretches and begin - stretches[-1][1] <= LONGEST_PAUSE_S:
+                stretches[-1][1] = max(stretches[-1][1], end)
+            else:
+                stretches.append([begin, end])
+        lengths = [end - begin for begin, end in stretches]
+        length_s = sum(lengths)
+        if not length_s > 0:
+            return None
+        width = next((w for w in WIDTHS_S if length_s / w <= MOST_BINS), length_s / MOST_BINS)
+        begins, ends = np.array(stretches).T
+        places = np.cumsum([0.0, *lengths[:-1]])
+        return cls(begins, ends, places, length_s, float(min(width, length_s)))
+
+    @property
+    def edges(self) -> Values:
+        """Edges of the bins; the last one may be narrower."""
+        inner = np.arange(0.0, self.length_s * (1 - 1e-9), self.width_s)
+        return np.append(inner, self.length_s)
+
+    @property
+    def note(self) -> str:
+        """When it was, in words."""
+        pauses = len(self.begins) - 1
+        said = f"From {stamp(float(self.begins[0]))} to {stamp(float(self.ends[-1]))}"
+        if pauses:
+            times = "one pause" if pauses == 1 else f"{pauses:,} pauses"
+            said += f", without {times} of more than {seconds_text(LONGEST_PAUSE_S)}"
+        return said + "."
+
+    def place(self, moment: Values) -> Values:
+        """Where moments of work are on the axis."""
+        stretch = np.clip(np.searchsorted(self.begins, moment, "right") - 1, 0, None)
+        along = np.clip(moment - self.begins[stretch], 0, (self.ends - self.begins)[stretch])
+        return self.places[stretch] + along
+
+    def spread(self, facts: Sequence[ShardFacts], amounts: Values) -> Values:
+        """(bin, kind) amounts of (shard, kind), each over the stretch in which it was made."""
+        edges = self.edges
+        ends = self.place(np.array([one.created_s for one in facts]))
+        begins = self.place(np.array([one.created_s - _took(one) for one in facts]))
+        found = np.zeros((len(edges) - 1, amounts.shape[1]))
+        # A shard that took no time lies where it was committed, also at the very beginning.
+        least_s = 1e-6 * self.length_s
+        for begin, end, amount in zip(begins, ends, amounts, strict=True):
+            end = max(end, least_s)
+            begin = min(begin, end - least_s)
+            over = np.minimum(edges[1:], end) - np.maximum(edges[:-1], begin)
+            share = np.maximum(over, 0.0)
+            found += np.outer(share / (share.sum() or 1.0), amount)
+        return found
+
+
+def _took(one: ShardFacts) -> float:
+    return max(0.0, one.took_s)
+
+
+def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
+    """Audio seconds a second in each bin."""
+    amounts = np.array([[one.audio_s, one.rows_ok + one.rows_bad] for one in facts])
+    spread, widths = clock.spread(facts, amounts), np.diff(clock.edges)
+    speeds = spread[:, 0] / widths
+    mean = float(amounts[:, 0].sum() / clock.length_s)
+    top = float(speeds.max()) or 1.0
+    boxes, rows = [], []
+    for k, (speed, n_rows) in enumerate(zip(speeds.tolist(), spread[:, 1].tolist(), strict=True)):
+        when = _when(clock, k)
+        said = f"{number_text(speed)} times real time, {number_text(n_rows / widths[k])} rows/s"
+        boxes.append(_column(clock, k, 0.0, speed / top, "one", f"{when}: {said}"))
+        rows.append((when, number_text(speed), number_text(n_rows / widths[k])))
+    return Plot(
+        title="Throughput",
+        alt=f"Audio seconds processed a second over {seconds_text(clock.length_s)} of work: "
+        f"{number_text(mean)} on average, up to {number_text(top)}.",
+        x_label="time at work",
+        y_label="times real time",
+        x_ticks=_time_ticks(clock),
+        y_ticks=ticks(nice_steps(0, top, 4), 0, top),
+        boxes=tuple(box for box in boxes if box.height),
+        marks=_pauses(clock),
+        table=Table(("time at work", "times real time", "rows a second"), tuple(rows), NUMBERS),
+        note=f"{number_text(mean)} times real time on average.",
+        height="short",
+    )
+
+
+def _cpu(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
+    """Cores that were busy in each bin, by what for."""
+    cpu_s = np.array([one.cpu_s for one in facts])
+    groups = np.stack(
+        [cpu_s[:, [PARTS.index(part) for part in parts]].sum(axis=1) for parts in GROUPS.values()],
+        axis=1,
+    )
+    spread, widths = clock.spread(facts, groups), np.diff(clock.edges)
+    cores = spread / widths[:, None]
+    top = float(cores.sum(axis=1).max()) or 1.0
+    boxes, rows = [], []
+    for k, busy in enumerate(cores.tolist()):
+        base = 0.0
+        for group, value in zip(GROUPS, busy, strict=True):
+            title = f"{_when(clock, k)}: {group} {number_text(value)} cores"
+            boxes.append(_column(clock, k, base / top, value / top, group, title))
+            base += value
+        rows.append((_when(clock, k), *(number_text(value) for value in busy)))
+    totals = groups.sum(axis=0)
+    shares = ", ".join(
+        f"{group} {percent(share)}"
+        for group, share in zip(GROUPS, (totals / (totals.sum() or 1.0)).tolist(), strict=True)
+    )
+    return Plot(
+        title="CPU time of the workers",
+        alt=f"Cores busy over {seconds_text(clock.length_s)} of work, by what for: {shares}.",
+        x_label="time at work",
+        y_label="cores busy",
+        x_ticks=_time_ticks(clock),
+        y_ticks=ticks(nice_steps(0, top, 4), 0, top),
+        boxes=tuple(box for box in boxes if box.height),
+        marks=_pauses(clock),
+        legend=tuple(GROUP_TEXT.items()),
+        table=Table(
+            ("time at work", *(f"{group} (cores)" for group in GROUPS)), tuple(rows), NUMBERS
+        ),
+        height="short",
+    )
+
+
+def _column(clock: _Clock, k: int, base: float, share: float, kind: str, title: str) -> Box:
+    left, right = (100 * float(edge) / clock.length_s for edge in clock.edges[k : k + 2])
+    return Box(left, 100 * (1 - base - share), right - left, 100 * share, kind, title)
+
+
+def _when(clock: _Clock, k: int) -> str:
+    first, last = (float(edge) for edge in clock.edges[k : k + 2])
+    return f"{seconds_text(first)} to {seconds_text(last)}"
+
+
+def _time_ticks(clock: _Clock) -> tuple[Tick, ...]:
+    length_s = clock.length_s
+    unit, size = next((u, s) for u, s, most in UNITS if length_s < most * s)
+    steps = nice_steps(0, length_s / size, 5)
+    return ticks(steps, 0, length_s / size, lambda v: f"{number_text(v)} {unit}")
+
+
+def _pauses(clock: _Clock) -> tuple[Tick, ...]:
+    gaps = (clock.begins[1:] - clock.ends[:-1]).tolist()
+    places = (100 * clock.places[1:] / clock.length_s).tolist()
+    return tuple(
+        Tick(at, f"pause of {seconds_text(gap)}") for at, gap in zip(places, gaps, strict=True)
+    )
+
+
+def _parts(facts: Sequence[ShardFacts]) -> list[CpuPart]:
+    """All parts of the CPU time in the order in which a clip goes through them."""
+    sums = np.array([one.cpu_s for one in facts]).sum(axis=0).tolist() if facts else []
+    whole, audio_s = sum(sums) or 1.0, sum(one.audio_s for one in facts)
+    found, left = [], 0.0
+    for part, seconds in zip(PARTS, sums, strict=False):
+        width = 100 * seconds / whole
+        found.append(
+            CpuPart(
+                part=part,
+                group=GROUP_OF[part],
+                seconds=number_text(seconds),
+                share=percent(seconds / whole),
+                per_audio=number_text(1000 * seconds / audio_s) if audio_s else "none",
+                from_left=left,
+                width=width,
+            )
+        )
+        left += width
+    return found
+
+
+def _workers(facts: Sequence[ShardFacts]) -> tuple[list[WorkerLine], int]:
+    """A line a process, who committed most first; and how many are left out."""
+    by_worker: dict[tuple[str, int], list[ShardFacts]] = defaultdict(list)
+    for one in facts:
+        by_worker[one.worker].append(one)
+    ordered = sorted(by_worker.items(), key=lambda pair: (-len(pair[1]), pair[0]))
+    lines = [_worker(name, done) for name, done in ordered[:MOST_WORKERS]]
+    return lines, max(0, len(ordered) - MOST_WORKERS)
+
+
+def _worker(name: tuple[str, int], done: Sequence[ShardFacts]) -> WorkerLine:
+    audio_s, busy_s = sum(one.audio_s for one in done), sum(_took(one) for one in done)
+    return WorkerLine(
+        name=f"{name[0]}, process {name[1]}" if name[1] else name[0],
+        device=", ".join(sorted({one.device for one in done})[:3]),
+        shards=len(done),
+        rows=sum(one.rows_ok + one.rows_bad for one in done),
+        audio=seconds_text(audio_s),
+        busy=seconds_text(busy_s),
+        speed=number_text(audio_s / busy_s) if busy_s else "none",
+        last=stamp(done[-1].created_s),
+    )
