@@ -37,8 +37,8 @@ from earmill.pipeline.worker.turns import Turn, free_turn
 
 FRAMES = 5
 PROCESSES = 2
-# Shards that a process writes at a time: a part of that time it waits for the disk.
-WRITERS = 3
+# Shards that a process writes at a time: most of that time they wait for the disk.
+WRITERS = 8
 
 
 class EmptyRows:

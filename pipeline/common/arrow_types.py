@@ -197,6 +197,8 @@ def _merge(kinds: set[str]) -> str:
 
 def column(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Cells of one column; CommitError where one does not fit its type."""
+    if all(value is None for value in values):
+        return pa.nulls(len(values), kind)
     if kind == pa.string():
         values = [
             value if value is None or isinstance(value, str) else str(value) for value in values

@@ -167,6 +167,7 @@ class LibraryThreads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._listed = _thread_count()
         self._works_for = dict.fromkeys(_threads(), "")
         self._read_s: dict[int, float] = {}
 
@@ -176,14 +177,31 @@ class LibraryThreads:
         Two callers at a time share what there is: none of it is counted twice.
         """
         with self._lock:
-            running = _threads()
-            self._works_for = {thread: self._works_for.get(thread, what) for thread in running}
+            self._look(what)
             ours = [t for t, its in self._works_for.items() if its == what and t not in _known]
             now_s = {thread: _thread_time(thread) for thread in ours}
             before_s = {thread: self._read_s.get(thread, 0.0) for thread in ours}
             self._read_s = {t: s for t, s in self._read_s.items() if t in self._works_for} | now_s
         # A thread of another one's number that ended begins at nothing again.
         return sum(max(0.0, now_s[thread] - before_s[thread]) for thread in ours)
+
+    def _look(self, what: str) -> None:
+        """List the threads where there are more or fewer than at the last look.
+
+        Where one has ended and another begun, the new one is found with the next that begins or
+        ends; its clock then tells all that it has spent.
+        """
+        count = _thread_count()
+        if count != self._listed or not count:
+            self._listed = count
+            self._works_for = {thread: self._works_for.get(thread, what) for thread in _threads()}
+
+
+def _thread_count() -> int:
+    """How many threads this process has; a twentieth of the cost of their list. 0 for unknown."""
+    with suppress(OSError):
+        return os.stat(_TASKS).st_nlink - 2
+    return 0
 
 
 def _threads() -> list[int]:

@@ -8,14 +8,14 @@ removed by that, so a reader of an older index goes on with the record that the 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
 from pydantic import AfterValidator
+from pydantic_core import to_json
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.description import dropped_shards
@@ -97,7 +97,7 @@ class CommitRecord(Strict):
 
     def to_json(self) -> str:
         """The record as JSON text; `from_json` gives an equal record."""
-        return json.dumps(vars(self), default=asdict, indent=1, sort_keys=True)
+        return to_json(self, indent=1).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> CommitRecord:

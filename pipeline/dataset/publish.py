@@ -4,12 +4,17 @@ The record is the only thing that makes files part of the dataset. It is written
 only where none exists, so that of any number of attempts on a shard one wins and a crash at any
 moment leaves either a complete shard or garbage. Files hold no attempt, time or host: those are
 here, and two attempts on the same rows write equal bytes.
+
+On a local disk each step is durable before the next begins, so that a power cut leaves no less:
+the content of every part, then the names of all parts, then the content of the record, then its
+name. That is one flush a file and one a folder, `data`, `rows`, `quarantine` and `commits`.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,6 +60,7 @@ from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.local_files import files_below
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -234,14 +240,10 @@ class _Shard:
     def hash_files(self, folder: Path) -> tuple[OutFile, ...]:
         """Size and sha256 of every file that was written."""
         with self._timed("hash", HASH):
-            files = sorted(path for path in folder.rglob("*") if path.is_file())
-            return tuple(
-                OutFile(path.relative_to(folder).as_posix(), path.stat().st_size, _sha256(path))
-                for path in files
-            )
+            return tuple(_out_file(folder, name) for name in files_below(folder))
 
     def upload(self, folder: Path, files: Sequence[OutFile]) -> None:
-        """Bring every part to the output and look that it arrived in full length."""
+        """Bring every part to the output, look that it arrived in full length and settle it."""
         try:
             with self._timed("upload", COMMIT):
                 for name in self.parts:
@@ -249,6 +251,7 @@ class _Shard:
                     put = self.layout.upload_dir if local.is_dir() else self.layout.upload_file
                     put(local, name)
                 self._check_sizes(files)
+                self.layout.settle(self.parts)
         except BaseException:
             self._discard()
             raise
@@ -308,9 +311,9 @@ def _check_same(fmt: str, found: Sequence[str]) -> None:
         raise CommitError(f"the {fmt} file does not hold what was written: {'; '.join(found)}")
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return sha256_of(file)
+def _out_file(folder: Path, name: str) -> OutFile:
+    with (folder / name).open("rb") as file:
+        return OutFile(name, os.fstat(file.fileno()).st_size, sha256_of(file))
 
 
 @contextmanager

@@ -32,6 +32,12 @@ class Deadlines:
         # In order, so that asking for each of many workers costs no sorting.
         self._wall_per_audio: list[float] = []
 
+    @property
+    def least_s(self) -> float:
+        """No shard's time is up before, whatever its audio."""
+        least_s = BASE_S if self._fixed_s is None else self._fixed_s
+        return least_s if self._row_s is None else min(least_s, self._row_s)
+
     def learn(self, wall_s: float, audio_s: float) -> None:
         """A shard of `audio_s` took `wall_s`."""
         if audio_s > 0:

@@ -308,12 +308,14 @@ class Scheduler:
         if now - self._last_check < POLL_S:
             return
         self._last_check = now
+        # Of a thousand workers hardly one is late.
+        early_s = self._deadlines.least_s
         for slot in self._pool.slots:
             if slot.retry_s is not None and now >= slot.retry_s:
                 self._pool.warm_up(slot)
             elif slot.state == WARMING and now - slot.warming_since > WARM_UP_LIMIT_S:
                 self._warm_up_failed(slot, f"not ready within {WARM_UP_LIMIT_S:.0f} s")
-            elif slot.work:
+            elif slot.work and now - slot.work[0].head_since > early_s:
                 self._check_head(slot, now - slot.work[0].head_since)
 
     def _check_head(self, slot: Slot, waited_s: float) -> None:

@@ -15,7 +15,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError
@@ -39,6 +38,20 @@ def sync_folder(path: str) -> None:
         os.close(handle)
 
 
+def make_folder(path: str) -> None:
+    """Make a folder and what is missing above it, the names of new ones durable."""
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(path)
+    make_folder(above)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    sync_folder(above)
+
+
 def _write_new(path: str, data: bytes) -> None:
     """Create `path` with O_EXCL and make it durable; on failure leave nothing behind."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -54,9 +67,9 @@ def _write_new(path: str, data: bytes) -> None:
 
 def _temporary(path: str) -> str:
     """A hidden name beside `path`; its folder is made if need be."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return str(target.with_name(f".{target.name}.{secrets.token_hex(4)}"))
+    folder, name = os.path.split(path)
+    make_folder(folder)
+    return os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
 
 
 def write_local(path: str, data: bytes) -> None:

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,7 +25,7 @@ from earmill.pipeline.storage.atomic_create import create_local, create_remote, 
 from earmill.pipeline.storage.atomic_replace import replace_local, replace_remote
 from earmill.pipeline.storage.filesystems import filesystem_of
 from earmill.pipeline.storage.local_cache import LocalCache
-from earmill.pipeline.storage.local_files import move_in, new_folder
+from earmill.pipeline.storage.local_files import move_in, new_folder, sync_names
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.store_calls import store_call
 from earmill.pipeline.storage.uploads import FILES_AT_ONCE, in_parts
@@ -237,6 +237,8 @@ class Layout:
     @store_call("listed")
     def sizes(self, rel: str) -> dict[str, int]:
         """Every finished file under a folder (or the file itself) with its bytes."""
+        if self.is_local and os.path.isfile(self.path(rel)):
+            return {} if _is_unfinished(rel) else {rel: os.path.getsize(self.path(rel))}
         found = self.fs.find(self.path(rel), withdirs=False, detail=True)
         if isinstance(found, list):  # adlfs, of a path that is a file
             found = {path: self.fs.info(path) for path in found}
@@ -273,7 +275,8 @@ class Layout:
 
     @store_call("written", 1)
     def upload_file(self, local: str | Path, rel: str) -> None:
-        """Publish one local file. It may be moved: do not use it afterwards."""
+        """Publish one local file. It may be moved: do not use it afterwards. Durable at once on a
+        store, on a local disk after `settle`."""
         if self.is_local:
             move_in(Path(local), Path(self.path(rel)))
         else:
@@ -281,7 +284,7 @@ class Layout:
 
     @store_call("written", 1)
     def upload_dir(self, local: str | Path, rel: str) -> None:
-        """Publish a local folder with everything in it. It may be moved."""
+        """Publish a local folder with everything in it, as `upload_file` does a file."""
         if self.is_local:
             move_in(Path(local), Path(self.path(rel)))
             return
@@ -293,6 +296,12 @@ class Layout:
         for some in range(0, len(sources), FILES_AT_ONCE):
             now = slice(some, some + FILES_AT_ONCE)
             self.fs.put(sources[now], targets[now], batch_size=FILES_AT_ONCE, **in_parts(self.fs))
+
+    @store_call("written", None)
+    def settle(self, names: Sequence[str]) -> None:
+        """Make what was uploaded under these names outlive a power cut."""
+        if self.is_local:
+            sync_names(map(self.path, names))
 
     @contextmanager
     def scratch(self, name: str) -> Iterator[Path]:

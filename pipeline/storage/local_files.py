@@ -1,7 +1,8 @@
 """Publish local files and folders: durable first, then visible in one step.
 
 For outputs on a local disk. The source may be on another disk than the target; it is then copied
-beside the target under a hidden name and renamed there.
+beside the target under a hidden name and renamed there. What was renamed outlives a power cut once
+`sync_names` has returned: parts that are moved in one after the other share that.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import errno
 import os
 import secrets
 import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from earmill.pipeline.common.errors import OutputError
-from earmill.pipeline.storage.atomic_create import sync_folder
+from earmill.pipeline.storage.atomic_create import make_folder, sync_folder
 
 MKDIR_TRIES = 100
 
@@ -31,8 +33,8 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def move_in(source: Path, target: Path) -> None:
-    """Publish a local file or folder at `target` in one visible step, durable first."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    """Publish a local file or folder at `target` in one visible step, its content durable first."""
+    make_folder(str(target.parent))
     _sync_tree(source)
     try:
         os.rename(source, target)
@@ -40,7 +42,26 @@ def move_in(source: Path, target: Path) -> None:
         if err.errno != errno.EXDEV:
             raise
         _copy_in(source, target)
-    sync_folder(str(target.parent))
+
+
+def sync_names(targets: Iterable[str]) -> None:
+    """Flush the folders that name these files or folders to the disk, each once."""
+    for folder in dict.fromkeys(map(os.path.dirname, targets)):
+        sync_folder(folder)
+
+
+def files_below(folder: str | Path) -> list[str]:
+    """Every file below a folder, as `a/b`, in the order of paths."""
+    return sorted(_below(folder, ""), key=lambda name: name.split("/"))
+
+
+def _below(folder: str | Path, prefix: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(entry.path, f"{prefix}{entry.name}/")
+            else:
+                yield prefix + entry.name
 
 
 def _copy_in(source: Path, target: Path) -> None:

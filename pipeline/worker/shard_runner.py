@@ -133,6 +133,8 @@ class ShardRunner:
         self._in_flight: dict[str, float] = {}
         self._lock = threading.Lock()
         self._cpu, self._cpu_before_s = CpuTally(), 0.0
+        # Stored in every data file; the same for every attempt.
+        self._attrs = shard_attrs(self._spec.canonical(), self._spec.sha256())
 
     def warm_up(self) -> WorkerInfo:
         """Open the source, build models and run them and the writers once; cheap when repeated."""
@@ -298,7 +300,7 @@ class ShardRunner:
                 bad=rows.bad,
                 streams=self._streams(self._warm),
                 formats=output.formats,
-                attrs=self._attrs(),
+                attrs=self._attrs,
                 info=self._info(order, process_s) | _cast_errors(rows.good),
                 dtype=output.dtype,
                 row_group_profile=output.row_group_profile,
@@ -333,18 +335,12 @@ class ShardRunner:
     ) -> None:
         """Write rows as a shard's files and read them back."""
         output, form = self._spec.output, self._job.parquet_form
-        encoding = Encoding(
-            output.dtype, output.row_group_profile, extra_types, self._attrs(), form
-        )
+        encoding = Encoding(output.dtype, output.row_group_profile, extra_types, self._attrs, form)
         for fmt in output.formats:
             name = f"w{format_of(fmt).suffix}"
             path = encode(fmt, rows, streams, folder=folder, name=name, encoding=encoding)
             read_back(fmt, path, streams)
         write_table(row_table(rows, streams, extra_types), folder / "rows.parquet")
-
-    def _attrs(self) -> dict[str, Any]:
-        """Stored in every data file; the same for every attempt."""
-        return shard_attrs(self._spec.canonical(), self._spec.sha256())
 
     def _info(self, order: ShardOrder, process_s: float) -> dict[str, Any]:
         """Stored in the commit record only: who did it, with what, and how long it took."""

@@ -248,3 +248,46 @@ def test_an_encoder_that_errs_is_caught_before_the_upload(
     with pytest.raises(CommitError, match=message):
         publish(layout, rows=ROWS, formats=(fmt,))
     assert all_files(layout) == {}
+
+
+def test_a_power_cut_finds_whatever_a_commit_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contents, then names, then the record's content, then its name: no flush is missing, none is
+    made twice."""
+    layout = Layout.open(tmp_path)
+    assert publish(layout, rows=ROWS, bad=[make_bad("x.wav")])
+    log: list[str] = []
+    fsync, rename, link = os.fsync, os.rename, os.link
+
+    def where(path: Any) -> str:
+        kind, *rest = Path(path).relative_to(tmp_path).parts
+        return "/".join(rest[1:] if kind == ".scratch" else (kind, *rest))
+
+    def logged_fsync(handle: int) -> None:
+        log.append("sync " + where(os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    def logged_rename(source: Any, target: Any) -> None:
+        log.append("name " + where(target))
+        rename(source, target)
+
+    def logged_link(source: Any, target: Any) -> None:
+        log.append("name " + where(target))
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", logged_fsync)
+    monkeypatch.setattr(os, "rename", logged_rename)
+    monkeypatch.setattr(os, "link", logged_link)
+    assert publish(layout, "00001", rows=ROWS, bad=[make_bad("x.wav")], formats=("zarr", "parquet"))
+    record = commits(layout)["00001"]
+    names = [line.removeprefix("name ") for line in log if line.startswith("name ")]
+    *parts, commit_name = names
+    assert commit_name == "commits/00001.json"
+    assert log[-2:] == [f"name {commit_name}", "sync commits"]
+    assert log[-3].startswith("sync commits/.00001.json.")
+    assert log[-6:-3] == ["sync data", "sync rows", "sync quarantine"]
+    for file in record.files:
+        (part,) = (part for part in parts if file.path == part or file.path.startswith(part + "/"))
+        assert log.index(f"sync {file.path}") < log.index(f"name {part}")
+    assert len(log) == len(set(log))

@@ -15,7 +15,13 @@ import earmill.pipeline.storage.atomic_create as atomic_create
 import earmill.pipeline.storage.local_files as local_files
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.storage.atomic_create import create_local, create_remote, write_local
-from earmill.pipeline.storage.local_files import MKDIR_TRIES, move_in, new_folder
+from earmill.pipeline.storage.local_files import (
+    MKDIR_TRIES,
+    files_below,
+    move_in,
+    new_folder,
+    sync_names,
+)
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -97,7 +103,29 @@ class TestMoveIn:
         move_in(source, tmp_path / "out/target")
         at = synced.index("rename target")
         assert {"sync a", "sync b", "sync er", "sync deep", "sync made"} <= set(synced[:at])
+        assert synced[at + 1 :] == []
+        sync_names([str(tmp_path / "out/target")])
         assert synced[at + 1 :] == ["sync out"]
+
+    def test_a_folder_that_is_made_is_on_the_disk_before_what_goes_into_it(
+        self, tmp_path: Path, synced: list[str]
+    ) -> None:
+        """Else a power cut could leave a commit, and not the folder of its files."""
+        source = filled(tmp_path / "scratch", "file")
+        move_in(source, tmp_path / "new/place/target")
+        assert synced == [f"sync {tmp_path.name}", "sync new", "sync made", "rename target"]
+
+    def test_names_share_the_flush_of_their_folder(self, tmp_path: Path, synced: list[str]) -> None:
+        for folder in ("one", "two"):
+            (tmp_path / folder).mkdir()
+        sync_names(str(tmp_path / name) for name in ("one/a", "two/b", "one/c"))
+        assert synced == ["sync one", "sync two"]
+
+    def test_files_below_a_folder(self, tmp_path: Path) -> None:
+        made = filled(tmp_path, "folder")
+        (made / "deep-er").write_bytes(b"3")
+        assert files_below(made) == ["a", "deep/er/b", "deep-er"]
+        assert files_below(made / "empty") == []
 
     @pytest.mark.parametrize("kind", ["file", "folder"])
     def test_across_disks_the_copy_is_flushed_under_a_hidden_name(

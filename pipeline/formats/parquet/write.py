@@ -199,28 +199,31 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     """Read a written file back, a row group at a time."""
     names = [info.name for info in streams]
     sizes: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in names}
+    # Behind start and number of frames.
+    further = {info.name: layout_of(info).place_columns[2:] for info in streams}
+    beside = ["row_id", *(column for each in further.values() for column in each)]
+    scalars = []
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        fields = {name: file.schema_arrow.field(name) for name in names}
+        schema = file.schema_arrow
+        fields = {name: schema.field(name) for name in names}
         forms = {name: form_of(field.type) for name, field in fields.items()}
         stored = {name: forms[name].stored(field) for name, field in fields.items()}
         hashers = {name: StreamHasher(*kind) for name, kind in stored.items()}
         for group in range(file.num_row_groups):
-            table = file.read_row_group(group, columns=names, use_threads=False)
+            table = file.read_row_group(group, columns=[*names, *beside], use_threads=False)
+            scalars.append(table.select(beside))
             for name in names:
                 for chunk in table.column(name).chunks:
                     frames, offsets = forms[name].frames(chunk, *stored[name])
                     sizes[name].append(np.diff(offsets))
                     hashers[name].update(frames)
-        # Behind start and number of frames.
-        further = {info.name: layout_of(info).place_columns[2:] for info in streams}
-        columns = ["row_id", *(column for each in further.values() for column in each)]
-        scalars = file.read(columns=columns, use_threads=False)
-        long_rows = LongRows.from_metadata(file.schema_arrow.metadata)
-    starts, row_ids = _undivided(long_rows, scalars.column("row_id").to_pylist())
+    held = pa.concat_tables([schema.empty_table().select(beside), *scalars])
+    long_rows = LongRows.from_metadata(schema.metadata)
+    starts, row_ids = _undivided(long_rows, held.column("row_id").to_pylist())
     digests = {}
     for name in names:
         frames = np.add.reduceat(np.concatenate([*sizes[name], [0]]), starts)
-        counts = [scalars.column(column).to_numpy()[starts] for column in further[name]]
+        counts = [held.column(column).to_numpy()[starts] for column in further[name]]
         digests[name] = hashers[name].digest(frames[: len(row_ids)], *counts)
     return ShardDigest(row_ids, digests)
 
