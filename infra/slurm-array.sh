@@ -10,9 +10,11 @@
 #SBATCH --mem=16G
 #SBATCH --time=04:00:00
 #SBATCH --requeue
+# A requeued task goes on in its log.
+#SBATCH --open-mode=append
 # Two minutes before the time limit: what is in flight is committed, the rest left to others.
 #SBATCH --signal=B:USR1@120
 set -euo pipefail
 job=${1:?usage: sbatch infra/slurm-array.sh JOB.yaml}
-# exec: the signal is for the driver.
+# exec: the signal is for the driver. `scancel` leaves it the cluster's KillWait alone, 30 s as a rule.
 exec earmill extract "$job" --set run.executor=slurm-array --set run.grace_s=100

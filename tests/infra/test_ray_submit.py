@@ -1,0 +1,148 @@
+"""`ray job submit` to a head with a token, as infra/README.md says it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import earmill
+from tests.pipeline.audio_factory import clip
+
+BIN = Path(sys.executable).parent
+JOB = """\
+source: {{kind: files, uri: {root}/corpus}}
+extract:
+  - model: melspectrogram
+    fs_hz: 16000
+    streams: {{mel: {{}}}}
+output: {{uri: {output}, formats: [parquet]}}
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at now."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(server.getsockname()[1]) for server in held]
+    for server in held:
+        server.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+    """Address of a dashboard, and the environment that may submit to it."""
+    port, dashboard, client, agent = free_ports(4)
+    auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment = {**os.environ, **auth, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    environment.pop("RAY_ADDRESS", None)
+    options = f"--head --port={port} --dashboard-host=127.0.0.1 --dashboard-port={dashboard}"
+    options += f" --ray-client-server-port={client} --dashboard-agent-listen-port={agent}"
+    options += " --num-cpus=2 --disable-usage-stats --block"
+    # A path short enough for the names of sockets.
+    folder = f"/tmp/earmill-submit-{os.getpid()}"
+    log = tmp_path_factory.mktemp("ray") / "head.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [BIN / "ray", "start", *options.split(), f"--temp-dir={folder}"],
+            env=environment,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    address = f"http://127.0.0.1:{dashboard}"
+    try:
+        deadline = time.monotonic() + 90
+        while not answers(f"{address}/api/version"):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.5)
+        yield address, environment
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def answers(url: str) -> bool:
+    """Whether a server is there, whatever it says."""
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def submit(head: str, environment: dict[str, str], job: Path) -> tuple[int, str]:
+    """As a user would, from a folder of his own, and again while the head has no agent yet."""
+    deadline = time.monotonic() + 120
+    while "No available agent" in (end := submit_once(head, environment, job))[1]:
+        assert time.monotonic() < deadline, end[1]
+        time.sleep(2)
+    return end
+
+
+def submit_once(head: str, environment: dict[str, str], job: Path) -> tuple[int, str]:
+    """Exit code of `ray job submit` and what it says."""
+    command = [BIN / "ray", "job", "submit", "--address", head, "--"]
+    done = subprocess.run(
+        [*command, "earmill", "extract", str(job), "--resume"],
+        env=environment,
+        cwd=job.parent,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=240,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def job_file(root: Path, output: str) -> Path:
+    """A small job on two tones."""
+    (root / "corpus").mkdir()
+    for seed in range(2):
+        (root / "corpus" / f"{seed}.wav").write_bytes(clip(seed=seed))
+    path = root / "job.yaml"
+    path.write_text(JOB.format(root=root, output=output))
+    return path
+
+
+@pytest.mark.long
+def test_a_submitted_job_runs_on_the_head_and_again(
+    head: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    job = job_file(tmp_path, f"{tmp_path}/out")
+    code, said = submit(*head, job)
+    assert code == 0 and "succeeded" in said, said
+    assert earmill.verify(f"{tmp_path}/out").ok
+    code, said = submit(*head, job)
+    assert code == 0 and "nothing to do" in said, said
+
+
+@pytest.mark.long
+def test_who_has_no_token_submits_nothing(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    address, environment = head
+    stranger = {**environment, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    code, said = submit(address, stranger, job_file(tmp_path, f"{tmp_path}/out"))
+    assert code != 0 and not (tmp_path / "out").exists(), said
+
+
+@pytest.mark.long
+def test_a_submitted_job_with_a_relative_output_says_why_not(
+    head: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    code, said = submit(*head, job_file(tmp_path, "out"))
+    assert code != 0 and "output.uri" in said, said
