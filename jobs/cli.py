@@ -27,6 +27,7 @@ from earmill.jobs.commands import (
     models,
     plan,
     plot,
+    push,
     report,
     retry,
     spec,
@@ -64,6 +65,7 @@ app.command("diff")(log.diff)
 app.command("add-features")(add_features.add_features)
 app.command("compact")(upkeep.compact)
 app.command("gc")(upkeep.gc)
+app.command("push")(push.push)
 app.command("watch")(watch.watch)
 app.command("plot")(plot.plot)
 app.command("report")(report.report)

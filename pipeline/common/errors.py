@@ -63,6 +63,10 @@ class CommitError(EarmillError, RuntimeError):
     """Plan, commits and files do not add up, or a shard could not be published."""
 
 
+class HubError(EarmillError, OSError):
+    """The Hugging Face hub refuses, does not answer, or somebody else committed meanwhile."""
+
+
 class SpillError(EarmillError, OSError):
     """The features of a long row cannot be held in a temporary file: says nothing of the row."""
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.common.errors import (
         CommitError,
         EarmillError,
+        HubError,
         LockedError,
         OutputError,
         RunStopped,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.driver.events import JobFinished
     from earmill.pipeline.driver.stop_request import StopRequest
     from earmill.pipeline.formats.moments import StreamStatistics
+    from earmill.pipeline.hub.push import Pushed
     from earmill.pipeline.planning.cost import JobCost
     from earmill.pipeline.reader.collate import (
         Batch,
@@ -75,7 +77,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.statistics import compute_statistics
     from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureStream
     from earmill.pipeline.spec.job import JobSpec
-    from earmill.upkeep import compact, diff, gc, log
+    from earmill.upkeep import compact, diff, gc, log, push
 
 _ERRORS = "earmill.pipeline.common.errors"
 _COLLATE = "earmill.pipeline.reader.collate"
@@ -96,6 +98,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "FeatureLoader": ("earmill.pipeline.reader.feature_loader", "FeatureLoader"),
     "FeatureStream": (_TORCH, "FeatureStream"),
     "Features": ("earmill.pipeline.reader.features", "Features"),
+    "HubError": (_ERRORS, "HubError"),
     "JobCost": ("earmill.pipeline.planning.cost", "JobCost"),
     "JobFailedError": ("earmill.api", "JobFailedError"),
     "JobFinished": ("earmill.pipeline.driver.events", "JobFinished"),
@@ -106,6 +109,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "MixedFeatures": ("earmill.pipeline.reader.mixing", "MixedFeatures"),
     "ModelInfo": ("amtcore.features.build", "ModelInfo"),
     "OutputError": (_ERRORS, "OutputError"),
+    "Pushed": ("earmill.pipeline.hub.push", "Pushed"),
     "Report": ("earmill.pipeline.dataset.verify", "Report"),
     "Row": ("earmill.pipeline.reader.read_row", "Row"),
     "RunStopped": (_ERRORS, "RunStopped"),
@@ -138,6 +142,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "open_features": ("earmill.pipeline.reader.open", "open_features"),
     "per_channel": (_COLLATE, "per_channel"),
     "plan": ("earmill.api", "plan"),
+    "push": ("earmill.upkeep", "push"),
     "retry": ("earmill.api", "retry"),
     "sources": "earmill.sources",
     "stages": "amtcore.stages",
@@ -160,6 +165,7 @@ __all__ = [
     "FeatureLoader",
     "FeatureStream",
     "Features",
+    "HubError",
     "JobCost",
     "JobFailedError",
     "JobFinished",
@@ -170,6 +176,7 @@ __all__ = [
     "MixedFeatures",
     "ModelInfo",
     "OutputError",
+    "Pushed",
     "Report",
     "Row",
     "RunStopped",
@@ -203,6 +210,7 @@ __all__ = [
     "open_features",
     "per_channel",
     "plan",
+    "push",
     "retry",
     "sources",
     "stages",

@@ -1,4 +1,4 @@
-"""What keeps an output in order, as Python calls: log, diff, compact, gc.
+"""What keeps an output in order, as Python calls, and what publishes it: log, diff, gc, push, ...
 
 Each does what the command of its name does and raises what the command would print.
 """
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.dataset.garbage import Collected
     from earmill.pipeline.dataset.history import SnapshotDiff, Which
     from earmill.pipeline.dataset.snapshot import LogEntry
+    from earmill.pipeline.hub.push import Pushed
     from earmill.pipeline.storage.layout import Layout
 
 Uri = str | os.PathLike[str]
@@ -114,6 +115,39 @@ def gc(
             grace_s=grace.total_seconds(),
             dry_run=dry_run,
         )
+
+
+def push(
+    uri: Uri,
+    hub_id: str,
+    *,
+    private: bool | None = None,
+    revision: str = "main",
+    message: str | None = None,
+    verify: bool = False,
+    replace: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pushed:
+    """Upload a finished dataset to the Hugging Face hub in one commit, as `earmill push` does.
+
+    Args:
+        uri: Output of a job. storage_options: Of the place.
+        hub_id: `user/name`; made if it is new, and then `private` or as the account's default says.
+        revision: The branch. message: Of the commit.
+        verify: First compare the sha256 of every file, not sizes alone.
+        replace: Also where the repository holds another dataset.
+    Raises:
+        OutputError: Not finished, or not whole; no such id. HubError: The hub refuses or does not
+            answer, or somebody else committed meanwhile. CommitError: A file has changed.
+    """
+    from earmill.pipeline.hub.contents import contents_of
+    from earmill.pipeline.hub.push import push as upload
+    from earmill.pipeline.hub.repo import HubRepo
+
+    with opened_layout(uri, storage_options) as layout:
+        contents = contents_of(layout, hashes=verify)
+    repo = HubRepo(hub_id, revision)
+    return upload(layout, contents, repo, private=private, message=message, replace_other=replace)
 
 
 @contextmanager

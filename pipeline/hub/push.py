@@ -1,0 +1,243 @@
+"""Bring a finished dataset to the Hugging Face hub: one commit that holds its current snapshot.
+
+Large files are uploaded first, by groups, and are nobody's until the commit; what the hub holds
+already, committed or left by a push that was interrupted, is known by its sha256 and neither read
+nor sent again. Files of a remote output pass through a folder of one group's size. The commit goes
+on top of the one that was there in the beginning, or not at all. Files of older snapshots are
+removed by it; the repository's history keeps them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd
+from huggingface_hub.utils.sha import git_hash
+
+from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.errors import CommitError, HubError
+from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.hub.contents import Contents
+from earmill.pipeline.hub.repo import HubRepo, Stored, known
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.owned_folders import own_folder
+from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE
+
+# What is fetched, hashed and uploaded together.
+GROUP_FILES, GROUP_BYTES = 256, 256 * 2**20
+READ_THREADS = 8
+# Documented for `create_commit`: more in one commit is refused, or times out.
+MOST_FILES = 25_000
+# What a repository has that was made on the web page.
+OF_THE_HUB = (".gitattributes", "README.md", "LICENSE", ".gitignore")
+FOLDERS = ("data", "rows", "quarantine", "commits", "index", "snapshots", "plan", "revisions")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a push is.
+
+    Args:
+        files, bytes: Done, whether sent or there already. files_total, bytes_total: Of all.
+        files_sent, bytes_sent: Of those done, what was sent.
+    """
+
+    files_total: int
+    bytes_total: int
+    files: int = 0
+    bytes: int = 0
+    files_sent: int = 0
+    bytes_sent: int = 0
+
+    def after(self, files: Sequence[OutFile], *, sent: bool) -> Progress:
+        """With these done as well."""
+        nbytes = sum(file.bytes for file in files)
+        return replace(
+            self,
+            files=self.files + len(files),
+            bytes=self.bytes + nbytes,
+            files_sent=self.files_sent + (len(files) if sent else 0),
+            bytes_sent=self.bytes_sent + (nbytes if sent else 0),
+        )
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """A dataset on the hub.
+
+    Args:
+        url: Its page. commit: The one that holds it. is_new: Whether this push made that commit.
+        progress: What was sent, and what was there. removed: Files of older snapshots that went.
+    """
+
+    url: str
+    commit: str
+    is_new: bool
+    progress: Progress
+    removed: tuple[str, ...]
+
+
+def push(
+    layout: Layout,
+    contents: Contents,
+    repo: HubRepo,
+    *,
+    private: bool | None = None,
+    message: str | None = None,
+    replace_other: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Pushed:
+    """Upload what is missing and commit it.
+
+    Args:
+        contents: Of `layout`, by `contents_of`.
+        private: Whether a repository that is made for it is; None as the account's default says.
+        message: Of the commit.
+        replace_other: Also where the repository holds another dataset.
+    Raises:
+        HubError: The hub refuses or does not answer, or the repository has changed meanwhile.
+        CommitError: A file is not as its commit says: nothing was committed.
+    """
+    repo.create(private)
+    parent = repo.head()
+    there = repo.files(parent)
+    if not replace_other:
+        _refuse_another(repo, there, parent, contents.dataset)
+    files = contents.files
+    same = {path for path in files if path in there and _is_same(layout, files[path], there[path])}
+    missing = [file for path, file in sorted(files.items()) if path not in same]
+    removed = sorted(path for path in there if path not in files and _is_ours(path))
+    if len(missing) > MOST_FILES:
+        raise HubError(
+            f"{repo.repo_id}: expected at most {MOST_FILES:,} files in one commit, got "
+            f"{len(missing):,}; merge shards with `earmill compact`, or write Parquet alone"
+        )
+    progress = Progress(len(files), contents.bytes).after(
+        [files[path] for path in same], sent=False
+    )
+    on_progress(progress)
+    if not missing and not removed:
+        return Pushed(repo.url, parent, False, progress, ())
+    held = repo.uploaded(missing)
+    found = [file for file in missing if file.sha256 in held]
+    progress = progress.after(found, sent=False)
+    on_progress(progress)
+    additions = [known(file) for file in found]
+    to_send = [file for file in missing if file.sha256 not in held]
+    for group in _groups(list({file.sha256: file for file in to_send}.values())):
+        sent = _upload(layout, repo, group)
+        of = {file.sha256: one for file, one in zip(group, sent, strict=True)}
+        again = [file for file in to_send if file.sha256 in of and file not in group]
+        additions += [*sent, *(_same_content(file, of[file.sha256]) for file in again)]
+        progress = progress.after(group, sent=True).after(again, sent=False)
+        on_progress(progress)
+    commit = repo.commit(
+        additions,
+        removed,
+        message=message or _message(contents),
+        parent=parent,
+        proof=(CURRENT_FILE, git_hash(layout.read_bytes(CURRENT_FILE))),
+    )
+    return Pushed(repo.url, commit, True, progress, tuple(removed))
+
+
+def _message(contents: Contents) -> str:
+    entry = contents.entry
+    return f"{contents.dataset.name}: snapshot {entry.number} ({entry.why}), {entry.rows_ok} rows"
+
+
+def _refuse_another(
+    repo: HubRepo, there: dict[str, Stored], parent: str, dataset: DatasetFile
+) -> None:
+    """A repository that holds something else is not overwritten unasked."""
+    if DATASET_FILE in there:
+        held = repo.read(DATASET_FILE, parent)
+        if f'"{dataset.spec_sha256}"'.encode() in held:
+            return
+        what = "the features of another job"
+    elif others := sorted({path.split("/")[0] for path in there} - set(OF_THE_HUB)):
+        what = f"{', '.join(others[:3])}{' and more' if len(others) > 3 else ''}"
+    else:
+        return
+    raise HubError(
+        f"{repo.repo_id}: expected an empty repository or an earlier push of this dataset, found "
+        f"{what}; take another id, or --replace (the repository's history keeps what was there)"
+    )
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a file can be one of an older snapshot."""
+    folder, _, rest = path.partition("/")
+    return bool(rest) and folder in (*FOLDERS, "additions")
+
+
+def _is_same(layout: Layout, file: OutFile, stored: Stored) -> bool:
+    if stored.bytes != file.bytes:
+        return False
+    if stored.sha256 is not None:
+        return stored.sha256 == file.sha256
+    return git_hash(layout.read_bytes(file.path)) == stored.blob
+
+
+def _groups(files: Sequence[OutFile]) -> Iterator[list[OutFile]]:
+    """Neighbours, up to the limits of a group; a larger file alone."""
+    group: list[OutFile] = []
+    held = 0
+    for file in files:
+        if group and (len(group) == GROUP_FILES or held + file.bytes > GROUP_BYTES):
+            yield group
+            group, held = [], 0
+        group.append(file)
+        held += file.bytes
+    if group:
+        yield group
+
+
+def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[CommitOperationAdd]:
+    """Upload a group; small text files, which go with the commit, are kept in memory."""
+    with (
+        tempfile.TemporaryDirectory(prefix="push-", dir=own_folder()) as name,
+        ThreadPoolExecutor(READ_THREADS) as pool,
+    ):
+        places = list(pool.map(lambda file: _local(layout, file, Path(name)), group))
+        additions = [
+            CommitOperationAdd(file.path, str(place))
+            for file, place in zip(group, places, strict=True)
+        ]
+        repo.upload(additions)
+        for addition, place in zip(additions, places, strict=True):
+            if addition._upload_mode != "lfs":
+                addition.path_or_fileobj = place.read_bytes()
+    return additions
+
+
+def _same_content(file: OutFile, sent: CommitOperationAdd) -> CommitOperationAdd:
+    """Another file with the content of one that was uploaded, or is kept for the commit."""
+    if sent._upload_mode == "lfs":
+        return known(file)
+    return CommitOperationAdd(file.path, sent.path_or_fileobj)
+
+
+def _local(layout: Layout, file: OutFile, folder: Path) -> Path:
+    """A file here, as its commit says it is."""
+    if layout.is_local:
+        place = Path(layout.inside(file.path))
+    else:
+        place = folder / file.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with layout.open_file(file.path) as source, place.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+    with place.open("rb") as stream:
+        got = sha256_of(stream)
+    if got != file.sha256:
+        raise CommitError(
+            f"{file.path}: content changed (sha256 {got[:12]}, expected {file.sha256[:12]}); "
+            "nothing was committed: see `earmill verify`, and repair it with --resume --repair"
+        )
+    return place

@@ -1,0 +1,282 @@
+"""One dataset repository on the Hugging Face hub, by huggingface_hub; its errors in one line.
+
+The token is huggingface_hub's affair: `HF_TOKEN`, or that of `hf auth login`. It is not passed
+around here and stands in no message. Requests that may be repeated are repeated there; a commit is
+sent again only when the branch is where it was.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.lfs import UploadInfo, post_lfs_batch_info
+from huggingface_hub.utils import (
+    build_hf_headers,
+    get_session,
+    hf_raise_for_status,
+    validate_repo_id,
+)
+
+from earmill.pipeline.common.errors import HubError, OutputError
+from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.formats.rows import OutFile
+
+DATASET = "dataset"
+MAIN = "main"
+# How often a commit is tried while the hub does not answer, and the wait in between, s.
+COMMIT_TRIES = 4
+COMMIT_WAIT_S = 2.0
+# Objects of one question, as huggingface_hub asks them.
+ASKED_AT_ONCE = 256
+CONFLICTS = (409, 412)
+REFUSALS = (401, 403)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file as the repository has it.
+
+    Args:
+        bytes: Its size. blob: Git's hash of it. sha256: Where it is stored as a large file.
+    """
+
+    bytes: int
+    blob: str
+    sha256: str | None
+
+
+class HubRepo:
+    """A dataset repository.
+
+    Args:
+        repo_id: `user/name`. branch: Which is read and committed to.
+    Raises:
+        OutputError: It is no such id. HubError: There is no token.
+    """
+
+    def __init__(self, repo_id: str, branch: str = MAIN) -> None:
+        self.repo_id, self.branch = repo_id, branch
+        try:
+            validate_repo_id(repo_id)
+        except HFValidationError as error:
+            raise OutputError(f"expected the id of a dataset as user/name: {error}") from error
+        if repo_id.count("/") != 1:
+            raise OutputError(f"expected the id of a dataset as user/name, got {repo_id!r}")
+        if huggingface_hub.get_token() is None:
+            raise HubError("no token for the hub: set HF_TOKEN, or log in with `hf auth login`")
+        self._api = HfApi()
+
+    @property
+    def url(self) -> str:
+        """Where people see it."""
+        return f"{self._api.endpoint}/datasets/{self.repo_id}"
+
+    def create(self, private: bool | None) -> None:
+        """Make it and its branch, unless they are there.
+
+        Args:
+            private: Only for a new one; None as the account's default is.
+        """
+        with self._told():
+            self._api.create_repo(self.repo_id, repo_type=DATASET, private=private, exist_ok=True)
+            if self.branch != MAIN:
+                self._api.create_branch(
+                    self.repo_id, branch=self.branch, repo_type=DATASET, exist_ok=True
+                )
+
+    def head(self) -> str:
+        """The newest commit of the branch."""
+        with self._told():
+            info = self._api.dataset_info(self.repo_id, revision=self.branch)
+            if info.sha is None:
+                raise HubError(f"{self.repo_id}: the hub names no commit of {self.branch}")
+            return info.sha
+
+    def files(self, commit: str) -> dict[str, Stored]:
+        """Every file of a commit."""
+        with self._told():
+            tree = self._api.list_repo_tree(
+                self.repo_id, recursive=True, revision=commit, repo_type=DATASET
+            )
+            return {
+                entry.path: Stored(
+                    entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None
+                )
+                for entry in tree
+                if isinstance(entry, RepoFile)
+            }
+
+    def read(self, path: str, commit: str) -> bytes:
+        """The content of a small file."""
+        url = f"{self.url}/resolve/{commit}/{path}"
+        with self._told():
+            answer = get_session().get(url, headers=build_hf_headers(), follow_redirects=True)
+            hf_raise_for_status(answer)
+            return bytes(answer.content)
+
+    def uploaded(self, files: Iterable[OutFile]) -> set[str]:
+        """Which of these the hub holds already, committed or not, by their sha256."""
+        found: set[str] = set()
+        wanted = list(files)
+        for some in (wanted[k : k + ASKED_AT_ONCE] for k in range(0, len(wanted), ASKED_AT_ONCE)):
+            with self._told():
+                actions, *_ = post_lfs_batch_info(
+                    upload_infos=[_info(file) for file in some],
+                    token=None,
+                    repo_type=DATASET,
+                    repo_id=self.repo_id,
+                    revision=self.branch,
+                    endpoint=self._api.endpoint,
+                )
+            found |= {action["oid"] for action in actions if action.get("actions") is None}
+        return found
+
+    def upload(self, additions: Sequence[CommitOperationAdd]) -> None:
+        """Upload what is to be stored as large files; the rest waits for the commit."""
+        with self._told():
+            self._api.preupload_lfs_files(
+                self.repo_id, additions, repo_type=DATASET, revision=self.branch
+            )
+
+    def commit(
+        self,
+        additions: Sequence[CommitOperationAdd],
+        removed: Sequence[str],
+        *,
+        message: str,
+        parent: str,
+        proof: tuple[str, str],
+    ) -> str:
+        """One commit on top of `parent`; its id.
+
+        Args:
+            proof: A path and git's hash of its content by which a commit is known to be this one:
+                an answer that was lost may have been a yes.
+        Raises:
+            HubError: Somebody else has committed since, or the hub does not answer.
+        """
+        for attempt in range(COMMIT_TRIES):
+            try:
+                return self._commit(additions, removed, message, parent)
+            except Exception as error:
+                away = _is_away(error)
+                if not away and _status(error) not in CONFLICTS:
+                    raise self._said(error) from error
+                now = self.head()
+                if now != parent and self._holds(now, *proof):
+                    return now
+                if now != parent:
+                    raise self._overtaken(parent, now) from error
+                if not away or attempt + 1 == COMMIT_TRIES:
+                    raise self._said(error) from error
+            time.sleep(COMMIT_WAIT_S * (attempt + 1))
+        raise AssertionError("the last try returns or raises")
+
+    def _commit(
+        self,
+        additions: Sequence[CommitOperationAdd],
+        removed: Sequence[str],
+        message: str,
+        parent: str,
+    ) -> str:
+        deletions = [CommitOperationDelete(path, is_folder=False) for path in removed]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of huggingface_hub, about the card's header
+            return self._api.create_commit(
+                self.repo_id,
+                [*additions, *deletions],
+                commit_message=message,
+                repo_type=DATASET,
+                revision=self.branch,
+                parent_commit=parent,
+            ).oid
+
+    def _holds(self, commit: str, path: str, blob: str) -> bool:
+        there = self.files(commit).get(path)
+        return there is not None and there.blob == blob
+
+    def _overtaken(self, parent: str, now: str) -> HubError:
+        return HubError(
+            f"{self.repo_id}: somebody else committed to {self.branch} meanwhile (now {now[:12]}, "
+            f"was {parent[:12]}); nothing of this was committed, what was uploaded stays there: "
+            "look at that commit, then run the same command again"
+        )
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What huggingface_hub raises as one HubError."""
+        try:
+            yield
+        except (HubError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise self._said(error) from error
+
+    def _said(self, error: BaseException) -> HubError:
+        status = _status(error)
+        if status in REFUSALS or (status == 404 and not isinstance(error, RevisionNotFoundError)):
+            return HubError(
+                f"{self.repo_id}: the hub refuses ({status}); check the id, and that the token in "
+                "HF_TOKEN, or of `hf auth login`, may write there"
+            )
+        if _is_away(error):
+            return HubError(
+                f"{self.repo_id}: the hub does not answer ({status or _innermost(error)}); what "
+                "was uploaded stays there: run the same command again"
+            )
+        return HubError(f"{self.repo_id}: {_innermost(error)}")
+
+
+def known(file: OutFile) -> CommitOperationAdd:
+    """The addition of a file that the hub holds, without its content: as `preupload_lfs_files`
+    leaves one that it has uploaded."""
+    found = CommitOperationAdd(file.path, b"")
+    found.upload_info = _info(file)
+    found._upload_mode, found._should_ignore, found._is_uploaded = "lfs", False, True
+    return found
+
+
+def _info(file: OutFile) -> UploadInfo:
+    return UploadInfo(size=file.bytes, sample=b"", sha256=bytes.fromhex(file.sha256))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _status(error: BaseException) -> int | None:
+    """The answer's status code, of the first in the chain of causes that has one."""
+    for one in _chain(error):
+        answer: Any = getattr(one, "response", None)
+        if answer is not None:
+            return int(answer.status_code)
+    return None
+
+
+def _is_away(error: BaseException) -> bool:
+    """No answer, or "not now"."""
+    status = _status(error)
+    if status is not None:
+        return status == 429 or status >= 500
+    names = {name.__name__ for one in _chain(error) for name in type(one).__mro__}
+    return bool(names & {"TransportError", "ConnectionError", "TimeoutError"})
+
+
+def _innermost(error: BaseException) -> str:
+    """What the server said, or the first cause."""
+    for one in _chain(error):
+        if isinstance(one, HfHubHTTPError):
+            return one_line(getattr(one, "server_message", None) or one)
+    *_, first = _chain(error)
+    return f"{type(first).__name__}: {one_line(first)}"

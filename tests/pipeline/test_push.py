@@ -1,0 +1,386 @@
+"""A dataset on the hub: one commit of exactly its snapshot, resumed, never over another's work."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from werkzeug.wrappers import Request, Response
+
+import earmill
+from earmill.jobs.cli import run
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.hub import push as pushing
+from earmill.pipeline.storage.layout import Layout
+from tests.pipeline.event_data import write_spikes
+from tests.pipeline.hub_stand_in import TOKEN, HubStandIn, hub, said
+from tests.pipeline.outputs import make_row, publish, s3_server, small_dataset
+from tests.pipeline.reader_data import Writer
+from tests.pipeline.reader_data import make_row as reader_row
+
+ID = "me/speech"
+# How huggingface_hub sends large files.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
+    from huggingface_hub import constants
+
+    sleep = time.sleep
+    with hub() as (server, address):
+        # Read from the environment when huggingface_hub was imported.
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setattr("time.sleep", lambda seconds: sleep(min(seconds, 0.01)))
+        yield server
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset in both formats, with bad rows."""
+    layout = small_dataset(tmp_path_factory.mktemp("made") / "features")
+    finalise(layout)
+    return Path(layout.root)
+
+
+@pytest.fixture
+def layout(made: Path, tmp_path: Path) -> Layout:
+    return Layout.open(shutil.copytree(made, tmp_path / "features"))
+
+
+def pushed(layout: Layout, *more: str) -> int:
+    return run(["push", layout.url(), ID, *more])
+
+
+def puts(server: HubStandIn) -> list[int]:
+    return sorted(server.puts.values())
+
+
+def is_put(request: Request) -> bool:
+    return request.method == "PUT"
+
+
+def is_commit(request: Request) -> bool:
+    return "/commit/" in request.path
+
+
+def test_one_commit_holds_the_snapshot_and_nothing_else(
+    stand_in: HubStandIn, layout: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout.write_bytes("data/00009-deadbeef.parquet", b"of a crashed attempt")
+    layout.write_bytes("driver.json", b"{}")
+    assert pushed(layout, "--private", "--json") == 0
+    *_, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    repo = stand_in.repos[ID]
+    assert repo.private is True and repo.messages == [
+        "initial",
+        "speech: snapshot 1 (extract), 3 rows",
+    ]
+    copy = stand_in.write(ID, tmp_path / "copy")
+    (copy / ".gitattributes").unlink()
+    assert last["event"] == "pushed" and last["commit"] == repo.branches["main"]
+    assert last["files"] == last["files_total"] == sum(p.is_file() for p in copy.rglob("*"))
+    assert (
+        not (copy / "data/00009-deadbeef.parquet").exists() and not (copy / "driver.json").exists()
+    )
+    report = verify(Layout.open(copy))
+    assert report.problems == [] and report.orphans == [] and report.rows_ok == 3
+    theirs, ours = earmill.open_features(copy), earmill.open_features(layout.root)
+    for one, other in zip(theirs, ours, strict=True):
+        assert one.row_id == other.row_id
+        np.testing.assert_array_equal(one.features["modulation"], other.features["modulation"])
+    assert set(puts(stand_in)) == {1}
+
+
+def test_the_pushed_parquet_loads_as_the_viewer_loads_it(
+    stand_in: HubStandIn, tmp_path: Path
+) -> None:
+    from datasets import load_dataset
+
+    layout = write_spikes(tmp_path / "features", finalised=True).layout
+    assert pushed(layout) == 0
+    copy = stand_in.write(ID, tmp_path / "copy")
+    loaded = load_dataset(str(copy), cache_dir=str(tmp_path / "cache"))
+    assert list(loaded) == ["train"]
+    rows, ours = loaded["train"], earmill.open_features(layout.root)
+    assert rows.features["row_id"].dtype == "string"
+    assert rows.features["modulation"].dtype == "binary"
+    assert rows.features["seconds"].dtype == "float64"
+    for row in ours:
+        found = rows[row.index]
+        assert (found["row_id"], found["seconds"]) == (row.row_id, row.seconds)
+        frames = np.frombuffer(found["modulation"], "<f2").reshape(-1, 7)
+        np.testing.assert_array_equal(frames, row.features["modulation"])
+
+
+def test_again_sends_nothing_and_a_new_snapshot_only_what_is_new(
+    stand_in: HubStandIn, layout: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pushed(layout) == 0
+    commits = len(stand_in.repos[ID].trees)
+    before = dict(stand_in.puts)
+    capsys.readouterr()
+    assert pushed(layout) == 0
+    assert "nothing to push" in capsys.readouterr().out
+    assert len(stand_in.repos[ID].trees) == commits and stand_in.puts == before
+    rows = [make_row("a.wav"), make_row("b.wav", 7), make_row("bad.wav", 9)]
+    assert publish(layout, "00000", "000000aa", rows, generation=1)
+    finalise(layout)
+    assert pushed(layout, "--message", "bad.wav mended") == 0
+    assert stand_in.repos[ID].messages[-1] == "bad.wav mended"
+    new = stand_in.puts.keys() - before.keys()
+    assert new and set(puts(stand_in)) == {1}
+    copy = stand_in.write(ID, tmp_path / "copy")
+    # Those of the replaced commit went, those that stay were not sent.
+    assert (
+        not list((copy / "data").glob("00000-00000000*")) and len(earmill.open_features(copy)) == 4
+    )
+    assert verify(Layout.open(copy)).problems == []
+
+
+@pytest.mark.parametrize("private", [None, "--public"])
+def test_a_branch_and_visibility(stand_in: HubStandIn, layout: Layout, private: str | None) -> None:
+    assert pushed(layout, "--revision", "v2", *([private] if private else [])) == 0
+    repo = stand_in.repos[ID]
+    assert repo.private is (None if private is None else False)
+    assert set(stand_in.tree(ID)) == {".gitattributes"}
+    assert "current.json" in stand_in.tree(ID, "v2")
+
+
+def test_a_dry_run_asks_the_hub_nothing(
+    stand_in: HubStandIn, layout: Layout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pushed(layout, "--dry-run", "--json") == 0
+    (told,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (told["rows"], told["rows_bad"], told["licenses"]) == (3, 2, {})
+    assert pushed(layout, "--dry-run") == 0
+    assert "licence of the features: not stated" in capsys.readouterr().out
+    assert stand_in.seen == []
+    assert pushed(layout) == 0
+    capsys.readouterr()
+    tree = {k: v for k, v in stand_in.tree(ID).items() if k != ".gitattributes"}
+    assert (told["files"], told["bytes"]) == (len(tree), sum(map(len, tree.values())))
+
+
+def test_a_client_that_was_killed_goes_on_and_sends_no_file_twice(
+    stand_in: HubStandIn, layout: Layout, tmp_path: Path
+) -> None:
+    victim: list[subprocess.Popen[str]] = []
+
+    def kill(request: Request) -> Response | None:
+        if is_put(request) and len(stand_in.blobs) >= 20:
+            os.kill(victim[0].pid, signal.SIGKILL)
+        return None
+
+    stand_in.before = kill
+    environment = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "earmill.jobs.cli", "push", layout.url(), ID]
+    victim.append(subprocess.Popen(command, env=environment, text=True))
+    assert victim[0].wait(120) == -signal.SIGKILL
+    assert set(stand_in.tree(ID)) == {".gitattributes"}  # nothing is half there
+    held, reads = set(stand_in.blobs), []
+    assert len(held) >= 20
+    stand_in.before = lambda request: reads.append(request.path) if is_put(request) else None
+    assert pushed(layout) == 0
+    assert not {path.rpartition("/")[2] for path in reads} & held
+    assert set(puts(stand_in)) == {1}
+    assert verify(Layout.open(stand_in.write(ID, tmp_path / "copy"))).problems == []
+
+
+def test_what_a_server_refuses_for_now_is_sent_again(stand_in: HubStandIn, layout: Layout) -> None:
+    failed: list[str] = []
+
+    def sick(request: Request) -> Response | None:
+        often = 2 if is_put(request) else 1
+        is_meant = is_put(request) or is_commit(request) or "preupload" in request.path
+        if is_meant and failed.count(request.path) < often:
+            failed.append(request.path)
+            request.get_data()
+            return said(503, "Service Unavailable")
+        return None
+
+    stand_in.before = sick
+    assert pushed(layout) == 0
+    assert len(failed) > 20 and set(puts(stand_in)) == {1} and len(stand_in.repos[ID].trees) == 2
+
+
+def test_a_server_that_stays_away_is_one_line_and_the_next_push_goes_on(
+    stand_in: HubStandIn, layout: Layout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in.before = lambda request: (
+        said(500, "no disk") if is_put(request) and len(stand_in.blobs) > 9 else None
+    )
+    assert pushed(layout, "--json") == 1
+    told = capsys.readouterr()
+    (line,) = told.err.splitlines()
+    assert "the hub does not answer (500)" in line and "run the same command again" in line
+    assert json.loads(told.out.splitlines()[-1])["event"] == "error"
+    held = dict(stand_in.puts)
+    stand_in.before = lambda request: None
+    assert pushed(layout) == 0
+    assert set(puts(stand_in)) == {1} and held.keys() < stand_in.puts.keys()
+
+
+def test_a_commit_whose_answer_got_lost_is_not_made_twice(
+    stand_in: HubStandIn, layout: Layout
+) -> None:
+    lost: list[str] = []
+
+    def lose(request: Request) -> Response | None:
+        if is_commit(request) and not lost:
+            lost.append(request.path)
+            repo = stand_in.repos[ID]
+            assert stand_in._commit(request, repo, "main").status_code == 200
+            return said(504, "Gateway Timeout")
+        return None
+
+    stand_in.before = lose
+    assert pushed(layout) == 0
+    assert lost and len(stand_in.repos[ID].trees) == 2
+
+
+def test_who_commits_meanwhile_is_not_overwritten(
+    stand_in: HubStandIn, layout: Layout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def meddle(request: Request) -> Response | None:
+        if is_commit(request) and len(repo().trees) == 1:
+            repo().commit("main", {"README.md": ("regular", b"mine")}, "by hand")
+        return None
+
+    def repo() -> Any:
+        return stand_in.repos[ID]
+
+    stand_in.before = meddle
+    assert pushed(layout) == 1
+    assert "somebody else committed to main meanwhile" in capsys.readouterr().err
+    assert stand_in.tree(ID) == {"README.md": b"mine"}
+    assert pushed(layout) == 0 and set(puts(stand_in)) == {1}
+
+
+def test_a_repository_of_something_else_is_refused(
+    stand_in: HubStandIn, layout: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pushed(layout) == 0
+    other = write_spikes(tmp_path / "other", finalised=True).layout
+    assert pushed(other) == 1
+    assert "found the features of another job; take another id" in capsys.readouterr().err
+    assert pushed(other, "--replace") == 0
+    copy = stand_in.write(ID, tmp_path / "copy")
+    assert verify(Layout.open(copy)).problems == [] and len(earmill.open_features(copy)) == 5
+    stand_in.repos[ID].commit("main", {"train.csv": ("regular", b"1")}, "else")
+    assert pushed(layout) == 1
+    assert "found train.csv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["unfinished", "missing", "shorter", "changed"])
+def test_what_verify_refuses_is_not_pushed(
+    damage: str, stand_in: HubStandIn, layout: Layout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "data/00001-00000001.parquet"
+    if damage == "unfinished":
+        layout.delete("commits/00001.json")
+    elif damage == "missing":
+        layout.delete(name)
+    elif damage == "shorter":
+        layout.write_bytes(name, layout.read_bytes(name)[:-1])
+    else:
+        data = bytearray(layout.read_bytes(name))
+        data[100] ^= 1
+        layout.write_bytes(name, bytes(data))
+        assert pushed(layout, "--verify") == 2 and stand_in.seen == []
+        assert "content changed" in capsys.readouterr().err
+        # Without it the file is hashed on its way: nothing is committed.
+        assert pushed(layout) == 1
+        assert set(stand_in.tree(ID)) == {".gitattributes"}
+        assert "content changed" in capsys.readouterr().err
+        return
+    assert pushed(layout) == 2 and stand_in.seen == []
+    assert "expected a finished dataset that `earmill verify`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hub_id", ["speech", "me/speech/x", "me/spe ech", "", "-a/b"])
+def test_an_id_that_is_none_is_said_before_anything_is_asked(
+    hub_id: str, stand_in: HubStandIn, layout: Layout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["push", layout.url(), "--", hub_id]) == 2
+    assert "user/name" in capsys.readouterr().err and stand_in.seen == []
+
+
+def test_tokens_are_asked_for_and_shown_nowhere(
+    stand_in: HubStandIn,
+    layout: Layout,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert pushed(layout) == 1 and stand_in.seen == []
+    assert "set HF_TOKEN" in capsys.readouterr().err
+    monkeypatch.undo()
+
+
+def test_a_wrong_token_is_refused_and_no_token_is_in_any_message_or_file(
+    stand_in: HubStandIn,
+    layout: Layout,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_WRONGtoken0123456789")
+    assert pushed(layout) == 1
+    told = capsys.readouterr()
+    assert "the hub refuses (401)" in told.err and "WRONG" not in told.err + told.out
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert pushed(layout, "--json") == 0
+    told = capsys.readouterr()
+    assert TOKEN not in told.err + told.out
+    assert all(TOKEN.encode() not in content for content in stand_in.tree(ID).values())
+    assert not any(TOKEN in line for line in stand_in.seen)
+
+
+def test_a_bucket_is_streamed_through_one_group_and_resumed_without_reading_what_is_there(
+    stand_in: HubStandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pushing, "GROUP_FILES", 2)
+    uploaded: list[int] = []
+    upload = pushing._upload
+
+    def watched(layout: Layout, repo: Any, group: Any) -> Any:
+        uploaded.append(len(group))
+        if len(uploaded) == 6:
+            raise KeyboardInterrupt
+        return upload(layout, repo, group)
+
+    with s3_server() as options:
+        writer = Writer("s3://out/features", formats=["parquet"], storage_options=options)
+        for shard in range(3):
+            writer.shard(shard, [reader_row(shard, 0.5)])
+        writer.finalise()
+        told = ["--storage-options", json.dumps(options)]
+        monkeypatch.setattr(pushing, "_upload", watched)
+        assert pushed(writer.layout, *told) == 130
+        monkeypatch.setattr(pushing, "_upload", upload)
+        held, opened = set(stand_in.blobs), []
+        copied = pushing._local
+        monkeypatch.setattr(
+            pushing, "_local", lambda *a: (opened.append(a[1].sha256), copied(*a))[1]
+        )
+        assert held and pushed(writer.layout, *told) == 0
+        assert max(uploaded) == 2 and opened and not held & set(opened)
+        assert set(puts(stand_in)) == {1}
+    copy = stand_in.write(ID, tmp_path / "copy")
+    assert verify(Layout.open(copy)).problems == [] and len(earmill.open_features(copy)) == 3
+    assert b"user-secret" not in b"".join(stand_in.tree(ID).values())
