@@ -133,6 +133,7 @@ def _check(console: Console, folder: Path, end: JobFinished, *, files: int) -> N
     (folder / "summary.md").write_text(table + "\n")
     console.print(table)
     console.print(f"figure: {folder / 'report.png'}   table: {folder / 'summary.md'}")
+    console.print(f"as a page, with sound: earmill report {uri}")
     console.print(
         f"demo passed: {report.rows_ok} clips extracted, {report.rows_bad} damaged files in "
         "quarantine, dataset whole, both formats read back",

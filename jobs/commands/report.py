@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,12 @@ Job = Annotated[
 ]
 
 
+def _told(text: str) -> None:
+    """To people who wait."""
+    if sys.stderr.isatty():
+        say(f"{text} ...", file=sys.stderr)
+
+
 def report(
     uri: DatasetUri,
     out: Out = Path("report.html"),
@@ -56,6 +63,7 @@ def report(
             options=Options(rows, examples, tuple(row or ()), seconds, audio),
             storage_options=parse_storage_options(storage_options),
             job=None if job is None else JobSpec.load(job),
+            on_begin=_told,
         ).encode()
     try:
         write_local(str(out), page)

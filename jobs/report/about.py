@@ -70,6 +70,7 @@ def _facts(stored: Stored, dataset: DatasetFile) -> list[tuple[str, str]]:
         ("system", str(host.get("system", ""))),
         ("processor", _processor(host)),
         ("Python", str(host.get("python", ""))),
+        *((f"licence of the {what}", text) for what, text in _licenses(dataset)),
         ("additions", ", ".join(stored.additions)),
     ]
     return [(name, value) for name, value in found if value]
@@ -85,6 +86,14 @@ def _snapshot(stored: Stored) -> str:
 def _git(git: Mapping[str, Any]) -> str:
     changed = ", with changes" if git.get("dirty") else ""
     return f"{git['commit']}{changed}" if git.get("commit") else ""
+
+
+def _licenses(dataset: DatasetFile) -> list[tuple[str, str]]:
+    """Of the source and of the features, as far as the job states them."""
+    return [
+        (what, ", ".join(str(value) for value in stated.values()))
+        for what, stated in dataset.licenses.items()
+    ]
 
 
 def _processor(host: Mapping[str, Any]) -> str:

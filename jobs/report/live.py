@@ -11,7 +11,7 @@ from earmill.jobs.progress import bytes_text
 from earmill.jobs.report.corpus import Figure
 from earmill.jobs.report.page import live_page
 from earmill.jobs.report.plots import number_text, percent, seconds_text
-from earmill.jobs.report.quarantine import MOST_EXAMPLES, quarantine
+from earmill.jobs.report.quarantine import MOST_EXAMPLES, quarantine, shown_bad_row
 from earmill.jobs.report.work import stamp, work_of
 from earmill.jobs.watch_text import remarks
 from earmill.pipeline.common.errors import EarmillError
@@ -45,7 +45,7 @@ class LivePage:
                 "name": "waiting for a job",
                 "state": "waiting",
                 "looked": stamp(time.time()),
-                "remarks": ["no job has begun here yet: this page shows it as soon as it has"],
+                "remarks": ["No job has begun here yet: this page shows it as soon as it has."],
                 "share": 0.0,
                 "told": "waiting for a job to begin",
                 "figures": [],
@@ -68,7 +68,7 @@ class LivePage:
             "name": found.name,
             "state": found.state,
             "looked": stamp(time.time()),
-            "remarks": [*([trouble] if trouble else []), *remarks(found)],
+            "remarks": [_sentence(said) for said in (trouble, *remarks(found)) if said],
             "share": found.share_done,
             "told": f"{found.state}, {told} % done",
             "figures": _figures(found),
@@ -104,8 +104,16 @@ def _figures(found: JobProgress) -> list[Figure]:
             f"{number_text(rows_per_s)} rows/s, {workers}" if rows_per_s else "of real time",
         ),
         Figure("left", "none" if found.share_done >= 1 else _about(found.eta_s)),
-        Figure("last commit", "none yet" if age_s is None else f"{seconds_text(age_s)} ago"),
+        Figure(
+            "last commit",
+            "none" if age_s is None else seconds_text(age_s),
+            "" if age_s is None else "ago",
+        ),
     ]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _about(seconds: float | None) -> str:
@@ -139,4 +147,4 @@ class _BadRows:
             for row in table.to_pylist():
                 if self._kept[row["error_class"]] < MOST_EXAMPLES:
                     self._kept[row["error_class"]] += 1
-                    self.rows.append({**row, "shard": shard})
+                    self.rows.append(shown_bad_row(row, shard))

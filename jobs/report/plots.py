@@ -127,6 +127,14 @@ def number_text(value: float) -> str:
     return signed(text.rstrip("0").rstrip(".") if "." in text else text)
 
 
+def aligned(values: Sequence[float]) -> list[str]:
+    """Numbers of one column: equally many decimals, three digits of the largest."""
+    finite = [abs(value) for value in values if math.isfinite(value)]
+    top = max(finite, default=0.0)
+    digits = max(0, 2 - math.floor(math.log10(top))) if top else 0
+    return [signed(f"{v:,.{digits}f}") if math.isfinite(v) else "none" for v in values]
+
+
 def signed(text: str) -> str:
     """With the sign that is as wide as a digit."""
     return text.replace("-", MINUS)

@@ -41,8 +41,15 @@ def bad_rows_of(stored: Stored, most: int) -> list[dict[str, Any]]:
         if len(found) >= most:
             break
         rows = read_table(stored.layout, str(path)).to_pylist()
-        found += [{**row, "shard": shard} for row in rows]
+        found += [shown_bad_row(row, shard) for row in rows]
     return found[:most]
+
+
+def shown_bad_row(row: Mapping[str, Any], shard: str) -> dict[str, Any]:
+    """A row of a quarantine table for the page: its message without the place that it begins with,
+    which stands beside it."""
+    message = (row["message"] or "").removeprefix(f"{row['uri']}: ")
+    return {**row, "shard": shard, "message": message}
 
 
 def quarantine(reasons: Mapping[str, int], rows: Iterable[Mapping[str, Any]]) -> Quarantine:

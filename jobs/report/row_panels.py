@@ -24,6 +24,7 @@ from earmill.jobs.report.plots import (
     Plot,
     Table,
     Tick,
+    aligned,
     hertz_text,
     nice_steps,
     number_text,
@@ -170,7 +171,7 @@ def _per_channel(names: Sequence[str], what: str, columns: Mapping[str, Values])
     if len(names) > MOST_ROWS:
         edges = np.linspace(0, len(names), MOST_ROWS + 1).round().astype(int)
         names = [f"{names[a]} to {names[b - 1]}" for a, b in pairwise(edges.tolist())]
-    cells = zip(names, *([number_text(v) for v in column] for column in shown), strict=True)
+    cells = zip(names, *(aligned(column) for column in shown), strict=True)
     return Table((what, *columns), tuple(cells), frozenset(range(1, 1 + len(columns))))
 
 
@@ -203,6 +204,7 @@ def _modulation(values: Values, info: StreamInfo) -> Plot:
             levels[channel, place[info.mfc_hz[column]]] = rms[column]
     levels_db = 20 * np.log10(np.maximum(levels, 1e-9))
     levels_db -= np.nanmax(levels_db)
+    low_db = max(-MODULATION_RANGE_DB, float(np.floor(np.nanmin(levels_db))))
     names = [hertz_text(fc) for fc in info.fc_hz]
     highest = divmod(int(np.nanargmax(levels_db)), len(rates))
     return Plot(
@@ -214,8 +216,8 @@ def _modulation(values: Values, info: StreamInfo) -> Plot:
         y_label="centre frequency (Hz)",
         x_ticks=_centres([number_text(rate) for rate in rates]),
         y_ticks=_frequency_ticks(info.fc_hz),
-        picture=picture(np.maximum(levels_db, -MODULATION_RANGE_DB), -MODULATION_RANGE_DB, 0),
-        scale=(f"≤ {number_text(-MODULATION_RANGE_DB)}", "0 dB re maximum"),
+        picture=picture(levels_db, low_db, 0),
+        scale=(number_text(low_db), "0 dB re maximum"),
         table=_modulation_table(names, rates, levels_db),
         height="tall",
     )

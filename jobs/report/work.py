@@ -19,6 +19,7 @@ from earmill.jobs.report.plots import (
     Plot,
     Table,
     Tick,
+    aligned,
     nice_steps,
     number_text,
     percent,
@@ -316,16 +317,17 @@ def _parts(facts: Sequence[ShardFacts]) -> list[CpuPart]:
     """All parts of the CPU time in the order in which a clip goes through them."""
     sums = np.array([one.cpu_s for one in facts]).sum(axis=0).tolist() if facts else []
     whole, audio_s = sum(sums) or 1.0, sum(one.audio_s for one in facts)
+    per_audio = aligned([1000 * seconds / audio_s for seconds in sums]) if audio_s else []
     found, left = [], 0.0
-    for part, seconds in zip(PARTS, sums, strict=False):
+    for k, (part, seconds, text) in enumerate(zip(PARTS, sums, aligned(sums), strict=False)):
         width = 100 * seconds / whole
         found.append(
             CpuPart(
                 part=part,
                 group=GROUP_OF[part],
-                seconds=number_text(seconds),
+                seconds=text,
                 share=percent(seconds / whole),
-                per_audio=number_text(1000 * seconds / audio_s) if audio_s else "none",
+                per_audio=per_audio[k] if audio_s else "none",
                 from_left=left,
                 width=width,
             )

@@ -72,7 +72,7 @@ def test_a_day_without_work_is_a_mark_and_no_work() -> None:
 def test_parts_and_workers_add_up() -> None:
     work = work_of([shard(10.0), shard(20.0, pid=2), shard(30.0, pid=2)])
     parts = {part.part: part for part in work.parts}
-    assert parts[MODEL].seconds == "18" and parts[MODEL].share == "75.0 %"
+    assert parts[MODEL].seconds == "18.0" and parts[MODEL].share == "75.0 %"
     assert parts[MODEL].per_audio == "100" and parts[DECODE].share == "25.0 %"
     assert [(line.name, line.shards, line.rows) for line in work.workers] == [
         ("node, process 2", 2, 12),

@@ -191,7 +191,7 @@ def test_a_page_waits_for_its_job_follows_it_and_ends_with_ctrl_c(tmp_path: Path
     try:
         assert watch.stderr is not None and watch.stdout is not None
         (url,) = re.findall(r"http://127\.0\.0\.1:\d+/", watch.stderr.readline())
-        assert "no job has begun here yet" in asked(url)[1]
+        assert "No job has begun here yet" in asked(url)[1]
         shutil.copytree(STORED, tmp_path / "new")
         (tmp_path / "new" / "current.json").rename(tmp_path / "current.json")
         (tmp_path / "new").rename(out)
@@ -201,7 +201,7 @@ def test_a_page_waits_for_its_job_follows_it_and_ends_with_ctrl_c(tmp_path: Path
         # Its output is away: the page stays, and says so.
         out.rename(tmp_path / "away")
         out.write_text("")
-        until(lambda: asked(url)[1], "this look failed")
+        until(lambda: asked(url)[1], "This look failed")
         watch.send_signal(signal.SIGINT)
         said, errors = watch.communicate(timeout=60)
         assert watch.returncode == 0, errors
