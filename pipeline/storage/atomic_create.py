@@ -74,6 +74,7 @@ def _temporary(path: str) -> str:
 
 def write_local(path: str, data: bytes) -> None:
     """Write or replace a local file so that a reader sees the old or the new content, no mix."""
+    path = os.path.abspath(path)  # a bare name has no folder to make or to flush
     temporary = _temporary(path)
     _write_new(temporary, data)
     try:
@@ -86,6 +87,7 @@ def write_local(path: str, data: bytes) -> None:
 
 def create_local(path: str, data: bytes) -> bool:
     """Create a local file with its whole content; False where the name is taken."""
+    path = os.path.abspath(path)
     temporary = _temporary(path)
     _write_new(temporary, data)
     try:

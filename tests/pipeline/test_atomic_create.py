@@ -35,6 +35,14 @@ def test_exclusive_create_without_links_has_one_winner_too(tmp_path: Path) -> No
     assert (tmp_path / "x").read_bytes() == bytes([won.index(True)]) * 1000
 
 
+def test_a_bare_name_is_one_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    putonce.write_local("report.html", b"page")
+    assert putonce.create_local("lock", b"mine") and not putonce.create_local("lock", b"yours")
+    found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert found == {"report.html": b"page", "lock": b"mine"}
+
+
 def test_one_of_many_processes_wins_each_name(tmp_path: Path) -> None:
     code = (
         "import sys; from earmill.pipeline.storage.atomic_create import create_local\n"
