@@ -27,7 +27,6 @@ from typing import Any
 from docs.builder.blocks import Block, blocks_of, meta_of
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
 _FILE = re.compile(r"\A# ([\w./-]+\.\w+)")
 _SAME = doctest.OutputChecker()
 _LAX = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -102,15 +101,39 @@ def _compare(where: str, wanted: str, printed: str) -> None:
         raise PageError(f"{where}: the page says\n{wanted}\nand it is\n{printed}")
 
 
+def _write_clips(folder: str) -> None:
+    """A few clips of noise."""
+    import numpy as np
+    import soundfile
+
+    Path(folder).mkdir()
+    for number in range(24):
+        noise = np.random.default_rng(number).standard_normal(8000 + 1000 * number)
+        soundfile.write(f"{folder}/{number}.wav", 0.05 * noise, 16000)
+
+
+def run_hub() -> int:
+    """The page on cards and the hub: a dataset where it says one is."""
+    import earmill
+
+    _write_clips("corpus")
+    earmill.extract(
+        {
+            "source": {"kind": "files", "uri": "corpus"},
+            "extract": [{"model": "melspectrogram"}],
+            "output": {"uri": "features"},
+            "run": {"executor": "local"},
+        }
+    )
+    return run(ROOT / "docs" / "hub.md")
+
+
 def run_readme() -> int:
     """The README's Python and its job: a small corpus in the place of its buckets."""
     import earmill
-    from earmill.jobs.demo_audio import write_corpus
 
-    for path in write_corpus(Path("corpus")):
-        if "damaged" in path.parts or path.stat().st_size < 100:
-            path.unlink()
-    text = README.read_text().replace("s3://corpus/speech", "corpus")
+    _write_clips("corpus")
+    text = (ROOT / "README.md").read_text().replace("s3://corpus/speech", "corpus")
     text = text.replace("s3://features/speech", "features")
     for block in blocks_of(text):
         if block.language == "yaml":
@@ -118,19 +141,24 @@ def run_readme() -> int:
     earmill.extract("speech.yaml", overrides=["output.uri=elsewhere", "run.executor=local"])
     stream = earmill.open_features("elsewhere").iterable(seed=1, batch_size=16)
     checkpoint = {"data": earmill.FeatureLoader(stream, num_workers=4).state_dict()}
-    return run(README, names={"checkpoint": checkpoint}, text=text)
+    return run(ROOT / "README.md", names={"checkpoint": checkpoint}, text=text)
+
+
+#: Pages that are not runnable as they are, and what runs them.
+PREPARED = {"README.md": run_readme, "docs/hub.md": run_hub}
 
 
 def main(names: Sequence[str]) -> int:
     """Run pages in processes of their own and say how long each took."""
     chosen = [Path(name).resolve() for name in names]
-    chosen = chosen or [README, *pages("quick"), *pages("long")]
+    chosen = chosen or [*(ROOT / page for page in PREPARED), *pages("quick"), *pages("long")]
     failed = 0
     for page in chosen:
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            call = "run_readme()" if page == README else f"run(pathlib.Path({str(page)!r}))"
-            code = f"import pathlib; from docs.builder.run_page import run, run_readme; {call}"
+            name = page.relative_to(ROOT).as_posix()
+            call = f"PREPARED[{name!r}]()" if name in PREPARED else f"run(ROOT / {name!r})"
+            code = f"from docs.builder.run_page import PREPARED, ROOT, run; {call}"
             done = subprocess.run(
                 [sys.executable, "-c", code],
                 cwd=folder,

@@ -38,8 +38,8 @@ OUTSIDE = {"pip", "uv", "docker", "kubectl", "helm", "ray", "srun", "sbatch", "e
 OUTSIDE |= {"id=$", "jq", "unzip", "ls", "cat", "cp", "rm", "python", "opentelemetry-instrument"}
 #: Pages whose `>>>` examples other tests run: test_api_pages, test_training_page, test_gpu_page.
 DOCTESTED = ("docs/api", "docs/training.md", "docs/gpu.md")
-#: Pages without a head of their own whose Python `docs.builder.run_page` is given names for.
-PREPARED = ("README.md", "docs/training.md", "docs/extending.md")
+#: Pages without a head of their own whose Python is run by `make docs-run`, or by tests below.
+PREPARED = (*run_page.PREPARED, "docs/training.md", "docs/extending.md")
 FRAGMENT = {
     "source": {"kind": "files", "uri": "in"},
     "extract": [{"model": "dau1997"}],

@@ -184,8 +184,9 @@ def _hair_cells(axes: Axes) -> None:
         with torch.no_grad():
             out = IHCEnvelope(FS, method=method)(tones)[:, 0, FS // 20 : FS * 9 // 100]
         left = out.std(-1) / out.mean(-1)
-        axes.semilogx(hz, left, "o-", label=method)
-    axes.set(xlabel="frequency (Hz)", ylabel="fluctuation / mean")
+        axes.plot(hz, left, "o-", label=method)
+    frequency_axis(axes, low=200)
+    axes.set_ylabel("fluctuation / mean")
     axes.set_title("Hair cell: how much of the fine structure stays")
     axes.legend()
 

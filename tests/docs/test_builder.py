@@ -1,0 +1,131 @@
+"""The builder of the site: links, tables of results, formulas, references, drawings."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from docs.builder import borrowed_pages, cli_reference, links, mathematics, measured
+from docs.builder.blocks import blocks_of, commands_of
+from docs.builder.docstrings import with_code_blocks
+from docs.builder.figures import NAMES, make, structure
+from docs.builder.python_reference import PAGES, exported
+
+ROOT = Path(__file__).resolve().parents[2]
+HELD = {"docs/cost.md": "cost.md", "infra/README.md": "infra.md"}
+
+
+def rewritten(text: str, *, origin: str = "docs/how/a.md", page: str = "how/a.md") -> str:
+    return links.rewrite(text, origin=origin, page=page, held=HELD, root=ROOT)
+
+
+def test_links_go_where_the_site_has_the_file() -> None:
+    assert rewritten("[a](../cost.md#the-sum)") == "[a](../cost.md#the-sum)"
+    assert rewritten("[a](../../infra/README.md)") == "[a](../infra.md)"
+    borrowed = rewritten("[a](../docs/cost.md)", origin="infra/README.md", page="infra.md")
+    assert borrowed == "[a](cost.md)"
+    assert rewritten("[a](https://example.org) [b](#c)") == "[a](https://example.org) [b](#c)"
+
+
+def test_of_a_source_file_the_text_stays_and_what_is_nowhere_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert rewritten("[`kernels`](../../amtcore/kernels)") == "`kernels`"
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        rewritten("[a](../nowhere.md)")
+    assert "docs/how/a.md links to ../nowhere.md" in caplog.text
+
+
+def test_links_in_code_are_left_alone() -> None:
+    text = "```python\nx = y[0](../../infra/README.md)\n```\n"
+    assert rewritten(text) == text
+
+
+def test_tables_of_results() -> None:
+    results = "# R\n\n## Speed\n\n`run` on it\n\n| m | v |\n| --- | --- |\n| A | 1 |\n| B | 2 |\n"
+    assert measured.filled("<!-- results: Speed | B -->", results) == (
+        "| m | v |\n| --- | --- |\n| B | 2 |\n\n`run` on it"
+    )
+    for asked in ("Speed | C", "Weight"):
+        with pytest.raises(ValueError, match="expected"):
+            measured.filled(f"<!-- results: {asked} -->", results)
+
+
+def test_only_the_first_table_of_a_section() -> None:
+    results = "## S\n\nx\n\n| a |\n| - |\n| 1 |\n\n| b |\n| - |\n| 2 |\n"
+    assert measured.table(results, "S") == "| a |\n| - |\n| 1 |\n\nx"
+
+
+def test_formulas_become_mathml() -> None:
+    page = r'<p>a <span class="arithmatex">\(x &lt; y\)</span></p>'
+    made = mathematics.drawn(page)
+    assert "<math" in made and "&#x0003C;" in made and "arithmatex" not in made
+    block = mathematics.drawn(r'<div class="arithmatex">\[\frac{a}{b}\]</div>')
+    assert "<mfrac>" in block and 'display="block"' in block
+
+
+def test_every_command_is_in_the_reference() -> None:
+    page = cli_reference.page()
+    for command in ("extract", "plan", "verify", "gc", "add-features"):
+        assert f"## earmill {command}\n" in page
+    assert "`--resume`" in page and "`--set A.B=C`" in page
+
+
+def test_every_exported_name_is_in_the_reference() -> None:
+    text = "".join(page() for page in PAGES.values())
+    modules = {"events", "formats", "models", "sources", "stages", "testing", "__version__"}
+    for name in set(exported("earmill")) - modules:
+        assert f"::: earmill.{name}\n" in text
+    for name in exported("amtcore"):
+        assert f"::: amtcore.{name}\n" in text
+
+
+def test_examples_of_docstrings_become_code() -> None:
+    text = "What.\n\n>>> f(1)\n2\n\nExample:\n    g(\n        3)\n"
+    made = with_code_blocks(text)
+    assert "```python\n>>> f(1)\n2\n```" in made and "```python\ng(\n    3)\n```" in made
+
+
+def test_files_of_other_folders_are_published() -> None:
+    files = borrowed_pages.published_files()
+    assert {"files/infra/slurm.sh", "files/jobs/folder.yaml"} <= set(files)
+
+
+def test_the_structure_is_that_of_the_contracts() -> None:
+    for name, described in (
+        ("from the calls down to the models", structure._WHOLE),
+        ("rooms of the pipeline", structure._PIPELINE),
+        ("rooms of the models", structure._MODELS),
+    ):
+        rows = structure.contracts()[name]
+        rooms = {part.split(".")[-1] for row in rows for part in row.split(" | ")}
+        assert rooms == set(described)
+    assert make("layers").startswith("<svg")
+
+
+def test_blocks_and_commands_of_a_page() -> None:
+    code = "earmill plan a.yaml \\\n  --json | jq . # why"
+    page = f"---\nrun: quick\n---\n\n```bash\n{code}\n```\n\n`earmill gc U`\n"
+    assert [block.language for block in blocks_of(page)] == ["bash"]
+    assert list(commands_of(page)) == [
+        ["earmill", "plan", "a.yaml", "--json"],
+        ["jq", "."],
+        ["earmill", "gc", "U"],
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_figure_is_drawn_by_itself(name: str) -> None:
+    svg = make(name)
+    assert svg.startswith("<svg") and "\n" not in svg and "#010203" not in svg
+    assert "<style" not in svg and "http://www.w3.org" in svg
+
+
+def test_every_figure_is_on_a_page_and_described() -> None:
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    for name in NAMES:
+        assert f"](figure:{name})" in pages
