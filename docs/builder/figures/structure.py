@@ -1,97 +1,83 @@
-"""The structure of the code, drawn from the import contracts that the linter holds it to."""
+"""The structure of the code, drawn from the import contracts that the linter holds it to.
+
+What a room is for is the beginning of its own docstring.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from docs.builder.figures.style import COLOURS
 
 ROOT = Path(__file__).resolve().parents[3]
-WIDTH, ROW, GAP, SIDE = 720, 34, 8, 150
+#: In units of the drawing: all of it, the boxes' part, a line of text, between two rows.
+WIDTH, BOXES, LINE, GAP = 720, 290, 20, 9
 
 
-def contracts() -> dict[str, list[str]]:
-    """Name of each contract of layers -> its layers, the uppermost first."""
+def contracts() -> dict[str, list[list[str]]]:
+    """Name of each contract of layers -> its rows, the uppermost first, as modules."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    return {c["name"]: c["layers"] for c in settings["contracts"] if c["type"] == "layers"}
+    return {c["name"]: _rows(c) for c in settings["contracts"] if c["type"] == "layers"}
 
 
-def layers(name: str, contract: str, described: Mapping[str, str]) -> str:
+def _rows(contract: Mapping[str, Any]) -> list[list[str]]:
+    container = "".join(f"{name}." for name in contract.get("containers", ()))
+    return [[container + room.strip() for room in layer.split("|")] for layer in contract["layers"]]
+
+
+def purpose(module: str) -> str:
+    """The first clause of a module's docstring."""
+    place = ROOT / "src" / module.replace(".", "/")
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    said = ast.get_docstring(ast.parse(file.read_text())) or ""
+    return re.split(r"[:.;,]\s", f"{said}. ", maxsplit=1)[0].replace("\n", " ").replace("`", "")
+
+
+def layers(contract: str) -> str:
     """Layers as boxes, each of which may import from those below it."""
-    rows: Sequence[str] = contracts()[contract]
-    height = len(rows) * (ROW + GAP) + 8
-    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" xmlns="http://www.w3.org/2000/svg">']
-    for index, row in enumerate(rows):
-        top = 4 + index * (ROW + GAP)
-        boxes = [part.strip().split(".")[-1] for part in row.split("|")]
-        width = (SIDE * 2 - GAP * (len(boxes) - 1)) / len(boxes)
-        for place, box in enumerate(boxes):
-            left = place * (width + GAP)
-            parts.append(_box(left, top, width, box))
-        said = "; ".join(described[box] for box in boxes)
-        parts.append(_text(SIDE * 2 + 14, top + ROW / 2, said, "start"))
+    top, parts = 4, []
+    for index, row in enumerate(contracts()[contract]):
+        height = LINE * len(row) + 14
         if index:
-            parts.append(_arrow(SIDE, top - GAP, top))
-    return "".join([*parts, "</svg>"])
+            parts.append(_line(BOXES / 2, top - GAP, top))
+        width = (BOXES - GAP * (len(row) - 1)) / len(row)
+        for place, module in enumerate(row):
+            label = module.rpartition(".")[2]
+            parts.append(_box(place * (width + GAP), top, width, height, label))
+            said = f"{label}: {purpose(module)}" if len(row) > 1 else purpose(module)
+            parts.append(_text(BOXES + 14, top + 7 + LINE * (place + 0.5), said, "start"))
+        top += height + GAP
+    frame = f'<svg viewBox="0 0 {WIDTH} {top}" xmlns="http://www.w3.org/2000/svg">'
+    return "".join([frame, *parts, "</svg>"])
 
 
-def _box(left: float, top: float, width: float, label: str) -> str:
+def _box(left: float, top: float, width: float, height: float, label: str) -> str:
     frame = (
-        f'<rect x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{ROW}" rx="4" '
+        f'<rect x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{height:.0f}" rx="4" '
         f'fill="{COLOURS[0]}" fill-opacity="0.14" stroke="{COLOURS[0]}"/>'
     )
-    return frame + _text(left + width / 2, top + ROW / 2, label, "middle")
+    return frame + _text(left + width / 2, top + height / 2, label, "middle")
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
     return (
-        f'<text x="{x:.0f}" y="{y:.0f}" font-size="13" text-anchor="{anchor}" '
+        f'<text x="{x:.0f}" y="{y:.0f}" font-size="12.5" text-anchor="{anchor}" '
         f'dominant-baseline="central" fill="currentColor">{escape(text)}</text>'
     )
 
 
-def _arrow(x: float, top: float, bottom: float) -> str:
+def _line(x: float, top: float, bottom: float) -> str:
     return f'<line x1="{x}" y1="{top}" x2="{x}" y2="{bottom}" stroke="currentColor"/>'
 
 
-_WHOLE = {
-    "api": "extract, plan, verify, retry: the commands as calls",
-    "upkeep": "log, diff, compact, gc",
-    "jobs": "the earmill command, one module a command",
-    "pipeline": "the corpus machine; knows no formula",
-    "amtcore": "the science; knows no file",
-}
-_PIPELINE = {
-    "driver": "runs a job: who does which shard, when; counts, stops, goes on",
-    "worker": "warm models, decoding, batches",
-    "reader": "datasets, loaders, collates",
-    "dataset": "commits, snapshots, verify, cards",
-    "planning": "rows into shards; what it will cost",
-    "formats": "Zarr, Parquet, tars",
-    "sources": "files, tables, hubs, tars",
-    "spec": "the job file",
-    "audio": "bytes into samples",
-    "storage": "names, stores, put-if-absent",
-    "common": "errors, names, entry points",
-}
-_MODELS = {
-    "extensions": "mel, mfcc, any torch module",
-    "features": "models as streams of frames",
-    "models": "Dau1997 ... Moore2016 as torch modules",
-    "stages": "ears, filters, hair cells, loops",
-    "scales": "ERB, Cam",
-    "units": "Pa, dB SPL, calibration",
-    "arguments": "checks of arguments",
-    "kernels": "recurrences: plain loop, CPU, GPU, adjoint",
-    "filter_design": "coefficients in float64",
-    "tables": "published tables",
-    "errors": "what is raised",
-}
 FIGURES: Mapping[str, Callable[[], str]] = {
-    "layers": lambda: layers("layers", "from the calls down to the models", _WHOLE),
-    "rooms": lambda: layers("rooms", "rooms of the pipeline", _PIPELINE),
-    "model_rooms": lambda: layers("model_rooms", "rooms of the models", _MODELS),
+    "layers": lambda: layers("from the calls down to the models"),
+    "rooms": lambda: layers("rooms of the pipeline"),
+    "model_rooms": lambda: layers("rooms of the models"),
 }
