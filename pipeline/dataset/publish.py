@@ -35,7 +35,7 @@ from earmill.pipeline.common.cpu_time import (
     doing,
     in_order,
 )
-from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.errors import CommitError, StorageError
 from earmill.pipeline.common.stages import Stages
 from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
@@ -286,12 +286,14 @@ class _Shard:
         return False
 
     def _discard(self) -> None:
-        """Remove uploaded parts that no commit names; what cannot be removed is mere garbage."""
+        """Remove uploaded parts that no commit names; what cannot be removed is mere garbage, and
+        of a store that is away nothing can."""
         for name in self.parts:
             try:
                 self.layout.delete(name)
-            except OSError:
-                continue
+            except OSError as error:
+                if isinstance(error, StorageError) and error.transient:
+                    return
 
 
 def _cpu_so_far() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -135,12 +135,20 @@ class Pool:
             slot.asked = True
         return call
 
-    def wait(self, timeout_s: float) -> Iterator[tuple[Call, Outcome | Lost]]:
-        """Calls that ended, with their results; returns after `timeout_s` at the latest."""
+    def wait(
+        self, timeout_s: float, heads_up: Callable[[Sequence[Call]], None] = lambda calls: None
+    ) -> Iterator[tuple[Call, Outcome | Lost]]:
+        """Calls that ended, with their results; returns after `timeout_s` at the latest.
+
+        Args:
+            heads_up: Told of all of them before the first one.
+        """
         if not self._calls:
             time.sleep(timeout_s)
             return
-        for ref, result in self.workers.ended(list(self._calls), timeout_s):
+        ended = list(self.workers.ended(list(self._calls), timeout_s))
+        heads_up([self._calls[ref] for ref, _ in ended if ref in self._calls])
+        for ref, result in ended:
             call = self._calls.pop(ref, None)
             if call is None:
                 # The slot was replaced while an earlier result of this round was handled.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.cpu_account import CpuAccount
@@ -81,7 +81,7 @@ class Scheduler:
             self._pool.start()
             while not self._finished():
                 self._dispatch()
-                for call, outcome in self._pool.wait(POLL_S):
+                for call, outcome in self._pool.wait(POLL_S, self._look_ahead):
                     self._settle(call, outcome)
                 self._tell_in_flight()
                 self._on_tick()
@@ -159,6 +159,9 @@ class Scheduler:
             self._pool.submit(slot, "probe", assignment.probe, payload=assignment)
 
     # -- receiving ----------------------------------------------------------------------------
+
+    def _look_ahead(self, calls: Sequence[Call]) -> None:
+        self._ledger.look_ahead([call.payload.work for call in calls if call.kind == "run"])
 
     def _settle(self, call: Call, outcome: Outcome | Lost) -> None:
         slot = call.slot

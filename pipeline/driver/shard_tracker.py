@@ -16,7 +16,7 @@ end well.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -85,6 +85,7 @@ class Ledger:
         sink: Takes events.
         patience: Says when to try again after an outage.
         witnesses: Rows that an earlier run could read.
+        look_ahead: Told for which shards `committed` will be asked next.
     Attributes:
         more_to_come: Shards may still be added.
     Invariants:
@@ -101,8 +102,10 @@ class Ledger:
         sink: events.Sink = events.ignore,
         patience: Patience | None = None,
         witnesses: Iterable[Item] = (),
+        look_ahead: Callable[[Sequence[str]], None] = lambda shards: None,
     ) -> None:
-        self._committed, self._max_attempts, self._sink = committed, max_attempts, sink
+        self._committed, self._look_ahead = committed, look_ahead
+        self._max_attempts, self._sink = max_attempts, sink
         self._patience = patience or Patience()
         self._witnesses = deque(witnesses, maxlen=WITNESSES)
         self._pending = deque(ShardWork(shard) for shard in shards)
@@ -186,6 +189,10 @@ class Ledger:
         """A shard lost through no fault of its own goes to the head of the queue, uncharged."""
         if not self._is_settled(work) and not work.copies:
             (self._suspects if work.failures else self._pending).appendleft(work)
+
+    def look_ahead(self, works: Iterable[ShardWork]) -> None:
+        """Attempts on these ended; `shard_ended` will be told of each."""
+        self._look_ahead([work.shard_id for work in works if not self._is_settled(work)])
 
     def shard_ended(
         self, work: ShardWork, outcome: Outcome | Lost, *, certain: bool = True

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.publish import read_commit
 from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.driver import events
+from earmill.pipeline.driver.commit_reader import CommitReader
 from earmill.pipeline.driver.deadlines import Deadlines
 from earmill.pipeline.driver.executor import Hire, Session
 from earmill.pipeline.driver.open_job import OpenJob, committed_of
@@ -48,10 +50,7 @@ def scheduler_of(
     if note := cpu_note(nodes, run):
         sink(events.Note(note))
 
-    def committed(shard_id: str) -> Committed | None:
-        known = job.again.get(shard_id, Again())
-        record = read_commit(job.layout, shard_id, known.generation)
-        return None if record is None else committed_of(record)
+    committed = CommitReader(partial(_committed, job), side_by_side=not job.layout.is_local)
 
     def hire(index: int) -> Hire:
         return _hire(job, roster.places[index], make_runner)
@@ -73,6 +72,7 @@ def scheduler_of(
         max_attempts=run.max_attempts,
         sink=sink,
         witnesses=job.witnesses(),
+        look_ahead=committed.look_ahead,
     )
     ledger.more_to_come = feeding is not None
     pool = Pool(session.workers(hire), len(placements))
@@ -86,6 +86,12 @@ def scheduler_of(
         on_tick=on_tick,
         drain_s=run.grace_s,
     )
+
+
+def _committed(job: OpenJob, shard_id: str) -> Committed | None:
+    known = job.again.get(shard_id, Again())
+    record = read_commit(job.layout, shard_id, known.generation)
+    return None if record is None else committed_of(record)
 
 
 def shards_of(job: OpenJob, place: Placement) -> int:

@@ -29,7 +29,9 @@ class RunSpec(SpecModel):
         grace_s: Seconds that shards in flight may go on after a request to stop (SIGTERM, SIGINT,
             or SIGUSR1 before a time limit).
         workers: Worker processes; chosen from the machines when null.
-        threads_per_worker: Compute threads of a worker; chosen when null.
+        threads_per_worker: Compute threads of a worker; chosen when null. What decodes, checks and
+            writes has threads beside them and takes what is idle of the cores that the process may
+            use: those that taskset, a batch system or a container leaves it, and no others.
         device: Where the models run: auto takes the GPUs that the nodes offer and works on the CPUs
             of the others, cuda needs a GPU, cpu takes none.
         gpus_per_worker: Share of a GPU for each worker on one, above 0 and up to 1, such as 0.5 for

@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.errors import CommitError, StorageError
 from earmill.pipeline.dataset import publish as commit
 from earmill.pipeline.dataset.publish import (
     commits,
@@ -42,7 +42,7 @@ import os, signal, sys
 from types import SimpleNamespace
 import numpy as np
 from earmill.pipeline.dataset.publish import publish_shard
-from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.errors import CommitError, StorageError
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 
@@ -291,3 +291,25 @@ def test_a_power_cut_finds_whatever_a_commit_names(
         (part,) = (part for part in parts if file.path == part or file.path.startswith(part + "/"))
         assert log.index(f"sync {file.path}") < log.index(f"name {part}")
     assert len(log) == len(set(log))
+
+
+class Away(Layout):
+    """A store that has gone away between two files of a shard."""
+
+    asked: ClassVar[list[str]] = []
+
+    def upload_file(self, local: str | Path, rel: str) -> None:
+        raise StorageError("the store is away", transient=True)
+
+    def delete(self, rel: str) -> None:
+        self.asked.append(rel)
+        raise StorageError("the store is away", transient=True)
+
+
+def test_a_store_that_is_away_is_asked_once_to_remove_and_not_once_a_part(tmp_path: Path) -> None:
+    """Each call would be tried for more than a minute, one after the other."""
+    plain = Layout.open(tmp_path)
+    Away.asked.clear()
+    with pytest.raises(CommitError, match="the store is away"):
+        publish(Away(plain.fs, plain.root), rows=ROWS, bad=[make_bad("x.wav")])
+    assert len(Away.asked) == 1
