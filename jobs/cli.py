@@ -21,6 +21,7 @@ from earmill.jobs.commands import (
     demo,
     doctor,
     extract,
+    init,
     inspect,
     kernels,
     log,
@@ -55,6 +56,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("init")(init.init)
 app.command("extract")(extract.extract)
 app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)

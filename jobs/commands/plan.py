@@ -61,7 +61,7 @@ def plan(
     result = job_cost(
         spec, measure=measure, sampler=_sampler(spec, sample, seed, known) if sample else None
     ).to_dict()
-    say_json(result) if as_json else _print(result)
+    say_json(result) if as_json else show(result)
 
 
 def _sampler(spec: JobSpec, rows: int, seed: int | None, prices: Prices | None) -> Sampler:
@@ -95,7 +95,8 @@ def _time(result: dict[str, Any]) -> str:
     )
 
 
-def _print(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any]) -> None:
+    """Print `JobCost.to_dict()` as a table."""
     from rich.table import Table
 
     from earmill.jobs.estimate_text import sample_rows

@@ -52,7 +52,8 @@ def summarise(
         if too_many:
             message += (
                 f"; {bad / (ok + bad):.1%} of the rows are in quarantine, more than "
-                f"run.max_bad_fraction {max_bad_fraction:.1%} allows"
+                f"run.max_bad_fraction {max_bad_fraction:.1%} allows: see `earmill inspect` with "
+                "--quarantine for why"
             )
     else:
         status = "failed" if result.fatal or result.failed else "stopped"
