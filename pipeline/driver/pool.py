@@ -52,7 +52,8 @@ class Slot:
         work: Run and probe calls in flight, oldest first; at most as many as the worker takes.
         warming_since: When the worker was last started. retry_s: When to ask for warm-up again.
         generation: How often a worker was started here; a call belongs to that of its time.
-        asked: A status call is in flight. failures: Warm-ups in a row that failed.
+        asked: A status call is in flight.
+        failures: Warm-ups in a row that failed, the first one at `failing_since`.
         waits_for: What the worker was waiting for when last asked: `source`, `output`, or nothing.
         came_s, left_s: From when until when its cores belonged to the run, by the pool's clock.
     """
@@ -68,6 +69,7 @@ class Slot:
     generation: int = 0
     asked: bool = False
     failures: int = 0
+    failing_since: float = 0.0
     waits_for: str = ""
     came_s: float = 0.0
     left_s: float = math.inf

@@ -30,8 +30,8 @@ STATUS_AT_ONCE = 100
 WARM_UP_LIMIT_S = 900.0
 WARM_UP_ATTEMPTS = 3
 WARM_UP_PAUSE_S = 1.0
-# A worker opens the source too: these two outlast what a run bears of an outage.
-OUTAGE_WARM_UP_ATTEMPTS = 10
+# A worker opens the source too: it tries as long as a run bears an outage, however slow a try is.
+OUTAGE_WARM_UP_S = 100.0
 OUTAGE_WARM_UP_PAUSE_S = 10.0
 # A dead worker is started again in a second or two; until then calls to it fail at once.
 RESTART_LIMIT_S = 60.0
@@ -271,16 +271,18 @@ class Scheduler:
         outage: bool = False,
         hopeless: bool = False,
     ) -> None:
+        now = self._clock()
+        slot.failing_since = slot.failing_since if slot.failures else now
         slot.failures += 1
         if hopeless:
             self._sink(events.Note(f"worker {slot.index} is given up: {reason}"))
         else:
             self._sink(events.WorkerLost(slot.index, f"warm-up failed: {reason}"))
-        attempts = OUTAGE_WARM_UP_ATTEMPTS if outage else WARM_UP_ATTEMPTS
-        if slot.failures < attempts and not hopeless:
+        again = slot.failures < WARM_UP_ATTEMPTS
+        again = again or (outage and now - slot.failing_since < OUTAGE_WARM_UP_S)
+        if again and not hopeless:
             if alive:
-                pause_s = OUTAGE_WARM_UP_PAUSE_S if outage else WARM_UP_PAUSE_S
-                slot.retry_s = self._clock() + pause_s
+                slot.retry_s = now + (OUTAGE_WARM_UP_PAUSE_S if outage else WARM_UP_PAUSE_S)
             else:
                 self._pool.replace(slot)
             return

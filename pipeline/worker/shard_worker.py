@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,7 @@ def _failed(stage: str, error: BaseException) -> Outcome:
     outage = outage_of(stage, error)
     if outage:
         text = one_line(error) if isinstance(error, EarmillError) else named_line(error)
+        text += _full_place(error)
         return Outcome(ok=False, stage=stage, message=text[:MESSAGE_LIMIT], outage=outage)
     return Outcome(
         ok=False,
@@ -132,6 +134,14 @@ def _failed(stage: str, error: BaseException) -> Outcome:
         message=named_line(error, where=stage == "rows"),
         memory=any(isinstance(one, MemoryError) for one in chain(error)),
     )
+
+
+def _full_place(error: BaseException) -> str:
+    """Where a full disk is to be looked for, when the system did not say: most likely there."""
+    full = (one for one in chain(error) if isinstance(one, OSError) and one.errno == errno.ENOSPC)
+    if any(one.filename is None for one in full):
+        return f" (temporary files are in {tempfile.gettempdir()}, TMPDIR says where)"
+    return ""
 
 
 def outage_of(stage: str, error: BaseException) -> str:
