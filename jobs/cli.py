@@ -43,12 +43,14 @@ from earmill.jobs.terminal import (
     say_error,
     tell_errors_as_log_lines,
 )
-from earmill.pipeline.common.errors import EarmillError
+from earmill.pipeline.common.errors import EarmillError, StorageError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
 DEBUG = "--debug"
 INTERRUPTED = 130
+# Pages for what has no class of ours, see `EarmillError.help_page`.
+OF_A_MODEL, A_DEFECT = "errors.md#a-model", "errors.md#a-defect"
 
 app = typer.Typer(
     name="earmill",
@@ -124,27 +126,31 @@ def _failed(arguments: Sequence[str], error: Exception) -> int:
     if shown:
         traceback.print_exc()
     if isinstance(error, EarmillError):
-        return _fail(arguments, error.exit_code, str(error))
+        return _fail(arguments, error.exit_code, str(error), error.help_page)
     if type(error).__module__ == "amtcore.errors":  # deliberate too; importing it takes seconds
-        return _fail(arguments, 2, str(error))
+        return _fail(arguments, 2, str(error), OF_A_MODEL)
     if is_store_error(error):
-        return _fail(arguments, 1, f"{store_line(error)}; a job goes on with --resume")
+        said = f"{store_line(error)}; a job goes on with --resume"
+        return _fail(arguments, 1, said, StorageError.help_page)
     said = f"unexpected {type(error).__name__}: {error}"
     where = "see the traceback" if shown else f"traceback: {_keep(error)}, or {DEBUG} COMMAND ..."
-    return _fail(arguments, 1, f"{said}; this is a defect of earmill, please report it ({where})")
+    told = f"{said}; this is a defect of earmill, please report it ({where})"
+    return _fail(arguments, 1, told, A_DEFECT)
 
 
-def _fail(arguments: Sequence[str], code: int, message: str) -> int:
-    say_error(message)
-    _tell_machines(arguments, code, one_line(message))
+def _fail(arguments: Sequence[str], code: int, message: str, page: str | None = None) -> int:
+    say_error(message, page)
+    _tell_machines(arguments, code, one_line(message), page)
     return code
 
 
-def _tell_machines(arguments: Sequence[str], code: int, message: str) -> None:
+def _tell_machines(
+    arguments: Sequence[str], code: int, message: str, page: str | None = None
+) -> None:
     if "--json" not in arguments and not has_log_lines():
         return
     try:
-        error_event(code, message)
+        error_event(code, message, page)
     except BrokenPipeError:
         # Nobody reads any more; what the interpreter flushes at its end would say so once more.
         sys.stdout = open(os.devnull, "w")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LINE_BREAK = "\n"
+# Where the pages that errors name are.
+DOCS = "docs/"
 # Whether what a command prints is log lines.
 _log_lines = [False]
 
@@ -31,19 +33,25 @@ def say_json(value: Any, file: IO[str] | None = None) -> None:
     print(json.dumps(value), file=file or sys.stdout, flush=True)
 
 
-def say_error(message: str) -> None:
-    """The one line on standard error with which a command ends."""
-    print(f"earmill: {one_line(message)}", file=sys.stderr, flush=True)
+def say_error(message: str, page: str | None = None) -> None:
+    """The one line on standard error with which a command ends.
+
+    Args:
+        page: Below `DOCS`, of what helps.
+    """
+    help_at = f" ({DOCS}{page})" if page else ""
+    print(f"earmill: {one_line(message)}{help_at}", file=sys.stderr, flush=True)
 
 
-def error_event(exit_code: int, message: str) -> None:
+def error_event(exit_code: int, message: str, page: str | None = None) -> None:
     """The last JSON or log line of a command that failed without a result."""
+    help_at = {"help": f"{DOCS}{page}"} if page else {}
     if has_log_lines():
         from earmill.jobs.log_lines import ERROR, log_line
 
-        print(log_line("error", ERROR, message, exit_code=exit_code), flush=True)
+        print(log_line("error", ERROR, message, exit_code=exit_code, **help_at), flush=True)
     else:
-        say_json({"event": "error", "exit_code": exit_code, "message": message})
+        say_json({"event": "error", "exit_code": exit_code, "message": message, **help_at})
 
 
 def tell_errors_as_log_lines(wanted: bool = True) -> None:

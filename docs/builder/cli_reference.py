@@ -12,7 +12,7 @@ HEAD = """# Command line
 Made from the commands: `earmill COMMAND --help` says the same. Exit codes: 0 done; 1 failed or
 stopped; 2 bad usage, spec, source or output, found before any work; 3 done, but more rows in
 quarantine than `run.max_bad_fraction`. With `--json` the last line is the summary, or an `error`
-event with `exit_code` and `message`."""
+event with `exit_code`, `message` and `help`, the page below docs/ that helps."""
 
 
 def page() -> str:
