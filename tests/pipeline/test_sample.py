@@ -14,8 +14,10 @@ from earmill.jobs.estimate_text import against_line
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.dataset.garbage import collect_garbage
 from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.driver import sample_process
 from earmill.pipeline.driver.events import JobFinished
 from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.driver.sample import try_rows
 from earmill.pipeline.driver.sample_job import sampler_of
 from earmill.pipeline.planning.cost import JobCost, job_cost
 from earmill.pipeline.planning.forecast import Range
@@ -69,7 +71,8 @@ def spec_of(corpus: Path, **output: Any) -> JobSpec:
 
 
 def costed(spec: JobSpec, rows: int = 48, **more: Any) -> JobCost:
-    return job_cost(spec, sampler=sampler_of(spec, rows, seed=1, **more))
+    """By a sample in this process, which has imported all that a child would."""
+    return job_cost(spec, sampler=sampler_of(spec, rows, seed=1, **{"trial": try_rows} | more))
 
 
 def damage(corpus: Path, count: int) -> None:
@@ -188,7 +191,7 @@ def test_when_no_row_can_be_used_that_is_the_line(corpus: Path) -> None:
 
 def test_a_row_that_is_gone_is_a_bad_row(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(corpus)
-    sampler = sampler_of(spec, 48, seed=1)
+    sampler = sampler_of(spec, 48, seed=1, trial=try_rows)
 
     def gone_first(plan: Any, *more: Any) -> Any:
         sorted(corpus.iterdir())[0].unlink()
@@ -242,3 +245,12 @@ def end_plan(layout: Layout) -> str:
 def test_the_event_of_a_run_without_estimate_is_as_before() -> None:
     end = JobFinished("done", 0, "", "", 1, 0, 1, 0, 1.0, 1.0, 1.0)
     assert end.to_dict()["estimate"] == {}
+
+
+def test_a_row_that_ends_its_process_is_one_line(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried apart from whoever plans."""
+    monkeypatch.setattr(sample_process, "COMMAND", "import os; os.write(2, b'bang'); os.abort()")
+    with pytest.raises(SourceError, match=r"ended their process \(bang\)"):
+        costed(spec_of(corpus), trial=sample_process.try_apart)
