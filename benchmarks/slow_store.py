@@ -15,12 +15,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+import psutil
 
 BUCKET = "features"
 LIST = '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{}</ListBucketResult>'
@@ -114,15 +117,34 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 128
 
 
+@dataclass(frozen=True)
+class SlowStore:
+    """A bucket that is up.
+
+    Args:
+        uri: Its address. options: To open it. process: Its server.
+    """
+
+    uri: str
+    options: dict[str, Any]
+    process: psutil.Process
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the server so far."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
 @contextmanager
-def slow_store(place: Path, latency_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A bucket that holds what a folder does; yields its address and the options to open it."""
+def slow_store(place: Path, latency_s: float) -> Iterator[SlowStore]:
+    """A bucket that holds what a folder does."""
     command = [sys.executable, "-m", "benchmarks.slow_store", str(place), str(latency_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             url = f"http://127.0.0.1:{int(server.stdout.readline())}"
-            yield f"s3://{BUCKET}", {"key": "user", "secret": "secret", "endpoint_url": url}
+            options = {"key": "user", "secret": "secret", "endpoint_url": url}
+            yield SlowStore(f"s3://{BUCKET}", options, psutil.Process(server.pid))
         finally:
             server.terminate()
 

@@ -6,7 +6,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from threading import Condition
+from threading import Condition, Lock
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -53,7 +53,8 @@ class BlockCache:
         self.counts = counts
         self.nbytes = 0
         self._blocks: OrderedDict[Hashable, DecodedBlock] = OrderedDict()
-        self._changed = Condition()
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
         self._under_way: set[Hashable] = set()
         self._spare: list[np.ndarray] = []
 
@@ -65,6 +66,18 @@ class BlockCache:
             if key in self._blocks:
                 self._blocks.move_to_end(key)
             return self._blocks.get(key)
+
+    def held(self, keys: Iterable[Hashable]) -> list[DecodedBlock | None]:
+        """The kept ones of these blocks, now the most recently used, and None for the others: what
+        a row asks first, as its blocks are nearly always there."""
+        with self._lock:
+            found = []
+            for key in keys:
+                block = self._blocks.get(key)
+                if block is not None:
+                    self._blocks.move_to_end(key)
+                found.append(block)
+        return found
 
     def claim(self, keys: Iterable[Key]) -> list[Key]:
         """Of these blocks those that are neither kept nor under way; they are under way now.
@@ -78,6 +91,9 @@ class BlockCache:
 
     def loaded(self, key: Hashable, load: Callable[[], DecodedBlock]) -> DecodedBlock:
         """A kept block, or what `load` gives; who else asks meanwhile waits instead of reading."""
+        (there,) = self.held([key])
+        if there is not None:
+            return there
         mine = self.claim([key])
         try:
             return (None if mine else self.get(key)) or self.put(key, load())
@@ -185,14 +201,12 @@ class ReadsAhead(Protocol):
 
     rel: str
 
-    def prepare(self, streams: Iterable[str]) -> None:
-        """Fetch what reading these streams asks for first, if that takes time."""
-
     def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
         """The blocks that hold these frames."""
 
     def requests(self, blocks: Iterable[Block]) -> Iterator[Sequence[Block]]:
-        """Blocks in groups, each for one call of `load`."""
+        """Blocks in groups, each for one call of `load`; what reading them asks for first, such as
+        where they lie, is fetched on the way."""
 
     def load(self, blocks: Sequence[Block]) -> None:
         """Fetch and decode blocks into the cache."""

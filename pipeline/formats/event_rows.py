@@ -42,26 +42,23 @@ def read_events(
     """
     # Here, so that the reader costs nothing more where no stream holds events.
     from amtcore.features.spike_events import SpikeEvents
+    from amtcore.kernels.vector.event_columns import split
 
     rows = (0, n_events) if span == (0, n_steps) else _rows_of(read, n_events, span)
-    events = SpikeEvents.from_columns(_table(read, *rows), span[0], span[1] - span[0], n_channels)
+    (frame, channel, count), (first, last, lowest, highest) = split(_table(read, *rows))
     # Counts are put where the events say: outside the span they would land on others, or nowhere.
-    if not (_within(events.frame, *span) and _within(events.channel, 0, n_channels)):
+    inside = span[0] <= first and last < span[1] and lowest >= 0 and highest < n_channels
+    if len(frame) and not inside:
         raise CommitError(
             f"expected events of steps {span[0]} to {span[1] - 1} in {n_channels} channels, the "
             "file holds others: run `earmill verify`"
         )
-    return events
+    return SpikeEvents(frame, channel, count, span[0], span[1] - span[0], n_channels)
 
 
 def _table(read: Read, first: int, last: int) -> np.ndarray:
     """Stored rows [first, last)."""
     return whole(read(first, last), (last - first, len(EVENT_COLUMNS)), np.dtype(EVENT_DTYPE))
-
-
-def _within(values: np.ndarray, low: int, high: int) -> bool:
-    """Whether all values are in [low, high)."""
-    return not len(values) or (int(values.min()) >= low and int(values.max()) < high)
 
 
 def _rows_of(read: Read, n_events: int, span: tuple[int, int]) -> tuple[int, int]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import operator
 import os
-import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
@@ -26,8 +25,6 @@ from earmill.pipeline.formats.blocks import (
     GivesPieces,
     IoCounts,
     Piece,
-    ReadsAhead,
-    ShardReader,
 )
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
@@ -39,7 +36,8 @@ from earmill.pipeline.reader.catalog import (
     read_quarantine,
 )
 from earmill.pipeline.reader.open_shards import OpenShards
-from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, Needed, ReadAhead, Wanted
+from earmill.pipeline.reader.process import Process, needed, reader_of
+from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead
 from earmill.pipeline.reader.read_row import Row
 from earmill.pipeline.reader.row_places import RowPlaces
 from earmill.pipeline.reader.shard_paths import ShardPaths
@@ -57,30 +55,7 @@ MAX_OPEN_SHARDS = 128
 # Folder of a local cache, and its bytes at most.
 CachePlace = tuple[Path, int]
 # Rows that iterating in order names ahead, and how often; `ReadAhead` bounds them in bytes.
-READ_AHEAD_ROWS, READ_AHEAD_STEP = 256, 8
-
-
-@dataclass
-class _Process:
-    """What belongs to one process and is never pickled: connections, handles, cached blocks."""
-
-    layout: Layout
-    shards: OpenShards
-    pid: int = field(default_factory=os.getpid)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    # The table of rows that was read last, with its path.
-    rows: tuple[str, pa.Table] = ("", pa.table({}))
-    ahead: ReadAhead | None = None
-
-    def reader(self, paths: ShardPaths, fmt: str, *, ahead: bool = False) -> ShardReader:
-        """The reader of a shard."""
-        return self.shards.get(self.layout, paths.data[fmt], fmt, paths.promise, ahead=ahead)
-
-    def close(self) -> None:
-        """Let go of threads, handles and blocks."""
-        if self.ahead is not None:
-            self.ahead.close()
-        self.shards.close()
+READ_AHEAD_ROWS, READ_AHEAD_STEP = 512, 8
 
 
 class Features(TorchViews):
@@ -114,7 +89,7 @@ class Features(TorchViews):
         self._cache_bytes, self._local_cache = cache_bytes, local_cache
         self._places = RowPlaces(catalog, streams)
         self._extras = [name for name in catalog.table.column_names if is_extra(name)]
-        self._process: _Process | None = None
+        self._process: Process | None = None
 
     @property
     def streams(self) -> dict[str, StreamInfo]:
@@ -190,13 +165,12 @@ class Features(TorchViews):
     def __getitem__(self, index: SupportsIndex) -> Row:
         """Row by number; negative numbers count from the end."""
         position = self._position(index)
-        frames = {name: (0, int(n[position])) for name, n in self._places.lengths.items()}
-        return self._row(position, frames)
+        return self._row(position, self._places.all_frames(position))
 
     def __iter__(self) -> Iterator[Row]:
         for position in range(len(self)):
             if position % READ_AHEAD_STEP == 0:
-                self.prefetch(range(position, min(len(self), position + READ_AHEAD_ROWS)))
+                self._ahead().want(range(position, min(len(self), position + READ_AHEAD_ROWS)))
             yield self[position]
 
     def prefetch(
@@ -213,19 +187,22 @@ class Features(TorchViews):
             spans_s: Of each row the stretch that is read, (start, stop) in s, or None for all of
                 it; for a stretch nothing is read ahead of streams of events and those in int8.
         """
+        self._ahead().want([self._position(row) for row in rows], spans_s)
+
+    def _ahead(self) -> ReadAhead:
+        """What reads ahead in this process."""
         process = self._here()
         if process.ahead is None:
+            place = process, self._catalog, self._places, self.format
             process.ahead = ReadAhead(
-                partial(_needed, process, self._catalog, self._places, self.format),
+                partial(needed, *place),
+                partial(reader_of, *place),
                 self._places.shard,
                 self._places.nbytes,
                 process.shards.cache,
                 LOCAL if process.layout.is_local else REMOTE,
             )
-        stretches = [None] * len(rows) if spans_s is None else spans_s
-        process.ahead.want(
-            (self._position(row), span) for row, span in zip(rows, stretches, strict=True)
-        )
+        return process.ahead
 
     def by_id(self, row_id: str) -> Row:
         """Row by its id.
@@ -261,7 +238,7 @@ class Features(TorchViews):
         slices cut at frame times share no frame. `stop_s` past the end, or None, means the end.
         """
         position = self._position(index)
-        seconds = self._places.scalar("seconds", position)
+        seconds = self._places.seconds(position)
         end_s = seconds if stop_s is None else stop_s
         if not 0 <= start_s < seconds or not end_s > start_s:
             raise ValueError(
@@ -298,7 +275,7 @@ class Features(TorchViews):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_process": None}
 
-    def _here(self) -> _Process:
+    def _here(self) -> Process:
         """This process's handles; after a fork the parent's are left alone.
 
         Without a lock, as one held during a fork would never open again in the child: two threads
@@ -309,7 +286,7 @@ class Features(TorchViews):
             if self._local_cache is not None and not layout.is_local:
                 layout = replace(layout, cache=LocalCache(*self._local_cache))
             shards = OpenShards(max_open=MAX_OPEN_SHARDS, max_bytes=self._cache_bytes)
-            self._process = _Process(layout, shards)
+            self._process = Process(layout, shards)
             weakref.finalize(self, self._process.close)
         return self._process
 
@@ -327,23 +304,24 @@ class Features(TorchViews):
 
     def _row(self, position: int, frames: Mapping[str, tuple[int, int]]) -> Row:
         process, places = self._here(), self._places
-        stored = places.stored(position)
+        if process.ahead is not None:
+            process.ahead.settle(position)
+        row_id = places.scalar("row_id", position)
         with process.lock:
             shard, paths = self._shard_of(process, position)
             features = {}
-            for name, (first, last) in frames.items():
-                span = replace(stored[name], first=first, last=last)
+            for name, span in places.spans(position, row_id, frames).items():
                 try:
                     features[name] = self._read(process, paths, name, span, position)
                 except Exception:
-                    where = f"row {stored[name].row_id!r}, stream {name}"
+                    where = f"row {row_id!r}, stream {name}"
                     file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
                     with named_damage(where, file):
                         raise
         return Row(
             index=position,
-            row_id=places.scalar("row_id", position),
-            seconds=places.scalar("seconds", position),
+            row_id=row_id,
+            seconds=places.seconds(position),
             extra={
                 name.removeprefix(EXTRA_PREFIX): places.scalar(name, position)
                 for name in self._extras
@@ -353,13 +331,14 @@ class Features(TorchViews):
         )
 
     def _read(
-        self, process: _Process, paths: ShardPaths, name: str, frames: FrameSpan, position: int
+        self, process: Process, paths: ShardPaths, name: str, frames: FrameSpan, position: int
     ) -> Any:
         """Frames of a stream of a row, or the events of these steps."""
         reader, places = process.reader(paths, self.format), self._places
 
         def read(first: int, last: int) -> Iterable[Piece]:
-            span = FrameSpan(frames.row_id, frames.row, frames.start, first, last)
+            whole = first == frames.first and last == frames.last
+            span = frames if whole else replace(frames, first=first, last=last)
             # Not isinstance: a protocol looks for its methods anew each time.
             if hasattr(reader, "pieces"):
                 return cast(GivesPieces, reader).pieces(name, span)
@@ -373,23 +352,6 @@ class Features(TorchViews):
             dtype=self._dtype,
         )
 
-    def _shard_of(self, process: _Process, position: int) -> tuple[str, ShardPaths]:
+    def _shard_of(self, process: Process, position: int) -> tuple[str, ShardPaths]:
         shard = self._places.shard(position)
         return shard, self._catalog.shard_paths(process.layout, shard)
-
-
-def _needed(
-    process: _Process, catalog: Catalog, places: RowPlaces, fmt: str, wanted: Wanted
-) -> Iterator[Needed]:
-    """The blocks that hold what is wanted of a row; none where the format does not read ahead.
-
-    Without the set itself, which threads must not keep alive.
-    """
-    position, span_s = wanted
-    paths = catalog.shard_paths(process.layout, places.shard(position))
-    reader = process.reader(paths, fmt, ahead=True)
-    if hasattr(reader, "prepare"):
-        ahead = cast(ReadsAhead, reader)
-        ahead.prepare(places.layouts)
-        for name, span in places.wanted(position, span_s).items():
-            yield ahead, name, ahead.blocks(name, span)

@@ -6,24 +6,32 @@ needs a block that is under way waits for it and does not fetch it again. Nothin
 goes wrong here: the row itself is read in any case, and its error names it.
 
 A disk gives a block as fast as many, and the first is wanted soon: rows are taken a few at a time.
-A remote store makes every request wait: rows are taken by the quarter of a window, so that requests
-are large and few, and the shards they lie in are opened side by side.
+A remote store makes every request wait and every request costs the client as much as a MB: rows are
+taken by the quarter of a window, and shards as a whole where they fit in it, so that requests are
+large and few; the shards they lie in are opened side by side, and the next one before any of its
+rows is in the window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from earmill.pipeline.formats.blocks import Block, BlockCache, BlockKey, ReadsAhead
 
-# A row, and the stretch of it that is read, s; None for all of it.
-Wanted = tuple[int, tuple[float, float] | None]
+# A stretch of a row, s.
+Span = tuple[float, float]
+# A row, and the stretch of it that is read; None for all of it.
+Wanted = tuple[int, Span | None]
+Spans = Sequence[Span | None]
 # A reader, the stream, and the blocks of it that hold a row.
 Needed = tuple[ReadsAhead, str, Sequence[int]]
 
@@ -34,20 +42,38 @@ class Pace:
 
     Args:
         threads: How many requests or decodings at once.
+        planners: Threads that turn rows into requests; 0 leaves that to those that carry them out.
         max_bytes: Decoded bytes of rows ahead; a set's cache bounds it further.
         rows_at_once: Rows whose blocks are asked for together; None for all of a shard.
+        requests_at_once: Requests that a thread takes together.
         share: Rows are taken when less than this share of the window is under way.
     """
 
     threads: int
+    planners: int
     max_bytes: int
     rows_at_once: int | None
+    requests_at_once: int
     share: float
 
 
 # Decoding lets other threads run: two keep up with one that hands rows out. Requests wait.
-LOCAL = Pace(threads=2, max_bytes=64 * 2**20, rows_at_once=8, share=1.0)
-REMOTE = Pace(threads=16, max_bytes=128 * 2**20, rows_at_once=None, share=0.75)
+LOCAL = Pace(
+    threads=2,
+    planners=0,
+    max_bytes=64 * 2**20,
+    rows_at_once=8,
+    requests_at_once=4,
+    share=1.0,
+)
+REMOTE = Pace(
+    threads=16,
+    planners=4,
+    max_bytes=128 * 2**20,
+    rows_at_once=None,
+    requests_at_once=1,
+    share=0.75,
+)
 
 
 class ReadAhead:
@@ -55,8 +81,9 @@ class ReadAhead:
 
     Args:
         needed: The blocks of a row.
+        open_shard: Opens the shard of a row.
         shard_of: The shard of a row.
-        nbytes: Decoded bytes of what is wanted of a row.
+        nbytes: Decoded bytes of what is wanted of rows.
         cache: Where blocks go.
         pace: How far and how hard.
     """
@@ -64,31 +91,46 @@ class ReadAhead:
     def __init__(
         self,
         needed: Callable[[Wanted], Iterator[Needed]],
+        open_shard: Callable[[int], object],
         shard_of: Callable[[int], Any],
-        nbytes: Callable[[Wanted], int],
+        nbytes: Callable[[Sequence[int], Spans | None], np.ndarray],
         cache: BlockCache,
         pace: Pace,
     ) -> None:
-        self._needed, self._shard_of, self._nbytes = needed, shard_of, nbytes
+        self._needed, self._open_shard = needed, open_shard
+        self._shard_of, self._nbytes = shard_of, nbytes
         self._cache, self._pace = cache, pace
         self._pool = ThreadPoolExecutor(pace.threads, "read-ahead")
+        self._planners = self._pool
+        if pace.planners:
+            self._planners = ThreadPoolExecutor(pace.planners, "read-ahead-plan")
         self._lock = Lock()
         self._asked: set[Wanted] = set()
+        # Of rows that are being planned.
+        self._plans: dict[int, Future[None]] = {}
+        # The shard that was opened last before its rows are wanted.
+        self._opened: Any = None
         self._planning = 0
 
-    def want(self, rows: Iterable[Wanted]) -> None:
-        """These come next, the first of them now; what an earlier call said is forgotten."""
+    def want(self, rows: Sequence[int], spans: Spans | None = None) -> None:
+        """These come next, the first of them now; what an earlier call said is forgotten.
+
+        Args:
+            spans: The stretch of each, None for all of all of them.
+        """
+        if not rows:
+            return
         most = min(self._pace.max_bytes, self._cache.max_bytes // 2)
-        window: list[Wanted] = []
-        total = under_way = 0
-        for row in rows:
-            nbytes = self._nbytes(row)
-            total += nbytes
-            if window and total > most:
-                break
-            window.append(row)
-            under_way += nbytes * (row in self._asked)
+        nbytes = self._nbytes(rows, spans)
+        ends = np.cumsum(nbytes)
+        count = max(1, int(np.searchsorted(ends, most, "right")))
+        if self._pace.rows_at_once is None:
+            count = self._whole_shards(rows, ends, count, most)
+        stretches = [None] * count if spans is None else spans[:count]
+        window: list[Wanted] = [*zip(rows[:count], stretches, strict=True)]
         with self._lock:
+            there = [row in self._asked for row in window]
+            under_way = int(nbytes[:count][there].sum())
             self._asked &= {*window}
             if under_way > self._pace.share * most:
                 return
@@ -96,12 +138,48 @@ class ReadAhead:
             self._asked.update(new)
         for part in self._parts(new):
             self._submit_plan(part)
+        if self._pace.rows_at_once is None and count < len(rows):
+            self._open(rows[count])
+
+    def settle(self, position: int) -> None:
+        """Wait until the requests for a row are made, if somebody is about to make them: a second
+        one for the same bytes would come no earlier."""
+        plan = self._plans.get(position)
+        if plan is not None:
+            with suppress(Exception, CancelledError):
+                plan.result()
 
     def close(self) -> None:
         """Begin nothing more."""
         with self._lock:
             self._asked.clear()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._planners, self._pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _whole_shards(self, rows: Sequence[int], ends: np.ndarray, count: int, most: int) -> int:
+        """Of `count` rows that fit in the window those before a shard that does not fit behind
+        others, but would by itself: it is taken as a whole later."""
+        if count == len(rows):
+            return count
+        shard, begin, end = self._shard_of(rows[count]), count, count
+        while begin and self._shard_of(rows[begin - 1]) == shard:
+            begin -= 1
+        while end < len(rows) and self._shard_of(rows[end]) == shard:
+            end += 1
+        if not begin or end == len(rows) or ends[end - 1] - ends[begin - 1] > most:
+            return count
+        cut = {*rows[begin:count]}
+        begun = any(row in cut for row, _ in self._asked)
+        return count if begun else begin
+
+    def _open(self, row: int) -> None:
+        """Open the shard of a row that is not wanted yet: two round trips that its rows need not
+        wait for."""
+        shard = self._shard_of(row)
+        if shard != self._opened:
+            self._opened = shard
+            with suppress(RuntimeError):  # closed
+                self._planners.submit(self._open_shard, row)
 
     def _parts(self, rows: Sequence[Wanted]) -> list[list[Wanted]]:
         """Rows of a shard each, where shards are worth opening side by side."""
@@ -112,18 +190,22 @@ class ReadAhead:
             parts.setdefault(self._shard_of(row[0]), []).append(row)
         return [*parts.values()]
 
-    def _submit(self, work: Callable[..., None], *arguments: Any) -> Future[None] | None:
-        with suppress(RuntimeError):  # closed
-            return self._pool.submit(work, *arguments)
-        return None
-
     def _submit_plan(self, rows: Sequence[Wanted]) -> None:
         self._count_plans(1)
-        future = self._submit(self._plan, rows)
-        if future is None:
+        try:
+            future = self._planners.submit(self._plan, rows)
+        except RuntimeError:  # closed
             self._count_plans(-1)
-        else:
-            future.add_done_callback(lambda _: self._count_plans(-1))
+            return
+        if self._pace.planners:
+            self._plans.update((row, future) for row, _ in rows)
+        future.add_done_callback(partial(self._planned, rows))
+
+    def _planned(self, rows: Sequence[Wanted], future: Future[None]) -> None:
+        for row, _ in rows:
+            if self._plans.get(row) is future:
+                del self._plans[row]
+        self._count_plans(-1)
 
     def _count_plans(self, step: int) -> None:
         with self._lock:
@@ -153,10 +235,12 @@ class ReadAhead:
         """Fetch claimed blocks; each is given back whatever happens."""
         left: set[BlockKey] = {(reader.rel, *block) for block in blocks}
         try:
-            for run in reader.requests(blocks):
-                keys: list[BlockKey] = [(reader.rel, *block) for block in run]
-                future = self._submit(_fetch, reader, run)
-                if future is None:
+            requests = reader.requests(blocks)
+            while runs := [*islice(requests, self._pace.requests_at_once)]:
+                keys: list[BlockKey] = [(reader.rel, *block) for run in runs for block in run]
+                try:
+                    future = self._pool.submit(_fetch, reader, runs)
+                except RuntimeError:  # closed
                     break
                 left.difference_update(keys)
                 future.add_done_callback(partial(_release, self._cache, keys))
@@ -164,9 +248,10 @@ class ReadAhead:
             self._cache.release(left)
 
 
-def _fetch(reader: ReadsAhead, run: Sequence[Block]) -> None:
-    with suppress(Exception):
-        reader.load(run)
+def _fetch(reader: ReadsAhead, runs: Sequence[Sequence[Block]]) -> None:
+    for run in runs:
+        with suppress(Exception):
+            reader.load(run)
 
 
 def _release(cache: BlockCache, keys: Sequence[BlockKey], _: Future[None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from earmill.pipeline.formats.blocks import FrameSpan
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.reader.catalog import Catalog
-from earmill.pipeline.reader.read_ahead import Wanted
+from earmill.pipeline.reader.read_ahead import Span, Spans, Wanted
 
 
 class RowPlaces:
@@ -44,45 +43,55 @@ class RowPlaces:
 
     def shard(self, position: int) -> str:
         """The shard of a row."""
-        return str(self.scalar("shard", position))
+        if "shard" not in self._plain:
+            column = self._table.column("shard").combine_chunks().dictionary_encode()
+            self._plain["shard"] = column.dictionary.to_pylist(), column.indices.to_numpy()
+        names, numbers = self._plain["shard"]
+        return str(names[numbers[position]])
 
-    def frames(self, position: int, span_s: tuple[float, float]) -> Mapping[str, tuple[int, int]]:
+    def seconds(self, position: int) -> float:
+        """Duration of a row, s."""
+        return float(self._seconds[position])
+
+    def all_frames(self, position: int) -> Mapping[str, tuple[int, int]]:
+        """Frames [first, last) of each stream of a row."""
+        return {name: (0, int(n_frames[position])) for name, n_frames in self.lengths.items()}
+
+    def frames(self, position: int, span_s: Span) -> Mapping[str, tuple[int, int]]:
         """Frames [first, last) of each stream that overlap a stretch of a row."""
         return {
             name: layout.frame_range(int(self.lengths[name][position]), *span_s)
             for name, layout in self.layouts.items()
         }
 
-    def stored(self, position: int) -> dict[str, FrameSpan]:
-        """All stored rows of a row, by stream."""
-        row_id, row = self.scalar("row_id", position), int(self.rows[position])
+    def spans(
+        self, position: int, row_id: str, frames: Mapping[str, tuple[int, int]]
+    ) -> dict[str, FrameSpan]:
+        """Where these stored rows [first, last) of each stream of a row lie."""
+        row = int(self.rows[position])
         return {
-            name: FrameSpan(
-                row_id, row, int(self.starts[name][position]), 0, int(self.sizes[name][position])
-            )
-            for name in self.layouts
+            name: FrameSpan(row_id, row, int(self.starts[name][position]), first, last)
+            for name, (first, last) in frames.items()
         }
 
-    def wanted(self, position: int, span_s: tuple[float, float] | None) -> dict[str, FrameSpan]:
+    def wanted(self, wanted: Wanted) -> dict[str, FrameSpan]:
         """Stored rows of each stream in a stretch of a row, or in all of it; of a stretch without
         the streams whose stored rows are no frames: their places are told when they are read."""
-        found = self.stored(position)
-        if span_s is None:
-            return found
-        frames = self.frames(position, span_s)
-        return {
-            name: replace(found[name], first=first, last=last)
-            for name, (first, last) in frames.items()
-            if not self.layouts[name].row_counts
-        }
-
-    def nbytes(self, wanted: Wanted) -> int:
-        """About how many bytes a row, or a stretch of it, takes when it is decoded."""
         position, span_s = wanted
-        nbytes = int(self._nbytes[position])
         if span_s is None:
-            return nbytes
-        return int(nbytes * min(1.0, (span_s[1] - span_s[0]) / self._seconds[position]))
+            rows = {name: (0, int(sizes[position])) for name, sizes in self.sizes.items()}
+        else:
+            frames = self.frames(position, span_s)
+            rows = {k: frames[k] for k, v in self.layouts.items() if not v.row_counts}
+        return self.spans(position, self.scalar("row_id", position), rows)
+
+    def nbytes(self, rows: Sequence[int], spans_s: Spans | None) -> np.ndarray:
+        """About how many bytes rows, or stretches of them, take when they are decoded."""
+        at = np.asarray(rows, np.int64)
+        if spans_s is None:
+            return np.asarray(self._nbytes[at])
+        taken = np.array([np.inf if span is None else span[1] - span[0] for span in spans_s])
+        return np.asarray(self._nbytes[at] * np.minimum(1.0, taken / self._seconds[at]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plain": {}}

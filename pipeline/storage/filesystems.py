@@ -6,7 +6,9 @@ bring thirty packages that most jobs have no use for.
 
 from __future__ import annotations
 
+import inspect
 import os
+from functools import lru_cache
 from typing import Any
 
 import fsspec
@@ -23,6 +25,9 @@ HTTP_STALL_S = 60.0
 # gcsfs asks another service for the kind of bucket before every call unless told not to; that needs
 # a right more, and costs a minute a call where the service cannot be reached.
 GCSFS_KINDS_OF_BUCKET = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
+# A larger file is worth a request for its size, to fetch it in parts side by side.
+ONE_REQUEST_BYTES = 16 * 2**20
+_ONE_AT_ONCE = {"max_concurrency": 1}
 
 
 def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
@@ -40,6 +45,18 @@ def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
     except ImportError as error:
         raise MissingPackageError(_install(uri, error)) from error
     return fs, str(path)
+
+
+def in_one_request(fs: Any, nbytes: int | None) -> dict[str, Any]:
+    """What `cat_file` of this filesystem is to be told about a file of so many bytes, None for
+    unknown and few: s3fs would ask for the size of every file before it asks for the file."""
+    return _ONE_AT_ONCE if (nbytes or 0) <= ONE_REQUEST_BYTES and _takes_parts(fs.__class__) else {}
+
+
+@lru_cache
+def _takes_parts(kind: Any) -> bool:
+    method = getattr(kind, "_cat_file", None)
+    return method is not None and "max_concurrency" in inspect.signature(method).parameters
 
 
 def _http_timeout() -> Any:

@@ -23,7 +23,7 @@ from earmill.pipeline.common.errors import MissingPackageError, OutputError, Sto
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.storage.atomic_create import create_local, create_remote, write_local
 from earmill.pipeline.storage.atomic_replace import replace_local, replace_remote
-from earmill.pipeline.storage.filesystems import filesystem_of
+from earmill.pipeline.storage.filesystems import filesystem_of, in_one_request
 from earmill.pipeline.storage.local_cache import LocalCache
 from earmill.pipeline.storage.local_files import move_in, new_folder, sync_names
 from earmill.pipeline.storage.owned_folders import own_folder
@@ -153,9 +153,9 @@ class Layout:
         return self.fs.open(self.inside(rel), "rb")
 
     @store_call("read")
-    def read_bytes(self, rel: str) -> bytes:
-        """The whole content of one file."""
-        return bytes(self.fs.cat_file(self.inside(rel)))
+    def read_bytes(self, rel: str, nbytes: int | None = None) -> bytes:
+        """The whole content of one file, of so many bytes where that is known."""
+        return bytes(self.fs.cat_file(self.inside(rel), **in_one_request(self.fs, nbytes)))
 
     @store_call("read")
     def read_range(self, rel: str, start: int, length: int) -> bytes:

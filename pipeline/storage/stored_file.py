@@ -7,6 +7,7 @@ signal, where a read can say what is wrong.
 from __future__ import annotations
 
 import os
+import threading
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +17,10 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.storage.layout import Layout
 
 Bytes = NDArray[np.uint8]
+
+# Of what is read to be decoded at once; memory of a thread, as new memory costs more than reading.
+SCRATCH_BYTES = 4 * 2**20
+_scratch = threading.local()
 
 
 class StoredFile:
@@ -34,18 +39,23 @@ class StoredFile:
     def _path(self) -> str:
         return self.layout.inside(self.rel)
 
-    def read(self, start: int, length: int) -> Bytes:
+    def read(self, start: int, length: int, *, passing: bool = False) -> Bytes:
         """Bytes [start, start + length), in an array of their own.
 
+        Args:
+            passing: In memory that may be filled anew by this thread's next call: for who has done
+                with them by then.
         Raises:
             CommitError: The file is missing, or has not so many.
         """
         if not 0 <= start <= start + length <= self.nbytes:
             raise self._short(start, length, f"was committed with {self.nbytes} bytes")
         try:
-            found = (
-                self._local(start, length) if self.layout.is_local else self._remote(start, length)
-            )
+            if self.layout.is_local:
+                memory = _memory(length) if passing else np.empty(length, np.uint8)
+                found = self._local(start, memory)
+            else:
+                found = self._remote(start, length)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as err:
             raise CommitError(
                 f"{self.layout.url(self.rel)} is missing although it is committed; run "
@@ -55,18 +65,18 @@ class StoredFile:
             raise self._short(start, length, f"ends after {start + len(found)}")
         return found
 
-    def _local(self, start: int, length: int) -> Bytes:
-        found, done = np.empty(length, np.uint8), 0
+    def _local(self, start: int, into: Bytes) -> Bytes:
+        done = 0
         handle = os.open(self._path, os.O_RDONLY)
         try:
-            while done < length:
-                count = os.preadv(handle, [found[done:].data], start + done)
+            while done < len(into):
+                count = os.preadv(handle, [into[done:].data], start + done)
                 if not count:
                     break
                 done += count
         finally:
             os.close(handle)
-        return found[:done]
+        return into[:done]
 
     def _remote(self, start: int, length: int) -> Bytes:
         cache = self.layout.cache
@@ -84,3 +94,13 @@ class StoredFile:
             f"{self.layout.url(self.rel)}: expected {length} bytes from byte {start} on, the file "
             f"{why}; it is damaged: run `earmill verify`"
         )
+
+
+def _memory(nbytes: int) -> Bytes:
+    """Memory of this thread, or fresh where that is too small."""
+    if nbytes > SCRATCH_BYTES:
+        return np.empty(nbytes, np.uint8)
+    if not hasattr(_scratch, "memory"):
+        _scratch.memory = np.empty(SCRATCH_BYTES, np.uint8)
+    whole: Bytes = _scratch.memory
+    return whole[:nbytes]

@@ -18,10 +18,11 @@ import pytest
 import earmill.pipeline.formats.parquet.write as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from amtcore.features.base import StreamInfo
-from earmill import Features, Row
+from earmill import Row
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
+from earmill.pipeline.reader.read_ahead import ReadAhead
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import plan_path
@@ -245,7 +246,7 @@ def small_row_groups() -> Iterator[None]:
 @pytest.fixture
 def no_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are read by whoever needs them: how many does not hang on when threads run."""
-    monkeypatch.setattr(Features, "prefetch", lambda *_: None)
+    monkeypatch.setattr(ReadAhead, "want", lambda *_: None)
 
 
 def ids(rows: Any) -> list[int]:

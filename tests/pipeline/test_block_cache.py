@@ -57,6 +57,14 @@ class CacheAsAList(RuleBasedStateMachine):
             assert all((array == key).all() for array in found)
             self.used = [entry for entry in self.used if entry[0] != key] + [(key, kept[key])]
 
+    @rule(keys=st.lists(st.integers(0, 6), unique=True))
+    def held(self, keys: list[int]) -> None:
+        kept = dict(self.used)
+        found = [None if block is None else len(block) for block in self.cache.held(keys)]
+        assert found == [2 if key in kept else None for key in keys]
+        there = [(key, kept[key]) for key in keys if key in kept]
+        self.used = [entry for entry in self.used if entry not in there] + there
+
     @rule()
     def clear(self) -> None:
         self.cache.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -109,25 +109,28 @@ def test_who_needs_a_block_waits_for_it() -> None:
     assert len(found) == 2 and any(each is block for each in found) and None in found
 
 
-def planned(pace: Pace, windows: Sequence[Iterable[int]]) -> list[list[int]]:
+def planned(
+    pace: Pace, windows: Sequence[Iterable[int]], cache_bytes: int = 10_000
+) -> list[list[int]]:
     """The rows that are planned at each of these calls, of 300 bytes and in shards of 10."""
     asked: list[int] = []
     ahead = ReadAhead(
         lambda wanted: iter(asked.append(wanted[0]) or ()),
+        lambda row: None,
         lambda row: row // 10,
-        lambda _: 300,
-        BlockCache(10_000, IoCounts()),
+        lambda rows, _: np.full(len(rows), 300),
+        BlockCache(cache_bytes, IoCounts()),
         pace,
     )
     found = []
     for window in windows:
         asked.clear()
-        ahead.want((row, None) for row in window)
+        ahead.want([*window])
         while ahead._planning:
             threading.Event().wait(0.001)
         found.append(sorted(asked))
     ahead.close()
-    ahead.want([(60, None)])
+    ahead.want([60])
     assert 60 not in asked
     return found
 
@@ -145,6 +148,67 @@ def test_rows_of_a_remote_store_are_taken_many_at_once() -> None:
     taken = planned(pace, windows)
     assert taken[:5] == [[0, 1, 2, 3, 4, 5], [], [], [6, 7, 8], []]
     assert sorted(chain(*taken)) == [*range(12)]
+
+
+def test_remote_shards_that_fit_in_a_window_are_taken_as_a_whole() -> None:
+    """Shards of ten rows, a window of 25: the third is not begun before all of it fits."""
+    pace = replace(REMOTE, max_bytes=25 * 300, share=1.0)
+    taken = planned(pace, [range(first, 60) for first in range(7)], cache_bytes=20_000)
+    assert taken == [[*range(20)], [], [], [], [], [*range(20, 30)], []]
+
+
+def test_remote_shards_that_fit_in_no_window_are_taken_in_parts() -> None:
+    pace = replace(REMOTE, max_bytes=8 * 300, share=1.0)
+    assert planned(pace, [range(60), range(4, 60)]) == [[*range(8)], [8, 9, 10, 11]]
+
+
+def idle(**parts: Any) -> ReadAhead:
+    """A reader ahead of rows of 300 bytes in shards of ten, that finds nothing to read."""
+    usual: dict[str, Any] = {
+        "needed": lambda _: iter(()),
+        "open_shard": lambda _: None,
+        "shard_of": lambda row: row // 10,
+        "nbytes": lambda rows, _: np.full(len(rows), 300),
+        "cache": BlockCache(10_000, IoCounts()),
+        "pace": replace(REMOTE, max_bytes=12 * 300),
+    }
+    return ReadAhead(**usual | parts)
+
+
+def test_the_shard_behind_the_window_is_opened_once() -> None:
+    opened: list[int] = []
+    ahead = idle(open_shard=opened.append)
+    for first in range(9):
+        ahead.want(range(first, 40))
+    ahead._planners.shutdown(wait=True)
+    assert opened == [10, 20]
+    local = idle(open_shard=opened.append, pace=replace(LOCAL, max_bytes=300))
+    local.want(range(40))
+    local._planners.shutdown(wait=True)
+    assert len(opened) == 2
+
+
+def test_a_row_waits_for_requests_that_are_being_made() -> None:
+    """Else whoever reads it would make a second one for the same bytes."""
+    begun, go = threading.Event(), threading.Event()
+
+    def needed(_: Any) -> Iterator[Any]:
+        begun.set()
+        go.wait(10)
+        return iter(())
+
+    ahead = idle(needed=needed)
+    ahead.want([3])
+    assert begun.wait(10)
+    waiting = threading.Thread(target=ahead.settle, args=(3,))
+    waiting.start()
+    ahead.settle(4)  # nobody plans it
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    go.set()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    ahead.close()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -236,6 +300,25 @@ def test_a_remote_store_is_asked_once_for_what_comes_first(asked: list[tuple[str
         check_row(ds[number], number)
     assert sorted(asked) == before
     ds.close()
+
+
+def test_small_remote_objects_come_with_their_index(asked: list[tuple[str, int]]) -> None:
+    """Where all rows of a shard are wanted an object is one request; of a part of one row the
+    object that holds it is two."""
+    write_chunked("memory://whole-objects")
+    counts = []
+    for rows, spans in ((range(6), None), ([5], [(2.0, 2.2)])):
+        asked.clear()
+        ds = open_features("memory://whole-objects", format="zarr")
+        ds.prefetch(rows, spans)
+        finish(ds)
+        values = [name.split(" ")[0] for name, _ in asked if "/modulation/values/" in name]
+        counts.append({values.count(name) for name in values})
+        for number in rows if spans is None else ():
+            wanted = make_row(number, chunked_seconds(number)).streams["modulation"]
+            np.testing.assert_array_equal(ds[number].features["modulation"], wanted)
+        ds.close()
+    assert counts == [{1}, {2}]
 
 
 def test_remote_row_groups_come_in_few_requests(asked: list[tuple[str, int]]) -> None:

@@ -22,8 +22,8 @@ MARK = b"EMFC"
 SEAL_BYTES = len(MARK) + 4
 MAGIC, LENGTH_BYTES = b"PAR1", 4
 END_BYTES = LENGTH_BYTES + len(MAGIC)
-# Of a first request; the footer of a shard of ten minutes has about 20 kB.
-TAIL_BYTES = 2**16
+# Of a first request; the footer of a shard of ten minutes and four streams has about 100 kB.
+TAIL_BYTES = 2**18
 
 
 def seal(path: Path) -> None:

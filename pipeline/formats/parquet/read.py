@@ -102,9 +102,6 @@ class ParquetShard:
             raise outside(self.rel, stream, last, end - start)
         return values[start + first : start + last]
 
-    def prepare(self, streams: Iterable[str]) -> None:
-        """The footer is there."""
-
     def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
         """The row groups that hold a row; see `ReadsAhead`."""
         first = self._long_rows.first(span.row)

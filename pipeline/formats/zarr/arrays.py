@@ -83,6 +83,11 @@ class FrameChunks:
         """The object a chunk lies in, and its place there."""
         return divmod(chunk, self.object_chunks)
 
+    def chunks_in(self, number: int) -> int:
+        """Chunks of an object: its places, or those that are left for the last one."""
+        n_chunks = -(-self.n_frames // self.chunk_frames)
+        return min(self.object_chunks, n_chunks - number * self.object_chunks)
+
     def decode(self, chunk: int, stored: Bytes, memory: Bytes) -> NDArray[Any]:
         """The frames of a chunk, without what is behind the last.
 
@@ -94,16 +99,20 @@ class FrameChunks:
         return frames[: self.n_frames - chunk * self.chunk_frames]
 
 
-def read_index(file: StoredFile, n_chunks: int) -> NDArray[np.int64]:
+def read_index(file: StoredFile, n_chunks: int, content: Bytes | None = None) -> NDArray[np.int64]:
     """Where the chunks of an object lie: (chunk, [first byte, byte behind]); -1 where none is.
 
+    Args:
+        content: All of the object, where that is there.
     Raises:
         CommitError: The index is damaged, or points elsewhere.
     """
     nbytes = n_chunks * ENTRY_BYTES + CRC.nbytes
     place = file.layout.url(file.rel)
     try:
-        body = CRC.checked(file.read(max(0, file.nbytes - nbytes), min(nbytes, file.nbytes)))
+        start = max(0, file.nbytes - nbytes)
+        found = file.read(start, file.nbytes - start) if content is None else content[start:]
+        body = CRC.checked(found)
     except CommitError as err:
         raise CommitError(f"{place}, index of chunks: {err}") from err
     entries = body.view("<u8").reshape(-1, 2)

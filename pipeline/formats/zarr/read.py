@@ -6,6 +6,7 @@ zarr reads as silence, a chunk that is not there, is an error here, as writers w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -25,17 +26,17 @@ from earmill.pipeline.formats.half import put_together
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.formats.zarr.arrays import (
     FrameChunks,
-    read_index,
     read_numbers,
     read_strings,
 )
+from earmill.pipeline.formats.zarr.objects import FrameObject
 from earmill.pipeline.formats.zarr.trust import read_metadata
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
 
-# Of one request: a local file gives each chunk by itself as fast, and its bytes stay in the cache
+# Of one request: a local file gives a few chunks as fast as many, and their bytes stay in the cache
 # of the processor until they are decoded.
-REMOTE_REQUEST_BYTES = 8 * 2**20
+REMOTE_REQUEST_BYTES, LOCAL_REQUEST_BYTES = 8 * 2**20, 2 * 2**20
 PREPARE_THREADS = 8
 VECTORS = ("row_id", "row_start")
 
@@ -51,11 +52,10 @@ class ZarrShard:
             stream: FrameChunks.of(f"{rel}/{stream}", self._arrays[f"{stream}/values"])
             for stream in promise.columns
         }
-        self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
-        self._prepared = False
+        self._request_bytes = LOCAL_REQUEST_BYTES if layout.is_local else REMOTE_REQUEST_BYTES
         self._rows: dict[str, tuple[list[str], np.ndarray]] = {}
         self._vectors: dict[str, Any] = {}
-        self._objects: dict[tuple[str, int], tuple[StoredFile, np.ndarray]] = {}
+        self._objects: dict[tuple[str, int], FrameObject] = {}
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
         """A fresh array; see `ShardReader`."""
@@ -81,31 +81,49 @@ class ZarrShard:
         step = self._values[stream].chunk_frames
         return range((span.start + span.first) // step, -(-(span.start + span.last) // step))
 
-    def prepare(self, streams: Iterable[str]) -> None:
-        """Fetch at once what reading asks for first: row ids, starts, indexes of objects.
-
-        One after the other they would cost a round trip each. A local store has none.
-        """
-        if self._layout.is_local or self._prepared:
-            return
-        self._prepared = True
-        vectors = {self._vector_key(s, name): (s, name) for s in streams for name in VECTORS}
-        with ThreadPoolExecutor(PREPARE_THREADS) as pool:
-            pending: list[Future[Any]] = []
-            for stream in streams:
-                values = self._values[stream]
-                objects = -(-values.n_frames // (values.chunk_frames * values.object_chunks))
-                pending += [pool.submit(self._object, stream, n) for n in range(objects)]
-            pending += [pool.submit(self._vector, *place) for place in vectors.values()]
-        for each in pending:
-            each.result()
-
     def requests(self, blocks: Iterable[Block]) -> Iterator[list[Block]]:
         """Chunks of a stream that lie end to end in one object, of bounded size; see
-        `ReadsAhead`."""
-        for stream, numbers in _by_stream(blocks):
-            for run in self._runs(stream, sorted(numbers)):
-                yield [(stream, chunk) for chunk in run]
+        `ReadsAhead`.
+
+        From a remote store what reading asks for first comes at once: row ids, starts, and indexes
+        of objects, each a round trip if they came one after the other.
+        """
+        wanted = {stream: sorted(numbers) for stream, numbers in _by_stream(blocks)}
+        if self._layout.is_local:
+            for stream, chunks in wanted.items():
+                yield from self._requests(stream, chunks)
+            return
+        with ThreadPoolExecutor(PREPARE_THREADS) as pool:
+            objects = {stream: self._ask(pool, stream, wanted[stream]) for stream in wanted}
+            places = {self._vector_key(s, name): (s, name) for s in wanted for name in VECTORS}
+            vectors = [
+                pool.submit(self._vector, *place)
+                for key, place in places.items()
+                if key not in self._vectors
+            ]
+            for stream, chunks in wanted.items():
+                for each in objects[stream]:
+                    each.result()
+                yield from self._requests(stream, chunks)
+            for each in vectors:
+                each.result()
+
+    def _ask(
+        self, pool: ThreadPoolExecutor, stream: str, chunks: Sequence[int]
+    ) -> list[Future[FrameObject]]:
+        """Begin to fetch the indexes of the objects with these chunks, and small objects that are
+        wanted as a whole with their index."""
+        values = self._values[stream]
+        counts = Counter(values.object_of(chunk)[0] for chunk in chunks)
+        return [
+            pool.submit(self._object, stream, number, count == values.chunks_in(number))
+            for number, count in counts.items()
+            if (stream, number) not in self._objects
+        ]
+
+    def _requests(self, stream: str, chunks: Sequence[int]) -> Iterator[list[Block]]:
+        for run in self._runs(stream, chunks):
+            yield [(stream, chunk) for chunk in run]
 
     def load(self, blocks: Sequence[Block]) -> None:
         """See `ReadsAhead`."""
@@ -154,6 +172,16 @@ class ZarrShard:
 
     def _blocks(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """Decoded chunks with their numbers, in any order."""
+        there = self._cache.held([(self.rel, stream, chunk) for chunk in chunks])
+        missing = [chunk for chunk, block in zip(chunks, there, strict=True) if block is None]
+        for chunk, block in zip(chunks, there, strict=True):
+            if block is not None:
+                yield chunk, block[0]
+        if missing:
+            yield from self._awaited(stream, missing)
+
+    def _awaited(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """Chunks that were not there: what nobody fetches is fetched, the others waited for."""
         # Claimed, or threads that read ahead would read the same chunks at the same time; and read
         # before others are waited for, who may wait for these.
         mine = self._cache.claim((self.rel, stream, chunk) for chunk in chunks)
@@ -175,46 +203,52 @@ class ZarrShard:
         """Fetch, decode and keep chunks; neighbours of an object come in one request."""
         values = self._values[stream]
         for run in self._runs(stream, chunks):
-            file, spans = self._object(stream, run[0] // values.object_chunks)
+            found = self._object(stream, run[0] // values.object_chunks)
             places = [values.object_of(chunk)[1] for chunk in run]
-            start, end = int(spans[places[0], 0]), int(spans[places[-1], 1])
-            stored = file.read(start, end - start)
+            start, end = int(found.spans[places[0], 0]), int(found.spans[places[-1], 1])
+            stored = found.read(start, end)
+            blocks = []
             for chunk, place in zip(run, places, strict=True):
-                low, high = spans[place] - start
+                low, high = found.spans[place] - start
                 try:
                     memory = self._cache.memory(values.chunk_bytes)
                     frames = values.decode(chunk, stored[low:high], memory)
                 except CommitError as err:
-                    raise CommitError(f"{file.layout.url(file.rel)}, chunk {place}: {err}") from err
-                yield chunk, self._cache.put((self.rel, stream, chunk), (frames,))[0]
+                    url = self._layout.url(found.file.rel)
+                    raise CommitError(f"{url}, chunk {place}: {err}") from err
+                blocks.append((chunk, self._cache.put((self.rel, stream, chunk), (frames,))[0]))
+            yield from blocks
 
     def _runs(self, stream: str, chunks: Iterable[int]) -> Iterator[list[int]]:
         """Increasing chunks in runs that lie end to end in one object, of bounded size."""
         object_of = self._values[stream].object_of
         run: list[int] = []
-        nbytes = 0
+        # Of the run: its object, where it begins and where it ends.
+        last = begin = end = -1
         for chunk in chunks:
             number, place = object_of(chunk)
-            low, high = self._object(stream, number)[1][place].tolist()
+            low, high = self._object(stream, number).spans[place].tolist()
             if low < 0:
                 raise CommitError(
                     f"{self.rel}/{stream}/values: chunk {chunk} is missing although the shard is "
                     "committed; run `earmill verify`"
                 )
-            if run and (
-                object_of(run[-1])[0] != number
-                or self._object(stream, number)[1][object_of(run[-1])[1], 1] != low
-                or nbytes + high - low > self._request_bytes
-            ):
+            far = number != last or low != end or high - begin > self._request_bytes
+            if run and far:
                 yield run
-                run, nbytes = [], 0
+                run = []
+            begin = begin if run else low
+            last, end = number, high
             run.append(chunk)
-            nbytes += high - low
         if run:
             yield run
 
-    def _object(self, stream: str, number: int) -> tuple[StoredFile, np.ndarray]:
-        """An object of a stream, and where its chunks lie; its index is read once."""
+    def _object(self, stream: str, number: int, whole: bool = False) -> FrameObject:
+        """An object of a stream; its index is read once.
+
+        Args:
+            whole: It is wanted as a whole.
+        """
         key = stream, number
         if key not in self._objects:
             rel = f"{self.rel}/{stream}/values/c/{number}/0"
@@ -224,7 +258,9 @@ class ZarrShard:
                 )
             named = self._promise.files[rel]
             file = StoredFile(self._layout, rel, named.bytes, named.sha256)
-            self._objects[key] = file, read_index(file, self._values[stream].object_chunks)
+            whole = whole and named.bytes <= self._request_bytes
+            places = self._values[stream].object_chunks
+            self._objects[key] = FrameObject(file, places, whole=whole)
         return self._objects[key]
 
 
