@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-serve infra infra-slurm kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo browser test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-serve infra infra-slurm kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -26,6 +26,9 @@ lock:
 	grep -E '^uv==' constraints.txt | $(BIN)/uv pip compile --quiet --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --no-header - \
 	  -o requirements-uv.lock
+	grep -E '^playwright==' constraints.txt | $(BIN)/uv pip compile --quiet --universal \
+	  --python-version 3.11 --generate-hashes --no-annotate --no-header - \
+	  -c constraints.txt -o requirements-browser.lock
 
 demo: setup
 	$(BIN)/earmill demo
@@ -128,6 +131,18 @@ infra: setup
 # The Slurm scripts on a Slurm of this machine (apt-get install slurmctld slurmd slurm-client; root).
 infra-slurm: setup
 	$(BIN)/python -m tests.infra.slurm_run
+
+# The report and the page of `earmill watch` in headless Chromium (apt install chromium), which it
+# looks for; with IMAGES=docs/images also the pictures of the documentation.
+BROWSER := build/browser
+IMAGES ?= $(BROWSER)/images
+browser: setup
+	mkdir -p $(BROWSER)
+	cp tests/browser/package.json tests/browser/package-lock.json $(BROWSER)
+	npm ci --silent --no-audit --no-fund --prefix $(BROWSER)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(BROWSER)/python \
+	  --require-hashes -r requirements-browser.lock
+	EARMILL_IMAGES=$(IMAGES) $(BIN)/python -m pytest -m browser tests/browser
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup

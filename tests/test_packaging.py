@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
-LOCKS = ("requirements.lock", "requirements-uv.lock")
+LOCKS = ("requirements.lock", "requirements-uv.lock", "requirements-browser.lock")
 
 
 def pins(text: str) -> dict[str, str]:

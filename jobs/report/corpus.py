@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from earmill.jobs.progress import bytes_text
 from earmill.jobs.report.plots import (
+    TIMES,
     Bars,
     Plot,
     Table,
@@ -120,7 +121,7 @@ def _figures(stored: Stored) -> list[Figure]:
             f"{bytes_text(3600 * nbytes / total_s)} an hour" if total_s else "",
         ),
         Figure("shards", f"{shards:,}", state),
-        Figure("speed", f"{number_text(speed)} x" if speed else "unknown", "of real time"),
+        Figure("speed", f"{number_text(speed)} {TIMES}" if speed else "unknown", "of real time"),
     ]
 
 
@@ -173,8 +174,9 @@ def _summaries(stored: Stored) -> list[tuple[np.ndarray, tuple[Any, ...]]]:
     for name, info in clips.items():
         values = np.stack([np.asarray(row.features[name][0], np.float64) for row in rows])
         for k, column in enumerate(info.columns or ()):
-            title = f"{column.replace('_', ' ')}".capitalize()
-            found.append((values[:, k], (title, f"{column.replace('_', ' ')} ({info.unit})", of)))
+            title = f"{name}: {column}".replace("_", " ").capitalize()
+            label = f"{column.replace('_', ' ')} ({info.unit})"
+            found.append((values[:, k], (title, label, of)))
     return found[:MOST_SUMMARY_PLOTS]
 
 

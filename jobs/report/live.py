@@ -10,7 +10,7 @@ from typing import Any
 from earmill.jobs.progress import bytes_text
 from earmill.jobs.report.corpus import Figure
 from earmill.jobs.report.page import live_page
-from earmill.jobs.report.plots import number_text, percent, seconds_text
+from earmill.jobs.report.plots import TIMES, number_text, percent, seconds_text
 from earmill.jobs.report.quarantine import MOST_EXAMPLES, quarantine, shown_bad_row
 from earmill.jobs.report.work import stamp, work_of
 from earmill.jobs.watch_text import remarks
@@ -100,7 +100,7 @@ def _figures(found: JobProgress) -> list[Figure]:
         Figure("stored", bytes_text(found.nbytes)),
         Figure(
             "speed",
-            f"{number_text(speed)} x" if speed else "unknown",
+            f"{number_text(speed)} {TIMES}" if speed else "unknown",
             f"{number_text(rows_per_s)} rows/s, {workers}" if rows_per_s else "of real time",
         ),
         Figure("left", "none" if found.share_done >= 1 else _about(found.eta_s)),

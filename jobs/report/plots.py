@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-MINUS = "\N{MINUS SIGN}"
+MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 # Ticks that a plot has at most on an axis; on a phone every second one is shown.
 MOST_TICKS = 6
 HISTOGRAM_BINS = 40

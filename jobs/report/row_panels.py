@@ -248,19 +248,20 @@ def _traces(row: Row, infos: Sequence[StreamInfo], seconds: float) -> Plot:
     high = max(float(v.max()) for v in values.values())
     low = min(0.0, min(float(v.min()) for v in values.values()))
     span = (high - low) or 1.0
+    models = {info.model for info in infos}
     lines, rows = [], []
     for number, info in enumerate(infos):
         trace = values[info.name]
         shown = pooled(trace, MOST_COLUMNS, 0)
         x = (np.arange(len(shown)) + 0.5) * len(trace) / len(shown) / info.frame_rate_hz / seconds
-        label = f"{info.model} {_words(info.name)}"
+        label = _words(info.name) if len(models) == 1 else f"{info.model} {_words(info.name)}"
         lines.append(Line(points(x, (shown - low) / span), f"line-{number + 1}", label))
         quantiles = np.quantile(trace, (0.0, 0.5, 1.0)).tolist()
         rows.append((label, *(number_text(v) for v in quantiles)))
-    unit = infos[0].unit
+    unit, names = infos[0].unit, ", ".join(line.label for line in lines)
     said = "; ".join(f"{name} up to {most}" for name, _, _, most in rows)
     return Plot(
-        title=f"Over time, in {unit}" if len(infos) > 1 else _title(infos[0], "Over time"),
+        title=f"{names}: {', '.join(sorted(models))}".capitalize(),
         alt=f"Traces over {seconds_text(seconds)}: {said} {unit}.",
         x_label=TIME,
         y_label=unit,

@@ -1,0 +1,1 @@
+"""Pages in a real browser: `make browser` runs these in headless Chromium, nothing else does."""
