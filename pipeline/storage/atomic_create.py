@@ -15,6 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError
@@ -39,8 +40,11 @@ def sync_folder(path: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder and what is missing above it, the names of new ones durable."""
-    if os.path.isdir(path):
+    """Make a folder and what is missing above it, the names of new ones durable.
+
+    One that may be written to and not read, as /scratch of many clusters, cannot be flushed.
+    """
+    if not path or os.path.isdir(path):
         return
     above = os.path.dirname(path)
     make_folder(above)
@@ -49,7 +53,8 @@ def make_folder(path: str) -> None:
     except FileExistsError:
         if not os.path.isdir(path):
             raise
-    sync_folder(above)
+    with suppress(PermissionError):
+        sync_folder(above or os.curdir)
 
 
 def _write_new(path: str, data: bytes) -> None:

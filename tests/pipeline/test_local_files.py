@@ -14,7 +14,12 @@ import pytest
 import earmill.pipeline.storage.atomic_create as atomic_create
 import earmill.pipeline.storage.local_files as local_files
 from earmill.pipeline.common.errors import OutputError
-from earmill.pipeline.storage.atomic_create import create_local, create_remote, write_local
+from earmill.pipeline.storage.atomic_create import (
+    create_local,
+    create_remote,
+    make_folder,
+    write_local,
+)
 from earmill.pipeline.storage.local_files import (
     MKDIR_TRIES,
     files_below,
@@ -114,6 +119,27 @@ class TestMoveIn:
         source = filled(tmp_path / "scratch", "file")
         move_in(source, tmp_path / "new/place/target")
         assert synced == [f"sync {tmp_path.name}", "sync new", "sync made", "rename target"]
+
+    def test_a_folder_that_may_not_be_listed_is_no_obstacle(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of /scratch on many clusters one may make folders and not read it."""
+        real = os.open
+
+        def refused(path: Any, *more: Any) -> int:
+            if str(path) == str(tmp_path):
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return real(path, *more)
+
+        monkeypatch.setattr(os, "open", refused)
+        make_folder(str(tmp_path / "new/place"))
+        assert (tmp_path / "new/place").is_dir()
+
+    def test_a_name_without_a_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        make_folder("")
+        make_folder("made")
+        assert (tmp_path / "made").is_dir()
 
     def test_names_share_the_flush_of_their_folder(self, tmp_path: Path, synced: list[str]) -> None:
         for folder in ("one", "two"):
