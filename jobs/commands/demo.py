@@ -134,6 +134,7 @@ def _check(console: Console, folder: Path, end: JobFinished, *, files: int) -> N
     console.print(table)
     console.print(f"figure: {folder / 'report.png'}   table: {folder / 'summary.md'}")
     console.print(f"as a page, with sound: earmill report {uri}")
+    console.print("with your own recordings: earmill init")
     console.print(
         f"demo passed: {report.rows_ok} clips extracted, {report.rows_bad} damaged files in "
         "quarantine, dataset whole, both formats read back",

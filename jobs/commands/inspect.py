@@ -106,15 +106,11 @@ def quarantined(layout: Layout) -> list[dict[str, Any]]:
 
 
 def _dataset(layout: Layout) -> DatasetFile:
-    from earmill.pipeline.common.errors import SourceError
-    from earmill.pipeline.dataset.description import read_dataset
+    from earmill.pipeline.dataset.description import no_dataset, read_dataset
 
     dataset = read_dataset(layout)
     if dataset is None:
-        raise SourceError(
-            f"{layout.url()}: expected a dataset, found no dataset.json; give the output.uri of a "
-            "job that was started"
-        )
+        raise no_dataset(layout)
     return dataset
 
 

@@ -12,6 +12,7 @@ from earmill.jobs.commands.options import AsJson
 from earmill.jobs.model_list import listed_models
 from earmill.jobs.terminal import console
 from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.common.hints import nearest
 from earmill.pipeline.common.one_line import one_line
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def models(
     found = [model for model in listed if name in (None, model["name"])]
     if not found:
         known = ", ".join(model["name"] for model in listed)
-        raise SpecError(f"no model {name!r}; known: {known}")
+        hint = nearest(str(name), [model["name"] for model in listed])
+        raise SpecError(f"no model {name!r}; known: {known}{hint}")
     if as_json:
         print(json.dumps(found))
         return

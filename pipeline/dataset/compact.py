@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.carry import carried_rows, carry_over
 from earmill.pipeline.dataset.commit_record import CommitRecord, commits
-from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, no_dataset, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
@@ -46,7 +46,7 @@ def compact(
     """
     dataset = read_dataset(layout)
     if dataset is None:
-        raise OutputError(f"{layout.url()} holds no dataset.json; give the output.uri of a job")
+        raise no_dataset(layout)
     with DriverLock(layout):
         plan = Plan.read(layout, dataset.plan_id)
         if is_finished(layout, plan):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.formats.format import NESTED, format_name
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
@@ -33,6 +35,7 @@ from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, 
 
 # Parts that only a dataset has: finding one without dataset.json means the place is taken.
 _OURS = ("data", "rows", "quarantine", "commits", "index")
+_NAMED_BELOW = 3
 _CARDS = (README_FILE, CROISSANT_FILE, PROVENANCE_FILE)
 
 
@@ -162,6 +165,22 @@ def read_description(layout: Layout, rel: str) -> DatasetFile | None:
         return DatasetFile.from_json(content)
     except OutputError as err:
         raise OutputError(f"{layout.url(rel)}: {err}") from err
+
+
+def no_dataset(layout: Layout) -> OutputError:
+    """What to say where there is none; a folder that holds some is told which."""
+    hint = datasets_below(layout)
+    return OutputError(
+        f"{layout.url()} holds no {DATASET_FILE}; give the output.uri of a job{hint}"
+    )
+
+
+def datasets_below(layout: Layout) -> str:
+    """For a message: datasets one folder below a local place that is none."""
+    found = sorted(Path(layout.root).glob(f"*/{DATASET_FILE}")) if layout.is_local else []
+    names = [one_line(str(path.parent)) for path in found[:_NAMED_BELOW]]
+    more = ", ..." if len(found) > _NAMED_BELOW else ""
+    return f"; did you mean {' or '.join(names)}{more}?" if names else ""
 
 
 def dropped_shards(layout: Layout) -> frozenset[str]:

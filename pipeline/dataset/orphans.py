@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, all_generations, read_commit
-from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.dataset.description import no_dataset, read_dataset
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.storage.layout import Layout
 
@@ -70,7 +70,7 @@ def remove_orphans(layout: Layout) -> Removed:
         LockedError: A live driver works on this output.
     """
     if read_dataset(layout) is None:
-        raise OutputError(f"{layout.url()} holds no dataset.json; give the output.uri of a job")
+        raise no_dataset(layout)
     with DriverLock(layout):
         records, unclear = _all_records(layout)
         present = published(layout)

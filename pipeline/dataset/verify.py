@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from earmill.pipeline.common.checksum import sha256_of
-from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit, read_stored
-from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, no_dataset, read_dataset
 from earmill.pipeline.dataset.orphans import named_files, published
 from earmill.pipeline.dataset.row_coverage import row_problems, some
 from earmill.pipeline.dataset.verify_closing import check_closing
@@ -154,7 +154,7 @@ def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> 
     """
     dataset = read_dataset(layout)
     if dataset is None:
-        raise OutputError(f"{layout.url()} holds no dataset.json; give the output.uri of a job")
+        raise no_dataset(layout)
     with ThreadPoolExecutor(max(1, threads)) as pool:
         return _Check(layout, dataset, hashes, pool).report()
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError, SpecError
-from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, no_dataset, read_dataset
 from earmill.pipeline.dataset.finalise import STATUS_OK, finalise
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.revision import is_finished
@@ -83,7 +83,7 @@ def add_features(
 def _finished(layout: Layout) -> tuple[DatasetFile, Plan]:
     dataset = read_dataset(layout)
     if dataset is None:
-        raise OutputError(f"{layout.url()} holds no dataset.json; give the output.uri of a job")
+        raise no_dataset(layout)
     plan = Plan.read(layout, dataset.plan_id)
     if not is_finished(layout, plan):
         raise OutputError(

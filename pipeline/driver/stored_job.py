@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from earmill.pipeline.common.errors import OutputError, SpecError
-from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.dataset.description import no_dataset, read_dataset
 from earmill.pipeline.dataset.recompute import Chooser, quarantined, was_cut_off
 from earmill.pipeline.dataset.where import everything, parse_where
 from earmill.pipeline.spec.job import JobSpec
@@ -36,7 +36,7 @@ def stored_job(
     """
     dataset = read_dataset(layout)
     if dataset is None:
-        raise OutputError(f"{layout.url()} holds no dataset.json; give the output.uri of a job")
+        raise no_dataset(layout)
     known: Mapping[str, Any] = {}
     if job is not None:
         spec = JobSpec.load(job, overrides=overrides)

@@ -29,7 +29,7 @@ from earmill.pipeline.dataset.commit_record import (
     commits,
     read_commit,
 )
-from earmill.pipeline.dataset.description import DatasetFile, read_description
+from earmill.pipeline.dataset.description import DatasetFile, datasets_below, read_description
 from earmill.pipeline.dataset.history import Which, find_snapshot
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
@@ -321,6 +321,7 @@ def _dataset(layout: Layout, rel: str) -> DatasetFile:
         raise SourceError(
             f"expected a feature set with a {DATASET_FILE}, found none at {layout.url()}; "
             "check the address (it is the job's output.uri) and the credentials"
+            f"{datasets_below(layout)}"
         )
     return dataset
 

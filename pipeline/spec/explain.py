@@ -31,6 +31,13 @@ PHRASES = {
     "float_parsing": "expected a number",
 }
 
+# What to write where the whole section is of another form.
+EXAMPLES = {
+    "source": "{kind: files, uri: recordings}",
+    "extract": "[{model: dau1997}]",
+    "output": "{uri: features}",
+}
+
 Node = type[BaseModel] | None
 
 
@@ -66,6 +73,7 @@ def _explain_one(detail: Any, model: type[BaseModel], data: Any) -> str:
         words = [word.strip("'") for word in _expected_words(detail)]
         message = f"expected {alternatives(words)}"
         hint = nearest(str(detail["input"]), words)
+    hint = hint or (f"; e.g. {path}: {EXAMPLES[path]}" if path in EXAMPLES else "")
     return f"{path}: {message}, got {_shown(detail['input'], path)}{hint}"
 
 

@@ -300,6 +300,10 @@ def check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
         owners[stream] = model
 
 
+# How to come to one.
+_INSTEAD = {"job": "; `earmill init` writes one out of a few answers"}
+
+
 def read_mapping(uri: str, what: str = "job") -> tuple[str, Any]:
     """The name of a YAML file for messages, and what it holds; SpecError where it cannot be read.
 
@@ -310,6 +314,12 @@ def read_mapping(uri: str, what: str = "job") -> tuple[str, Any]:
         fs, path = filesystem_of(uri)
         with fs.open(path, "rb") as stream:
             raw = stream.read(MAX_YAML_BYTES + 1)
+    except FileNotFoundError as error:
+        raise SpecError(f"{uri}: there is no such {what} file{_INSTEAD.get(what, '')}") from error
+    except IsADirectoryError as error:
+        raise SpecError(
+            f"{uri}: expected a {what} file in YAML, got a folder{_INSTEAD.get(what, '')}"
+        ) from error
     except Exception as error:
         if not (is_store_error(error) or isinstance(error, ValueError | ImportError)):
             raise

@@ -12,6 +12,7 @@ import pytest
 
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset, read_dataset
+from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.spec.changes import describe_changes
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import LAYOUT_VERSION
@@ -152,3 +153,14 @@ def test_the_form_of_parquet_cells_is_kept_and_old_sets_are_nested() -> None:
     assert raised.parquet_form == "nested"
     new = dataset_file()
     assert new.parquet_form == "binary" and DatasetFile.from_json(new.to_json()) == new
+
+
+def test_a_folder_that_holds_datasets_says_which(tmp_path: Path) -> None:
+    for name in ("features", "other features"):
+        open_dataset(Layout.open(tmp_path / name), dataset_file())
+    with pytest.raises(OutputError) as caught:
+        verify(Layout.open(tmp_path))
+    places = " or ".join(str(tmp_path / name) for name in ("features", "other features"))
+    assert str(caught.value).endswith(f"; did you mean {places}?")
+    with pytest.raises(OutputError, match=r"output\.uri of a job$"):
+        verify(Layout.open(tmp_path / "nowhere"))

@@ -113,8 +113,32 @@ class TestLoading:
             JobSpec.load(path)
 
     def test_a_file_that_is_not_there(self) -> None:
-        with pytest.raises(SpecError, match="cannot read the job file"):
+        with pytest.raises(SpecError, match="there is no such job file; `earmill init` writes one"):
             JobSpec.load("no/such/job.yaml")
+
+    def test_a_folder_in_the_place_of_a_file(self, tmp_path: Path) -> None:
+        with pytest.raises(SpecError, match="expected a job file in YAML, got a folder; `earmill"):
+            JobSpec.load(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("flat", "told"),
+        [
+            ({"source": "recordings"}, "; e.g. source: {kind: files, uri: recordings}"),
+            ({"extract": "dau1997"}, "; e.g. extract: [{model: dau1997}]"),
+            ({"output": "out"}, "; e.g. output: {uri: features}"),
+        ],
+    )
+    def test_a_section_written_as_one_word_shows_its_form(
+        self, flat: dict[str, str], told: str
+    ) -> None:
+        sections = {
+            "source": {"kind": "files", "uri": "x"},
+            "extract": [{"model": "mfcc"}],
+            "output": {"uri": "y"},
+        }
+        with pytest.raises(SpecError) as caught:
+            JobSpec.load({**sections, **flat})
+        assert str(caught.value).endswith(told)
 
     def test_a_yaml_that_is_no_mapping(self, tmp_path: Path) -> None:
         path = tmp_path / "job.yaml"
