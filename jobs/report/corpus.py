@@ -19,6 +19,7 @@ from earmill.jobs.report.plots import (
     Table,
     bars,
     histogram,
+    hours_text,
     number_text,
     percent,
     rate_text,
@@ -114,7 +115,7 @@ def _figures(stored: Stored) -> list[Figure]:
     return [
         Figure("rows", f"{good:,}", "with features"),
         Figure("quarantined", f"{bad:,}", percent(bad / (good + bad)) if bad else "none"),
-        Figure("audio", seconds_text(total_s), f"{number_text(total_s)} s"),
+        Figure("audio", hours_text(total_s), f"{total_s:,.0f} s"),
         Figure(
             "stored",
             bytes_text(nbytes),

@@ -10,7 +10,7 @@ from typing import Any
 from earmill.jobs.progress import bytes_text
 from earmill.jobs.report.corpus import Figure
 from earmill.jobs.report.page import live_page
-from earmill.jobs.report.plots import TIMES, number_text, percent, seconds_text
+from earmill.jobs.report.plots import TIMES, hours_text, number_text, percent, seconds_text
 from earmill.jobs.report.quarantine import MOST_EXAMPLES, quarantine, shown_bad_row
 from earmill.jobs.report.work import stamp, work_of
 from earmill.jobs.watch_text import remarks
@@ -94,8 +94,8 @@ def _figures(found: JobProgress) -> list[Figure]:
         ),
         Figure(
             "audio",
-            seconds_text(found.audio_s_done),
-            f"of about {seconds_text(found.audio_s_total)}",
+            hours_text(found.audio_s_done),
+            f"of about {hours_text(found.audio_s_total)}",
         ),
         Figure("stored", bytes_text(found.nbytes)),
         Figure(

@@ -140,6 +140,15 @@ def signed(text: str) -> str:
     return text.replace("-", MINUS)
 
 
+def short_text(value: float) -> str:
+    """A count beside an axis: 500, 20k, 3M."""
+    if abs(value) >= 1e6:
+        return f"{number_text(value / 1e6)}M"
+    if abs(value) >= 1e4:
+        return f"{number_text(value / 1e3)}k"
+    return number_text(value)
+
+
 def hertz_text(value: float) -> str:
     """440 Hz, 1.2 kHz."""
     return f"{number_text(value / 1000)} kHz" if value >= 1000 else f"{number_text(value)} Hz"
@@ -148,6 +157,11 @@ def hertz_text(value: float) -> str:
 def rate_text(value: float) -> str:
     """A sample rate, exactly: 22.05 kHz."""
     return f"{value / 1000:.7g} kHz"
+
+
+def hours_text(value: float) -> str:
+    """Of audio, which is counted in hours: 42 s, 12 min, 2,625 h."""
+    return f"{number_text(value / 3600)} h" if value >= 7200 else seconds_text(value)
 
 
 def seconds_text(value: float) -> str:
@@ -224,7 +238,7 @@ def histogram(
         x_label=x_label,
         y_label=rows,
         x_ticks=_edge_ticks(edges, even, text),
-        y_ticks=ticks([v for v in nice_steps(0, top, 4) if v == int(v)], 0, top),
+        y_ticks=ticks([v for v in nice_steps(0, top, 5) if v == int(v)], 0, top, short_text),
         boxes=boxes,
         note=f"{said[0].upper()}{said[1:]}; shortest {text(values.min())}, longest "
         f"{text(values.max())}."

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,15 @@ import earmill
 from amtcore.features.spike_events import SpikeEvents
 from earmill.jobs.cli import run
 from earmill.jobs.report.build import Options, report_html
-from earmill.jobs.report.plots import histogram, nice_ratios, nice_steps, number_text, seconds_text
+from earmill.jobs.report.plots import (
+    histogram,
+    hours_text,
+    nice_ratios,
+    nice_steps,
+    number_text,
+    seconds_text,
+    short_text,
+)
 from earmill.jobs.report.row_panels import clip_values, panels
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.description import open_dataset
@@ -81,7 +90,7 @@ def test_figures_are_those_of_the_dataset(dataset: str, page: Element) -> None:
     assert shown["rows"] == f"{N_ROWS}" == f"{len(features)}"
     assert shown["quarantined"] == "1"
     assert shown["shards"] == f"{len(records)}" == "4"
-    assert shown["audio"] == seconds_text(float(seconds.sum()))
+    assert shown["audio"] == hours_text(float(seconds.sum()))
     nbytes = sum(file.bytes for record in records.values() for file in record.files)
     assert shown["stored"] == f"{nbytes / 1000:.1f} kB"
 
@@ -202,6 +211,36 @@ def test_a_dataset_that_is_still_written_says_so(hostile: str) -> None:
     assert "not closed: shards committed by" in page.all("p", class_="tags")[0].text
 
 
+def test_a_dataset_without_a_good_row_is_shown(tmp_path: Path) -> None:
+    layout = Layout.open(tmp_path / "out")
+    outputs.write_plan(layout, {"00000": ["bad.wav"]})
+    open_dataset(layout, outputs.dataset_file())
+    assert outputs.publish(layout, bad=[outputs.make_bad("bad.wav")], plan_rows=["bad.wav"])
+    page = parsed(report_html(str(tmp_path / "out"), options=Options(), storage_options={}))
+    assert figures(page)["rows"] == "0" and figures(page)["quarantined"] == "1"
+    assert [row[0] for row in table_rows(page)] == ["bad.wav expected audio"]
+
+
+def test_damage_is_one_line(
+    dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = Path(shutil.copytree(dataset, tmp_path / "out"))
+    (out / "commits" / "00002.json").unlink()
+    assert run(["report", str(out), "--out", str(tmp_path / "report.html")]) == 1
+    assert "the commit of shard 00002 is gone" in capsys.readouterr().err
+
+
+def test_an_example_whose_features_are_damaged_says_so(dataset: str, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(dataset, tmp_path / "out"))
+    for path in (out / "data").glob("00000*.parquet"):
+        path.write_bytes(path.read_bytes()[:-100])
+    row_id = earmill.open_features(dataset).table.column("row_id")[0].as_py()
+    options = Options(rows=5, row_ids=(row_id,))
+    page = parsed(report_html(str(out), options=options, storage_options={}))
+    (example,) = page.all("article")
+    assert "Its features cannot be shown: " in example.text and row_id in example.text
+
+
 def test_no_dataset_and_no_such_row_are_one_line(
     dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,6 +343,8 @@ def test_axes_have_round_numbers() -> None:
         "1,235",
         "\N{MINUS SIGN}2",
     ]
+    assert [short_text(v) for v in (0, 500, 20_000, 3e6)] == ["0", "500", "20k", "3M"]
+    assert [hours_text(v) for v in (60, 7199, 9_449_533)] == ["60 s", "120 min", "2,625 h"]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def area(plot: Plot | None, length_s: float) -> float:
     """Of all columns: their height in the axis' unit times their width in seconds."""
     assert plot is not None
     top = plot.y_ticks[-1]
-    unit = float(top.text.replace(",", "")) / top.at
+    unit = float(top.text) / top.at
     return sum(box.height * unit * box.width / 100 * length_s for box in plot.boxes)
 
 
