@@ -2,30 +2,37 @@
 
 The workers sleep instead of computing and commit for real (`benchmarks.sleeping_workers`); claims,
 lock, ledger and loop are those of a job. They ask for more than this machine can write, so that the
-rate is what it can bear: the first bound met is the CPU time of publishing (encoding and hashing a
-shard, which a real cluster does on as many machines as it has), then that of the driver, which is
-alone. CPU milliseconds of both are taken between a tenth and nine tenths of the shards.
+rate is what it can bear. Three things may bound it: the CPU time of publishing (encoding and
+hashing a shard, which a real cluster does on as many machines as it has), that of the driver, which
+is alone, and how often the disk flushes; a commit of one Parquet file needs `FLUSHES`. CPU
+milliseconds are taken between a tenth and nine tenths of the shards; the disk is asked alone,
+before, by as many threads as write.
 
     python -m benchmarks.crowd [FOLDER]            commits to a folder there, and to memory
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 
 from benchmarks.report import table, write_section
-from benchmarks.sleeping_workers import run_sleeping
+from benchmarks.sleeping_workers import PROCESSES, WRITERS, run_sleeping
 from earmill.pipeline.driver import events
 from earmill.pipeline.spec.job import JobSpec
 
 WORKERS, SHARDS, SLEEP_S = 1000, 6000, 4.0
 MEMORY = Path("/dev/shm")
 WANTED = 200
+# Of the data and rows files, their two folders, the record and its folder.
+FLUSHES = 6
+FLUSHING_S = 3.0
 
 
 class Watch:
@@ -47,14 +54,16 @@ class Watch:
             self.cpu_s.append((_cpu_s(driver), sum(map(_cpu_s, writers))))
 
     def line(self) -> list[str]:
-        """Commits a second, then CPU ms of a commit: publishing, driver; commits that one core's
-        driver could take."""
+        """Commits a second, cores busy, then CPU ms of a commit: publishing, driver; commits that
+        one core's driver could take."""
         count = SHARDS * 9 // 10 - SHARDS // 10
         rate = count / (self.at_s[1] - self.at_s[0])
         driver, writers = (
             1e3 * (after - before) / count for before, after in zip(*self.cpu_s, strict=True)
         )
-        return [f"{rate:.0f}", f"{writers:.1f}", f"{driver:.2f}", f"{1e3 / driver:.0f}"]
+        busy = rate * (writers + driver) / 1e3
+        each = [f"{writers:.1f}", f"{driver:.2f}", f"{1e3 / driver:.0f}"]
+        return [f"{rate:.0f}", f"{busy:.2f}", *each]
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -62,9 +71,30 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+def flushes_a_second(folder: str) -> float:
+    """New small files that this disk takes for good, with nothing else to do."""
+    until_s = time.perf_counter() + FLUSHING_S
+
+    def flush(writer: int) -> int:
+        count = 0
+        while time.perf_counter() < until_s:
+            with open(f"{folder}/{writer}-{count}", "wb") as file:
+                file.write(bytes(4096))
+                file.flush()
+                os.fsync(file.fileno())
+            count += 1
+        return count
+
+    writers = PROCESSES * WRITERS
+    with ThreadPoolExecutor(writers) as pool:
+        return sum(pool.map(flush, range(writers))) / FLUSHING_S
+
+
 def measure(parent: Path | None) -> list[str]:
     """One run on a store in that folder."""
     with tempfile.TemporaryDirectory(dir=parent) as folder:
+        with tempfile.TemporaryDirectory(dir=folder) as empty:
+            could = flushes_a_second(empty) / FLUSHES
         manifest = Path(folder) / "m.csv"
         rows = (f"clips/{n:07d}.flac,600" for n in range(SHARDS))
         manifest.write_text("\n".join(["uri,seconds", *rows]))
@@ -79,7 +109,7 @@ def measure(parent: Path | None) -> list[str]:
         watch = Watch()
         end = run_sleeping(spec, workers=WORKERS, sleep_s=SLEEP_S, sink=watch)
         assert end.rows_ok == SHARDS, end.message
-        return watch.line()
+        return [*watch.line(), f"{could:.0f}"]
 
 
 def main(arguments: list[str]) -> None:
@@ -88,12 +118,20 @@ def main(arguments: list[str]) -> None:
     lines = [["disk", *measure(folder)]]
     if MEMORY.is_dir():
         lines.append(["memory", *measure(MEMORY)])
-    head = ["store", "commits/s", "publishing, CPU ms", "driver, CPU ms", "one driver could take/s"]
+    head = [
+        "store",
+        "commits/s",
+        "cores busy",
+        "publishing, CPU ms",
+        "driver, CPU ms",
+        "one driver could take/s",
+        "the store alone could flush/s",
+    ]
     note = (
         f"{WORKERS} workers, {SHARDS} shards of one row, {SLEEP_S:g} s of sleep each on average; "
-        f"wanted: {WANTED} commits a second. Workers, driver and store share this machine: its "
-        "cores are what bounds the rate, and publishing is what they are spent on. With writers "
-        "elsewhere the driver's own CPU time is the next bound, as the last column has it."
+        f"wanted: {WANTED} commits a second. Workers, driver and store share this machine and "
+        "its cores, and publishing is what they are spent on. With writers elsewhere the driver's "
+        f"own CPU time is a bound, and what the store flushes: {FLUSHES} times a commit."
     )
     write_section(
         "A thousand workers", "python -m benchmarks.crowd", f"{table(head, lines)}\n\n{note}"
