@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo browser test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-serve infra infra-slurm kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo browser test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-browser docs-serve notebooks infra infra-slurm kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -113,6 +113,15 @@ docs-check: setup
 # The code of every page, tutorials with their training included, each in an empty folder. Minutes.
 docs-run: setup
 	$(BIN)/python -m docs.builder.run_page
+
+# The notebooks of tutorials, from the pages' text, each executed in an empty folder. Minutes.
+notebooks: setup
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt nbclient==0.11.0 ipykernel==7.4.0
+	$(BIN)/python -m docs.builder.notebooks --execute
+
+# Every page in headless Chromium (apt-get install chromium): no errors, no other host.
+docs-browser: docs
+	$(BIN)/python -m docs.builder.browser --shots build/shots
 
 docs-serve: docs
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000

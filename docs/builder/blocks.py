@@ -11,9 +11,13 @@ from typing import Any
 import yaml
 
 _META = re.compile(r"\A---\n(.*?)\n---\n", re.S)
-_FENCE = re.compile(r"(?m)^([ ]*)(```+)[ ]*([\w-]*)[^\n]*\n(.*?)^\1\2[ ]*$", re.S)
-_CHECK = re.compile(r"<!-- check: (.*?) -->", re.S)
-_ANYTHING = re.compile(f"{_FENCE.pattern}|{_CHECK.pattern}", re.S | re.M)
+_FENCE = re.compile(
+    r"(?m)^(?P<indent>[ ]*)(?P<mark>```+)[ ]*(?P<language>[\w-]*)[^\n]*\n"
+    r"(?P<text>.*?)^(?P=indent)(?P=mark)[ ]*$",
+    re.S,
+)
+#: A fenced block, or a check in a comment.
+BLOCK = re.compile(f"{_FENCE.pattern}|<!-- check: (?P<check>.*?) -->", re.S | re.M)
 _INDENTED = re.compile(r"(?m)^    (earmill .*(?:\\\n.*)*)$")
 _INLINE = re.compile(r"`(earmill [^`]+)`")
 #: Languages of blocks that a shell reads; blocks without a language may hold commands as well.
@@ -41,16 +45,21 @@ def meta_of(page: str) -> dict[str, Any]:
     return (yaml.safe_load(found[1]) or {}) if found else {}
 
 
+def without_meta(page: str) -> str:
+    """The page without that."""
+    return _META.sub("", page)
+
+
 def blocks_of(page: str) -> list[Block]:
     """All blocks of a page and the checks between them."""
     found = []
-    for match in _ANYTHING.finditer(page):
-        indent, _, language, text, check = match.groups()
+    for match in BLOCK.finditer(page):
         line = page.count("\n", 0, match.start()) + 1
-        if check is not None:
-            found.append(Block("check", " ".join(check.split()), line))
+        if match["check"] is not None:
+            found.append(Block("check", " ".join(match["check"].split()), line))
         else:
-            found.append(Block(language, re.sub(rf"(?m)^{indent}", "", text), line))
+            text = re.sub(rf"(?m)^{match['indent']}", "", match["text"])
+            found.append(Block(match["language"], text, line))
     return found
 
 

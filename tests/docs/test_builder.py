@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
 import pytest
 
-from docs.builder import borrowed_pages, cli_reference, links, mathematics, measured
+from docs.builder import borrowed_pages, cli_reference, links, mathematics, measured, notebooks
 from docs.builder.blocks import blocks_of, commands_of
 from docs.builder.docstrings import with_code_blocks
 from docs.builder.figures import NAMES, make, structure
@@ -117,6 +118,14 @@ def test_blocks_and_commands_of_a_page() -> None:
         ["jq", "."],
         ["earmill", "gc", "U"],
     ]
+
+
+@pytest.mark.parametrize("page", notebooks.pages(), ids=lambda page: page.stem)
+def test_notebooks_are_those_of_the_pages(page: Path) -> None:
+    kept = notebooks.notebook_file(page).read_text()
+    assert kept == notebooks.notebook(page.read_text()), "run: make notebooks"
+    kinds = [cell["cell_type"] for cell in json.loads(kept)["cells"]]
+    assert kinds.count("code") > 5 and "markdown" in kinds
 
 
 @pytest.mark.long

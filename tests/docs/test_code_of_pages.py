@@ -32,10 +32,23 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 IDS = [page.relative_to(ROOT).as_posix() for page in PAGES]
-LANGUAGES = {"", "python", "pycon", "yaml", "toml", "bash", "text", "json", "sql", "check"}
+LANGUAGES = {
+    "",
+    "console",
+    "python",
+    "pycon",
+    "yaml",
+    "toml",
+    "bash",
+    "text",
+    "json",
+    "sql",
+    "check",
+}
 #: Commands of others, which pages may show and nobody here can check.
 OUTSIDE = {"pip", "uv", "docker", "kubectl", "helm", "ray", "srun", "sbatch", "export", "cd", "aws"}
-OUTSIDE |= {"id=$", "jq", "unzip", "ls", "cat", "cp", "rm", "python", "opentelemetry-instrument"}
+OUTSIDE |= {"id=$", "jq", "unzip", "ls", "cat", "cp", "rm", "python", "python3", "."}
+OUTSIDE |= {"opentelemetry-instrument"}
 #: Pages whose `>>>` examples other tests run: test_api_pages, test_training_page, test_gpu_page.
 DOCTESTED = ("docs/api", "docs/training.md", "docs/gpu.md")
 #: Pages without a head of their own whose Python is run by `make docs-run`, or by tests below.
