@@ -1,6 +1,6 @@
 """Every page of the built site in headless Chromium: no errors, nothing from another host.
 
-    python -m docs.builder.browser                 # all pages of build/site; exit code 1 for a complaint
+    python -m docs.builder.browser                 # all of build/site; exit code 1 for a complaint
     python -m docs.builder.browser --shots FOLDER  # and pictures of some, for desktop and phone
 
 Needs `chromium` (apt-get install chromium). Talks to it over its DevTools protocol. A page is wrong
@@ -42,25 +42,31 @@ class Tab:
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket, self._number = socket, 0
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.events: list[dict[str, Any]] = []
+
+    async def read(self) -> None:
+        """Take what comes, until the socket closes; runs beside the rest."""
+        async for message in self._socket:
+            await self._messages.put(message.json())
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a command and wait for its answer; events meanwhile are kept."""
         self._number += 1
         await self._socket.send_json({"id": self._number, "method": method, "params": params})
         while True:
-            message = await self._socket.receive_json(timeout=_LONGEST_S)
+            message = await asyncio.wait_for(self._messages.get(), _LONGEST_S)
             if message.get("id") == self._number:
                 return dict(message.get("result", {}))
             self.events.append(message)
 
     async def wait(self) -> None:
         """Take events until the page is loaded and nothing more comes."""
-        loaded = False
+        loaded = any(event.get("method") == "Page.loadEventFired" for event in self.events)
         with contextlib.suppress(TimeoutError):
             while True:
                 limit_s = _QUIET_S if loaded else _LONGEST_S
-                message = await self._socket.receive_json(timeout=limit_s)
+                message = await asyncio.wait_for(self._messages.get(), limit_s)
                 self.events.append(message)
                 loaded |= message.get("method") == "Page.loadEventFired"
 
@@ -87,9 +93,9 @@ def complaints(events: Sequence[dict[str, Any]], own: str) -> list[str]:
 
 async def check(tab: Tab, own: str, page: str, shots: Path | None) -> list[str]:
     """Open a page as a desktop and as a phone show it."""
-    tab.events.clear()
     found = []
     for name, (width, height) in (("desktop", DESKTOP), ("phone", PHONE)):
+        tab.events.clear()
         await tab.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=name == "phone",
@@ -103,7 +109,8 @@ async def check(tab: Tab, own: str, page: str, shots: Path | None) -> list[str]:
             picture = await tab.call("Page.captureScreenshot", format="png")
             file = shots / f"{page.replace('/', '-').removesuffix('.html')}-{name}.png"
             file.write_bytes(base64.b64decode(picture["data"]))
-    return found + complaints(tab.events, own)
+        found += complaints(tab.events, own)
+    return found
 
 
 @contextlib.asynccontextmanager
@@ -123,9 +130,11 @@ async def opened_tab() -> AsyncIterator[Tab]:
                 url = tabs[0]["webSocketDebuggerUrl"]
                 async with session.ws_connect(url, max_msg_size=0) as socket:
                     tab = Tab(socket)
+                    reading = asyncio.create_task(tab.read())
                     for domain in ("Page", "Runtime", "Log", "Network"):
                         await tab.call(f"{domain}.enable")
                     yield tab
+                    reading.cancel()
         finally:
             browser.terminate()
             browser.wait(10)

@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from docs.builder import borrowed_pages, cli_reference, links, mathematics, measured, notebooks
+from docs.builder import (
+    borrowed_pages,
+    browser,
+    cli_reference,
+    links,
+    mathematics,
+    measured,
+    notebooks,
+)
 from docs.builder.blocks import blocks_of, commands_of
 from docs.builder.docstrings import with_code_blocks
 from docs.builder.figures import NAMES, make, structure
@@ -118,6 +127,23 @@ def test_blocks_and_commands_of_a_page() -> None:
         ["jq", "."],
         ["earmill", "gc", "U"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "said"),
+    [
+        ("Runtime.exceptionThrown", {"exceptionDetails": {"text": "Uncaught"}}, "Uncaught"),
+        ("Log.entryAdded", {"entry": {"level": "error", "text": "blocked"}}, "blocked"),
+        ("Network.requestWillBeSent", {"request": {"url": "https://example.org/a"}}, "example"),
+        ("Network.responseReceived", {"response": {"status": 404, "url": "x"}}, "404"),
+    ],
+)
+def test_what_a_browser_complains_of(method: str, params: dict[str, Any], said: str) -> None:
+    (found,) = browser.complaints([{"method": method, "params": params}], "http://127.0.0.1:1")
+    assert said in found
+    fine = {"request": {"url": "http://127.0.0.1:1/a.css"}}
+    event = {"method": "Network.requestWillBeSent", "params": fine}
+    assert browser.complaints([event], "http://127.0.0.1:1") == []
 
 
 @pytest.mark.parametrize("page", notebooks.pages(), ids=lambda page: page.stem)
