@@ -2,7 +2,8 @@
 
 A page's text links to files as they lie in the repository, so that it reads well there too. What
 the site holds is linked to; of a source file or a folder only the text stays; what is nowhere is a
-warning, which a strict build does not pass.
+warning, which a strict build does not pass. Links to other hosts are not fetched:
+`python -m docs.builder.links` lists them.
 """
 
 from __future__ import annotations
@@ -44,3 +45,18 @@ def rewrite(text: str, *, origin: str, page: str, held: Mapping[str, str], root:
     parts[::3] = [_LINK.sub(replaced, part) for part in parts[::3]]
     del parts[2::3]
     return "".join(parts)
+
+
+def external(folder: Path) -> dict[str, list[str]]:
+    """Every address of another host in the pages of a folder, with the pages that name it."""
+    found: dict[str, list[str]] = {}
+    for page in sorted(folder.rglob("*.md")):
+        prose = "".join(_FENCE.split(page.read_text())[::3])
+        for address in sorted(set(re.findall(r"\]\((https?://[^()\s]+)\)", prose))):
+            found.setdefault(address, []).append(page.relative_to(folder).as_posix())
+    return found
+
+
+if __name__ == "__main__":
+    for address, pages in sorted(external(Path("docs")).items()):
+        print(address, *pages)

@@ -49,6 +49,12 @@ def test_of_a_source_file_the_text_stays_and_what_is_nowhere_is_a_warning(
     assert "docs/how/a.md links to ../nowhere.md" in caplog.text
 
 
+def test_links_to_other_hosts_are_listed(tmp_path: Path) -> None:
+    code = "```bash\ncurl [a](https://code.example)\n```\n"
+    (tmp_path / "a.md").write_text(f"[x](https://example.org/x) [y](b.md)\n\n{code}")
+    assert links.external(tmp_path) == {"https://example.org/x": ["a.md"]}
+
+
 def test_links_in_code_are_left_alone() -> None:
     text = "```python\nx = y[0](../../infra/README.md)\n```\n"
     assert rewritten(text) == text
