@@ -116,6 +116,9 @@ def compare(folder: Path, place: Path, rows: list[Any], kinds: Kinds) -> list[di
             line[order] = nbytes / wall / 1e6
             line[f"{order}_rows"] = len(rows) / wall
             line[f"{order}_cpu"] = nbytes / cpu / 1e6
+        left = sum(1 for _ in store.from_half())
+        if left != len(rows) - len(rows) // 2:
+            raise RuntimeError(f"{kind.name}: expected the second half of the rows, got {left}")
         line["resume"] = first_row_s(store.from_half)
         found.append(line)
         print(

@@ -206,7 +206,9 @@ class Mds(Store):
 
     def from_half(self) -> Iterator[Arrays]:
         found = self._open(True)
-        found.load_state_dict(found.state_dict(self.n_rows // 2, from_beginning=True))
+        # Of a dataset that has not been iterated its state names the epoch before the first.
+        state = found.state_dict(self.n_rows // 2, from_beginning=True) | {"epoch": 0}
+        found.load_state_dict(state)
         return self._rows(found)
 
 
