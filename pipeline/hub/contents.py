@@ -60,6 +60,21 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
     Raises:
         OutputError: No dataset, one that is not finished, or one that `verify` refuses.
     """
+    report = _whole(layout, hashes)
+    dataset, current = read_dataset(layout), read_current(layout)
+    if dataset is None or current is None:
+        raise OutputError(
+            f"{layout.url()}: expected a finished dataset, got one that was not closed; run "
+            "`earmill extract` with --resume, which closes it"
+        )
+    for name in read_snapshot(layout, current).additions:
+        _whole(_beside(layout, name), hashes)
+    files = {file.path: file for file in _files(layout, current)}
+    return Contents(dataset, current.entry, files, report)
+
+
+def _whole(layout: Layout, hashes: bool) -> Report:
+    """What `verify` finds, which must be no problem."""
     report = verify(layout, hashes=hashes)
     if report.problems:
         more = f"; and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
@@ -67,14 +82,12 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
             f"{layout.url()}: expected a finished dataset that `earmill verify` finds whole, got: "
             f"{report.problems[0]}{more}"
         )
-    dataset, current = read_dataset(layout), read_current(layout)
-    if dataset is None or current is None:
-        raise OutputError(
-            f"{layout.url()}: expected a finished dataset, got one that was not closed; run "
-            "`earmill extract` with --resume, which closes it"
-        )
-    files = {file.path: file for file in _files(layout, current)}
-    return Contents(dataset, current.entry, files, report)
+    return report
+
+
+def _beside(layout: Layout, name: str) -> Layout:
+    """Where a set of features beside the rows is."""
+    return Layout(layout.fs, layout.path(addition_path(name)))
 
 
 def _files(layout: Layout, current: Current) -> Iterator[OutFile]:
@@ -114,7 +127,7 @@ def _carried(layout: Layout) -> Iterator[OutFile]:
 def _addition(layout: Layout, name: str, named: OutFile) -> Iterator[OutFile]:
     """The files of a set of features beside the rows."""
     folder = addition_path(name)
-    place = Layout(layout.fs, layout.path(folder))
+    place = _beside(layout, name)
     current = read_current(place)
     if current is None or f"{folder}/{current.snapshot.path}" != named.path:
         raise OutputError(

@@ -275,6 +275,8 @@ def _is_away(error: BaseException) -> bool:
 
 def _innermost(error: BaseException) -> str:
     """What the server said, or the first cause."""
+    if type(error) is ValueError:  # huggingface_hub's own words, of an answer in parts
+        return one_line(error)
     for one in _chain(error):
         if isinstance(one, HfHubHTTPError):
             return one_line(getattr(one, "server_message", None) or one)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from werkzeug.wrappers import Request, Response
 import earmill
 from earmill.jobs.cli import run
 from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.hub import push as pushing
 from earmill.pipeline.storage.layout import Layout
@@ -311,6 +313,43 @@ def test_what_verify_refuses_is_not_pushed(
         return
     assert pushed(layout) == 2 and stand_in.seen == []
     assert "expected a finished dataset that `earmill verify`" in capsys.readouterr().err
+
+
+def test_features_beside_the_rows_go_along_and_are_looked_at(
+    stand_in: HubStandIn,
+    layout: Layout,
+    made: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(made, tmp_path / "features/additions/mel")
+    beside = Layout.open(tmp_path / "features/additions/mel")
+    current = read_current(beside)
+    assert current is not None
+    named = replace(current.snapshot, path=f"additions/mel/{current.snapshot.path}")
+    finalise(layout, add={"mel": named})
+    lost = beside.read_bytes("data/00001-00000001.parquet")
+    beside.delete("data/00001-00000001.parquet")
+    assert pushed(layout) == 2 and "additions/mel" in capsys.readouterr().err
+    beside.write_bytes("data/00001-00000001.parquet", lost)
+    assert pushed(layout) == 0
+    copy = stand_in.write(ID, tmp_path / "copy")
+    joined = earmill.open_features(copy, additions=True)
+    assert set(joined.streams) == {"modulation", "envelope", "mel.modulation", "mel.envelope"}
+    assert len(joined) == 3 and set(puts(stand_in)) == {1}
+
+
+def test_a_card_that_the_hub_does_not_take_is_said_in_its_words(
+    stand_in: HubStandIn, layout: Layout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in.before = lambda request: (
+        said(400, "bad", errors=[{"message": "license must be one of ..."}])
+        if request.path == "/api/validate-yaml"
+        else None
+    )
+    assert pushed(layout) == 1
+    assert "license must be one of ..." in capsys.readouterr().err
+    assert set(stand_in.tree(ID)) == {".gitattributes"}
 
 
 @pytest.mark.parametrize("hub_id", ["speech", "me/speech/x", "me/spe ech", "", "-a/b"])
