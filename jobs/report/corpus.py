@@ -74,10 +74,9 @@ def corpus(stored: Stored, facts: pa.Table) -> Corpus:
         facts: As of `row_facts`.
     """
     good = len(stored.features)
-    told = (histogram(values, *labels) for values, labels in _measures(stored, facts))
     return Corpus(
         figures=_figures(stored),
-        plots=[plot for plot in told if plot is not None],
+        plots=_histograms(stored, facts),
         bars=_categories(facts),
         streams=_streams(stored.features),
         note=f"Formats are of {len(facts):,} of {good:,} rows, from shards at even distances."
@@ -126,20 +125,16 @@ def _figures(stored: Stored) -> list[Figure]:
     ]
 
 
-def _measures(stored: Stored, facts: pa.Table) -> list[tuple[np.ndarray, tuple[Any, ...]]]:
-    """Numbers of which a histogram is shown, with its title and labels."""
-    table = stored.features.table
-    found: list[tuple[np.ndarray, tuple[Any, ...]]] = [
-        (
-            table.column("seconds").to_numpy().astype(np.float64),
-            ("Durations", "duration", "rows", seconds_text),
-        )
+def _histograms(stored: Stored, facts: pa.Table) -> list[Plot]:
+    """Of durations, of levels where they are known, of values of whole clips."""
+    seconds = stored.features.table.column("seconds").to_numpy().astype(np.float64)
+    levels_db = _levels_db(stored.features.dataset, facts)
+    found = [
+        histogram(seconds, "Durations", "duration", text=seconds_text),
+        histogram(levels_db, "Levels before scaling", "RMS level (dB re 1)"),
+        *_summaries(stored),
     ]
-    levels = _levels_db(stored.features.dataset, facts)
-    if len(levels):
-        label = "RMS level (dB re 1)"
-        found.append((levels, ("Levels before scaling", label)))
-    return found + _summaries(stored)
+    return [plot for plot in found if plot is not None]
 
 
 def _levels_db(dataset: Any, facts: pa.Table) -> np.ndarray:
@@ -158,7 +153,7 @@ def _levels_db(dataset: Any, facts: pa.Table) -> np.ndarray:
     return np.asarray(wanted_db - gains_db, np.float64)
 
 
-def _summaries(stored: Stored) -> list[tuple[np.ndarray, tuple[Any, ...]]]:
+def _summaries(stored: Stored) -> list[Plot | None]:
     """Values of whole clips, such as their loudness, over rows at even distances."""
     from earmill.pipeline.reader.open import open_features
 
@@ -177,7 +172,7 @@ def _summaries(stored: Stored) -> list[tuple[np.ndarray, tuple[Any, ...]]]:
         for k, column in enumerate(info.columns or ()):
             title = f"{name}: {column}".replace("_", " ").capitalize()
             label = f"{column.replace('_', ' ')} ({info.unit})"
-            found.append((values[:, k], (title, label, of)))
+            found.append(histogram(values[:, k], title, label, of))
     return found[:MOST_SUMMARY_PLOTS]
 
 

@@ -120,7 +120,8 @@ def test_distributions_count_every_row(dataset: str, page: Element) -> None:
 
 
 def test_a_thousand_rows_are_less_than_five_megabytes(html: str) -> None:
-    assert len(html.encode()) < 5e6 / 5
+    # Without sound, which the examples of this set lack: 0.1 MB each.
+    assert len(html.encode()) < 1e6
 
 
 def test_nothing_is_loaded_from_anywhere(page: Element) -> None:
