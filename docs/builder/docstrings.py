@@ -1,4 +1,7 @@
-"""Examples in docstrings become blocks of code: a doctest, or what is indented below `Example:`."""
+"""Docstrings as griffe reads them: sections set apart, and examples as blocks of code.
+
+An example is a doctest, or what is indented below `Example:`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from typing import Any
 
 import griffe
 
+_SECTION = re.compile(r"(?m)(?<=\S)\n(?=(?:Returns|Raises|Yields|Example|Shape|Invariants):\n)")
 _DOCTEST = re.compile(r"(?m)^( *)>>> .*\n(?:\1\S.*\n?)*")
 _EXAMPLE = re.compile(r"(?m)^Example:\n((?:    .*\n?|\n)+)")
 
 
 def with_code_blocks(text: str) -> str:
-    """The docstring with a fence around each of its examples."""
+    """The docstring with a fence around each of its examples, and its sections set apart."""
+    text = _SECTION.sub("\n\n", text)
     text = _EXAMPLE.sub(lambda found: _fenced(textwrap.dedent(found[1])), text)
     return _DOCTEST.sub(lambda found: _fenced(textwrap.dedent(found[0])), text)
 

@@ -27,8 +27,8 @@ def exported(module: str) -> list[str]:
 
 
 def _entries(module: str, names: Iterable[str]) -> str:
-    """A heading a name, and the place of its docstring."""
-    return "\n".join(f"## {module}.{name}\n\n::: {module}.{name}\n" for name in names)
+    """The place of each name's heading and docstring."""
+    return "\n".join(f"::: {module}.{name}\n" for name in names)
 
 
 def _is_error(name: str) -> bool:
@@ -53,7 +53,7 @@ def _extending() -> str:
         _entries(module, [name for name in exported(module) if name not in _ALIASES])
         for module in ("earmill.sources", "earmill.formats", "earmill.testing")
     ]
-    events = "## earmill.events\n\n::: earmill.pipeline.driver.events\n"
+    events = "::: earmill.pipeline.driver.events\n"
     return head + "\n".join([*parts, events])
 
 

@@ -105,6 +105,11 @@ def test_examples_of_docstrings_become_code() -> None:
     assert "```python\n>>> f(1)\n2\n```" in made and "```python\ng(\n    3)\n```" in made
 
 
+def test_sections_of_docstrings_are_set_apart() -> None:
+    made = with_code_blocks("What.\n\nArgs:\n    a: A.\nReturns:\n    B.\n")
+    assert "A.\n\nReturns:\n" in made
+
+
 def test_files_of_other_folders_are_published() -> None:
     files = borrowed_pages.published_files()
     assert {"files/infra/slurm.sh", "files/jobs/folder.yaml"} <= set(files)
