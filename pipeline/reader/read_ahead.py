@@ -118,19 +118,17 @@ class ReadAhead:
         Args:
             spans: The stretch of each, None for all of all of them.
         """
-        if not rows:
-            return
         most = min(self._pace.max_bytes, self._cache.max_bytes // 2)
         nbytes = self._nbytes(rows, spans)
         ends = np.cumsum(nbytes)
-        count = max(1, int(np.searchsorted(ends, most, "right")))
-        if self._pace.rows_at_once is None:
-            count = self._whole_shards(rows, ends, count, most)
-        stretches = [None] * count if spans is None else spans[:count]
-        window: list[Wanted] = [*zip(rows[:count], stretches, strict=True)]
+        count = min(len(rows), max(1, int(np.searchsorted(ends, most, "right"))))
         with self._lock:
+            if self._pace.rows_at_once is None:
+                count = self._whole_shards(rows, ends, count, most)
+            stretches = [None] * count if spans is None else spans[:count]
+            window: list[Wanted] = [*zip(rows[:count], stretches, strict=True)]
             there = [row in self._asked for row in window]
-            under_way = int(nbytes[:count][there].sum())
+            under_way = int(nbytes[:count][np.array(there, bool)].sum())
             self._asked &= {*window}
             if under_way > self._pace.share * most:
                 return

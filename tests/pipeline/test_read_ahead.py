@@ -137,8 +137,8 @@ def planned(
 
 def test_rows_ahead_are_bounded_and_replaced() -> None:
     pace = replace(LOCAL, max_bytes=1000, rows_at_once=2)
-    windows = (range(100), range(1, 100), [50], [50])
-    assert planned(pace, windows) == [[0, 1, 2], [3], [50], []]
+    windows = (range(100), range(1, 100), [50], [50], [], [50])
+    assert planned(pace, windows) == [[0, 1, 2], [3], [50], [], [], [50]]
 
 
 def test_rows_of_a_remote_store_are_taken_many_at_once() -> None:
