@@ -20,6 +20,7 @@ from werkzeug.wrappers import Request, Response
 
 import earmill
 from earmill.jobs.cli import run
+from earmill.pipeline.dataset.description import open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.dataset.verify import verify
@@ -27,7 +28,16 @@ from earmill.pipeline.hub import push as pushing
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.event_data import write_spikes
 from tests.pipeline.hub_stand_in import TOKEN, HubStandIn, hub, said
-from tests.pipeline.outputs import make_row, publish, s3_server, small_dataset
+from tests.pipeline.outputs import (
+    PLAN,
+    dataset_file,
+    make_bad,
+    make_row,
+    publish,
+    s3_server,
+    small_dataset,
+    write_plan,
+)
 from tests.pipeline.reader_data import Writer
 from tests.pipeline.reader_data import make_row as reader_row
 
@@ -54,8 +64,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset in both formats, with bad rows."""
-    layout = small_dataset(tmp_path_factory.mktemp("made") / "features")
+    """Three shards with bad rows, of few files: a Zarr store is in the first test's."""
+    layout = Layout.open(tmp_path_factory.mktemp("made") / "features")
+    write_plan(layout, PLAN)
+    open_dataset(layout, dataset_file())
+    for number, (shard, planned) in enumerate(PLAN.items()):
+        good = [make_row(name) for name in planned if not name.startswith(("bad", "mute"))]
+        bad = [make_bad(name) for name in planned if name.startswith(("bad", "mute"))]
+        publish(layout, shard, f"{number:08x}", good, bad, formats=("parquet",))
     finalise(layout)
     return Path(layout.root)
 
@@ -82,8 +98,10 @@ def is_commit(request: Request) -> bool:
 
 
 def test_one_commit_holds_the_snapshot_and_nothing_else(
-    stand_in: HubStandIn, layout: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stand_in: HubStandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    layout = small_dataset(tmp_path / "features")  # in both formats
+    finalise(layout)
     layout.write_bytes("data/00009-deadbeef.parquet", b"of a crashed attempt")
     layout.write_bytes("driver.json", b"{}")
     assert pushed(layout, "--private", "--json") == 0
@@ -141,7 +159,7 @@ def test_again_sends_nothing_and_a_new_snapshot_only_what_is_new(
     assert "nothing to push" in capsys.readouterr().out
     assert len(stand_in.repos[ID].trees) == commits and stand_in.puts == before
     rows = [make_row("a.wav"), make_row("b.wav", 7), make_row("bad.wav", 9)]
-    assert publish(layout, "00000", "000000aa", rows, generation=1)
+    assert publish(layout, "00000", "000000aa", rows, generation=1, formats=("parquet",))
     finalise(layout)
     assert pushed(layout, "--message", "bad.wav mended") == 0
     assert stand_in.repos[ID].messages[-1] == "bad.wav mended"
@@ -185,7 +203,7 @@ def test_a_client_that_was_killed_goes_on_and_sends_no_file_twice(
     victim: list[subprocess.Popen[str]] = []
 
     def kill(request: Request) -> Response | None:
-        if is_put(request) and len(stand_in.blobs) >= 20:
+        if is_put(request) and len(stand_in.blobs) >= 5:
             os.kill(victim[0].pid, signal.SIGKILL)
         return None
 
@@ -196,7 +214,7 @@ def test_a_client_that_was_killed_goes_on_and_sends_no_file_twice(
     assert victim[0].wait(120) == -signal.SIGKILL
     assert set(stand_in.tree(ID)) == {".gitattributes"}  # nothing is half there
     held, reads = set(stand_in.blobs), []
-    assert len(held) >= 20
+    assert len(held) >= 5
     stand_in.before = lambda request: reads.append(request.path) if is_put(request) else None
     assert pushed(layout) == 0
     assert not {path.rpartition("/")[2] for path in reads} & held
@@ -218,14 +236,14 @@ def test_what_a_server_refuses_for_now_is_sent_again(stand_in: HubStandIn, layou
 
     stand_in.before = sick
     assert pushed(layout) == 0
-    assert len(failed) > 20 and set(puts(stand_in)) == {1} and len(stand_in.repos[ID].trees) == 2
+    assert len(failed) > 10 and set(puts(stand_in)) == {1} and len(stand_in.repos[ID].trees) == 2
 
 
 def test_a_server_that_stays_away_is_one_line_and_the_next_push_goes_on(
     stand_in: HubStandIn, layout: Layout, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in.before = lambda request: (
-        said(500, "no disk") if is_put(request) and len(stand_in.blobs) > 9 else None
+        said(500, "no disk") if is_put(request) and len(stand_in.blobs) > 3 else None
     )
     assert pushed(layout, "--json") == 1
     told = capsys.readouterr()
