@@ -108,7 +108,7 @@ def _write_clips(folder: str) -> None:
 
     Path(folder).mkdir()
     for number in range(24):
-        noise = np.random.default_rng(number).standard_normal(8000 + 1000 * number)
+        noise = np.random.default_rng(number).standard_normal(48000 + 1000 * number)
         soundfile.write(f"{folder}/{number}.wav", 0.05 * noise, 16000)
 
 
