@@ -217,7 +217,7 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
                     frames, offsets = forms[name].frames(chunk, *stored[name])
                     sizes[name].append(np.diff(offsets))
                     hashers[name].update(frames)
-    held = pa.concat_tables([schema.empty_table().select(beside), *scalars])
+    held = pa.concat_tables(scalars or [schema.empty_table().select(beside)])
     long_rows = LongRows.from_metadata(schema.metadata)
     starts, row_ids = _undivided(long_rows, held.column("row_id").to_pylist())
     digests = {}
