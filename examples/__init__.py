@@ -1,0 +1,1 @@
+"""Programs that use earmill as anybody else would."""

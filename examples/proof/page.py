@@ -1,0 +1,24 @@
+"""docs/proof.md, of page.md and the numbers, which choose the words for what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from examples.proof.scores import Interval
+
+PAGE = Path(__file__).with_suffix(".md").read_text()
+
+
+def verdict(differences: Mapping[str, Interval]) -> str:
+    """A sentence for each difference, by whether its interval holds zero."""
+    said = []
+    for pair, points in differences.items():
+        if points.low > 0:
+            what = "is better"
+        elif points.high < 0:
+            what = "is worse"
+        else:
+            what = "cannot be told apart from the second"
+        said.append(f"- {pair}: {points} points in noise; the first {what}.")
+    return "\n".join(said)

@@ -1,0 +1,1 @@
+"""Programs of examples/, run as a reader of their pages would."""
