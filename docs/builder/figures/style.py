@@ -81,7 +81,7 @@ def inline(svg: str, name: str) -> str:
     svg = re.sub(r'(id="|url\(#|href="#)', rf"\1{name}-", svg)
     svg = re.sub(r'<svg ([^>]*?)width="[^"]*"', r"<svg \1", svg, count=1)
     svg = re.sub(r'<svg ([^>]*?)height="[^"]*"', r"<svg \1", svg, count=1)
-    svg = svg.replace(INK, "currentColor").replace("font: 9px", "font: 9px")
+    svg = svg.replace(INK, "currentColor")
     return re.sub(r"\s*\n\s*", " ", svg).strip()
 
 
