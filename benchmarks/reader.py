@@ -185,8 +185,8 @@ def main() -> None:
         write_set(place, streams, rows)
         layouts = {info.name: layout_of(info) for info in streams}
         kinds = {k: (v.stored_width, v.stored_dtype("float16")) for k, v in layouts.items()}
-        found = compare(folder, place, rows, kinds)
         far = remote_reader.section(place)
+        found = compare(folder, place, rows, kinds)
     finally:
         with suppress(OSError):
             shutil.rmtree(folder)
