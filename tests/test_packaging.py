@@ -115,11 +115,13 @@ def test_what_a_machine_without_gpu_leaves_out_is_what_we_pin() -> None:
 
 def test_the_image_has_one_user_and_a_private_cache_of_kernels() -> None:
     lines = (ROOT / "infra" / "Dockerfile").read_text().splitlines()
-    assert [line for line in lines if line.startswith("USER ")] == ["USER earmill"]
+    assert [line for line in lines if line.startswith("USER ")] == ["USER ${UID}"]
     text = "\n".join(lines)
+    (number,) = re.findall(r"^ARG UID=(\d+)$", text, re.MULTILINE)
+    assert int(number) >= 1000 and 'useradd --create-home --uid "${UID}" earmill' in text
     (cache,) = re.findall(r"^ENV NUMBA_CACHE_DIR=(\S+)$", text, re.MULTILINE)
     assert f"mkdir -m 0700 {cache}" in text and "chmod" not in text
-    assert text.index("USER earmill") < text.index(f"mkdir -m 0700 {cache}")
+    assert text.index("USER ${UID}") < text.index(f"mkdir -m 0700 {cache}")
     assert "--require-hashes" in text and "-c requirements.lock" in text
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 from earmill.pipeline.common.errors import RunStopped
+from earmill.pipeline.common.one_line import MESSAGE_LIMIT, named_line
 from earmill.pipeline.driver import ray_reaper
 from earmill.pipeline.storage.owned_folders import OwnedFolder, abandoned, sweep
 from earmill.pipeline.storage.store_errors import store_line
@@ -58,7 +59,7 @@ def private_ray(**options: Any) -> Iterator[None]:
                     _temp_dir=folder.path,
                     **options,
                 )
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # whatever Ray raises when it does not come up
             raise _not_started(folder.path, error) from error
         finally:
             del os.environ[ray_reaper.MARK]
@@ -137,7 +138,12 @@ def _end(reaper: subprocess.Popen[bytes]) -> None:
 
 
 def _not_started(folder: str, error: Exception) -> RunStopped:
+    if isinstance(error, OSError) and error.errno is not None:
+        said, advice = store_line(error), "make room there or set TMPDIR"
+    else:
+        said = named_line(error)[:MESSAGE_LIMIT]
+        advice = "wait if this machine is busy, or set run.executor to local, which needs no Ray"
     return RunStopped(
-        f"Ray could not be started in {folder}: {store_line(error)}; make room there or set "
-        "TMPDIR, then run the same command with --resume"
+        f"Ray could not be started in {folder}: {said}; {advice}, then run the same command with "
+        "--resume"
     )

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
 from earmill.pipeline.common.errors import ClusterLost, RunStopped
 from earmill.pipeline.driver import private_ray, ray_reaper
 from earmill.pipeline.driver import ray_session as ray_cluster
 from earmill.pipeline.driver.cluster_watch import SILENT_S, ClusterWatch
 from earmill.pipeline.driver.placement import ClusterView, Node
-from earmill.pipeline.driver.ray_session import wait_for_nodes
+from earmill.pipeline.driver.ray_session import ClusterError, wait_for_nodes
 from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.storage import owned_folders
 from earmill.pipeline.storage.owned_folders import OwnedFolder, own_folder, sweep
@@ -155,6 +156,33 @@ def test_a_dead_part_of_a_private_ray_ends_the_run() -> None:
             clock.sleep(3.0)
             watch.check()
     part.wait()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ray.exceptions.RaySystemError("System error: Failed to connect to GCS within 60 seconds"),
+        subprocess.TimeoutExpired("gcs_server", 30),
+        TimeoutError("Timed out waiting for file gcs_server_port"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_ray_that_does_not_come_up_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def init(**_: object) -> None:
+        raise error
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(ray, "init", init)
+    with (
+        pytest.raises(RunStopped, match=r"Ray could not be started in .*executor to local") as said,
+        private_ray.private_ray(),
+    ):
+        pass
+    assert "--resume" in str(said.value) and "\n" not in str(said.value)
+    with pytest.raises(ClusterError, match=r"expected a running Ray cluster at 127.0.0.1:1, got"):
+        ray_cluster._join("127.0.0.1:1")
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["not a member", "hangs"])
