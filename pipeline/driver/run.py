@@ -31,6 +31,7 @@ from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.driver.summary import RESUME, summarise
 from earmill.pipeline.driver.telemetry.observers import observed
 from earmill.pipeline.formats.registry import check_formats
+from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.planning.kept_estimate import take_along
 from earmill.pipeline.planning.kept_listing import KeptListing
 from earmill.pipeline.planning.plan import Plan, make_plan, skipped_text
@@ -127,6 +128,7 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
     source = open_source(spec.source)
     stored = stored_dataset(spec, layout)
     extractors = validate_models(spec)
+    check_stream_names(stream for extractor in extractors for stream in extractor.streams)
     # A driver alone makes its plan before it takes the lock: a mistake in it leaves no trace.
     plan = request.plan if stored is None else None
     if plan is None and not sharing.joins:

@@ -8,7 +8,7 @@ prefix `extra_`: a later fact can then never collide with one of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from earmill.pipeline.common.arrow_types import arrow_type, column, extra_types
-from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.errors import CommitError, SpecError
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.stream_layout import layout_of
 
@@ -54,6 +54,28 @@ FACT_TYPES: dict[str, pa.DataType] = {
     "resampled_from_hz": pa.float64(),
     "gain_db": pa.float64(),
 }
+
+
+def check_stream_names(streams: Iterable[StreamInfo]) -> None:
+    """Refuse streams that would be columns of a name that rows have already, before any work.
+
+    Raises:
+        SpecError: One of them would.
+    """
+    infos = list(streams)
+    places = {name: info.name for info in infos for name in layout_of(info).place_columns}
+    for info in infos:
+        whose = "every row"
+        if info.name in places:
+            whose = f"stream {places[info.name]!r}"
+        elif info.name not in BASE_TYPES | FACT_TYPES and not info.name.startswith(EXTRA_PREFIX):
+            continue
+        raise SpecError(
+            f"extract: expected streams whose names are free, got {info.model}'s {info.name!r}, "
+            f"which is a column of {whose}; rename it in the model, or leave it out of `streams`"
+        )
+
+
 QUARANTINE_SCHEMA = pa.schema(
     [
         ("row_id", pa.string()),

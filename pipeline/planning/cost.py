@@ -15,6 +15,7 @@ from typing import Any
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import BINAURAL
 from earmill.pipeline.common.machine import cores
+from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.planning.estimate import Estimate, estimate
 from earmill.pipeline.planning.plan import Plan, make_plan
 from earmill.pipeline.planning.sampled_cost import SampledCost
@@ -100,6 +101,7 @@ def job_cost(spec: JobSpec, *, measure: bool = False, sampler: Sampler | None = 
         SpecError, SourceError: What the job itself would raise before any work.
     """
     models = describe_models(spec)
+    check_stream_names(stream for model in models for stream in model.streams)
     speed = _timed(spec) if measure else find_speed(spec, models)
     plan = make_plan(open_source(spec.source), spec)
     streams = [stream for model in models for stream in model.streams]

@@ -14,13 +14,16 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from datasets import Audio, ClassLabel, Features, Image, List, Value
 
 from earmill import open_features
 from earmill.pipeline.common.arrow_types import arrow_type, kept_type, type_json
-from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.errors import CommitError, SpecError
 from earmill.pipeline.dataset.description import open_dataset, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.planning.cost import job_cost
 from earmill.pipeline.planning.plan import Plan, make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
@@ -237,3 +240,32 @@ def test_an_id_column_of_lists_is_refused(tmp_path: Path) -> None:
     uri = write_dataset(tmp_path / "d.parquet")
     with pytest.raises(SourceError, match="expected a column of single values, got 'tags' of List"):
         open_source(HfSpec(kind="hf", uri=str(uri), id_column="tags"))
+
+
+class OneColumn(torch.nn.Module):
+    """(batch, time) as frames of one column."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("names", [("frames",), ("extra_label",), ("same", "same_start")])
+def test_a_stream_named_as_a_column_is_refused_before_any_work(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    """Workers used to find out, shard by shard."""
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "clips" / "a.wav").write_bytes(clip("wav", 0.2, seed=1))
+    entry = {
+        "model": "torch_module",
+        "fs_hz": 16000,
+        "params": {"module": f"{__name__}:OneColumn"},
+        "streams": {name: {"width": 1, "frame_rate_hz": 16000} for name in names},
+    }
+    source = {"kind": "files", "uri": str(tmp_path / "clips")}
+    output = {"uri": str(tmp_path / "out")}
+    spec = JobSpec.load({"source": source, "extract": [entry], "output": output})
+    for ask in (job_cost, run_job):
+        with pytest.raises(SpecError, match=f"got torch_module's '{names[-1]}', which is a column"):
+            ask(spec)
+    assert not (tmp_path / "out").exists()
