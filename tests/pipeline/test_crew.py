@@ -137,7 +137,8 @@ def test_claims_of_a_member_that_was_killed_at_the_end_go_with_the_next_run(
     finalise(layout)
     claims(layout, "killed", SHARDS[:3]).next()
     layout.write_bytes(f"{CREW}/killed.json", as_seen_now(replace(Holder.here("killed"), pid=0)))
-    sharing.close(layout, sharing.Sharing(joins=joins), commits(layout), anew=False)
+    mode = sharing.Sharing(joins=joins)
+    sharing.close(layout, mode, commits(layout), anew=False, licenses={})
     assert layout.list("claims") == [] and layout.list(CREW) == []
 
 
