@@ -408,6 +408,7 @@ def test_a_wrong_token_is_refused_and_no_token_is_in_any_message_or_file(
     assert not any(TOKEN in line for line in stand_in.seen)
 
 
+@pytest.mark.long
 def test_a_bucket_is_streamed_through_one_group_and_resumed_without_reading_what_is_there(
     stand_in: HubStandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
