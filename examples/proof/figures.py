@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -16,7 +17,7 @@ from examples.proof.features import Cost
 from examples.proof.scores import Interval
 
 # The same bytes of the same numbers.
-STYLE = {"svg.hashsalt": "earmill", "font.size": 10, "axes.spines.top": False}
+STYLE: dict[Any, Any] = {"svg.hashsalt": "earmill", "font.size": 10, "axes.spines.top": False}
 METADATA = {"Date": None}
 Table = Mapping[str, Mapping[float, Interval]]
 

@@ -44,6 +44,9 @@ class Plan:
 class Classifier(nn.Module):
     """Scores of the words, from standardised columns."""
 
+    mean: Tensor
+    scale: Tensor
+
     def __init__(self, like: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", like.mean((0, 2))[:, None])

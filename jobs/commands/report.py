@@ -51,22 +51,15 @@ def report(
 ) -> None:
     """Write one HTML page that shows a dataset: rows, sound, features, work, provenance."""
     from earmill.jobs.progress import bytes_text
-    from earmill.jobs.report.build import Options, report_html
-    from earmill.pipeline.common.errors import OutputError
+    from earmill.jobs.report.build import Options, write_report
     from earmill.pipeline.spec.job import JobSpec
-    from earmill.pipeline.storage.atomic_create import write_local
-    from earmill.pipeline.storage.store_errors import store_errors
 
-    with store_errors(uri):
-        page = report_html(
-            uri,
-            options=Options(rows, examples, tuple(row or ()), seconds, audio),
-            storage_options=parse_storage_options(storage_options),
-            job=None if job is None else JobSpec.load(job),
-            on_begin=_told,
-        ).encode()
-    try:
-        write_local(str(out), page)
-    except OSError as error:
-        raise OutputError(f"cannot write {out}: {error}; choose another --out") from error
-    say(f"{out}: {bytes_text(len(page))}")
+    page = write_report(
+        uri,
+        out,
+        options=Options(rows, examples, tuple(row or ()), seconds, audio),
+        storage_options=parse_storage_options(storage_options),
+        job=None if job is None else JobSpec.load(job),
+        on_begin=_told,
+    )
+    say(f"{page}: {bytes_text(page.stat().st_size)}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from earmill.jobs.report.about import about
@@ -15,10 +17,15 @@ from earmill.jobs.report.quarantine import bad_rows_of, quarantine
 from earmill.jobs.report.rows import rows_of
 from earmill.jobs.report.stored import Stored
 from earmill.jobs.report.work import work_of
-from earmill.pipeline.common.errors import EarmillError
+from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.dataset.shard_facts import count_reasons
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.atomic_create import write_local
+from earmill.pipeline.storage.store_errors import store_errors
 
+# Rows that are looked at closely, at most; of each so many seconds.
+MOST_EXAMPLES = 50
+SECONDS = (0.1, 120.0)
 NO_SOUND = "the report was made without sound"
 UNSAID = "not said by the record"
 
@@ -31,6 +38,8 @@ class Options:
         rows: Of the table, at most. examples: Rows that are looked at closely.
         row_ids: Which; none are chosen by length. seconds: Of each, from its start.
         audio: Embed what is heard of them.
+    Raises:
+        ValueError: A number is out of its range, or `row_ids` is one id instead of a list.
     """
 
     rows: int = 1000
@@ -38,6 +47,38 @@ class Options:
     row_ids: Sequence[str] = ()
     seconds: float = 10.0
     audio: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.row_ids, str):
+            raise ValueError(f"row_ids: expected a list of ids, got {self.row_ids!r}")
+        _check_number("rows", self.rows, 0, math.inf, whole=True)
+        _check_number("examples", self.examples, 0, MOST_EXAMPLES, whole=True)
+        _check_number("seconds", self.seconds, *SECONDS, whole=False)
+
+
+def write_report(
+    uri: str,
+    out: Path,
+    *,
+    options: Options,
+    storage_options: Mapping[str, Any],
+    job: JobSpec | None = None,
+    on_begin: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """Write the report of a dataset; what it takes and raises is that of `report_html`.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    with store_errors(uri):
+        page = report_html(
+            uri, options=options, storage_options=storage_options, job=job, on_begin=on_begin
+        )
+    try:
+        write_local(str(out), page.encode())
+    except OSError as error:
+        raise OutputError(f"cannot write {out}: {error}; choose another --out") from error
+    return out
 
 
 def report_html(
@@ -61,7 +102,7 @@ def report_html(
     stored = Stored.open(uri, storage_options)
     positions = chosen(stored.features, options.examples, options.row_ids)
     facts, bad = row_facts(stored), bad_rows_of(stored, options.rows)
-    on_begin(f"drawing {len(positions):,} rows")
+    on_begin(f"drawing {len(positions):,} row{'' if len(positions) == 1 else 's'}")
     shown = examples(
         stored.features,
         stored.layout,
@@ -85,6 +126,13 @@ def report_html(
             "about": about(stored),
         }
     )
+
+
+def _check_number(name: str, value: float, low: float, high: float, *, whole: bool) -> None:
+    kinds, kind = ((int,), "a whole number") if whole else ((int, float), "a number")
+    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+        limits = f"of {low:g} or more" if high == math.inf else f"from {low:g} to {high:g}"
+        raise ValueError(f"{name}: expected {kind} {limits}, got {value!r}")
 
 
 def _reasons(stored: Stored) -> dict[str, int]:

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.statistics import compute_statistics
     from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureStream
     from earmill.pipeline.spec.job import JobSpec
-    from earmill.upkeep import compact, diff, gc, log, push
+    from earmill.upkeep import compact, diff, gc, log, push, report
 
 _ERRORS = "earmill.pipeline.common.errors"
 _COLLATE = "earmill.pipeline.reader.collate"
@@ -143,6 +143,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "per_channel": (_COLLATE, "per_channel"),
     "plan": ("earmill.api", "plan"),
     "push": ("earmill.upkeep", "push"),
+    "report": ("earmill.upkeep", "report"),
     "retry": ("earmill.api", "retry"),
     "sources": "earmill.sources",
     "stages": "amtcore.stages",
@@ -211,6 +212,7 @@ __all__ = [
     "per_channel",
     "plan",
     "push",
+    "report",
     "retry",
     "sources",
     "stages",

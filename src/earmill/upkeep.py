@@ -1,4 +1,4 @@
-"""What keeps an output in order, as Python calls, and what publishes it: log, diff, gc, push, ...
+"""What keeps an output in order, as Python calls, and what shows and publishes it: gc, push, ...
 
 Each does what the command of its name does and raises what the command would print.
 """
@@ -6,9 +6,10 @@ Each does what the command of its name does and raises what the command would pr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.dataset.history import SnapshotDiff, Which
     from earmill.pipeline.dataset.snapshot import LogEntry
     from earmill.pipeline.hub.push import Pushed
+    from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.storage.layout import Layout
 
 Uri = str | os.PathLike[str]
@@ -148,6 +150,50 @@ def push(
         contents = contents_of(layout, hashes=verify)
     repo = HubRepo(hub_id, revision)
     return upload(layout, contents, repo, private=private, message=message, replace_other=replace)
+
+
+def report(
+    uri: Uri,
+    out: Uri = "report.html",
+    *,
+    rows: int = 1000,
+    examples: int = 4,
+    row_ids: Sequence[str] = (),
+    seconds: float = 10.0,
+    audio: bool = True,
+    job: JobSpec | Mapping[str, Any] | str | Path | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    on_begin: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """Write one HTML page that shows a dataset, as `earmill report` does.
+
+    Args:
+        uri: Output of a job. storage_options: Of the place.
+        out: File to write, on this machine.
+        rows: Of the table, at most. examples: Rows that are looked at closely, 0 to 50.
+        row_ids: Which; none are chosen by length. seconds: Of each, from its start, 0.1 to 120.
+        audio: Embed their sound, if the source is there.
+        job: The job's own spec, for credentials of the source.
+        on_begin: Told what takes a while.
+    Returns:
+        The file.
+    Raises:
+        SourceError: No dataset there, nothing committed yet, or no row of a name.
+        CommitError: A file of the dataset is damaged. OutputError: `out` cannot be written.
+        ValueError: A number is out of its range. SpecError: `job` is no valid one.
+    """
+    from earmill.jobs.report.build import Options, write_report
+    from earmill.pipeline.spec.job import JobSpec
+
+    options = Options(rows, examples, row_ids, seconds, audio)
+    return write_report(
+        os.fspath(uri),
+        Path(out),
+        options=options,
+        storage_options=storage_options or {},
+        job=None if job is None else JobSpec.load(job),
+        on_begin=on_begin,
+    )
 
 
 @contextmanager

@@ -231,6 +231,41 @@ def test_damage_is_one_line(
     assert "the commit of shard 00002 is gone" in capsys.readouterr().err
 
 
+def test_the_call_writes_the_page_of_the_command(dataset: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    out = tmp_path / "page.html"
+    third = earmill.open_features(dataset)[2].row_id
+    assert earmill.report(dataset, out, rows=7, row_ids=[third], on_begin=told.append) == out
+    assert told == ["reading index and commits", "drawing 1 row"]
+    page = parsed(out.read_text("utf-8"))
+    assert len(table_rows(page)) == 7 and figures(page)["rows"] == f"{N_ROWS}"
+    with pytest.raises(earmill.OutputError, match="choose another --out"):
+        earmill.report(dataset, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rows": -1},
+        {"rows": 2.5},
+        {"rows": True},
+        {"examples": 51},
+        {"seconds": 0},
+        {"seconds": float("nan")},
+        {"seconds": "10"},
+        {"row_ids": "00003"},
+    ],
+    ids=str,
+)
+def test_arguments_that_mean_nothing_are_named(
+    wrong: dict[str, object], dataset: str, tmp_path: Path
+) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        earmill.report(dataset, tmp_path / "page.html", **wrong)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_example_whose_features_are_damaged_says_so(dataset: str, tmp_path: Path) -> None:
     out = Path(shutil.copytree(dataset, tmp_path / "out"))
     for path in (out / "data").glob("00000*.parquet"):
