@@ -20,6 +20,7 @@ from earmill.jobs.commands import (
     add_features,
     demo,
     doctor,
+    explain,
     extract,
     init,
     inspect,
@@ -49,8 +50,8 @@ from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
 DEBUG = "--debug"
 INTERRUPTED = 130
-# Pages for what has no class of ours, see `EarmillError.help_page`.
-OF_A_MODEL, A_DEFECT = "errors.md#a-model", "errors.md#a-defect"
+# Topics of what has no class of ours, see `EarmillError.help_topic`.
+OF_A_MODEL, A_DEFECT = "a-model", "a-defect"
 
 app = typer.Typer(
     name="earmill",
@@ -79,6 +80,7 @@ app.command("gc", rich_help_panel=KEEP)(upkeep.gc)
 app.command("push", rich_help_panel=KEEP)(push.push)
 app.command("models", rich_help_panel=HERE)(models.models)
 app.command("spec", rich_help_panel=HERE)(spec.spec)
+app.command("explain", rich_help_panel=HERE)(explain.explain)
 app.command("doctor", rich_help_panel=HERE)(doctor.doctor)
 app.command("kernels", rich_help_panel=HERE)(kernels.kernels)
 
@@ -129,31 +131,31 @@ def _failed(arguments: Sequence[str], error: Exception) -> int:
     if shown:
         traceback.print_exc()
     if isinstance(error, EarmillError):
-        return _fail(arguments, error.exit_code, str(error), error.help_page)
+        return _fail(arguments, error.exit_code, str(error), error.help_topic)
     if type(error).__module__ == "amtcore.errors":  # deliberate too; importing it takes seconds
         return _fail(arguments, 2, str(error), OF_A_MODEL)
     if is_store_error(error):
         said = f"{store_line(error)}; a job goes on with --resume"
-        return _fail(arguments, 1, said, StorageError.help_page)
+        return _fail(arguments, 1, said, StorageError.help_topic)
     said = f"unexpected {type(error).__name__}: {error}"
     where = "see the traceback" if shown else f"traceback: {_keep(error)}, or {DEBUG} COMMAND ..."
     told = f"{said}; this is a defect of earmill, please report it ({where})"
     return _fail(arguments, 1, told, A_DEFECT)
 
 
-def _fail(arguments: Sequence[str], code: int, message: str, page: str | None = None) -> int:
-    say_error(message, page)
-    _tell_machines(arguments, code, one_line(message), page)
+def _fail(arguments: Sequence[str], code: int, message: str, topic: str | None = None) -> int:
+    say_error(message, topic)
+    _tell_machines(arguments, code, one_line(message), topic)
     return code
 
 
 def _tell_machines(
-    arguments: Sequence[str], code: int, message: str, page: str | None = None
+    arguments: Sequence[str], code: int, message: str, topic: str | None = None
 ) -> None:
     if "--json" not in arguments and not has_log_lines():
         return
     try:
-        error_event(code, message, page)
+        error_event(code, message, topic)
     except BrokenPipeError:
         # Nobody reads any more; what the interpreter flushes at its end would say so once more.
         sys.stdout = open(os.devnull, "w")

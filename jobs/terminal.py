@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LINE_BREAK = "\n"
-# Where the pages that errors name are.
-DOCS = "docs/"
+# What an error names: this with a topic.
+EXPLAIN = "earmill explain"
 # Whether what a command prints is log lines.
 _log_lines = [False]
 
@@ -33,25 +33,25 @@ def say_json(value: Any, file: IO[str] | None = None) -> None:
     print(json.dumps(value), file=file or sys.stdout, flush=True)
 
 
-def say_error(message: str, page: str | None = None) -> None:
+def say_error(message: str, topic: str | None = None) -> None:
     """The one line on standard error with which a command ends.
 
     Args:
-        page: Below `DOCS`, of what helps.
+        topic: Of `earmill explain`, which helps.
     """
-    help_at = f" ({DOCS}{page})" if page else ""
-    print(f"earmill: {one_line(message)}{help_at}", file=sys.stderr, flush=True)
+    told = f" (help: {EXPLAIN} {topic})" if topic else ""
+    print(f"earmill: {one_line(message)}{told}", file=sys.stderr, flush=True)
 
 
-def error_event(exit_code: int, message: str, page: str | None = None) -> None:
+def error_event(exit_code: int, message: str, topic: str | None = None) -> None:
     """The last JSON or log line of a command that failed without a result."""
-    help_at = {"help": f"{DOCS}{page}"} if page else {}
+    told = {"help": f"{EXPLAIN} {topic}"} if topic else {}
     if has_log_lines():
         from earmill.jobs.log_lines import ERROR, log_line
 
-        print(log_line("error", ERROR, message, exit_code=exit_code, **help_at), flush=True)
+        print(log_line("error", ERROR, message, exit_code=exit_code, **told), flush=True)
     else:
-        say_json({"event": "error", "exit_code": exit_code, "message": message, **help_at})
+        say_json({"event": "error", "exit_code": exit_code, "message": message, **told})
 
 
 def tell_errors_as_log_lines(wanted: bool = True) -> None:

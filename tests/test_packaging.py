@@ -58,6 +58,7 @@ def test_the_source_archive_holds_what_belongs_to_it(archive: set[str]) -> None:
     wanted |= {"mkdocs.yml", "docs/builder/hooks.py", "docs/assets/site.css"}
     wanted |= {
         "src/earmill/jobs/folder.yaml",
+        "src/earmill/jobs/errors.md",
         "src/earmill/jobs/report/templates/page.css",
         "src/amtcore/tables/middle_ear_goode_1994.json",
         "src/earmill/pipeline/driver/run.py",

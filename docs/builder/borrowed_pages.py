@@ -41,6 +41,7 @@ PAGES: Mapping[str, Callable[[], Page]] = {
     "infra.md": _file("infra/README.md"),
     "results.md": _file("benchmarks/RESULTS.md"),
     "changelog.md": _file("CHANGELOG.md"),
+    "errors.md": _file("jobs/errors.md"),
     "reference/layout.md": _layout,
     "reference/cli.md": lambda: Page(cli_reference.page(), "docs/reference/cli.md"),
     **{
@@ -54,6 +55,7 @@ BY_ORIGIN = {
     "infra/README.md": "infra.md",
     "benchmarks/RESULTS.md": "results.md",
     "CHANGELOG.md": "changelog.md",
+    "jobs/errors.md": "errors.md",
 }
 
 

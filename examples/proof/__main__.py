@@ -23,7 +23,7 @@ from examples.proof.features import EXTRACTS, Cost, Part, extract, read
 from examples.proof.figures import draw_accuracy, draw_loudness, loudness_table, tables
 from examples.proof.loudness import measure
 from examples.proof.network import Classifier, Plan, train
-from examples.proof.page import PAGE, verdict
+from examples.proof.page import PAGE, time_text, verdict
 from examples.proof.scores import by_ratio, in_noise, interval
 
 SEED = 20260401
@@ -45,7 +45,7 @@ def main() -> None:
     size, plan = Size(), Plan() if asked.seeds is None else Plan(seeds=asked.seeds)
     if asked.quick:
         size, plan = Size(10, 30), replace(plan, epochs=3, learning_epoch=1, seeds=2)
-    begun = time.monotonic()
+    begun, anew = time.monotonic(), not out.exists()
     costs = prepared(out, size)
     say(begun, "features are extracted")
     sones = measured(out, quick=asked.quick)
@@ -72,6 +72,9 @@ def main() -> None:
     }
     draw_accuracy(accuracy, out / "proof.svg")
     draw_loudness(sones, out / "proof_loudness.svg")
+    cpu_s = {
+        name: float(np.mean([one["cpu_s"] for one in found])) for name, found in networks.items()
+    }
     page = PAGE.format(
         train=len(parts["log-mel"]["train"].rows),
         test=len(rows),
@@ -83,11 +86,10 @@ def main() -> None:
         tables=tables(accuracy, costs),
         verdict=verdict(differences),
         loudness=loudness_table(sones),
+        took=time_text(cpu_s, time.monotonic() - begun if anew else None),
     )
     (out / "proof.md").write_text(page)
     print(page)
-    spent = {name: np.mean([one["cpu_s"] for one in found]) for name, found in networks.items()}
-    print({name: f"{cpu_s:.0f} s of CPU time a network" for name, cpu_s in spent.items()})
     say(begun, "done")
 
 

@@ -10,6 +10,17 @@ from examples.proof.scores import Interval
 PAGE = Path(__file__).with_suffix(".md").read_text()
 
 
+def time_text(cpu_s: Mapping[str, float], whole_s: float | None) -> str:
+    """What training took, and the whole where nothing of it was there before.
+
+    Args:
+        cpu_s: Of a network of each kind.
+    """
+    each = ", ".join(f"{seconds:.0f} s ({name})" for name, seconds in cpu_s.items())
+    said = f" Training took so much CPU time a network: {each}."
+    return said if whole_s is None else f"{said} The whole took {whole_s / 60:.1f} minutes."
+
+
 def verdict(differences: Mapping[str, Interval]) -> str:
     """A sentence for each difference, by whether its interval holds zero."""
     said = []

@@ -15,13 +15,13 @@ from earmill.pipeline.common.redact import redact_text
 
 class EarmillError(Exception):
     """Base of all deliberate errors. `exit_code` is what the command line returns for it,
-    `help_page` the page below docs/ that helps.
+    `help_topic` what `earmill explain` has of it.
 
     Messages name uris and quote other programs: what is secret in them is removed here.
     """
 
     exit_code = 1
-    help_page = "errors.md"
+    help_topic = "when-something-fails"
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redact_text(arg) if isinstance(arg, str) else arg for arg in args))
@@ -30,60 +30,60 @@ class EarmillError(Exception):
 class SpecError(EarmillError, ValueError):
     """The job spec is wrong: unknown key, bad value, unknown model or parameter."""
 
-    help_page = "spec.md"
+    help_topic = "the-job-file"
     exit_code = 2
 
 
 class ExtensionError(EarmillError, ImportError):
     """A source kind or format that no distribution offers, that several do, or that is broken."""
 
-    help_page = "extending.md"
+    help_topic = "an-extension"
     exit_code = 2
 
 
 class SourceError(EarmillError, FileNotFoundError):
     """The source is missing, empty, or its items cannot be told apart."""
 
-    help_page = "errors.md#the-source"
+    help_topic = "the-source"
     exit_code = 2
 
 
 class OutputError(EarmillError, OSError):
     """The output cannot be written, or belongs to another spec."""
 
-    help_page = "errors.md#the-output"
+    help_topic = "the-output"
     exit_code = 2
 
 
 class MissingPackageError(EarmillError, ImportError):
     """A uri of a kind of store whose package is not installed; the message says what to install."""
 
-    help_page = "howto/cloud.md"
+    help_topic = "a-package"
     exit_code = 2
 
 
 class LockedError(OutputError):
     """Another live driver works on the same output."""
 
-    help_page = "errors.md#another-driver"
+    help_topic = "another-driver"
 
 
 class CommitError(EarmillError, RuntimeError):
     """Plan, commits and files do not add up, or a shard could not be published."""
 
-    help_page = "howto/resume.md"
+    help_topic = "going-on"
 
 
 class HubError(EarmillError, OSError):
     """The Hugging Face hub refuses, does not answer, or somebody else committed meanwhile."""
 
-    help_page = "hub.md"
+    help_topic = "the-hub"
 
 
 class SpillError(EarmillError, OSError):
     """The features of a long row cannot be held in a temporary file: says nothing of the row."""
 
-    help_page = "errors.md#no-space"
+    help_topic = "no-space"
 
 
 class SourceOutage(EarmillError, OSError):
@@ -94,7 +94,7 @@ class SourceOutage(EarmillError, OSError):
         kind: `source`, or `missing` where the source answers but nothing of it was ever read.
     """
 
-    help_page = "errors.md#no-answer"
+    help_topic = "no-answer"
 
     def __init__(self, message: str, kind: str = "source") -> None:
         super().__init__(message)
@@ -112,7 +112,7 @@ class StorageError(EarmillError, OSError):
         transient: It was a store's "not now", or its silence, and may go by itself.
     """
 
-    help_page = "errors.md#no-answer"
+    help_topic = "no-answer"
 
     def __init__(self, message: str, *, transient: bool = False, errno: int | None = None) -> None:
         super().__init__(message)
@@ -135,20 +135,20 @@ def _storage_error(message: str, transient: bool, errno: int | None) -> StorageE
 class DeviceError(EarmillError, RuntimeError):
     """The device that the job asks for is not there, does not work, or computes other values."""
 
-    help_page = "gpu.md"
+    help_topic = "a-device"
     exit_code = 2
 
 
 class DeviceLost(EarmillError, RuntimeError):
     """The device failed under a running process; another process may find it well."""
 
-    help_page = "gpu.md"
+    help_topic = "a-device"
 
 
 class RunStopped(EarmillError, RuntimeError):
     """The run ends here; what is committed stays, and `--resume` goes on."""
 
-    help_page = "howto/resume.md"
+    help_topic = "going-on"
 
 
 class ClusterLost(RunStopped):
@@ -165,7 +165,7 @@ class RowError(EarmillError, ValueError):
         error_class: Snake-case name of the reason, stable across releases.
     """
 
-    help_page = "errors.md#quarantine"
+    help_topic = "quarantine"
     stage = "decode"
     error_class = "row_error"
 

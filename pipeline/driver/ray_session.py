@@ -47,7 +47,7 @@ PRIVATE_RAY_ENV = {
 class ClusterError(EarmillError, ConnectionError):
     """The Ray cluster named by the caller cannot be joined."""
 
-    help_page = "errors.md#ray"
+    help_topic = "ray"
     exit_code = 2
 
 

@@ -12,11 +12,13 @@ from markdown.extensions.toc import slugify
 
 from earmill.api import JobFailedError
 from earmill.jobs import cli
-from earmill.jobs.terminal import DOCS
+from earmill.jobs.commands.explain import REASON, explanation, page_text
+from earmill.jobs.terminal import EXPLAIN
 from earmill.pipeline.common import errors
 from earmill.pipeline.driver.ray_session import ClusterError
 
-ROOT = Path(__file__).resolve().parents[2]
+# The title of the page, for errors of no family.
+WHOLE = "when-something-fails"
 DEFECTS = (cli.OF_A_MODEL, cli.A_DEFECT)
 
 
@@ -26,23 +28,20 @@ def below(kind: type[errors.EarmillError]) -> Iterator[type[errors.EarmillError]
         yield from below(child)
 
 
-def anchors(page: Path) -> set[str]:
-    heads = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
-    return {slugify(head, "-") for head in heads}
-
-
 def test_the_classes_are_all_seen() -> None:
     assert {ClusterError, JobFailedError, errors.HubError} <= set(below(errors.EarmillError))
 
 
 @pytest.mark.parametrize(
-    "page", sorted({kind.help_page for kind in below(errors.EarmillError)} | {*DEFECTS})
+    "topic", sorted({kind.help_topic for kind in below(errors.EarmillError)} | {*DEFECTS})
 )
-def test_every_page_that_an_error_names_is_there_with_its_heading(page: str) -> None:
-    name, _, anchor = page.partition("#")
-    path = ROOT / DOCS / name
-    assert path.is_file()
-    assert not anchor or anchor in anchors(path)
+def test_every_topic_that_an_error_names_is_explained(
+    topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["explain", topic]) == 0
+    head, *rest = capsys.readouterr().out.strip().splitlines()
+    assert slugify(head.strip(" ┃"), "-") == topic or topic == WHOLE
+    assert len(" ".join(rest)) > 100
 
 
 @pytest.mark.parametrize(
@@ -50,29 +49,50 @@ def test_every_page_that_an_error_names_is_there_with_its_heading(page: str) -> 
 )
 def test_no_family_is_left_to_the_page_for_all(kind: type[errors.EarmillError]) -> None:
     if kind.__module__.startswith("earmill.pipeline"):
-        assert kind.help_page != errors.EarmillError.help_page
+        assert kind.help_topic != errors.EarmillError.help_topic
 
 
 def test_the_page_has_every_reason_for_quarantine_and_no_other() -> None:
-    text = (ROOT / DOCS / "errors.md").read_text().partition("## Quarantine")[2]
+    text = page_text().partition("## Quarantine")[2]
     listed = re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)
     reasons = {kind.error_class for kind in below(errors.RowError)}  # type: ignore[attr-defined]
     assert sorted(listed) == sorted(reasons)
 
 
+@pytest.mark.parametrize("reason", ["truncated", "decoder_limit"])
+def test_a_reason_for_quarantine_is_a_topic(
+    reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["explain", reason]) == 0
+    means, helps = next(row[1:] for row in REASON.findall(page_text()) if row[0] == reason)
+    assert " ".join(capsys.readouterr().out.split()) == f"{reason} {means}: {helps}."
+
+
+def test_a_topic_needs_no_article_and_an_unknown_one_is_told_what_there_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert explanation(page_text(), "No Answer") == explanation(page_text(), "no-answer")
+    assert explanation(page_text(), "source") == explanation(page_text(), "the-source")
+    assert cli.run(["explain", "trunkated"]) == 2
+    assert "did you mean 'truncated'?" in capsys.readouterr().err
+    assert cli.run(["explain"]) == 0
+    out = capsys.readouterr().out
+    assert "No answer" in out and "](" not in out
+
+
 @pytest.mark.parametrize(
-    ("command", "page"),
+    ("command", "topic"),
     [
-        (["plan", "missing.yaml"], "spec.md"),
-        (["plan", "job.yaml"], "errors.md#the-source"),
-        (["verify", "/no/such"], "errors.md#the-output"),
-        (["push", "/no/such", "a/b"], "errors.md#the-output"),
+        (["plan", "missing.yaml"], "the-job-file"),
+        (["plan", "job.yaml"], "the-source"),
+        (["verify", "/no/such"], "the-output"),
+        (["push", "/no/such", "a/b"], "the-output"),
         (["extract"], None),
     ],
 )
 def test_a_command_says_it_in_its_one_line_and_in_its_event(
     command: list[str],
-    page: str | None,
+    topic: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -82,8 +102,8 @@ def test_a_command_says_it_in_its_one_line_and_in_its_event(
     Path("job.yaml").write_text(json.dumps({**job, "output": {"uri": "out"}}))
     assert cli.run(command) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.endswith(f" ({DOCS}{page})") if page else DOCS not in line
+    assert line.endswith(f" (help: {EXPLAIN} {topic})") if topic else EXPLAIN not in line
     assert cli.run([*command, "--json"]) == 2
     event = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert event.get("help") == (f"{DOCS}{page}" if page else None)
-    assert DOCS not in event["message"]
+    assert event.get("help") == (f"{EXPLAIN} {topic}" if topic else None)
+    assert EXPLAIN not in event["message"]
