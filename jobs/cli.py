@@ -11,7 +11,8 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import getdoc
 from typing import Annotated, Any
 
 import typer
@@ -59,30 +60,49 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# As `earmill --help` groups them.
-BEGIN, LOOK = "To begin, and to run jobs", "To look at jobs and their features"
-KEEP, HERE = "To keep and to share features", "This installation"
-app.command("init", rich_help_panel=BEGIN)(init.init)
-app.command("demo", rich_help_panel=BEGIN)(demo.demo)
-app.command("plan", rich_help_panel=BEGIN)(plan.plan)
-app.command("extract", rich_help_panel=BEGIN)(extract.extract)
-app.command("watch", rich_help_panel=LOOK)(watch.watch)
-app.command("inspect", rich_help_panel=LOOK)(inspect.inspect)
-app.command("plot", rich_help_panel=LOOK)(plot.plot)
-app.command("report", rich_help_panel=LOOK)(report.report)
-app.command("log", rich_help_panel=LOOK)(log.log)
-app.command("diff", rich_help_panel=LOOK)(log.diff)
-app.command("verify", rich_help_panel=LOOK)(verify.verify)
-app.command("retry", rich_help_panel=KEEP)(retry.retry)
-app.command("add-features", rich_help_panel=KEEP)(add_features.add_features)
-app.command("compact", rich_help_panel=KEEP)(upkeep.compact)
-app.command("gc", rich_help_panel=KEEP)(upkeep.gc)
-app.command("push", rich_help_panel=KEEP)(push.push)
-app.command("models", rich_help_panel=HERE)(models.models)
-app.command("spec", rich_help_panel=HERE)(spec.spec)
-app.command("explain", rich_help_panel=HERE)(explain.explain)
-app.command("doctor", rich_help_panel=HERE)(doctor.doctor)
-app.command("kernels", rich_help_panel=HERE)(kernels.kernels)
+# As `earmill --help` groups them: name and function.
+COMMANDS: Mapping[str, Mapping[str, Callable[..., None]]] = {
+    "To begin, and to run jobs": {
+        "init": init.init,
+        "demo": demo.demo,
+        "plan": plan.plan,
+        "extract": extract.extract,
+    },
+    "To look at jobs and their features": {
+        "watch": watch.watch,
+        "inspect": inspect.inspect,
+        "plot": plot.plot,
+        "report": report.report,
+        "log": log.log,
+        "diff": log.diff,
+        "verify": verify.verify,
+    },
+    "To keep and to share features": {
+        "retry": retry.retry,
+        "add-features": add_features.add_features,
+        "compact": upkeep.compact,
+        "gc": upkeep.gc,
+        "push": push.push,
+    },
+    "This installation": {
+        "models": models.models,
+        "spec": spec.spec,
+        "explain": explain.explain,
+        "doctor": doctor.doctor,
+        "kernels": kernels.kernels,
+    },
+}
+
+
+def _help_text(command: Callable[..., None]) -> str:
+    """The docstring, its paragraphs in one line each: the terminal breaks them where it ends."""
+    paragraphs = (getdoc(command) or "").split("\n\n")
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+
+
+for _panel, _commands in COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, help=_help_text(_command), rich_help_panel=_panel)(_command)
 
 
 def _print_version(wanted: bool) -> None:

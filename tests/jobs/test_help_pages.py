@@ -107,3 +107,12 @@ def test_a_command_says_it_in_its_one_line_and_in_its_event(
     event = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert event.get("help") == (f"{EXPLAIN} {topic}" if topic else None)
     assert EXPLAIN not in event["message"]
+
+
+def test_paragraphs_of_a_help_end_where_the_terminal_does() -> None:
+    """Written over several lines in the source, they were broken there as well."""
+    commands = cli.app.registered_commands
+    assert {command.name for command in commands} >= {"init", "extract", "explain"}
+    for command in commands:
+        for paragraph in str(command.help).split("\n\n"):
+            assert paragraph and "\n" not in paragraph, command.name
