@@ -174,7 +174,7 @@ class MelBlocks:
             )
         if fs_hz != round(fs_hz):
             raise ParameterError(f"expected a whole sampling rate in Hz, got {fs_hz:g}")
-        self.params, self.dct = params, dct
+        self.params, self.fs_hz, self.dct = params, fs_hz, dct
         self.mel = torchaudio.transforms.MelSpectrogram(
             round(fs_hz),
             n_fft=params.n_fft,
@@ -327,7 +327,11 @@ def mel_design(stream: str, blocks: MelBlocks, grid: FrameGrid) -> FrameDesign:
     constants = {"window": blocks.mel.spectrogram.window, "fb": blocks.mel.mel_scale.fb}
     if blocks.dct is not None:
         constants["dct"] = blocks.dct
-    return FrameDesign({stream: grid}, compute, constants, None if top_db else open_stream)
+    if top_db:
+        return FrameDesign({stream: grid}, compute, constants)
+    # A frame needs its window only; what is read around a span holds windows of up to a second.
+    memory_s = 0.0 if blocks.params.n_fft <= blocks.fs_hz else None
+    return FrameDesign({stream: grid}, compute, constants, open_stream, memory_s)
 
 
 class MelSpectrogram(FrameModel[MelParams]):

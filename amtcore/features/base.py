@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,11 @@ class Extractor(ABC):
         dtype: Working type.
         can_stream: Whether `open_stream` works: no stream needs whole clips.
         input_channels: How many signals, such as ears, a clip may have; one is a clip of (time,).
+        memory_s: Time constant in s with which frames forget what was: what differed t before a
+            frame changes it by about exp(-t / memory_s) of the stream's largest value or less. None
+            where nobody has said so, or where it does not hold.
+        hops: Samples after which the model's grids begin anew: from one frame of a stream to the
+            next, and of what it decimates by. Needed where `memory_s` is given.
     Attributes:
         takes_several_callers: Threads may call `extract` and use streams at the same time.
     """
@@ -81,6 +88,8 @@ class Extractor(ABC):
         dtype: np.dtype[Any],
         can_stream: bool,
         input_channels: tuple[int, ...] = (1,),
+        memory_s: float | None = None,
+        hops: Sequence[int | Fraction] = (),
     ) -> None:
         self.model, self.params = model, dict(params)
         self.fs_hz: float = fs_hz
@@ -89,6 +98,9 @@ class Extractor(ABC):
         self.dtype = dtype
         self.can_stream = can_stream
         self.input_channels = input_channels
+        self.memory_s = memory_s
+        #: Whole seconds after which all of the model's grids begin anew.
+        self.grid_s = math.lcm(*((hop / Fraction(str(fs_hz))).numerator for hop in hops))
         #: Name and version of the distribution the model comes from; None for those of amtcore.
         self.distribution: str | None = None
         #: What it computes with, see `place`.

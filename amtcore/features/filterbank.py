@@ -10,6 +10,7 @@ a model has one, is computed once for all streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,6 +73,8 @@ class FusedFeatures:
 
     def __init__(self, chain: PooledChain) -> None:
         self._compiled, self.width = chain, chain.tables.width
+        #: Samples from frame to frame, and those that the chain decimates by.
+        self.hops = chain.hops
         #: Bytes of one number.
         self.itemsize = chain.coef.itemsize
         self.place(get_backend("cpu"))
@@ -145,6 +148,8 @@ class WholeFeatures:
         self._coef, self._rest = torch.cat(coefs, 1), torch.cat(states, 1)
         self._bands, self._n_bands, self._compiled, self._rates = bands, n_bands, pooling, rates
         self.width = n_bands * pooling.tables.width
+        #: None: a clip that is whole begins with its grids.
+        self.hops: tuple[Fraction, ...] = ()
         self.place(get_backend("cpu"))
 
     def place(self, backend: Backend) -> None:

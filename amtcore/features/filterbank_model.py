@@ -7,7 +7,7 @@ chain itself. For full-rate outputs or gradients call the model instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,8 @@ class FilterbankExtractor(Extractor):
             params=params,
             dtype=model.fc.detach().numpy().dtype,
             can_stream=not any(isinstance(f, WholeFeatures) for f in features.values()),
+            memory_s=_memory_s(model, features.values()),
+            hops=[hop for each in features.values() for hop in each.hops],
         )
         self._module, self._features, self._front_end = model, features, model.front_end()
 
@@ -181,6 +183,14 @@ class FilterbankStream(ExtractStream):
                 name: join((stream.push(tail), stream.finish()))
                 for name, stream in self._streams.items()
             }
+
+
+def _memory_s(model: TimeDomainModel, features: Collection[Features]) -> float | None:
+    """Of the slowest stream; that of a stream of events has its neurons behind the model."""
+    if model.memory_s is None or any(isinstance(each, WholeFeatures) for each in features):
+        return None
+    neurons = [each.encoder.memory_s for each in features if isinstance(each, SpikeFeatures)]
+    return model.memory_s + max(neurons, default=0.0)
 
 
 def _frame_options(name: str, options: StreamOptions) -> tuple[Any, Any]:

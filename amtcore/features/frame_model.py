@@ -130,12 +130,15 @@ class FrameDesign:
             them beside the parameters.
         open_stream: Starts on a long signal, which then comes chunk by chunk; the frames must be
             those of `compute`. None for a model that needs whole clips.
+        memory_s: As of `Extractor`: 0 where a frame depends on its window alone. Frames may depend
+            on up to a second that follows. None where long recordings must go in order.
     """
 
     grids: Mapping[str, FrameGrid]
     compute: Compute
     constants: Mapping[str, NDArray[Any] | Tensor] = field(default_factory=dict)
     open_stream: Callable[[], ExtractStream] | None = None
+    memory_s: float | None = None
 
 
 P = TypeVar("P")
@@ -207,6 +210,8 @@ class FrameExtractor(Extractor):
             params=params,
             dtype=np.dtype(np.float32),
             can_stream=design.open_stream is not None,
+            memory_s=design.memory_s,
+            hops=[Fraction(design.grids[info.name].hop_length) for info in streams],
         )
         self._design, self._all_params = design, all_params
 

@@ -8,6 +8,7 @@ on the end of a signal belongs to none: T samples give as many frames as in othe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,12 @@ class LoudnessExtractor(Extractor):
             dtype=model.fc.numpy().dtype,
             can_stream=True,
             input_channels=model.input_channels,
+            memory_s=_memory_s(model, plans),
+            hops=[
+                model.hop_length * ratio
+                for plan in plans
+                for ratio in (1, Fraction(*(plan.ratio or (1, 1))))
+            ],
         )
         self._module, self._plans = model, plans
         self._waves: LoudnessWaves | None = None
@@ -206,6 +213,14 @@ class LoudnessExtractor(Extractor):
         if self._waves is None:
             return LoudnessStream(self._module, self._plans)
         return WaveStream(self._waves, self._module)
+
+
+def _memory_s(model: LoudnessModel, plans: Sequence[StreamPlan]) -> float | None:
+    """Of the slowest stream; one row a clip is about all of it."""
+    if any(plan.ratio is None for plan in plans):
+        return None
+    short_s, long_s = model.memories_s
+    return short_s + (long_s if LONG in [plan.info.name for plan in plans] else 0.0)
 
 
 def joined(parts: Sequence[Made]) -> Made:

@@ -215,6 +215,12 @@ class SpikeEncoder:
         gain = checked("gain", self._per_neuron("gain"), ((self.n_neurons,),))
         self._scale = (gain * step_s * (1.0 - beta) / beta).to(dtype)
 
+    @property
+    def memory_s(self) -> float:
+        """Time constant in s with which the slowest neuron forgets what it heard."""
+        slowest = (torch.as_tensor(self._per_neuron(name)).max() for name in ("tau_mem", "tau_syn"))
+        return float(sum(slowest))
+
     def _per_neuron(self, name: str) -> float | list[float]:
         """An option as one number or one per neuron."""
         value = getattr(self.options, name)

@@ -48,6 +48,7 @@ class SpikeFeatures:
     def __init__(self, source: FusedFeatures, encoder: SpikeEncoder) -> None:
         self.source, self.encoder = source, encoder
         self.width = encoder.n_neurons
+        self.hops = source.hops
 
     def n_frames(self, n_samples: int) -> int:
         """Whole steps in so many samples."""

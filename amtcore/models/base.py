@@ -102,6 +102,12 @@ class StageSequence(nn.Sequential):
 
     can_stream = looks_ahead = True
 
+    @property
+    def memory_s(self) -> float | None:
+        """The sum of its stages', in s; None where one does not say."""
+        found = [getattr(stage, "memory_s", None) for stage in self.children()]
+        return None if None in found else sum(found)
+
     def stream(self, x: Tensor, state: State | None = None, last: bool = False) -> Any:
         """Process the next chunk; see `FirStage.stream`."""
         step = Passage(state, last)
@@ -216,6 +222,14 @@ class TimeDomainModel(Converted):
         """The whole signal at once; every stage is called as a module, with its hooks."""
         out, stages = self.forward_chunk(x, Passage(None, True, whole=True))
         return (out, stages) if self.return_stages else out
+
+    @property
+    def memory_s(self) -> float | None:
+        """Time constant in s with which its output forgets what was: that of the slowest state of
+        each stage, summed over the stages, which follow each other. None where one does not say."""
+        stages = dict(self._present(self.links)).values()
+        found = [getattr(stage, "memory_s", None) for stage in stages]
+        return None if None in found else sum(found)
 
     def _present(self, links: Sequence[Link]) -> list[tuple[str, Any]]:
         """Names and stages of those links that have one."""

@@ -111,6 +111,11 @@ class Glasberg2002(LoudnessModel):
         )
 
     @property
+    def memories_s(self) -> tuple[float, float]:
+        """Time constants in s with which short-term and long-term loudness forget what was."""
+        return self.loudness_integration.memories_s
+
+    @property
     def ear(self) -> LoudnessEar:
         """The ear filter."""
         return self.outer_middle_ear

@@ -170,6 +170,11 @@ class LoudnessModel(Converted):
         return self._hop_length
 
     @property
+    def memories_s(self) -> tuple[float, float]:
+        """Time constants in s with which short-term and long-term loudness forget what was."""
+        raise NotImplementedError
+
+    @property
     def frame_rate_hz(self) -> float:
         """Frames per second."""
         return self.fs / self.hop_length

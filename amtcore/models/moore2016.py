@@ -123,6 +123,12 @@ class Moore2016(LoudnessModel):
         self.ltl_agc_left, self.ltl_agc_right = Moore2016AGC(**agc), Moore2016AGC(**agc)
 
     @property
+    def memories_s(self) -> tuple[float, float]:
+        """Time constants in s with which short-term and long-term loudness forget what was."""
+        agcs = self.ltl_agc_left, self.ltl_agc_right
+        return self.temporal_integration.memory_s, max(agc.memory_s for agc in agcs)
+
+    @property
     def ear(self) -> LoudnessEar:
         """The ear filter."""
         return self.outer_middle_ear

@@ -118,6 +118,11 @@ class AdaptLoop(ChannelStage):
         """Number of feedback loops."""
         return int(self.tau.shape[0])
 
+    @property
+    def memory_s(self) -> float:
+        """That of the slowest loop, in s."""
+        return float(self.tau.detach().max())
+
     def _resting(self, levels: Tensor) -> Tensor:
         """(channel, 1) minimum levels -> (channel, loop) divisors at rest, level^(1/2^j)."""
         loops = torch.arange(1, self.num_loops + 1, dtype=torch.float64, device=levels.device)

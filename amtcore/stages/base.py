@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,11 @@ def product(x: Tensor, matrix: Tensor) -> Tensor:
         return x @ matrix
     with torch.autocast(x.device.type, enabled=False):
         return x @ matrix
+
+
+def lowpass_memory_s(cutoff_hz: float, order: int = 1) -> float:
+    """Time constant in s of the slowest pole of a Butterworth low- or high-pass."""
+    return 1.0 / (2.0 * math.pi * cutoff_hz * math.sin(math.pi / (2 * order)))
 
 
 def check_channels(expected: int, got: int) -> None:
@@ -136,6 +142,12 @@ class Stage(HasConstants):
     def can_stream(self) -> bool:
         """Whether chunks can be processed one after another."""
         return True
+
+    @property
+    def memory_s(self) -> float | None:
+        """Time constant in s with which the slowest of its states forgets what was; None where the
+        stage does not say."""
+        return None
 
     def as_input(self, x: Tensor, axes: tuple[int, ...], names: str) -> Tensor:
         """`x` in the working type; raises when it is not a float tensor with so many axes."""

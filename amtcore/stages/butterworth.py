@@ -14,7 +14,7 @@ from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.stages.base import ChannelStage, check_below_nyquist
+from amtcore.stages.base import ChannelStage, check_below_nyquist, lowpass_memory_s
 from amtcore.stages.limits import frequencies
 
 
@@ -64,6 +64,11 @@ class ButterworthFilter(ChannelStage):
         check_below_nyquist("the cutoff", fc, self.fs)
         self.order, self.btype = order, btype
         self.constant("fc", float(fc), frequencies(self.fs))
+
+    @property
+    def memory_s(self) -> float:
+        """That of the slowest section, in s."""
+        return lowpass_memory_s(float(self.fc.detach()), self.order)
 
     def sections(self) -> list[Tensor]:
         """Coefficients of each section, (6,) or (3,)."""

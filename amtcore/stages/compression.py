@@ -76,6 +76,11 @@ class BrokenStickCompression(ChannelStage):
     def _knee(self) -> Tensor:
         return 10.0 ** ((self.knee_db.double() - self.dboffset) / 20.0)
 
+    @property
+    def memory_s(self) -> float:
+        """None: a sample depends on no other."""
+        return 0.0
+
     def recurrences(self, channels: int) -> list[BlockOp]:
         """The nonlinearity, which carries nothing."""
         coef = self.coefficients(channels)
@@ -138,6 +143,11 @@ class SquaringExpansion(ChannelStage):
 
     def _gain(self) -> Tensor:
         return (10.0 ** (self.gain_db.double() / 20.0)).to(self.dtype)
+
+    @property
+    def memory_s(self) -> float:
+        """None: a sample depends on no other."""
+        return 0.0
 
     def recurrences(self, channels: int) -> list[BlockOp]:
         """The square, which carries nothing."""

@@ -27,7 +27,12 @@ from amtcore.kernels.fused.operations import (
     SWAP,
 )
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.stages.base import FilterbankStage, check_below_nyquist, check_channels
+from amtcore.stages.base import (
+    FilterbankStage,
+    check_below_nyquist,
+    check_channels,
+    lowpass_memory_s,
+)
 from amtcore.stages.limits import Limit, Range, bandwidths, frequencies
 
 
@@ -154,6 +159,15 @@ class DRNLFilterbank(FilterbankStage):
     def num_channels(self) -> int:
         """Number of channels."""
         return int(self.fc.shape[0])
+
+    @property
+    def memory_s(self) -> float:
+        """That of the narrowest filter or lowest low-pass, in s."""
+        widths_hz = torch.cat((self.lin_bw, self.nlin_bw)).detach()
+        cutoffs_hz = torch.cat((self.lin_cutoff, self.nlin_fc)).detach()
+        return max(
+            lowpass_memory_s(float(widths_hz.min())), lowpass_memory_s(float(cutoffs_hz.min()), 2)
+        )
 
     def _gammatone(self, fc_hz: Tensor, bw_hz: Tensor, gain: Tensor) -> Tensor:
         """(channel, 3) rows of a pole-zero gammatone whose gain at fc is `gain`.

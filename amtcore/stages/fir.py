@@ -54,6 +54,11 @@ class FirStage(Stage):
             raise ParameterError(f"order must be an integer of 1 or more, got {order!r}")
         self.order = order
 
+    @property
+    def memory_s(self) -> float:
+        """The length of its response, in s."""
+        return self.order / self.fs
+
     def derive(self) -> dict[str, Callable[[], Tensor]]:
         """The taps in the working type."""
         return {"taps": lambda: self.design().to(self.dtype)}

@@ -89,6 +89,11 @@ class GammatoneFilterbank(FilterbankStage):
         """Number of filters."""
         return int(self.fc.shape[0])
 
+    @property
+    def memory_s(self) -> float:
+        """That of the narrowest filter, in s."""
+        return 1.0 / (2.0 * math.pi * float(self.bandwidth.detach().min()))
+
     def coefficients(self) -> Tensor:
         """(channel, 3): pole p = exp(-2 pi (b + i fc) / fs), real and imaginary, and the gain.
 

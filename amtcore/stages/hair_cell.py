@@ -18,7 +18,7 @@ from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
 from amtcore.kernels.fused.program import BlockOp
-from amtcore.stages.base import ChannelStage, check_below_nyquist
+from amtcore.stages.base import ChannelStage, check_below_nyquist, lowpass_memory_s
 from amtcore.stages.limits import Range, StableDenominator
 
 _NEURAL_COMPRESSION = 0.23  # Bernstein et al. (1999): envelope to this power
@@ -120,6 +120,13 @@ class IHCEnvelope(ChannelStage):
     def can_stream(self) -> bool:
         """Whether chunks can be processed one after another."""
         return self._nonlinearity == "half_wave"
+
+    @property
+    def memory_s(self) -> float | None:
+        """That of the low-pass as it was designed, in s; None where the whole signal is needed."""
+        if not self.can_stream or self.cutoff is None or self.learnable:
+            return None
+        return lowpass_memory_s(self.cutoff, self.order)
 
     def coefficients(self) -> Tensor:
         """(1, rows) of one pass of the low-pass."""

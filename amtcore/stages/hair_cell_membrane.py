@@ -93,6 +93,11 @@ class IHCPaulick2024(ChannelStage):
                 f"fs must be above {slowest_hz:.0f} Hz for the hair cell's time step, got {fs:g}"
             )
 
+    @property
+    def memory_s(self) -> float:
+        """That of the membrane where no transduction channel is open, in s."""
+        return float((self.Cm / (self.Gkf + self.Gks)).detach())
+
     def coefficients(self) -> Tensor:
         """(1, 9) rows of the recurrence.
 

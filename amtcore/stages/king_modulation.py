@@ -125,6 +125,18 @@ class King2019ModulationFilterbank(BlockStage):
         middle, half = mfc * torch.sqrt(4.0 + 1.0 / q**2) / 2.0, mfc / (2.0 * q)
         return middle - half, middle + half
 
+    @property
+    def memory_s(self) -> float:
+        """That of the slowest filter, in s.
+
+        A pole p of the low-pass becomes those s of the band-pass with s^2 - p B s + w^2 = 0, B the
+        band and w its middle in rad/s; p = exp(+-3 pi i / 4).
+        """
+        low, high = (2.0 * math.pi * edge.detach() for edge in self.edges())
+        half = torch.polar(high - low, torch.full_like(low, 0.75 * math.pi)) / 2.0
+        apart = torch.sqrt(half**2 - low * high)
+        return float(1.0 / -torch.maximum((half + apart).real, (half - apart).real).max())
+
     def coefficients(self) -> Tensor:
         """(modulation, 12): the two sections of each filter."""
         low, high = self.edges()

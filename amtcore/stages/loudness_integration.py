@@ -81,6 +81,12 @@ class Moore2016AGC(Stage):
         self.constant("attack_alpha", attack_alpha, _RATES)
         self.constant("release_alpha", release_alpha, _RATES)
 
+    @property
+    def memory_s(self) -> float:
+        """That of attack or release, whichever is slower, in s."""
+        slowest = torch.minimum(self.attack_alpha, self.release_alpha)
+        return tau_of_rate(float(slowest.detach()))
+
     def coefficients(self, channels: int) -> Tensor:
         """(channel, 2): attack and release per frame."""
         rates = torch.stack((self.attack_alpha, self.release_alpha)).double()
@@ -216,6 +222,13 @@ class LoudnessIntegration(Stage):
             if not tau > 0:
                 raise ParameterError(f"{name} must be a time in s above 0, got {tau}")
             self.constant(name, tau, SECONDS)
+
+    @property
+    def memories_s(self) -> tuple[float, float]:
+        """Time constants in s with which short-term and long-term loudness forget what was."""
+        short = torch.maximum(self.tau_attack, self.tau_release)
+        long = torch.maximum(self.ltl_tau_attack, self.ltl_tau_release)
+        return float(short.detach()), float(long.detach())
 
     def instantaneous(self, specific: Tensor) -> Tensor:
         """(.., frame, channel) in sone per Cam -> (.., frame) in sone."""

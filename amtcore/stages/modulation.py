@@ -25,7 +25,12 @@ from amtcore.kernels.fused.operations import FIRST_ORDER
 from amtcore.kernels.fused.program import Bank, BlockOp
 from amtcore.kernels.ops.one_pole import modulation_bank
 from amtcore.kernels.ops.recurrences import run_ops
-from amtcore.stages.base import BlockStage, check_below_nyquist, check_channels
+from amtcore.stages.base import (
+    BlockStage,
+    check_below_nyquist,
+    check_channels,
+    lowpass_memory_s,
+)
 from amtcore.stages.limits import LEAST_CYCLES, MOST_CYCLES, Range, bandwidths, frequencies
 from amtcore.stages.separate import Folded, can_separate
 from amtcore.stages.states import check_kept
@@ -189,6 +194,14 @@ class ModulationFilterbank(BlockStage):
     def mfc(self) -> list[Tensor]:
         """Modulation centre frequencies in Hz, one tensor (M_i,) per channel."""
         return list(self.mfc_hz.split(self._counts))
+
+    @property
+    def memory_s(self) -> float:
+        """That of the slowest filter, in s."""
+        widths_hz = self.bandwidth_hz.detach()[~self.is_low.bool()]
+        bands = [1.0 / (math.pi * float(widths_hz.min()))] if len(widths_hz) else []
+        lows_hz = [(float(self.lp_cutoff.detach()), 2), (self.lowpass_cutoff, 1)]
+        return max([*bands, *(lowpass_memory_s(hz, order) for hz, order in lows_hz if hz)])
 
     @property
     def _counts(self) -> list[int]:

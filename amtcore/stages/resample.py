@@ -73,6 +73,11 @@ class Resampler(BlockStage):
             )
         self.reach = 10 * max(self.up, self.down)
 
+    @property
+    def memory_s(self) -> float:
+        """The length of its response, in s."""
+        return 2 * self.reach / self.up / self.fs
+
     def tables(self) -> dict[str, Tensor]:
         """The low-pass."""
         return {"phases": self._phases().to(self.dtype)}

@@ -77,6 +77,12 @@ class PooledChain:
     rest: NDArray[np.floating]
     tail: PooledTables | None = None
 
+    @property
+    def hops(self) -> tuple[Fraction, Fraction]:
+        """Samples of the signal from one output to the next, and from one frame to the next."""
+        stride = Fraction(self.tables.samples_per_output)
+        return stride, stride * Fraction(*self.tables.samples_per_frame)
+
     def n_frames(self, n_samples: int) -> int:
         """Whole frames in so many samples."""
         return self.tables.frames_of(n_samples // self.tables.samples_per_output)
