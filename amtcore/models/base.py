@@ -8,7 +8,7 @@ the fused kernel that pools features gets the operations of those from the filte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -97,6 +97,17 @@ class Passage:
             raise StateError(f"{_STATES}, got one with the stages {', '.join(left)} of another")
 
 
+def _summed_s(stages: Iterable[nn.Module]) -> float | None:
+    """Sum of what stages say of their memory; None where one does not say."""
+    total = 0.0
+    for stage in stages:
+        memory_s: float | None = getattr(stage, "memory_s", None)
+        if memory_s is None:
+            return None
+        total += memory_s
+    return total
+
+
 class StageSequence(nn.Sequential):
     """Stages one after another as one stage, of signals or of chunks."""
 
@@ -105,8 +116,7 @@ class StageSequence(nn.Sequential):
     @property
     def memory_s(self) -> float | None:
         """The sum of its stages', in s; None where one does not say."""
-        found = [getattr(stage, "memory_s", None) for stage in self.children()]
-        return None if None in found else sum(found)
+        return _summed_s(self.children())
 
     def stream(self, x: Tensor, state: State | None = None, last: bool = False) -> Any:
         """Process the next chunk; see `FirStage.stream`."""
@@ -227,9 +237,7 @@ class TimeDomainModel(Converted):
     def memory_s(self) -> float | None:
         """Time constant in s with which its output forgets what was: that of the slowest state of
         each stage, summed over the stages, which follow each other. None where one does not say."""
-        stages = dict(self._present(self.links)).values()
-        found = [getattr(stage, "memory_s", None) for stage in stages]
-        return None if None in found else sum(found)
+        return _summed_s(dict(self._present(self.links)).values())
 
     def _present(self, links: Sequence[Link]) -> list[tuple[str, Any]]:
         """Names and stages of those links that have one."""

@@ -127,6 +127,8 @@ class BlockReader(Blocks):
         channels: Channel policy.
         limits: Sample rates to accept.
         block_frames: Frames in a block.
+        margins_s: Whole seconds before and after the span that blocks hold as well, as far as the
+            file goes; `facts` are of the span alone.
 
     Shape:
         - blocks: (len(channel_ids), <= block_frames) float32
@@ -141,6 +143,7 @@ class BlockReader(Blocks):
         channels: Channels,
         limits: Limits,
         block_frames: int,
+        margins_s: tuple[int, int] = (0, 0),
     ) -> None:
         self._uri, self._span, self._limits = uri, span, limits
         self._block_frames = block_frames
@@ -160,6 +163,7 @@ class BlockReader(Blocks):
             self._declared = self._declared_frames()
             self._check_damage()
             self._start, self._stop = self._frame_span()
+            self._from, self._to = self._with_margins(*margins_s)
             self._check_length(self._promised_frames())
         except RowError:
             self.close()
@@ -171,20 +175,27 @@ class BlockReader(Blocks):
         self._file.close()
 
     def __iter__(self) -> Iterator[AudioBlock]:
-        position = self._skip_to_start()
-        while self._stop is None or position < self._stop:
-            wanted = self._block_frames if self._stop is None else self._stop - position
+        self._position = 0
+        self._position = self._skip_to_start()
+        while self._to is None or self._position < self._to:
+            wanted = self._block_frames if self._to is None else self._to - self._position
             block = self._read(min(wanted, self._block_frames))
             if len(block) == 0:
                 break
-            self._check_finite(block, position)
+            self._check_finite(block, self._position)
+            own = self._own(block)
             with doing(HASH):
-                self._pcm_sha256.update(np.ascontiguousarray(block, dtype="<f4").data)
-            position += len(block)
-            self._frames += len(block)
+                self._pcm_sha256.update(np.ascontiguousarray(own, dtype="<f4").data)
+            self._position += len(block)
+            self._frames += len(own)
             self._check_length(self._frames)
             yield mix(block, self.channel_ids)
-        self._finish(position)
+        self._finish(self._position)
+
+    def _own(self, block: AudioBlock) -> AudioBlock:
+        """What of the next block is the span's."""
+        stop = None if self._stop is None else max(0, self._stop - self._position)
+        return block[max(0, self._start - self._position) : stop]
 
     # Opening.
 
@@ -265,20 +276,27 @@ class BlockReader(Blocks):
         except SpanError as error:
             raise SpanError(f"{self._uri}: {error}") from error
 
+    def _with_margins(self, before_s: int, after_s: int) -> tuple[int, int | None]:
+        """First frame to read, and the frame behind the last."""
+        first = max(0, self._start - before_s * self.rate_hz)
+        if self._stop is None:
+            return first, None
+        last = self._stop + after_s * self.rate_hz
+        return first, last if self._declared is None else min(last, self._declared)
+
     # Reading.
 
     def _skip_to_start(self) -> int:
-        if self._start == 0:
+        if self._from == 0:
             return 0
         if self._file.exact_seek and self._declared is not None:
-            return self._sought(min(self._start, self._file.frames))
-        position = 0
-        while position < self._start:
-            block = self._read(min(self._block_frames, self._start - position))
+            return self._sought(min(self._from, self._file.frames))
+        while self._position < self._from:
+            block = self._read(min(self._block_frames, self._from - self._position))
             if len(block) == 0:
                 break
-            position += len(block)
-        return position
+            self._position += len(block)
+        return self._position
 
     def _sought(self, frame: int) -> int:
         try:
@@ -291,7 +309,7 @@ class BlockReader(Blocks):
             block = self._file.read(frames)
         except DecoderError as error:
             self._check_input()
-            raise self._broken(error, self._start + self._frames) from error
+            raise self._broken(error, self._position) from error
         self._check_input()
         return block
 
@@ -339,7 +357,7 @@ class BlockReader(Blocks):
             if short and self._span != (None, None):
                 raise SpanError(f"{self._uri}: {ends_before(self._span, position, self.rate_hz)}")
             return
-        expected = self._declared if self._stop is None else self._stop
+        expected = self._declared if self._to is None else self._to
         if position + self._probe.slack_frames < expected:
             raise TruncatedError(
                 f"{self._uri}: cut or damaged: expected {expected} samples, got {position}"

@@ -86,8 +86,10 @@ def open_blocks(
     channels: Channels = "mean",
     limits: Limits | None = None,
     block_frames: int = BLOCK_FRAMES,
+    margins_s: tuple[int, int] = (0, 0),
 ) -> BlockReader:
-    """The same samples as `decode`, block by block in constant memory; arguments as there.
+    """The same samples as `decode`, block by block in constant memory; arguments as there and of
+    `BlockReader`.
 
     Damage may show only after good blocks: what was made of them must then be thrown away.
     """
@@ -98,4 +100,5 @@ def open_blocks(
         channels=channels,
         limits=limits or Limits(),
         block_frames=block_frames,
+        margins_s=margins_s,
     )

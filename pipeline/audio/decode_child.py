@@ -60,6 +60,7 @@ def _decode(peer: socket.socket, request: dict[str, Any], stream: Any) -> None:
         end_s=request["end_s"],
         channels=request["channels"],
         limits=Limits(**request["limits"]),
+        margins_s=tuple(request["margins_s"]),
     ) as reader:
         send(peer, {"rate_hz": reader.rate_hz, "channel_ids": list(reader.channel_ids)})
         for block in reader:

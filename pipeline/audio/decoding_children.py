@@ -70,6 +70,7 @@ class DecodingChildren:
         end_s: float | None,
         channels: Channels,
         limits: Limits,
+        margins_s: tuple[int, int] = (0, 0),
     ) -> ChildReader:
         """As `audio.decode.open_blocks`, in a child."""
         nbytes = stream.seek(0, io.SEEK_END)
@@ -81,6 +82,7 @@ class DecodingChildren:
             "uri": uri,
             "start_s": start_s,
             "end_s": end_s,
+            "margins_s": margins_s,
             "channels": channels,
             "limits": asdict(limits),
             "digest": digest,

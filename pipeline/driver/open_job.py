@@ -26,6 +26,7 @@ from earmill.pipeline.planning.plan import Plan, Shard
 from earmill.pipeline.sources import Item, Source
 from earmill.pipeline.spec.changes import describe_changes
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import sweep
 
@@ -151,7 +152,8 @@ def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> Dat
             _unique(index, spec): model.buffers_sha256() for index, model in enumerate(extractors)
         },
         provenance=run_provenance(described, device=spec.run.device, dtype=spec.output.dtype)
-        | {"extensions": _extensions(spec)},
+        | {"extensions": _extensions(spec)}
+        | _spans(spec, extractors),
         parquet_form=spec.output.parquet_form or BINARY,
         licenses=spec.licenses.to_dict(),
         extra_types=plan.extra_types,
@@ -166,6 +168,14 @@ def _extensions(spec: JobSpec) -> dict[str, object]:
         "source": SOURCES.owner(spec.source.kind),
         "formats": {name: FORMATS.owner(name) for name in spec.output.formats},
     }
+
+
+def _spans(spec: JobSpec, extractors: Sequence[Extractor]) -> dict[str, object]:
+    """How long recordings were cut, and what the models heard before each span."""
+    if spec.audio.spans is None:
+        return {}
+    warm_s = warm_up_s(spec.audio.spans, extractors, [entry.model for entry in spec.extract])
+    return {"spans": {"seconds": spec.audio.spans.seconds, "warm_up_s": warm_s}}
 
 
 def _unique(index: int, spec: JobSpec) -> str:

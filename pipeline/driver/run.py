@@ -35,8 +35,9 @@ from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.planning.kept_estimate import take_along
 from earmill.pipeline.planning.kept_listing import KeptListing
 from earmill.pipeline.planning.plan import Plan, make_plan, skipped_text
+from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.planning.speeds import keep_job
-from earmill.pipeline.sources import Source, open_source
+from earmill.pipeline.sources import Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.storage.layout import Layout
@@ -125,7 +126,7 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
     executor.check(spec.run)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
     check_formats(spec.output.formats)
-    source = open_source(spec.source)
+    source = planned_source(spec)
     stored = stored_dataset(spec, layout)
     extractors = validate_models(spec)
     check_stream_names(stream for extractor in extractors for stream in extractor.streams)

@@ -332,7 +332,8 @@ def _span(item: Item) -> Item:
     start_s = item.start_s or 0.0
     if item_seconds(item) <= SPAN_S:
         return item
-    return replace(item, start_s=start_s, end_s=start_s + SPAN_S, seconds=SPAN_S)
+    end_s = start_s + SPAN_S
+    return replace(item, start_s=start_s, end_s=end_s, seconds=SPAN_S, part_of=None)
 
 
 def _unhashed_s(items: Sequence[Item], spans: Sequence[Item]) -> float:

@@ -24,7 +24,8 @@ from earmill.pipeline.dataset.where import everything, parse_where
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.source_changes import Changes, compare, listing, other_audio
 from earmill.pipeline.planning.plan import Plan, check_items, cut, known_types, read_row_ids
-from earmill.pipeline.sources import Item, Source, open_source
+from earmill.pipeline.planning.spans import planned_source
+from earmill.pipeline.sources import Item, Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
@@ -55,7 +56,7 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
         sink(events.Note("an earlier run was cut off: it is finished first, then update again"))
         return
     sink(events.Step("listing the source"))
-    source = open_source(spec.source)
+    source = planned_source(spec)
     items = list(listing(source))
     check_items(items, spec)
     changes = compare(plan.items(), items)
@@ -87,7 +88,7 @@ def start_retry(spec: JobSpec, where: str | None, sink: events.Sink = events.ign
     if not is_finished(layout, plan):
         return
     chosen = _matching(layout, plan, where)
-    source = open_source(spec.source)
+    source = planned_source(spec)
     try:
         listed = {item.row_id: item for item in listing(source)}
     except SourceError:
@@ -191,18 +192,30 @@ class Update:
     def _moved(self, fresh: Sequence[Item]) -> dict[str, Place]:
         """Rows whose bytes and span are those of a committed row; read where sizes are equal."""
         sizes = {item.size for item in fresh if item.size is not None}
-        there = committed_bytes(self.layout, sizes)
-        alike = {(size, *span) for size, *span, _ in there}
-        suspects = [item for item in fresh if (item.size, item.start_s, item.end_s) in alike]
+        there = committed_bytes(self.layout, sizes, self._parts())
+        alike = {key[:-1] for key in there}
+        suspects = [item for item in fresh if _stretch(item) in alike]
         found = {}
         for item, stream in self.source.fetch(suspects) if suspects else ():
             if isinstance(stream, RowError):
                 continue  # told when it is extracted
             with stream:
-                key = (item.size, item.start_s, item.end_s, sha256_of(stream))
+                key = (*_stretch(item), sha256_of(stream))
             if key in there:
                 found[item.row_id] = there[key]
         return found
+
+    def _parts(self) -> dict[str, tuple[float, float | None]]:
+        """Planned rows that are a span of a recording, to what they are a part of: it decides what
+        the models hear before them."""
+        if self.spec.audio.spans is None:
+            return {}
+        return {item.row_id: item.part_of for item in self.plan.items() if item.part_of}
+
+
+def _stretch(item: Item) -> tuple[Any, ...]:
+    """What of a file's bytes makes the features of a row."""
+    return (item.size, item.start_s, item.end_s, item.part_of)
 
 
 def good_rows(layout: Layout, shards: Collection[str]) -> set[Place]:
@@ -212,8 +225,15 @@ def good_rows(layout: Layout, shards: Collection[str]) -> set[Place]:
     return {(shard, row["plan_row_id"]) for shard, rows in tables for row in rows}
 
 
-def committed_bytes(layout: Layout, sizes: Collection[int]) -> dict[tuple[Any, ...], Place]:
-    """(bytes, start, end, sha256) of the files behind good rows of these sizes, to the row."""
+def committed_bytes(
+    layout: Layout, sizes: Collection[int], parts: Mapping[str, tuple[float, float | None]]
+) -> dict[tuple[Any, ...], Place]:
+    """(bytes, start, end, part of, sha256) of the files behind good rows of these sizes, to the
+    row.
+
+    Args:
+        parts: Rows that are a part of a longer one, to that.
+    """
     if not sizes:
         return {}
     columns = ["plan_row_id", "nbytes", *SPAN, "bytes_sha256"]
@@ -221,8 +241,9 @@ def committed_bytes(layout: Layout, sizes: Collection[int]) -> dict[tuple[Any, .
     for shard, rows in _row_tables(layout, commits(layout), columns):
         for row in rows:
             if row["nbytes"] in sizes and row["bytes_sha256"]:
-                key = (row["nbytes"], *(row[name] for name in SPAN), row["bytes_sha256"])
-                found.setdefault(key, (shard, row["plan_row_id"]))
+                row_id, span = row["plan_row_id"], [row[name] for name in SPAN]
+                key = (row["nbytes"], *span, parts.get(row_id), row["bytes_sha256"])
+                found.setdefault(key, (shard, row_id))
     return found
 
 

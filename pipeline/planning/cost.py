@@ -19,6 +19,7 @@ from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.planning.estimate import Estimate, estimate
 from earmill.pipeline.planning.plan import Plan, make_plan
 from earmill.pipeline.planning.sampled_cost import SampledCost
+from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.planning.speeds import (
     JOB,
     REFERENCE,
@@ -28,7 +29,6 @@ from earmill.pipeline.planning.speeds import (
     keep_timing,
     reference,
 )
-from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import Description, describe_models, validate_models
 from earmill.pipeline.spec.run import RunSpec
@@ -103,7 +103,7 @@ def job_cost(spec: JobSpec, *, measure: bool = False, sampler: Sampler | None = 
     models = describe_models(spec)
     check_stream_names(stream for model in models for stream in model.streams)
     speed = _timed(spec) if measure else find_speed(spec, models)
-    plan = make_plan(open_source(spec.source), spec)
+    plan = make_plan(planned_source(spec), spec)
     streams = [stream for model in models for stream in model.streams]
     times = None if speed is None else _threads(spec.run) / speed.core_s
     expected = estimate(plan, spec, streams, times_realtime=times)

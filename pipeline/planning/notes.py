@@ -8,7 +8,11 @@ NAMED_KINDS = 6
 
 
 def notes(
-    skipped: Mapping[str, int], dropped: Mapping[str, str], estimated: int, split: int
+    skipped: Mapping[str, int],
+    dropped: Mapping[str, str],
+    estimated: int,
+    split: int,
+    in_order: int,
 ) -> list[str]:
     """One line each; the arguments are fields of `Plan`."""
     lines = [skipped_text(skipped)] if skipped else []
@@ -21,6 +25,12 @@ def notes(
         lines.append(
             f"{split:,} of the shards begin within a row group, which each of its shards fetches "
             "whole: write smaller row groups, or raise output.shard_seconds and output.shard_rows"
+        )
+    if in_order:
+        lines.append(
+            f"{in_order:,} long recordings are computed in order, each by one worker: their length "
+            "is not known, they begin within a second, or nothing can be sought in their files "
+            "(use WAV or FLAC)"
         )
     return [line for line in lines if line]
 

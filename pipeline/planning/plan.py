@@ -89,6 +89,8 @@ PROGRESS_S = 5.0
 PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
 # What the plan says of the source beside its rows.
 ABOUT = ("skipped", "extra_types", "extra_labels", "dropped", "estimated", "split")
+# The same, only where there are any.
+ABOUT_SOME = ("in_order",)
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class Plan:
         dropped: Column that is not carried through to the reason.
         estimated: Rows whose duration is estimated from their bytes.
         split: Shards that begin within a piece which each of its shards fetches whole.
+        in_order: Long recordings that stay whole in a job with spans.
     """
 
     plan_id: str
@@ -116,11 +119,12 @@ class Plan:
     dropped: Mapping[str, str] = field(default_factory=dict)
     estimated: int = 0
     split: int = 0
+    in_order: int = 0
 
     @property
     def notes(self) -> list[str]:
         """What a user should know before work starts, one line each."""
-        return notes(self.skipped, self.dropped, self.estimated, self.split)
+        return notes(self.skipped, self.dropped, self.estimated, self.split, self.in_order)
 
     @cached_property
     def rows(self) -> int:
@@ -311,6 +315,7 @@ class _Listing:
             dropped=dict(columns.dropped),
             estimated=self._estimated,
             split=self._split,
+            in_order=getattr(self._source, "in_order", 0),
         )
         if self._ids.may_clash:
             items = list(plan.items())
@@ -322,10 +327,12 @@ class _Listing:
 
 def _encode(plan: Plan) -> bytes:
     typed = typed_columns(plan.extra_types)
+    about = {name: getattr(plan, name) for name in ABOUT}
+    about |= {name: getattr(plan, name) for name in ABOUT_SOME if getattr(plan, name)}
     metadata = {
         "plan_id": plan.plan_id,
         "spec_sha256": plan.spec_sha256,
-        "about": json.dumps({name: getattr(plan, name) for name in ABOUT}, sort_keys=True),
+        "about": json.dumps(about, sort_keys=True),
         "version": TYPED_VERSION if typed else PLAN_VERSION,
     }
     if not plan.parts:
@@ -359,7 +366,7 @@ def _decode(raw: bytes, store: Store, plan_id: str) -> Plan:
             about["extra_types"] = extra_types(
                 item.extra for items in groups.values() for item in items
             )
-    kept = {name: about[name] for name in ABOUT if name in about}
+    kept = {name: about[name] for name in (*ABOUT, *ABOUT_SOME) if name in about}
     return Plan(metadata["plan_id"], metadata["spec_sha256"], shards, **kept)
 
 

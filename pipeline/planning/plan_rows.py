@@ -25,6 +25,8 @@ Row = TypeVar("Row")
 TYPED_PREFIX = "typed:"
 # A column of plans whose durations are not all known.
 ESTIMATED = "estimated"
+# Columns of plans with parts of long rows: start and end of the row that each is a part of.
+PART_START, PART_END = "part_of_start_s", "part_of_end_s"
 # Types whose values JSON keeps as they are.
 IN_JSON = ("string", "int64", "double", "bool")
 
@@ -75,6 +77,10 @@ def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.
     if any(item.estimated for item in items):
         marks = pa.array([item.estimated for item in items], pa.bool_())
         table = table.append_column(ESTIMATED, marks)
+    if any(item.part_of for item in items):
+        for name, at in ((PART_START, 0), (PART_END, 1)):
+            ends = [item.part_of[at] if item.part_of else None for item in items]
+            table = table.append_column(name, pa.array(ends, pa.float64()))
     for name, kind in typed.items():
         cells = column(name, [item.extra.get(name) for item in items], kind)
         table = table.append_column(TYPED_PREFIX + name, cells)
@@ -113,8 +119,10 @@ def _item(row: Mapping[str, Any]) -> Item:
         for name, value in row.items()
         if name.startswith(TYPED_PREFIX)
     }
+    start_s = row.get(PART_START)
     return Item(
         **{name: row[name] for name in kept},
+        part_of=None if start_s is None else (start_s, row[PART_END]),
         extra=loads_json(row["extra_json"], max_chars=None) | typed,
         position=row["source_position"],
         estimated=bool(row.get(ESTIMATED)),
@@ -157,7 +165,7 @@ def _identity(shard_id: str, item: Item) -> str:
     """What makes a row this row. Estimates are left out; they show in the shards they lead to."""
     # Without a content tag the modification time is the only sign of a changed file.
     changed = item.mtime if item.etag is None else item.etag
-    span = (item.start_s, item.end_s)
+    span = (item.start_s, item.end_s, *([item.part_of] if item.part_of else []))
     where = (item.row_id, item.uri, *span, item.size, changed, item.position)
     return _ROW_JSON.encode((shard_id, *where, extra_json(item.extra)))
 

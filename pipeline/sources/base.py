@@ -57,6 +57,7 @@ class Item:
         position: Row number inside the source.
         block: Rows of one number lie in one piece that is fetched whole, and should be one shard's.
             Known while planning only.
+        part_of: Where this is a part of a long row (`planning.spans`): start and end of that row.
     """
 
     row_id: str
@@ -71,6 +72,7 @@ class Item:
     position: int = 0
     estimated: bool = False
     block: int | None = field(default=None, compare=False)
+    part_of: tuple[float, float | None] | None = None
 
 
 Fetched = tuple[Item, BinaryIO | RowError]

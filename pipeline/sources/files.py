@@ -33,6 +33,7 @@ from earmill.pipeline.sources.base import (
 )
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import fetch_all
+from earmill.pipeline.sources.span_reads import load_span
 from earmill.pipeline.sources.walk import HIDDEN, Entry, Walk, by_extension, file_info, is_hidden
 from earmill.pipeline.spec.source import FilesSpec
 
@@ -150,7 +151,7 @@ class FilesSource:
         return item, path
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        return fetch_all(items, lambda uri: self._spec.storage_options)
+        return fetch_all(items, lambda uri: self._spec.storage_options, load_span)
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -38,9 +38,8 @@ BLOCK_BYTES = 64 << 10
 
 def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
     """What a row needs: ranges of a large file that it is a span of, else the whole object."""
-    suffix = splitext(item.uri.partition("?")[0])[1].lower()
     is_small = item.size is not None and item.size <= MEMORY_BYTES
-    if (item.start_s, item.end_s) == (None, None) or suffix not in SEEKABLE or is_small:
+    if (item.start_s, item.end_s) == (None, None) or not can_seek(item.uri) or is_small:
         return load_object(item, options, touch)
     fs, path = filesystem(item.uri, options)
     if isinstance(fs, LocalFileSystem):
@@ -56,6 +55,11 @@ def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None])
             f"got {found['etag']}"
         )
     return RangedObject(fs, path, found["size"], found["etag"])
+
+
+def can_seek(uri: str) -> bool:
+    """Whether a file of this name is in a container that can be sought in."""
+    return splitext(uri.partition("?")[0])[1].lower() in SEEKABLE
 
 
 def _has_ranges(fs: Any, path: str) -> bool:

@@ -34,6 +34,7 @@ from earmill.pipeline.spec.licenses import LicensesSpec
 from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.spec.section import Options, PositiveFloat, SpecModel, plain_uri
 from earmill.pipeline.spec.source_kinds import SourceSpec
+from earmill.pipeline.spec.spans import SpansSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
 from earmill.pipeline.storage.filesystems import filesystem_of
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
@@ -82,6 +83,8 @@ class AudioSpec(SpecModel):
         min_rate_hz: Files below this sample rate are quarantined.
         max_rate_hz: Files above this sample rate are quarantined.
         max_seconds: Rows above this duration are quarantined; a day when null.
+        spans: Cut long recordings into spans that workers compute side by side; null computes each
+            in order.
     """
 
     channels: Literal["mean", "left", "right", "each", "binaural"] | int = "mean"
@@ -90,6 +93,7 @@ class AudioSpec(SpecModel):
     min_rate_hz: PositiveFloat = 1000.0
     max_rate_hz: PositiveFloat = 768000.0
     max_seconds: PositiveFloat | None = None
+    spans: SpansSpec | None = None
 
     @field_validator("channels", mode="before")
     @classmethod
@@ -120,6 +124,15 @@ class AudioSpec(SpecModel):
         if self.min_rate_hz > self.max_rate_hz:
             raise ValueError(
                 f"min_rate_hz {self.min_rate_hz:g} is above max_rate_hz {self.max_rate_hz:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _gain_of_a_span(self) -> AudioSpec:
+        if self.spans is not None and self.calibration.level_db_spl is not None:
+            raise ValueError(
+                "expected calibration.rms1_db_spl with spans, got level_db_spl, which needs the "
+                "level of the whole recording; set rms1_db_spl, or leave spans out"
             )
         return self
 

@@ -18,6 +18,7 @@ from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.model_sources import models_key
 from earmill.pipeline.common.user_cache import keep, read_kept
 from earmill.pipeline.spec.job import JobSpec, check_unique_streams
+from earmill.pipeline.spec.spans import warm_up_s
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
@@ -36,22 +37,26 @@ class Description:
         fs_hz: Rate of the samples it takes.
         input_channels: How many signals, such as ears, a clip may have.
         streams: What it makes.
+        memory_s, grid_s: What spans of a recording depend on, see `Extractor`.
     """
 
     fs_hz: float
     input_channels: tuple[int, ...]
     streams: tuple[StreamInfo, ...]
+    memory_s: float | None
+    grid_s: int
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         streams = [info.to_dict() for info in self.streams]
-        return {"fs_hz": self.fs_hz, "input_channels": self.input_channels, "streams": streams}
+        return vars(self) | {"streams": streams}
 
     @classmethod
     def from_dict(cls, values: Any) -> Description:
         """The inverse of `to_dict`; TypeError, KeyError or ValueError for anything else."""
         streams = tuple(StreamInfo.from_dict(each) for each in values["streams"])
-        return cls(values["fs_hz"], tuple(values["input_channels"]), streams)
+        channels, memory = tuple(values["input_channels"]), values["memory_s"]
+        return cls(values["fs_hz"], channels, streams, memory, values["grid_s"])
 
 
 def validate_models(spec: JobSpec) -> list[Extractor]:
@@ -90,7 +95,8 @@ def describe_models(spec: JobSpec) -> list[Description]:
 
 
 def _description(extractor: Extractor) -> Description:
-    return Description(extractor.fs_hz, extractor.input_channels, extractor.streams)
+    made = extractor.fs_hz, extractor.input_channels, extractor.streams
+    return Description(*made, extractor.memory_s, extractor.grid_s)
 
 
 def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
@@ -102,6 +108,7 @@ def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
         )
     except ValueError as error:
         raise SpecError(f"extract: {error}") from error
+    warm_up_s(spec.audio.spans, models, [entry.model for entry in spec.extract])
     infos = [stream for made in models for stream in made.streams]
     tiny = [f"{info.model} {info.name}" for info in infos if info.unit in TINY_UNITS]
     if tiny and spec.output.dtype == "float16":

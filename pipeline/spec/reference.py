@@ -26,11 +26,13 @@ from earmill.pipeline.spec.job import (
 from earmill.pipeline.spec.licenses import License, LicensesSpec
 from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.spec.source_kinds import SourceKind, SourceSection, source_kind
+from earmill.pipeline.spec.spans import SpansSpec
 
 JOB = (("The job", JobSpec),)
 AFTER_SOURCE: tuple[tuple[str, type[BaseModel]], ...] = (
     ("audio", AudioSpec),
     ("audio.calibration", CalibrationSpec),
+    ("audio.spans", SpansSpec),
     ("extract, each entry", ExtractSpec),
     ("output", OutputSpec),
     ("licenses", LicensesSpec),

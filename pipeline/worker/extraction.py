@@ -29,6 +29,7 @@ from earmill.pipeline.worker.batching import form_batches
 from earmill.pipeline.worker.device import DeviceInput, Gpu, as_array, device_errors
 from earmill.pipeline.worker.feature_values import Made, Stored, as_row_errors, extracted, spill
 from earmill.pipeline.worker.launch_batches import LaunchBatcher
+from earmill.pipeline.worker.own_frames import OwnFrames
 from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import Clip, LongClip
 
@@ -124,6 +125,8 @@ class Extraction:
         channels = len(clip.channels)
         streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
         wholes = [Stored() for _ in range(channels)]
+        infos = [info for model in self._extractors for info in model.streams]
+        owns = [clip.own_frames(infos) for _ in range(channels)]
         pieces = prefetched(
             counted(DECODE, clip.pieces()),
             lambda piece: piece,
@@ -138,12 +141,14 @@ class Extraction:
                     for stream, signal in zip(streams[channel], signals, strict=True):
                         with doing(MODEL, libraries=FOR_MODELS):
                             made = stream.push(signal)
-                        self._spill(wholes[channel], made)
-            for whole, of_models in zip(wholes, streams, strict=True):
+                        self._spill(wholes[channel], made, owns[channel])
+            for whole, of_models, own in zip(wholes, streams, owns, strict=True):
                 for stream in of_models:
                     with doing(MODEL, libraries=FOR_MODELS):
                         made = stream.finish()
-                    self._spill(whole, made, last=True)
+                    self._spill(whole, made, own, last=True)
+                if own is not None:
+                    own.check()
         return wholes
 
     def _extract(self, clips: Sequence[Clip]) -> list[Made]:
@@ -161,9 +166,12 @@ class Extraction:
         with doing(MODEL, libraries=FOR_MODELS):
             return extracted(self._extractors[index], signals)
 
-    def _spill(self, whole: Stored, made: Made, *, last: bool = False) -> None:
+    def _spill(
+        self, whole: Stored, made: Made, own: OwnFrames | None, *, last: bool = False
+    ) -> None:
         with doing(ENCODE):
-            spill(whole, made, self._cast, self._spill_folder, last=last)
+            kept = made if own is None else own.take(made)
+            spill(whole, kept, self._cast, self._spill_folder, last=last)
 
 
 class GpuExtraction(Extraction):

@@ -9,7 +9,7 @@ and unit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -25,8 +25,10 @@ from earmill.pipeline.audio.resample import AudioResampler, ResampleStream, resa
 from earmill.pipeline.common.cpu_time import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
+from earmill.pipeline.worker.own_frames import Margins, OwnFrames, margins_of
 
 if TYPE_CHECKING:
+    from amtcore.features.stream_info import StreamInfo
     from amtcore.units import Calibration
     from earmill.pipeline.spec.job import AudioSpec
 
@@ -103,6 +105,7 @@ class Preparer:
         long_s: Clips above this are streamed.
         on_device: Leave the resampling of whole clips to a device.
         children: Decode in them.
+        warm_up_s: Seconds that the models hear before a planned span.
     """
 
     audio: AudioSpec
@@ -110,6 +113,7 @@ class Preparer:
     long_s: float = LONG_S
     on_device: bool = False
     children: DecodingChildren | None = None
+    warm_up_s: int = 0
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
         """Decode a row: its clips, one a channel, or a long clip that is still to be read.
@@ -180,6 +184,10 @@ class Preparer:
             "gain_db": 20 * math.log10(gains[0]) if gains[0] > 0 else None,
         }
 
+    def margins(self, item: Item) -> Margins | None:
+        """What is read around a row, if it is a planned span."""
+        return margins_of(item, self.warm_up_s)
+
     def read(self, item: Item, stream: BinaryIO) -> Blocks:
         """A fresh reader of the row's blocks."""
         wanted: dict[str, Any] = {
@@ -189,6 +197,8 @@ class Preparer:
             "channels": self.audio.channels,
             "limits": self.audio.limits(),
         }
+        if (margins := self.margins(item)) is not None:
+            wanted["margins_s"] = margins.both_s
         if self.children is not None:
             return self.children.open(stream, **wanted)
         return open_blocks(stream, **wanted)
@@ -266,6 +276,11 @@ class LongClip:
         self._preparer, self.stream, self._reader = preparer, stream, reader
         self._blocks, self._remaining = blocks, remaining
         self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self._clips]
+
+    def own_frames(self, streams: Iterable[StreamInfo]) -> OwnFrames | None:
+        """Picks the frames of a channel that are the row's, where it is a planned span."""
+        margins = self._preparer.margins(self.item)
+        return None if margins is None else OwnFrames(margins, streams)
 
     @property
     def nbytes(self) -> int:

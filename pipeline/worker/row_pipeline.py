@@ -36,10 +36,12 @@ from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.witness import Witnesses, fetch_confirmed
+from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.worker.device import Gpu
 from earmill.pipeline.worker.extraction import Window, extraction_on
 from earmill.pipeline.worker.feature_values import Made, Stored, stored
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
+from earmill.pipeline.worker.own_frames import own_frames
 from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import LONG_S, Clip, LongClip, Preparer, Target
 from earmill.pipeline.worker.turns import Turn, free_turn
@@ -104,7 +106,10 @@ class RowProcessor:
         )
         on_device = gpu is not None and spec.audio.resampler == ON_DEVICES
         self._children = DecodingChildren() if spec.run.decode_in_child else None
-        self._preparer = Preparer(spec.audio, targets, long_s, on_device, self._children)
+        names = [entry.model for entry in spec.extract]
+        warm_s = warm_up_s(spec.audio.spans, self._extractors, names)
+        self._preparer = Preparer(spec.audio, targets, long_s, on_device, self._children, warm_s)
+        self._infos = infos
         self._decode_threads = decode_threads
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         # Lasting threads, because a streamed source keeps its place per thread; one a shard.
@@ -216,7 +221,10 @@ class RowProcessor:
         """A finished row, or its quarantine row where the features cannot be stored."""
         row_id = self.row_id(item, channel)
         try:
-            held = features if isinstance(features, Stored) else stored(features, self._cast)
+            held = features
+            if not isinstance(held, Stored):
+                made = own_frames(held, self._preparer.margins(item), self._infos)
+                held = stored(made, self._cast)
         except RowError as error:
             return quarantined(row_id, item, error, attempts)
         scalars = (row_id, item.row_id, channel, seconds, facts, item.extra)

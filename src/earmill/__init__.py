@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.mixing import MixedFeatures, mix
     from earmill.pipeline.reader.open import open_features
     from earmill.pipeline.reader.read_row import Row
+    from earmill.pipeline.reader.recordings import Recordings
     from earmill.pipeline.reader.statistics import compute_statistics
     from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureStream
     from earmill.pipeline.spec.job import JobSpec
@@ -110,6 +111,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "ModelInfo": ("amtcore.features.build", "ModelInfo"),
     "OutputError": (_ERRORS, "OutputError"),
     "Pushed": ("earmill.pipeline.hub.push", "Pushed"),
+    "Recordings": ("earmill.pipeline.reader.recordings", "Recordings"),
     "Report": ("earmill.pipeline.dataset.verify", "Report"),
     "Row": ("earmill.pipeline.reader.read_row", "Row"),
     "RunStopped": (_ERRORS, "RunStopped"),
@@ -178,6 +180,7 @@ __all__ = [
     "ModelInfo",
     "OutputError",
     "Pushed",
+    "Recordings",
     "Report",
     "Row",
     "RunStopped",

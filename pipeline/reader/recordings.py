@@ -1,0 +1,185 @@
+"""Recordings that a job has cut into spans, read as one row each.
+
+Rows `<id>#span<k>of<n>` are the spans of one recording (`spec.spans`); their frames, one after the
+other, are its frames. Any other row is a recording of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+
+from earmill.pipeline.reader.read_row import Row
+
+if TYPE_CHECKING:
+    from amtcore.features.base import StreamInfo
+    from earmill.pipeline.reader.base import FeatureRows
+
+# The row of a recording, its span, how many there are, and the channel where channels are rows.
+SPAN_ROW = re.compile(r"(.+)#span([1-9][0-9]*)of([1-9][0-9]*)(#ch[0-9]+)?", re.DOTALL)
+
+
+class Recordings:
+    """The recordings of a feature set, in the order of their first rows. A sequence of `Row`.
+
+    `Row.index` counts recordings; the columns of the source are those of the first span.
+
+    Args:
+        features: What `open_features` gives.
+    Attributes:
+        incomplete: Recordings of which spans are missing, because they are in quarantine or not
+            computed yet, to the numbers of those; they are left out.
+
+    Example:
+        >>> import earmill
+        >>> ds = earmill.open_features("features")  # doctest: +SKIP
+        >>> day = earmill.Recordings(ds).by_id("day.flac")  # doctest: +SKIP
+    """
+
+    def __init__(self, features: FeatureRows) -> None:
+        self._features = features
+        rows, self.incomplete = _grouped(features.table["row_id"].to_pylist())
+        self._rows = list(rows.values())
+        self._ids = list(rows)
+        self._index = {row_id: number for number, row_id in enumerate(rows)}
+        self._seconds = features.table["seconds"].to_numpy()
+
+    @property
+    def streams(self) -> dict[str, StreamInfo]:
+        """Descriptions of the streams that are read, by name."""
+        return self._features.streams
+
+    @property
+    def row_ids(self) -> list[str]:
+        """What the recordings are called, in order."""
+        return list(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"Recordings({self._features!r}, recordings={len(self)})"
+
+    def __getitem__(self, index: SupportsIndex) -> Row:
+        """Recording by number, whole; negative numbers count from the end."""
+        number = self._position(index)
+        return self._joined(number, [self._features[row] for row in self._rows[number]])
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[number] for number in range(len(self)))
+
+    def seconds(self, index: SupportsIndex) -> float:
+        """Duration of a recording, without reading it."""
+        return float(self._seconds[self._rows[self._position(index)]].sum())
+
+    def by_id(self, row_id: str) -> Row:
+        """Recording by its id; KeyError where there is none, or not all of it."""
+        return self[self.index_of(row_id)]
+
+    def index_of(self, row_id: str) -> int:
+        """Position of a recording; KeyError as for `by_id`."""
+        if row_id in self._index:
+            return self._index[row_id]
+        if row_id in self.incomplete:
+            missing = ", ".join(map(str, self.incomplete[row_id]))
+            raise KeyError(
+                f"expected all spans of {row_id!r}, got all but {missing}: they are in "
+                "ds.quarantine, or not computed yet"
+            )
+        raise KeyError(f"no recording {row_id!r} among {len(self)}; ids are in `row_ids`")
+
+    def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
+        """The frames of a recording that overlap [start_s, stop_s), fetching only what holds them;
+        as `Features.slice`."""
+        number = self._position(index)
+        seconds = self.seconds(number)
+        end_s = seconds if stop_s is None else min(stop_s, seconds)
+        if not 0 <= start_s < seconds or not end_s > start_s:
+            raise ValueError(
+                f"expected 0 <= start_s < stop_s inside the recording of {seconds:g} s "
+                f"({self._ids[number]!r}), got {start_s} to {stop_s}"
+            )
+        begins = [0.0, *accumulate(float(self._seconds[row]) for row in self._rows[number])]
+        found = list[Row]()
+        before: dict[str, int] = {}
+        for row, begin_s, last_s in zip(self._rows[number], begins, begins[1:], strict=False):
+            if last_s <= start_s or begin_s >= end_s:
+                continue
+            part = self._features.slice(
+                row, max(0.0, start_s - begin_s), min(end_s, last_s) - begin_s
+            )
+            if not found:
+                before = self._frames_before(begin_s)
+            found.append(part)
+        whole = self._joined(number, found)
+        first = {name: before[name] + at for name, at in found[0].first_frame.items()}
+        features = {name: _moved(values, before[name]) for name, values in whole.features.items()}
+        return replace(
+            whole, seconds=seconds, features=features, first_frame=first, start_s=start_s
+        )
+
+    def _frames_before(self, begin_s: float) -> dict[str, int]:
+        """Frames of each stream before a span: spans begin at whole seconds and whole frames."""
+        return {name: round(begin_s * info.frame_rate_hz) for name, info in self.streams.items()}
+
+    def _joined(self, number: int, rows: Sequence[Row]) -> Row:
+        return replace(
+            rows[0],
+            index=number,
+            row_id=self._ids[number],
+            seconds=sum(row.seconds for row in rows),
+            features={name: _end_to_end([r.features[name] for r in rows]) for name in self.streams},
+        )
+
+    def _position(self, index: SupportsIndex) -> int:
+        if isinstance(index, str):
+            raise TypeError(f"recordings are numbered from 0, got {index!r}; use by_id for ids")
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"recording {number} of {len(self)}")
+        return number % len(self)
+
+
+def _grouped(row_ids: Sequence[str]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Rows of each recording in order, and of those that are not whole the numbers that miss."""
+    spans: dict[str, dict[int, int]] = {}
+    counts: dict[str, int] = {}
+    for row, row_id in enumerate(row_ids):
+        found = SPAN_ROW.fullmatch(row_id)
+        name, span, count = row_id, 1, 1
+        if found is not None:
+            name, span, count = found[1] + (found[4] or ""), int(found[2]), int(found[3])
+        spans.setdefault(name, {})[span] = row
+        counts[name] = count
+    missing = {
+        name: [span for span in range(1, counts[name] + 1) if span not in of]
+        for name, of in spans.items()
+    }
+    whole = {
+        name: [of[span] for span in sorted(of)] for name, of in spans.items() if not missing[name]
+    }
+    return whole, {name: spans for name, spans in missing.items() if spans}
+
+
+def _end_to_end(parts: Sequence[Any]) -> Any:
+    """Frames or events of stretches that follow each other; steps count from the first one's."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+    at, placed = parts[0].first_frame, []
+    for part in parts:
+        placed.append(_moved(part, at - part.first_frame))
+        at += part.n_frames
+    return type(parts[0]).concatenate(placed)
+
+
+def _moved(values: Any, steps: int) -> Any:
+    """Events so many steps later; frames have no place of their own."""
+    if isinstance(values, np.ndarray):
+        return values
+    return replace(values, frame=values.frame + steps, first_frame=values.first_frame + steps)
