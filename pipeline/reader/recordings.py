@@ -120,9 +120,7 @@ class Recordings:
         whole = self._joined(number, found)
         first = {name: before[name] + at for name, at in found[0].first_frame.items()}
         features = {name: _moved(values, before[name]) for name, values in whole.features.items()}
-        return replace(
-            whole, seconds=seconds, features=features, first_frame=first, start_s=start_s
-        )
+        return replace(whole, seconds=seconds, features=features, first_frame=first)
 
     def _frames_before(self, begin_s: float) -> dict[str, int]:
         """Frames of each stream before a span: spans begin at whole seconds and whole frames."""
