@@ -17,7 +17,7 @@ def time_text(cpu_s: Mapping[str, float], whole_s: float | None) -> str:
         cpu_s: Of a network of each kind.
     """
     each = ", ".join(f"{seconds:.0f} s ({name})" for name, seconds in cpu_s.items())
-    said = f" Training took so much CPU time a network: {each}."
+    said = f"Training took so much CPU time a network: {each}."
     return said if whole_s is None else f"{said} The whole took {whole_s / 60:.1f} minutes."
 
 

@@ -15,7 +15,7 @@ import torch
 from examples.proof.corpus import some
 from examples.proof.features import HOP, read
 from examples.proof.network import FrontEnd
-from examples.proof.page import verdict
+from examples.proof.page import time_text, verdict
 from examples.proof.rooms_and_noise import TEST_NOISES, TRAIN_NOISES, mixed
 from examples.proof.scores import Interval, interval
 from examples.proof.words import (
@@ -80,3 +80,9 @@ def test_the_short_version_runs_and_its_front_end_begins_as_the_job(tmp_path: Pa
     worst = (made - features.values[:8]).abs().max() / features.values.abs().max()
     # Another order of float32's sums.
     assert worst < 1e-5
+
+
+def test_the_time_of_the_whole_is_said_where_nothing_was_there_before() -> None:
+    assert "The whole" not in time_text({"log-mel": 11.4}, None)
+    told = time_text({"log-mel": 11.4, "dau1997": 17.0}, 279.0)
+    assert told.endswith("11 s (log-mel), 17 s (dau1997). The whole took 4.7 minutes.")
