@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.faulty_server import Rule
 from tests.chaos.jobs import start_extract
 from tests.chaos.schedule import DEADLINE_S, SOURCES, ProcessFault, Schedule
@@ -154,7 +156,8 @@ class DisturbedRun:
                 grow_disk(self._small, ROOM)
                 self._is_full = False
                 self.outcome.met += 1
-            if all(code == 0 for code in codes) or self.outcome.problems:
+            is_done = all(code == 0 for code in codes) or self.outcome.problems
+            if is_done or self.schedule.ends_here:
                 return
 
     def _all_is_well(self, rules: dict[str, tuple[Rule, ...]]) -> None:
@@ -166,11 +169,15 @@ class DisturbedRun:
         if self._is_full:
             grow_disk(self._small, ROOM)
             self._is_full = False
-        is_done = self.outcome.starts[-1:] == [0] and not self.outcome.problems
-        if is_done and not self.schedule.once_more:
-            return
-        if (codes := self._start(1)) != [0]:
+        codes = [self._end_here()] if self.schedule.ends_here else self._start(1)
+        if codes != [0]:
             self._problem(f"a start without faults ended with {codes[0]}: {self._last_error()}")
+
+    def _end_here(self) -> int:
+        """The rest, by a driver in this process; its exit code."""
+        end = run_job(JobSpec.load(self._job_file(0)), resume=True)
+        self._note(end.message)
+        return end.exit_code
 
     def _start(self, drivers: int) -> list[int]:
         """Drivers side by side until all have ended; their exit codes."""

@@ -35,7 +35,11 @@ def disturb(
     options = None if schedule.output == "local" else where.options
 
     def compare(output: str) -> list[str]:
-        return differences(Layout.open(output, options), reference)
+        if options is not None:
+            # Fetched once: it is read several times.
+            stored, output = Layout.open(output, options), str(folder / "fetched")
+            stored.fs.get(f"{stored.root}/", output, recursive=True)
+        return differences(Layout.open(output), reference)
 
     outcome = DisturbedRun(where, schedule, folder).run(compare)
     say(f"seed {schedule.seed}: {outcome.line()} ({outcome.seconds:.0f} s)")

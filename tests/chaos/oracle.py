@@ -23,7 +23,7 @@ CONTENT = re.compile(r"^(index|snapshots)/\w+")
 
 
 def differences(disturbed: Layout, undisturbed: Path) -> list[str]:
-    """How a result differs from the undisturbed one; empty where it does not."""
+    """How a result differs from the undisturbed one; empty where it does not. Both local."""
     expected = Layout.open(str(undisturbed))
     before = verify(disturbed)
     found = [f"verify: {problem}" for problem in before.problems]
@@ -98,10 +98,7 @@ def _values(disturbed: Layout, expected: Layout) -> list[str]:
 
 
 def _open(layout: Layout, format_: str) -> Any:
-    if layout.is_local:
-        return open_features(layout.root, format=format_)
-    options = dict(layout.fs.storage_options)
-    return open_features(f"s3://{layout.root}", storage_options=options, format=format_)
+    return open_features(layout.root, format=format_)
 
 
 def _bad(opened: Any) -> list[tuple[str, str, str]]:

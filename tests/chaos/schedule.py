@@ -21,6 +21,7 @@ STATUSES = (500, 503, 429)
 READS = ("status", "reset", "cut", "short", "slow", "stall")
 WRITES = ("status", "lost", "reset", "reset_after", "stall", "slow")
 # What a job stores, by the names in its output.
+OUT = "/out/[^/]*/"
 WRITTEN = ("commits/.*", "data/.*", "rows/.*", "driver.json", "(plan|dataset|index|snapshots).*")
 ALSO_READ = ("commits/.*", "driver.json", "plan/.*", "dataset.json", "current.json")
 # Longer than a client waits for an answer here, and shorter.
@@ -62,7 +63,7 @@ class Schedule:
         disk_shards: The disk is full after about so many shards; None for room enough.
         processes: In the order of their moments.
         source_rules, output_rules: Of the servers that source and output come through.
-        once_more: It is started again when it is done, without faults.
+        ends_here: What is left when its driver is gone is done without a process for the driver.
     """
 
     seed: int
@@ -76,7 +77,7 @@ class Schedule:
     processes: tuple[ProcessFault, ...]
     source_rules: tuple[Rule, ...]
     output_rules: tuple[Rule, ...]
-    once_more: bool = True
+    ends_here: bool = False
 
     def describe(self) -> str:
         """In one line, what is drawn."""
@@ -122,9 +123,17 @@ def draw(seed: int, shards: int) -> Schedule:
     return replace(schedule, processes=tuple(faults))
 
 
-def draw_cheap(seed: int, shards: int) -> Schedule:
-    """The same where nothing is killed that takes seconds to start again: for every day."""
+def draw_short(seed: int, shards: int) -> Schedule:
+    """The least that has it all: worker and driver are killed, the store fails; for every day.
+
+    The driver goes while another worker starts, and what is left is done by the process that asks:
+    starts are what a run costs.
+    """
     rng = random.Random(seed)
+    worker = replace(_process_fault(rng, "kill worker", shards), commits=shards // 2)
+    driver = replace(worker, what="kill driver", delay_s=worker.delay_s + 0.2)
+    # However fast they are, they are not done before; and commits come that nobody waits for.
+    held = Rule("stall", "PUT", OUT + WRITTEN[0], after=worker.commits, times=shards, seconds=1.0)
     return Schedule(
         seed=seed,
         executor=LOCAL,
@@ -134,15 +143,13 @@ def draw_cheap(seed: int, shards: int) -> Schedule:
         output="s3",
         in_child=False,
         disk_shards=None,
-        processes=(
-            replace(_process_fault(rng, "kill server", shards), seconds=0.5),
-            replace(_process_fault(rng, "freeze worker", shards), seconds=1.0),
-        ),
+        processes=(worker, driver),
         source_rules=(),
-        output_rules=tuple(
-            replace(rule, seconds=min(rule.seconds, 0.5)) for rule in _output_rules(rng)
+        output_rules=(
+            *(replace(rule, seconds=min(rule.seconds, 0.5)) for rule in _output_rules(rng)),
+            held,
         ),
-        once_more=False,
+        ends_here=True,
     )
 
 
@@ -165,11 +172,11 @@ def _output_rules(rng: random.Random) -> tuple[Rule, ...]:
     for _ in range(rng.randint(2, 4)):
         if rng.random() < 0.7:
             path = rng.choice(WRITTEN)
-            found.append(_rule(rng, rng.choice(WRITES), "PUT|POST|DELETE", f"/out/[^/]*/{path}", 8))
+            found.append(_rule(rng, rng.choice(WRITES), "PUT|POST|DELETE", OUT + path, 8))
         else:
             kinds = [kind for kind in READS if kind != "short"]
             path = rng.choice(ALSO_READ)
-            found.append(_rule(rng, rng.choice(kinds), "GET|HEAD", f"/out/[^/]*/{path}", 4))
+            found.append(_rule(rng, rng.choice(kinds), "GET|HEAD", OUT + path, 4))
     return tuple(found)
 
 
@@ -188,5 +195,5 @@ def _rule(rng: random.Random, kind: str, method: str, path: str, most_after: int
 def _text(rule: Rule) -> str:
     kind = str(rule.status) if rule.kind == "status" else rule.kind
     times = f" x{rule.times}" if rule.times > 1 else ""
-    name = rule.path.removeprefix("/out/[^/]*/")
+    name = rule.path.removeprefix(OUT)
     return f"{kind}{times} at {rule.method.partition('|')[0]} {name} #{rule.after + 1}"

@@ -1,18 +1,18 @@
 """Runs under faults that a seed draws: each ends with the undisturbed rows, values and files.
 
-`make chaos` runs as many seeds as wanted; here are some of them, and one that kills nothing but the
-server of its output.
+`make chaos` runs as many seeds as wanted; here are some of them, and a short one for every day.
 """
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.conftest import Reference
 from tests.chaos.many import SHARDS, disturb
-from tests.chaos.schedule import draw, draw_cheap
+from tests.chaos.schedule import draw, draw_short
 from tests.chaos.world import world
 
 pytestmark = pytest.mark.chaos
@@ -33,14 +33,15 @@ def test_a_seed_draws_the_same_schedule_again_and_others_draw_others() -> None:
     assert any(one.disk_shards is not None for one in first)
 
 
-@pytest.mark.long
-def test_a_run_whose_output_fails_and_whose_worker_freezes_ends_as_if_undisturbed(
+def test_a_short_run_is_killed_twice_and_ends_as_if_undisturbed(
     tmp_path: Path, reference: Reference
 ) -> None:
-    """The cheap one: nothing is killed that takes seconds to start again."""
+    schedule = draw_short(3, reference.clips)
     with world(tmp_path / "world", (reference.corpus, reference.output)) as where:
-        outcome = disturb(where, draw_cheap(3, reference.clips), tmp_path / "run")
-    assert outcome.problems == [] and outcome.starts == [0] and outcome.met > 3
+        outcome = disturb(where, schedule, tmp_path / "run")
+    assert outcome.problems == [] and outcome.starts == [-signal.SIGKILL]
+    # Both kills, the commits that were held up, and most of what else the store did.
+    assert outcome.met == outcome.drawn, schedule.describe()
 
 
 @pytest.mark.long
