@@ -203,7 +203,7 @@ def compare(first: Path, second: Path) -> None:
     features = []
     for output in (first, second):
         rows = earmill.open_features(str(output))
-        features.append({row.row_id: row.features["modulation"].numpy().tobytes() for row in rows})
+        features.append({row.row_id: row.features["modulation"].tobytes() for row in rows})
     if len(features[0]) != CLIPS or features[0] != features[1]:
         raise SystemExit(f"{len(features[0])} and {len(features[1])} rows, which are not the same")
     print(f"\n# {CLIPS} rows of array and cluster have the same features, byte by byte")
