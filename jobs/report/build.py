@@ -104,8 +104,7 @@ def report_html(
     facts, bad = row_facts(stored), bad_rows_of(stored, options.rows)
     on_begin(f"drawing {len(positions):,} row{'' if len(positions) == 1 else 's'}")
     shown = examples(
-        stored.features,
-        stored.layout,
+        stored,
         positions,
         seconds=options.seconds,
         job=_job(stored, job) if options.audio else NO_SOUND,

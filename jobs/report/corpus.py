@@ -36,6 +36,7 @@ from earmill.pipeline.storage.arrow_tables import read_table
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.reader.features import Features
+    from earmill.pipeline.reader.joined import JoinedFeatures
 
 # Tables of rows that are read for what the index does not hold, and rows whose summaries are.
 MOST_TABLES, MOST_SUMMARIES = 256, 200
@@ -78,7 +79,7 @@ def corpus(stored: Stored, facts: pa.Table) -> Corpus:
         figures=_figures(stored),
         plots=_histograms(stored, facts),
         bars=_categories(facts),
-        streams=_streams(stored.features),
+        streams=_streams(stored),
         note=f"Formats are of {len(facts):,} of {good:,} rows, from shards at even distances."
         if len(facts) < good
         else "",
@@ -201,13 +202,18 @@ def _channels_text(channels: int) -> str:
     return {1: "mono", 2: "stereo"}.get(channels, f"{channels} channels")
 
 
-def _streams(features: Features) -> Table:
+def _streams(stored: Stored) -> Table:
+    """Of the rows' own streams, then of those beside them."""
     header = ("stream", "model", "stored", "shape", "range", "mean")
-    rows = tuple(_stream(features, name, info) for name, info in features.streams.items())
-    return Table(header, rows)
+    own, joined = stored.features, stored.joined
+    rows = [_stream(own, name, info) for name, info in own.streams.items()]
+    if joined is not None:
+        beside = {name: info for name, info in joined.streams.items() if name not in own.streams}
+        rows += [_stream(joined, name, info) for name, info in beside.items()]
+    return Table(header, tuple(rows))
 
 
-def _stream(features: Features, name: str, info: StreamInfo) -> tuple[str, ...]:
+def _stream(features: Features | JoinedFeatures, name: str, info: StreamInfo) -> tuple[str, ...]:
     layout = layout_of(info)
     stored = int(features.table.column(f"{name}_n_frames").to_numpy().sum())
     shape = f"{info.width} {layout.columns_are} {layout.rate_text} ({info.pool}), {info.unit}"

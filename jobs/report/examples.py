@@ -17,6 +17,7 @@ from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.storage.store_errors import is_store_error
 
 if TYPE_CHECKING:
+    from earmill.jobs.report.stored import Stored
     from earmill.pipeline.reader.features import Features
     from earmill.pipeline.sources.base import Item
     from earmill.pipeline.spec.job import JobSpec
@@ -69,8 +70,7 @@ def chosen(features: Features, count: int, row_ids: Sequence[str]) -> list[int]:
 
 
 def examples(
-    features: Features,
-    layout: Layout,
+    stored: Stored,
     positions: Sequence[int],
     *,
     seconds: float,
@@ -79,26 +79,27 @@ def examples(
     """The rows at these positions, one after the other.
 
     Args:
-        layout: Of the dataset. seconds: Of each row, from its start.
+        positions: In `stored.features`. seconds: Of each row, from its start.
         job: For the sound; why there is none, where that is known already.
     """
-    sounds = _Sounds(layout, features, job, seconds)
+    sounds = _Sounds(stored.layout, stored.features, job, seconds)
     for number, position in enumerate(positions, 1):
-        yield _example(number, features, position, seconds, sounds)
+        yield _example(number, stored, position, seconds, sounds)
 
 
 def _example(
-    number: int, features: Features, position: int, seconds: float, sounds: _Sounds
+    number: int, stored: Stored, position: int, seconds: float, sounds: _Sounds
 ) -> Example:
-    known = features.table.slice(position, 1).to_pylist()[0]
+    known = stored.features.table.slice(position, 1).to_pylist()[0]
+    features, place = stored.richest(position)
     shown_s = min(seconds, known["seconds"])
     facts: Mapping[str, Any] = {}
     extra: Mapping[str, Any] = {}
     plots: list[Plot] = []
     values, problem = None, ""
     try:
-        row = features.slice(position, 0.0, shown_s) if shown_s > 0 else features[position]
-        facts, extra = features.provenance(position), row.extra
+        row = features.slice(place, 0.0, shown_s) if shown_s > 0 else features[place]
+        facts, extra = features.provenance(place), row.extra
         plots = panels(row, features.streams, shown_s) if shown_s > 0 else []
         values = clip_values(row, features.streams)
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,7 @@ from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:
     from earmill.pipeline.reader.features import Features
+    from earmill.pipeline.reader.joined import JoinedFeatures
 
 T = TypeVar("T")
 
@@ -51,6 +53,7 @@ class Stored:
         entry: How the snapshot that counts came about; None while none does.
         shards: Those it is made of, in order; before it is closed, those committed by now.
         additions: Names of the sets of features beside the rows.
+        joined: The rows that are good in these as well, with the streams of all; None without.
     """
 
     uri: str
@@ -60,6 +63,7 @@ class Stored:
     entry: LogEntry | None
     shards: Mapping[str, StoredShard]
     additions: Sequence[str]
+    joined: JoinedFeatures | None = None
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, Any]) -> Stored:
@@ -80,6 +84,7 @@ class Stored:
         else:
             refs = {shard: ref.generation for shard, ref in sorted(snapshot.commits.items())}
             shards = _named(layout, refs)
+        additions = () if snapshot is None else tuple(sorted(snapshot.additions))
         return cls(
             uri=uri,
             storage_options=storage_options,
@@ -87,8 +92,19 @@ class Stored:
             features=features,
             entry=None if snapshot is None else snapshot.entry,
             shards=shards,
-            additions=() if snapshot is None else tuple(sorted(snapshot.additions)),
+            additions=additions,
+            joined=open_features(uri, additions=True, storage_options=storage_options)
+            if additions
+            else None,
         )
+
+    def richest(self, position: int) -> tuple[Features | JoinedFeatures, int]:
+        """Where a row of `features` has most streams, and its position there."""
+        if self.joined is not None:
+            row_id = self.features.table.column("row_id")[position].as_py()
+            with suppress(KeyError):
+                return self.joined, self.joined.index_of(row_id)
+        return self.features, position
 
     @property
     def facts(self) -> list[ShardFacts]:
