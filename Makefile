@@ -42,7 +42,7 @@ lint: setup
 # Four processes side by side: the models compute, the others mostly wait for what they started.
 test: setup
 	$(MAKE) --jobs=2 --output-sync=target lint kernels
-	$(MAKE) --jobs=4 --output-sync=target test-models test-pipeline test-jobs docs-check
+	$(MAKE) --jobs=4 --output-sync=target test-models test-pipeline test-jobs docs-check notebooks
 
 # Into their cache, once, instead of in each of the processes.
 kernels: setup
@@ -114,9 +114,8 @@ docs-check: setup
 docs-run: setup
 	$(BIN)/python -m docs.builder.run_page
 
-# The notebooks of tutorials, from the pages' text, each executed in an empty folder. Minutes.
+# The notebooks of tutorials, from the pages' text, each executed in an empty folder.
 notebooks: setup
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt nbclient==0.11.0 ipykernel==7.4.0
 	$(BIN)/python -m docs.builder.notebooks --execute
 
 # Every page in headless Chromium (apt-get install chromium): no errors, no other host.

@@ -3,7 +3,7 @@
     python -m docs.builder.browser                 # all of build/site; exit code 1 for a complaint
     python -m docs.builder.browser --shots FOLDER  # and pictures of some, for desktop and phone
 
-Needs `chromium` (apt-get install chromium). Talks to it over its DevTools protocol. A page is wrong
+Needs Chromium (apt-get install chromium). Talks to it over its DevTools protocol. A page is wrong
 when it logs an error, when an exception is thrown, when a request goes elsewhere or fails, or when
 it is wider than the window of a phone.
 """
@@ -14,6 +14,7 @@ import asyncio
 import base64
 import contextlib
 import http.server
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ SITE = ROOT / "build" / "site"
 SHOWN = ("index.html", "science/dau1997.html", "tutorials/classifier.html")
 #: Width and height in CSS pixels, and what of it a picture shows.
 DESKTOP, PHONE = (1280, 1000), (390, 844)
+#: What Chromium is called, by distributions and by its maker.
+NAMES = ("chromium", "chromium-browser", "google-chrome")
 _QUIET_S, _LONGEST_S = 0.4, 20.0
 _OPTIONS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
@@ -113,12 +116,24 @@ async def check(tab: Tab, own: str, page: str, shots: Path | None) -> list[str]:
     return found
 
 
+def chromium() -> str:
+    """The browser of this machine.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        raise FileNotFoundError(f"none of {', '.join(NAMES)} is there: apt-get install chromium")
+    return path
+
+
 @contextlib.asynccontextmanager
 async def opened_tab() -> AsyncIterator[Tab]:
     """A Chromium of its own, ended at the end."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = subprocess.Popen(
-            ["chromium", *_OPTIONS, f"--user-data-dir={profile}", "about:blank"],
+            [chromium(), *_OPTIONS, f"--user-data-dir={profile}", "about:blank"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

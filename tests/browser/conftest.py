@@ -7,7 +7,6 @@ is the machine's own. Without one of them all tests here are skipped, with one r
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from docs.builder.browser import chromium
 from earmill.jobs.cli import run
 from earmill.jobs.demo_audio import write_corpus
 
@@ -26,7 +26,6 @@ BUILD = Path(__file__).parents[2] / "build" / "browser"
 AXE = BUILD / "node_modules" / "axe-core" / "axe.min.js"
 # Where pictures for the documentation go.
 IMAGES = Path(os.environ.get("EARMILL_IMAGES", BUILD / "images"))
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 LOOKS = {
     f"{width} px, {scheme}": (width, scheme)
     for width in (1280, 390)
@@ -87,9 +86,9 @@ class Opened:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    path = next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None or not AXE.exists():
-        pytest.skip("needs Chromium (apt install chromium) and the packages of `make browser`")
+    if not AXE.exists():
+        pytest.skip("needs the packages of `make browser`")
+    path = chromium()
     sys.path.append(str(BUILD / "python"))
     from playwright.sync_api import sync_playwright
 
