@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.errors import CommitError, UnreadableError
 from earmill.pipeline.dataset.commit_record import CommitRecord, generations, read_commit
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
@@ -112,6 +112,28 @@ def carry_over(
     return len(shards)
 
 
+def copy_equal(layout: Layout, dataset: DatasetFile, shards: Sequence[Shard]) -> None:
+    """Publish shards of rows that are equal to others, which are all committed.
+
+    A row is in quarantine where the other one is, and where that had other bytes than planned.
+
+    Raises:
+        CommitError: As of `carry_over`.
+    """
+    newest = {shard: numbers[-1] for shard, numbers in generations(layout).items()}
+
+    def copy(shard: Shard) -> None:
+        pairs = [(item, item.equal_to) for item in shard.items if item.equal_to is not None]
+        rows = [
+            CarriedRow(shard.shard_id, item.row_id, one.shard, newest[one.shard], one.row_id)
+            for item, one in pairs
+        ]
+        _copy(layout, dataset, shard, rows)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(copy, shards))
+
+
 def _copy(
     layout: Layout, dataset: DatasetFile, shard: Shard, carried: Sequence[CarriedRow]
 ) -> None:
@@ -127,7 +149,11 @@ def _copy(
             if (row.from_shard, row.from_generation) == key:
                 wanted.setdefault(row.from_row_id, []).append(items[row.row_id])
         for stored in stored_rows(layout, dataset, record, wanted):
-            good += [_renamed(stored, item) for item in wanted[stored.plan_row_id]]
+            for item in wanted[stored.plan_row_id]:
+                if _is_as_planned(stored, key[0], item):
+                    good.append(_renamed(stored, item))
+                else:
+                    bad.append(_not_equal(stored, item))
         for row_id, rows in stored_bad_rows(layout, record, wanted).items():
             bad += [_bad(row, row_id, item) for row in rows for item in wanted[row_id]]
     output = dataset.spec["output"]
@@ -174,6 +200,30 @@ def _renamed(row: FeatureRow, item: Item) -> FeatureRow:
         plan_row_id=item.row_id,
         facts={**row.facts, **place},
         extra=dict(item.extra),
+    )
+
+
+def _is_as_planned(row: FeatureRow, shard: str, item: Item) -> bool:
+    """Whether a stored row, if it is the one that an item was planned as a copy of, has its bytes.
+
+    Any other is the item's own, which a later revision takes along.
+    """
+    one = item.equal_to
+    if one is None or (one.shard, one.row_id) != (shard, row.plan_row_id):
+        return True
+    return row.facts.get("bytes_sha256") == one.sha256
+
+
+def _not_equal(row: FeatureRow, item: Item) -> QuarantineRow:
+    channel = row.row_id.removeprefix(row.plan_row_id)
+    return QuarantineRow(
+        row_id=item.row_id + channel,
+        uri=item.uri,
+        stage=UnreadableError.stage,
+        error_class=UnreadableError.error_class,
+        message=f"expected the bytes of {row.plan_row_id!r}, which was planned to be equal and has "
+        "changed since; `earmill retry` computes it",
+        attempts=1,
     )
 
 

@@ -40,7 +40,7 @@ class OpenJob:
 
     Args:
         before: Commits of earlier runs. pending: Shards that have none, or are done again.
-        again: The latter.
+        again: The latter. copies: Shards without a commit that are copied once all others have one.
     """
 
     spec: JobSpec
@@ -50,6 +50,7 @@ class OpenJob:
     before: dict[str, Committed]
     pending: tuple[Shard, ...]
     again: Mapping[str, Again] = field(default_factory=dict)
+    copies: tuple[Shard, ...] = ()
 
     def started(self) -> events.JobStarted:
         """The event that opens the run."""
@@ -65,7 +66,7 @@ class OpenJob:
             rows_ok=sum(record.rows_ok for record in records),
             rows_bad=sum(record.rows_bad for record in records),
             seconds_total=total_s,
-            seconds_done=total_s - sum(shard.seconds for shard in self.pending),
+            seconds_done=total_s - sum(shard.seconds for shard in (*self.pending, *self.copies)),
             audio_s_done=sum(record.seconds for record in records),
         )
 
@@ -132,8 +133,12 @@ def open_job(
     sweep()  # a run without pending shards starts no Ray, which would do it
     if not beside and carry_over(layout, dataset, plan):
         before = commits_as(layout, committed_of, without=chosen)
-    pending = tuple(shard for shard in plan.shards if shard.shard_id not in before)
-    return OpenJob(spec, layout, plan, dataset, before, pending, open_again(layout, chosen))
+    left = [shard for shard in plan.shards if shard.shard_id not in before]
+    waiting = {shard.shard_id for shard in plan.copies} - chosen.keys()
+    copies = tuple(shard for shard in left if shard.shard_id in waiting)
+    pending = tuple(shard for shard in left if shard.shard_id not in waiting)
+    again_ = open_again(layout, chosen)
+    return OpenJob(spec, layout, plan, dataset, before, pending, again_, copies)
 
 
 def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> DatasetFile:

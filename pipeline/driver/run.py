@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
+from earmill.pipeline.dataset.carry import copy_equal
 from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.crew import CrewMember
 from earmill.pipeline.dataset.description import DatasetFile
@@ -215,7 +216,7 @@ def _supply(
     claims = claims_of(
         job.layout,
         job.plan.plan_id,
-        [shard.shard_id for shard in job.plan.shards],
+        [shard.shard_id for shard in job.plan.computed],
         set(job.before),
         run_id=member.holder.run_id,
         sharing=sharing,
@@ -234,6 +235,13 @@ def _finish(
     """Finalise what is complete, and sum up."""
     before = job.before | _by_others(job, result)
     missing = len(job.plan.shards) - len(before) - len(result.done)
+    left = [shard for shard in job.copies if shard.shard_id not in before]
+    if left and missing == len(left):
+        sink(events.Step(f"copying rows of equal files into {len(left):,} shards"))
+        copy_equal(job.layout, job.dataset, left)
+        found = commits_as(job.layout, committed_of, without=before.keys() | result.done.keys())
+        result.done |= {shard.shard_id: found[shard.shard_id] for shard in left}
+        missing = 0
     if not missing:
         sink(events.Step("writing the index"))
         close(

@@ -23,7 +23,8 @@ from earmill.pipeline.dataset.row_coverage import plan_row_of
 from earmill.pipeline.dataset.where import everything, parse_where
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.source_changes import Changes, compare, listing, other_audio
-from earmill.pipeline.planning.plan import Plan, check_items, cut, known_types, read_row_ids
+from earmill.pipeline.planning.column_types import known_types
+from earmill.pipeline.planning.plan import Plan, check_items, cut, read_row_ids
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item, Source
 from earmill.pipeline.spec.job import JobSpec

@@ -35,6 +35,13 @@ def notes(
     return [line for line in lines if line]
 
 
+def copied_text(rows: int) -> list[str]:
+    """A line where rows are copies of equal ones."""
+    return (
+        [f"{rows:,} rows are files equal to others: they are copied, not computed"] if rows else []
+    )
+
+
 def skipped_text(skipped: Mapping[str, int]) -> str:
     """`12 files skipped: .txt 10, .jpg 2`; empty where none was."""
     total = sum(skipped.values())

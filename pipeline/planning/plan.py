@@ -14,17 +14,19 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from earmill.pipeline.common.arrow_types import Columns, SeenTypes, extra_types, type_json
+from earmill.pipeline.common.arrow_types import SeenTypes, extra_types
 from earmill.pipeline.common.errors import CommitError, SourceError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import loads_json
-from earmill.pipeline.planning.notes import notes, skipped_text
+from earmill.pipeline.planning.column_types import typed_of, unknown, with_known
+from earmill.pipeline.planning.equal_rows import OF_FILES, Equal, copying, equal_rows
+from earmill.pipeline.planning.notes import copied_text, notes, skipped_text
 from earmill.pipeline.planning.parts import (
     PartWriter,
     Store,
@@ -73,7 +75,6 @@ __all__ = [
     "check_items",
     "cut",
     "item_seconds",
-    "known_types",
     "make_plan",
     "plan_of",
     "read_row_ids",
@@ -90,7 +91,7 @@ PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
 # What the plan says of the source beside its rows.
 ABOUT = ("skipped", "extra_types", "extra_labels", "dropped", "estimated", "split")
 # The same, only where there are any.
-ABOUT_SOME = ("in_order",)
+ABOUT_SOME = ("in_order", "copied")
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Plan:
         estimated: Rows whose duration is estimated from their bytes.
         split: Shards that begin within a piece which each of its shards fetches whole.
         in_order: Long recordings that stay whole in a job with spans.
+        copied: Shards at the end whose rows are copies of rows before: equal files.
     """
 
     plan_id: str
@@ -120,11 +122,24 @@ class Plan:
     estimated: int = 0
     split: int = 0
     in_order: int = 0
+    copied: int = 0
+
+    @property
+    def computed(self) -> tuple[Shard, ...]:
+        """The shards whose rows are not copies."""
+        return self.shards[: len(self.shards) - self.copied]
+
+    @property
+    def copies(self) -> tuple[Shard, ...]:
+        """The shards whose rows are copies."""
+        return self.shards[len(self.shards) - self.copied :]
 
     @property
     def notes(self) -> list[str]:
         """What a user should know before work starts, one line each."""
-        return notes(self.skipped, self.dropped, self.estimated, self.split, self.in_order)
+        return notes(self.skipped, self.dropped, self.estimated, self.split, self.in_order) + (
+            copied_text(sum(shard.rows for shard in self.copies))
+        )
 
     @cached_property
     def rows(self) -> int:
@@ -204,10 +219,23 @@ def make_plan(
     if keep is not None and kept is not None:
         keep(kept)
     listing = _Listing(source, spec, progress)
-    groups = cut(listing.items(), spec.output.shard_seconds, spec.output.shard_rows)
-    for number, group in enumerate(groups):
-        listing.add(Shard(f"{number:0{SHARD_DIGITS}d}", tuple(group)))
-    return listing.plan()
+    listing.add_all(listing.items())
+    plan = listing.plan()
+    if not spec.output.equal_files_once or spec.source.kind not in OF_FILES:
+        return plan
+    equal = equal_rows(source, plan.items)
+    return _with_copies(source, spec, plan, equal) if equal else plan
+
+
+def _with_copies(source: Source, spec: JobSpec, plan: Plan, equal: Equal) -> Plan:
+    """The same rows, those that are equal to others in shards of their own, at the end."""
+    listing = _Listing(source, spec, lambda rows: None)
+    places = dict.fromkeys((row_id for row_id, _ in equal.values()), "")
+    others = (item for item in plan.items() if item.row_id not in equal)
+    listing.add_all(listing.look(others), places)
+    before = listing.shards
+    listing.add_all(listing.look(copying(plan.items(), equal, places)))
+    return replace(listing.plan(), copied=listing.shards - before)
 
 
 def check_items(items: Sequence[Item], spec: JobSpec) -> None:
@@ -233,28 +261,6 @@ def plan_of(shards: Sequence[Shard], spec_sha256: str, **about: Any) -> Plan:
     return Plan(str(plan_id), spec_sha256, packed, **about, estimated=estimated)
 
 
-def known_types(items: Iterable[Item], columns: Columns) -> dict[str, Any]:
-    """Carried-through column to its type: as the source knows it, else as these rows have it."""
-    seen = SeenTypes()
-    for item in items:
-        seen.add(_unknown(item, columns))
-    return _with_known(seen, columns)
-
-
-def _typed_of(columns: Columns) -> dict[str, pa.DataType]:
-    return typed_columns({name: type_json(kind) for name, kind in columns.types.items()})
-
-
-def _unknown(item: Item, columns: Columns) -> dict[str, Any]:
-    """The cells of columns whose types the source does not say."""
-    return {name: value for name, value in item.extra.items() if name not in columns.types}
-
-
-def _with_known(seen: SeenTypes, columns: Columns) -> dict[str, Any]:
-    known = {name: type_json(kind) for name, kind in columns.types.items()}
-    return dict(sorted({**seen.found(), **known}.items()))
-
-
 def same_columns(one: Item, other: Item) -> bool:
     """Whether two rows carry the same columns of the source through."""
     return extra_json(one.extra) == extra_json(other.extra)
@@ -265,6 +271,7 @@ class _Listing:
 
     def __init__(self, source: Source, spec: JobSpec, progress: Callable[[int], None]) -> None:
         self._source, self._progress = source, progress
+        self._output, self.shards = spec.output, 0
         self._each = spec.audio.channels == "each"
         self._sha256 = spec.sha256()
         self._id, self._ids = PlanId(self._sha256), RowIds(channels=self._each)
@@ -277,7 +284,11 @@ class _Listing:
 
     def items(self) -> Iterator[Item]:
         """The rows of the source, as they are looked at."""
-        for item in check_text(self._source.items()):
+        return self.look(check_text(self._source.items()))
+
+    def look(self, items: Iterable[Item]) -> Iterator[Item]:
+        """These rows, as they are looked at."""
+        for item in items:
             self._ids.add(item.row_id)
             self._estimated += item.estimated
             if time.monotonic() >= self._tells_at:
@@ -285,16 +296,25 @@ class _Listing:
                 self._progress(len(self._ids))
             yield item
 
+    def add_all(self, items: Iterable[Item], places: dict[str, str] | None = None) -> None:
+        """Add them in shards; those that `places` has by name get their shard there."""
+        places = places or {}
+        for group in cut(items, self._output.shard_seconds, self._output.shard_rows):
+            shard = Shard(f"{self.shards:0{SHARD_DIGITS}d}", tuple(group))
+            self.add(shard)
+            self.shards += 1
+            places.update((i.row_id, shard.shard_id) for i in group if i.row_id in places)
+
     def add(self, shard: Shard) -> None:
         columns = self._source.columns()
         if self._writer is None:
-            self._typed = _typed_of(columns)
+            self._typed = typed_of(columns)
             self._writer = PartWriter(self._typed, {"version": PARTED_VERSION})
         block = shard.items[0].block
         self._split += block is not None and block == self._block
         self._block = shard.items[-1].block
         for item in shard.items:
-            self._types.add(_unknown(item, columns))
+            self._types.add(unknown(item, columns))
         self._id.add(shard)
         self._writer.add(shard)
 
@@ -303,14 +323,14 @@ class _Listing:
             raise SourceError("the source has no rows")
         columns = self._source.columns()
         shards = self._writer.end()
-        if isinstance(shards[0], StoredShard) and _typed_of(columns) != self._typed:
+        if isinstance(shards[0], StoredShard) and typed_of(columns) != self._typed:
             raise SourceError("the source named the types of its columns after its first rows")
         plan = Plan(
             str(self._id),
             self._sha256,
             tuple(shards),
             skipped=dict(self._source.skipped()),
-            extra_types=_with_known(self._types, columns),
+            extra_types=with_known(self._types, columns),
             extra_labels={name: list(names) for name, names in columns.labels.items()},
             dropped=dict(columns.dropped),
             estimated=self._estimated,

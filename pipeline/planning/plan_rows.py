@@ -18,7 +18,7 @@ import pyarrow.parquet
 from earmill.pipeline.common.arrow_types import arrow_type, column, plain_json
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.planning.shards import Shard
-from earmill.pipeline.sources.base import Item
+from earmill.pipeline.sources.base import EqualRow, Item
 
 Row = TypeVar("Row")
 
@@ -27,6 +27,8 @@ TYPED_PREFIX = "typed:"
 ESTIMATED = "estimated"
 # Columns of plans with parts of long rows: start and end of the row that each is a part of.
 PART_START, PART_END = "part_of_start_s", "part_of_end_s"
+# Columns of plans whose last shards are copies: the row that is copied, see `EqualRow`.
+EQUAL = {name: f"equal_to_{name}" for name in EqualRow._fields}
 # Types whose values JSON keeps as they are.
 IN_JSON = ("string", "int64", "double", "bool")
 
@@ -81,6 +83,10 @@ def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.
         for name, at in ((PART_START, 0), (PART_END, 1)):
             ends = [item.part_of[at] if item.part_of else None for item in items]
             table = table.append_column(name, pa.array(ends, pa.float64()))
+    if any(item.equal_to for item in items):
+        for name, column_name in EQUAL.items():
+            texts = [getattr(item.equal_to, name, None) for item in items]
+            table = table.append_column(column_name, pa.array(texts, pa.string()))
     for name, kind in typed.items():
         cells = column(name, [item.extra.get(name) for item in items], kind)
         table = table.append_column(TYPED_PREFIX + name, cells)
@@ -120,8 +126,10 @@ def _item(row: Mapping[str, Any]) -> Item:
         if name.startswith(TYPED_PREFIX)
     }
     start_s = row.get(PART_START)
+    equal = [row.get(column_name) for column_name in EQUAL.values()]
     return Item(
         **{name: row[name] for name in kept},
+        equal_to=EqualRow(*map(str, equal)) if all(equal) else None,
         part_of=None if start_s is None else (start_s, row[PART_END]),
         extra=loads_json(row["extra_json"], max_chars=None) | typed,
         position=row["source_position"],
@@ -167,7 +175,8 @@ def _identity(shard_id: str, item: Item) -> str:
     changed = item.mtime if item.etag is None else item.etag
     span = (item.start_s, item.end_s, *([item.part_of] if item.part_of else []))
     where = (item.row_id, item.uri, *span, item.size, changed, item.position)
-    return _ROW_JSON.encode((shard_id, *where, extra_json(item.extra)))
+    equal = [item.equal_to] if item.equal_to else []
+    return _ROW_JSON.encode((shard_id, *where, *equal, extra_json(item.extra)))
 
 
 def extra_json(extra: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
 from fsspec.implementations.local import LocalFileSystem
@@ -37,6 +37,18 @@ OPEN_RETRIES = Retries(budget_s=75.0, what=SOURCE)
 SILENT_TRIES = 4
 
 
+class EqualRow(NamedTuple):
+    """A row of the same plan that has the same bytes.
+
+    Args:
+        shard, row_id: The row. sha256: Of the bytes of both, when they were planned.
+    """
+
+    shard: str
+    row_id: str
+    sha256: str
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One row of a corpus, before anything of it was read.
@@ -58,6 +70,7 @@ class Item:
         block: Rows of one number lie in one piece that is fetched whole, and should be one shard's.
             Known while planning only.
         part_of: Where this is a part of a long row (`planning.spans`): start and end of that row.
+        equal_to: The row that it copies, in a job that computes equal files once.
     """
 
     row_id: str
@@ -73,6 +86,7 @@ class Item:
     estimated: bool = False
     block: int | None = field(default=None, compare=False)
     part_of: tuple[float, float | None] | None = None
+    equal_to: EqualRow | None = field(default=None, compare=False)
 
 
 Fetched = tuple[Item, BinaryIO | RowError]

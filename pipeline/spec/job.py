@@ -187,6 +187,10 @@ class OutputSpec(SpecModel):
         parquet_form: What a cell of a stream is in Parquet files: its bytes, which decode at the
             speed of memory (`numpy.frombuffer`), or nested lists of numbers, twenty times slower.
             binary when null, and as it was begun where an output of an earlier release goes on.
+        equal_files_once: Compute files with the same bytes once and copy the features: each is a
+            row with its own id and columns, after all rows that are computed. Planning then reads
+            what is needed to tell: pieces of files of equal size, and whole those that are alike.
+            For sources of kind files and manifest, whole files.
         storage_options: Passed to fsspec; never stored.
     """
 
@@ -197,6 +201,7 @@ class OutputSpec(SpecModel):
     shard_rows: int = Field(default=2000, ge=1)
     row_group_profile: Literal["random", "scan"] = "random"
     parquet_form: Literal["binary", "nested"] | None = None
+    equal_files_once: bool | None = None
     storage_options: Options
 
     check_uri = field_validator("uri")(plain_uri)
@@ -207,6 +212,11 @@ class OutputSpec(SpecModel):
         if not value or len(set(value)) != len(value):
             raise ValueError(f"expected one format or several, each once, got {list(value)}")
         return tuple(sorted(value))
+
+    @field_validator("equal_files_once")
+    @classmethod
+    def _once_or_nothing(cls, value: bool | None) -> bool | None:
+        return value or None  # false is what null is, and has its hash
 
     @model_validator(mode="after")
     def _int8_as_bytes(self) -> OutputSpec:

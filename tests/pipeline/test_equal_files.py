@@ -1,0 +1,228 @@
+"""Files with the same bytes are computed once; each is a row of its own, kill it or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import earmill
+from earmill import open_features
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.driver.update import start_update
+from earmill.pipeline.planning import equal_rows as module
+from earmill.pipeline.planning import parts
+from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.sources import open_source
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.worker.row_pipeline import RowProcessor
+from tests.chaos.jobs import assert_whole, committed_files, write_job
+from tests.pipeline import audio_factory
+from tests.pipeline.again_jobs import Killed, module_without_ray  # noqa: F401
+from tests.pipeline.changing_corpus import Dying, Values, values_of
+
+pytestmark = pytest.mark.usefixtures("no_ray")
+COPIES = {"copy/a.wav": "a.wav", "copy/c.wav": "c.wav", "d.wav": "b.wav", "e.wav": "a.wav"}
+COMPUTED = ["a.wav", "b.wav", "c.wav", "like.wav"]
+
+
+class Job:
+    """A corpus of eight files, four of them copies, one like another but for a byte.
+
+    Attributes:
+        computed: Rows that were computed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.corpus, self.out = folder, folder / "corpus", folder / "out"
+        (self.corpus / "copy").mkdir(parents=True)
+        self.computed: list[str] = []
+        for seed, name in enumerate(("a.wav", "b.wav", "c.wav")):
+            (self.corpus / name).write_bytes(audio_factory.clip("wav", 0.5, seed=seed))
+        for copy, name in COPIES.items():
+            shutil.copy(self.corpus / name, self.corpus / copy)
+        # Where no piece is looked at.
+        data = bytearray((self.corpus / "a.wav").read_bytes())
+        data[100] ^= 1
+        (self.corpus / "like.wav").write_bytes(data)
+
+    def spec(self, *overrides: str, once: bool = True) -> JobSpec:
+        options = {"shard_rows": 2, "shard_seconds": 100, "formats": ["zarr", "parquet"]}
+        file = write_job(self.folder / "job.yaml", self.corpus, self.out, **options)
+        wanted = [f"output.equal_files_once={str(once).lower()}", "run.max_bad_fraction=1"]
+        return JobSpec.load(file, overrides=[*wanted, *overrides])
+
+    def extract(self, **options: Any) -> Any:
+        self.computed.clear()
+        return run_job(self.spec(), **options)
+
+    def values(self) -> Values:
+        return values_of(self.out)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    made = Job(tmp_path)
+    process = RowProcessor.process
+
+    def spied(rows: RowProcessor, items: Any, **options: Any) -> Any:
+        made.computed += [item.row_id for item in items]
+        return process(rows, items, **options)
+
+    monkeypatch.setattr(RowProcessor, "process", spied)
+    return made
+
+
+def test_equal_files_are_computed_once_and_each_is_a_row(job: Job, tmp_path: Path) -> None:
+    end = job.extract()
+    # Of equal files the first by name.
+    assert sorted(job.computed) == COMPUTED
+    assert (end.status, end.rows_ok, end.rows_bad) == ("done", 8, 0)
+    assert_whole(job.out)
+    now = job.values()
+    for copy, name in COPIES.items():
+        assert now[copy] == now[name]
+    assert now["like.wav"] != now["a.wav"]
+    # The same values as where each was computed; where its bytes are is each row's own.
+    shutil.move(job.out, tmp_path / "once")
+    run_job(job.spec(once=False))
+    assert len(job.computed) == 4 + 8 and job.values() == now
+    ds = open_features(tmp_path / "once")
+    for name in now:
+        facts = ds.provenance(ds.index_of(name))
+        assert facts["uri"] == str(job.corpus / name)
+        assert facts["size"] == (job.corpus / name).stat().st_size
+
+
+@pytest.mark.parametrize("part_rows", [parts.PART_ROWS, 3])
+def test_the_plan_says_which_row_is_copied_and_is_the_same_again(
+    part_rows: int, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_ROWS", part_rows)
+    spec = job.spec()
+    plan = make_plan(open_source(spec.source), spec)
+    copied = {i.row_id: i.equal_to.row_id for s in plan.copies for i in s.items if i.equal_to}
+    assert copied == COPIES and plan.copied == 2 == len(plan.copies)
+    assert all(i.equal_to is None for s in plan.shards[: -plan.copied] for i in s.items)
+    assert any("4 rows are files equal to others" in note for note in plan.notes)
+    layout = Layout.open(str(job.out))
+    plan.write(layout)
+    assert bool(plan.parts) is (part_rows == 3)
+    read = Plan.read(layout)
+    assert read.copied == 2 and read.plan_id == plan.plan_id
+    assert [i.equal_to for i in read.items()] == [i.equal_to for i in plan.items()]
+    other = make_plan(open_source(spec.source), job.spec(once=False))
+    assert (other.copied, other.rows) == (0, plan.rows)
+
+
+def test_only_what_may_be_equal_is_read(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job.corpus / "longer.wav").write_bytes(audio_factory.clip("wav", 0.7, seed=9))
+    other = bytearray((job.corpus / "c.wav").read_bytes())
+    other[-7] ^= 1
+    (job.corpus / "other_end.wav").write_bytes(other)
+    spec, fetched, looked = job.spec(), list[str](), list[str]()
+    source, piece = open_source(spec.source), module._piece
+    monkeypatch.setattr(module, "_piece", lambda i: looked.append(i.row_id) or piece(i))
+    fetch = source.fetch
+
+    def spied(items: Any) -> Any:
+        fetched.extend(item.row_id for item in items)
+        return fetch(items)
+
+    monkeypatch.setattr(source, "fetch", spied)
+    plan = make_plan(source, spec)
+    assert "longer.wav" not in looked and "other_end.wav" in looked
+    assert sorted(fetched) == sorted([*COPIES, *COMPUTED])
+    assert sum(shard.rows for shard in plan.copies) == 4
+
+
+def test_spans_of_equal_files_are_computed(job: Job) -> None:
+    lines = [
+        {"uri": str(job.corpus / "a.wav"), "id": "whole", "label": "x"},
+        {"uri": str(job.corpus / "e.wav"), "id": "again", "label": "y"},
+        {"uri": str(job.corpus / "e.wav"), "id": "span", "start": 0.1, "end": 0.3, "label": "z"},
+    ]
+    (job.folder / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    columns = {"id": "id", "start": "start", "end": "end"}
+    source = {"kind": "manifest", "uri": str(job.folder / "m.jsonl"), "columns": columns}
+    spec = job.spec().model_dump(mode="json")
+    spec["source"] = {**source, "allow": [str(job.corpus)]}
+    end = run_job(JobSpec.load(spec))
+    assert end.rows_ok == 3 and sorted(job.computed) == ["span", "whole"]
+    ds = open_features(job.out)
+    assert job.values()["whole"] == job.values()["again"] != job.values()["span"]
+    labels = {row.row_id: row.extra["label"] for row in ds}
+    assert labels == {"whole": "x", "again": "y", "span": "z"}
+
+
+def test_killed_anywhere_it_ends_as_if_it_had_not_been(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.extract()
+    whole, now = committed_files(job.out), job.values()
+    Dying.patch(monkeypatch)
+    kills = 0
+    while True:
+        shutil.rmtree(job.out)
+        Dying.left = 9 * kills
+        try:
+            job.extract()
+            break
+        except Killed:
+            kills += 1
+        Dying.left = 10_000
+        end = job.extract(resume=True)
+        assert end.exit_code == 0 and end.rows_ok == 8
+        assert committed_files(job.out) == whole and job.values() == now
+    assert kills > 3
+
+
+def test_a_copy_whose_original_is_bad_or_changed_is_in_quarantine_until_a_retry(job: Job) -> None:
+    spec = job.spec()
+    plan = make_plan(open_source(spec.source), spec)
+    # Gone, and other bytes in a file of the same size and time.
+    (job.corpus / "b.wav").unlink()
+    path = job.corpus / "c.wav"
+    was = path.stat()
+    path.write_bytes(audio_factory.clip("wav", 0.5, seed=50))
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert path.stat().st_size == was.st_size
+    end = run_job(spec, plan=plan)
+    assert (end.rows_ok, end.rows_bad) == (5, 3)
+    assert_whole(job.out)
+    earmill.retry(job.out, overrides=["run.max_bad_fraction=1"])
+    rows = job.values()
+    assert set(rows) == {*COPIES, *COMPUTED} - {"b.wav"}
+    assert rows["c.wav"] != rows["copy/c.wav"]
+    # What is computed now is the row's own, wherever it goes.
+    earmill.compact(job.out)
+    assert job.values() == rows
+    assert_whole(job.out)
+
+
+def test_what_becomes_of_equal_files_in_the_next_snapshot(job: Job) -> None:
+    job.extract()
+    before = job.values()
+    # One that was computed goes, one changes, and a copy; the others have what they had.
+    (job.corpus / "a.wav").unlink()
+    for seed, name in enumerate(("b.wav", "copy/c.wav")):
+        (job.corpus / name).write_bytes(audio_factory.clip("wav", 0.7, seed=77 + seed))
+    start_update(job.spec())
+    end = job.extract(resume=True)
+    assert end.exit_code == 0 and sorted(job.computed) == ["b.wav", "copy/c.wav"]
+    now = job.values()
+    assert before.keys() - now.keys() == {"a.wav"}
+    assert {k for k in now if now[k] != before[k]} == {"b.wav", "copy/c.wav"}
+    assert_whole(job.out)
+
+
+def test_false_is_nothing_and_has_its_hash(job: Job) -> None:
+    assert job.spec(once=False).sha256() != job.spec().sha256()
+    plain = job.spec(once=False).model_dump(mode="json")
+    del plain["output"]["equal_files_once"]
+    assert JobSpec.load(plain).sha256() == job.spec(once=False).sha256()
