@@ -32,7 +32,7 @@ from earmill.pipeline.audio.block_reader import AudioFacts, Blocks, Limits
 from earmill.pipeline.audio.channels import AudioBlock, Channels
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.checksum import digest_of
-from earmill.pipeline.common.cpu_time import HASH, doing
+from earmill.pipeline.common.cpu_time import DECODE, HASH, count_process, doing
 from earmill.pipeline.common.errors import (
     DecoderCrashError,
     DecoderLimitError,
@@ -116,6 +116,7 @@ class _Child:
     """One process."""
 
     def __init__(self) -> None:
+        self._cpu_s = 0.0
         self.peer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         paths = os.pathsep.join(path for path in sys.path if path)
         kept = {name: value for name, value in os.environ.items() if name in KEPT}
@@ -145,6 +146,10 @@ class _Child:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    def count_cpu(self) -> None:
+        """Its CPU time since the last time, which is the worker's, as decoding; with its start."""
+        self._cpu_s = count_process(DECODE, self._process.pid, self._cpu_s)
+
     def ask(self, request: Mapping[str, Any], stream: BinaryIO) -> None:
         self.peer.settimeout(PATIENCE * request["cpu_s"])
         with _as_file(stream) as file, suppress(ConnectionError):
@@ -153,6 +158,7 @@ class _Child:
 
     def end(self) -> int:
         """Kill it; the signal it died of by itself, its exit code, or SIGKILL."""
+        self.count_cpu()
         self.peer.close()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(0.5)  # of one that has lost its peer, or is just dying
@@ -233,6 +239,7 @@ class ChildReader(Blocks):
         except TimeoutError:
             self.close()
             raise
+        self._child.count_cpu()
         if "error" in message:
             raise self._failed(message)
         return message, payload

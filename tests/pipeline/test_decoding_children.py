@@ -22,6 +22,7 @@ from earmill.pipeline.audio import child_messages, decoding_children
 from earmill.pipeline.audio.block_reader import Limits
 from earmill.pipeline.audio.decode import open_blocks
 from earmill.pipeline.audio.decoding_children import ChildReader, DecodingChildren, _Child
+from earmill.pipeline.common.cpu_time import DECODE, CpuTally, doing
 from earmill.pipeline.common.errors import DecoderCrashError, RowError, SourceOutage
 from earmill.pipeline.sources.fetch import Blob, check_arrived
 from earmill.pipeline.spec.job import JobSpec
@@ -29,8 +30,9 @@ from tests.pipeline import audio_factory
 from tests.pipeline.test_row_pipeline import Job, make_spec
 
 SEGFAULT_HZ, HANG_HZ, EAT_HZ, QUIT_HZ, ABORT_HZ = 11025, 12000, 13000, 14000, 15000
+BUSY_HZ, BUSY_S = 17000, 0.4
 PLANTED = f"""
-import os, signal, soundfile
+import os, signal, time, soundfile
 read = soundfile.SoundFile.read
 def planted(self, *args, **kwargs):
     if self.samplerate == {SEGFAULT_HZ}:
@@ -43,8 +45,11 @@ def planted(self, *args, **kwargs):
         bytearray(8 << 30)
     while self.samplerate == {HANG_HZ}:
         pass
+    while self.samplerate == {BUSY_HZ} and time.process_time() < BUSY_UNTIL:
+        pass
     return read(self, *args, **kwargs)
 soundfile.SoundFile.read = planted
+BUSY_UNTIL = time.process_time() + {BUSY_S}
 """
 
 
@@ -85,6 +90,16 @@ def test_samples_and_facts_are_those_of_decoding_here(
             assert there.facts == here.facts
             np.testing.assert_array_equal(np.concatenate(found, 1), np.concatenate(wanted, 1))
     assert len(warm._idle) == 1  # one child served them all
+
+
+def test_what_a_child_spends_is_counted_as_decoding(planted: None) -> None:
+    """The parts of a job's CPU time lacked it, as did its estimate."""
+    children, tally = DecodingChildren(), CpuTally()
+    file = audio_factory.encode(audio_factory.speech_like(0.1, BUSY_HZ), "wav", BUSY_HZ)
+    with doing(DECODE, tally), opened(children, io.BytesIO(file)) as reader:
+        list(reader)
+    children.close()
+    assert BUSY_S <= tally.seconds()[DECODE] < BUSY_S + 30
 
 
 @pytest.mark.parametrize(
@@ -253,6 +268,9 @@ class _Stand:
 
     def ask(self, request: Any, stream: Any) -> None:
         self.peer.settimeout(5)
+
+    def count_cpu(self) -> None:
+        """It spends none."""
 
     def end(self) -> int:
         self.peer.close()
