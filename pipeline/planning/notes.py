@@ -29,8 +29,8 @@ def notes(
     if in_order:
         lines.append(
             f"{in_order:,} long recordings are computed in order, each by one worker: their length "
-            "is not known, they begin within a second, or nothing can be sought in their files "
-            "(use WAV or FLAC)"
+            "is not known, they begin within a second, or they cannot be read in parts (use WAV or "
+            "FLAC in a folder, a bucket or a manifest)"
         )
     return [line for line in lines if line]
 

@@ -1,8 +1,9 @@
 """Long recordings of a source as the spans that a job asks for; see `spec.spans`.
 
-Only a recording whose length is known is cut, and only in a container that can be sought in: a span
-of any other would be decoded from the recording's start. Planned spans know what they are a part
-of, so that whoever computes them reads the seconds around them.
+Only a recording whose length is known is cut, in a container that can be sought in and a source
+that reads parts of files: a span of any other would be read, or decoded, from the recording's
+start. Planned spans know what they are a part of, so that whoever computes them reads the seconds
+around them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
 
 from earmill.pipeline.common.arrow_types import Columns
-from earmill.pipeline.common.errors import RowError
 from earmill.pipeline.planning.shards import item_seconds
 from earmill.pipeline.sources import Item, Source, open_source
-from earmill.pipeline.sources.base import Fetched
+from earmill.pipeline.sources.base import Fetched, is_local
 from earmill.pipeline.sources.durations import header_seconds
 from earmill.pipeline.sources.fetch import MEMORY_BYTES
 from earmill.pipeline.sources.span_reads import can_seek
@@ -31,6 +31,14 @@ def planned_source(spec: JobSpec) -> Source:
     """The source of a job as it is planned: with spans where the job asks for them."""
     source = open_source(spec.source)
     return source if spec.audio.spans is None else SpannedSource(source, spec.audio.spans)
+
+
+@runtime_checkable
+class ReadsSpans(Protocol):
+    """A source whose rows may be cut: it fetches of a large file what a span needs."""
+
+    def open_ranged(self, item: Item) -> BinaryIO | None:
+        """The object of a row in a store, read by ranges; None where that cannot be done."""
 
 
 class SpannedSource:
@@ -70,36 +78,38 @@ class SpannedSource:
             self._source.keep(kept)
 
     def _spans_of(self, item: Item) -> Iterator[Item]:
-        known = self._with_length(item)
-        if item_seconds(known) < LEAST_SPANS * self._span_s:
+        known = self._measured(item)
+        if known is not None and not self._is_long(known):
             yield item
-        elif self._can_cut(known):
+        elif known is not None:
             yield from cut_into(known, self._span_s)
         else:
-            self.in_order += 1
+            self.in_order += self._is_long(item)
             yield item
 
-    def _can_cut(self, item: Item) -> bool:
+    def _is_long(self, item: Item) -> bool:
+        return item_seconds(item) >= LEAST_SPANS * self._span_s
+
+    def _measured(self, item: Item) -> Item | None:
+        """The row with a length that can be relied on; None where it cannot be cut."""
         starts_whole = float(item.start_s or 0.0).is_integer()
-        is_known = item.seconds is not None and not item.estimated
-        return is_known and starts_whole and can_seek(item.uri) and item.block is None
+        if not (isinstance(self._source, ReadsSpans) and starts_whole and can_seek(item.uri)):
+            return None
+        is_large = not is_local(item.uri) and (item.size or 0) > MEMORY_BYTES
+        if is_large and (item.estimated or self._is_long(item)):
+            return self._asked(item)
+        return None if item.estimated or item.seconds is None else item
 
-    def _with_length(self, item: Item) -> Item:
-        """The item with the length that its header says, where the listing has guessed it.
-
-        Asked of large objects only: of others a span would be fetched whole.
-        """
-        is_large = (item.size or 0) > MEMORY_BYTES
-        if not (item.estimated and is_large and can_seek(item.uri) and item.block is None):
-            return item
-        # Asked for as a span, so that it is read by ranges.
-        (_, stream), *_ = self._source.fetch([replace(item, start_s=item.start_s or 0.0)])
-        if isinstance(stream, RowError):
-            return item  # told when it is extracted
+    def _asked(self, item: Item) -> Item | None:
+        """A row of a large object, if its store gives ranges of it; what is estimated of it is
+        asked of its header. Smaller ones are not: a span of them is fetched whole."""
+        stream = cast(ReadsSpans, self._source).open_ranged(item)
+        if stream is None or not item.estimated:
+            return None if stream is None else item
         with stream:
             whole_s = header_seconds(stream, item.size or 0)
         if whole_s is None:
-            return item
+            return None
         end_s = whole_s if item.end_s is None else item.end_s
         return replace(item, seconds=max(0.0, end_s - (item.start_s or 0.0)), estimated=False)
 

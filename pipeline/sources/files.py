@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
@@ -33,7 +33,7 @@ from earmill.pipeline.sources.base import (
 )
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import fetch_all
-from earmill.pipeline.sources.span_reads import load_span
+from earmill.pipeline.sources.span_reads import load_span, open_ranged
 from earmill.pipeline.sources.walk import HIDDEN, Entry, Walk, by_extension, file_info, is_hidden
 from earmill.pipeline.spec.source import FilesSpec
 
@@ -152,6 +152,10 @@ class FilesSource:
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         return fetch_all(items, lambda uri: self._spec.storage_options, load_span)
+
+    def open_ranged(self, item: Item) -> BinaryIO | None:
+        """See `planning.spans.ReadsSpans`."""
+        return open_ranged(item, self._spec.storage_options)
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
 
@@ -50,7 +50,7 @@ from earmill.pipeline.sources.fetch import fetch_all
 from earmill.pipeline.sources.ranges import ahead
 from earmill.pipeline.sources.read_tables import CHUNK_ROWS, READERS, RESERVED, Cells
 from earmill.pipeline.sources.scalars import public_value
-from earmill.pipeline.sources.span_reads import load_span
+from earmill.pipeline.sources.span_reads import load_span, open_ranged
 from earmill.pipeline.spec.source import ManifestSpec
 
 # What other tools call the uri; named in an error, never guessed.
@@ -271,6 +271,11 @@ class ManifestSource:
         fetched = fetch_all(wanted, self._inside.options, load_span)
         for item, (_, stream) in zip(items, fetched, strict=True):
             yield item, stream
+
+    def open_ranged(self, item: Item) -> BinaryIO | None:
+        """See `planning.spans.ReadsSpans`."""
+        real = replace(item, uri=self._real_uri(item))
+        return open_ranged(real, self._inside.options(real.uri))
 
     def _real_uri(self, item: Item) -> str:
         """The uri as the table has it, where the item's own is without its secrets."""

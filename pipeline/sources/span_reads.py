@@ -11,13 +11,20 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from posixpath import splitext
 from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.errors import UnreadableError
-from earmill.pipeline.sources.base import Item, filesystem, stat_fields
+from earmill.pipeline.sources.base import (
+    Item,
+    answered,
+    filesystem,
+    source_errors,
+    stat_fields,
+)
 from earmill.pipeline.sources.fetch import (
     MEMORY_BYTES,
     Blob,
@@ -55,6 +62,26 @@ def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None])
             f"got {found['etag']}"
         )
     return RangedObject(fs, path, found["size"], found["etag"])
+
+
+def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
+    """A stream over a row's large object by ranges, to look at its header; None where the store
+    gives no ranges, or the object is gone.
+
+    Raises:
+        SourceOutage: The store is away. SourceError: It cannot be asked.
+    """
+
+    def opened() -> BinaryIO | None:
+        fs, path = filesystem(item.uri, options)
+        found = stat_fields(fs.info(path))
+        if not found["size"] or not _has_ranges(fs, path):
+            return None
+        return RangedObject(fs, path, found["size"], found["etag"]).open()
+
+    with source_errors(item.uri), suppress(FileNotFoundError):
+        return answered(opened)
+    return None
 
 
 def can_seek(uri: str) -> bool:

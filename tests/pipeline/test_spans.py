@@ -33,7 +33,7 @@ from earmill.pipeline.worker.own_frames import Margins, OwnFrames, margins_of
 from tests.pipeline import audio_factory
 from tests.pipeline.outputs import stream
 from tests.pipeline.test_row_pipeline import Job, make_spec
-from tests.pipeline.test_span_reads import counting
+from tests.pipeline.test_span_reads import Counting, counting
 
 FS_HZ = 16000
 # Of a stream's largest value: what the states of before leave, and float32 itself.
@@ -266,23 +266,56 @@ def test_rows_that_begin_within_a_second_stay_whole(tmp_path: Path) -> None:
     assert source.in_order == 1  # type: ignore[attr-defined]
 
 
-def test_the_length_of_a_large_remote_file_is_read_from_its_header(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(span_reads, "MEMORY_BYTES", 64 << 10)
-    monkeypatch.setattr(planning, "MEMORY_BYTES", 64 << 10)
+@pytest.fixture(name="large")
+def files_that_count_as_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for module in (span_reads, planning):
+        monkeypatch.setattr(module, "MEMORY_BYTES", 64 << 10)
     monkeypatch.setattr(span_reads, "BLOCK_BYTES", 8 << 10)
     for kind in ("wav", "flac"):
         write(tmp_path, 60.0, kind).rename(tmp_path / f"a.{kind}")
-    with counting(tmp_path) as (address, served, _):
-        lines = "\n".join(f"{address}/a.{kind}" for kind in ("wav", "flac"))
-        (tmp_path / "rows.csv").write_text(f"uri\n{lines}\n")
-        spec = ManifestSpec(kind="manifest", uri=str(tmp_path / "rows.csv"), allow=(address,))
-        source = SpannedSource(open_source(spec), SpansSpec(seconds=20))
-        found = list(source.items())
+    return tmp_path
+
+
+def listed_at(address: str, folder: Path, **columns: str) -> SpannedSource:
+    """Both files behind a server, in spans of 20 s."""
+    heads, cells = ",".join(["uri", *columns]), ",".join(["", *columns.values()])
+    lines = "\n".join(f"{address}/a.{kind}{cells}" for kind in ("wav", "flac"))
+    (folder / "rows.csv").write_text(f"{heads}\n{lines}\n")
+    spec = ManifestSpec(kind="manifest", uri=str(folder / "rows.csv"), allow=(address,))
+    return SpannedSource(open_source(spec), SpansSpec(seconds=20))
+
+
+def test_the_length_of_a_large_remote_file_is_read_from_its_header(large: Path) -> None:
+    with counting(large) as (address, served, _):
+        found = list(listed_at(address, large).items())
         assert [item.seconds for item in found] == [20.0] * 6
+        assert {item.part_of for item in found} == {(0.0, None)}
         for kind in ("wav", "flac"):
-            assert served[f"/a.{kind}"] < 40 << 10 < (tmp_path / f"a.{kind}").stat().st_size
+            assert served[f"/a.{kind}"] < 40 << 10 < (large / f"a.{kind}").stat().st_size
+
+
+@pytest.mark.parametrize("columns", [{}, {"end": "60"}], ids=["length guessed", "length given"])
+def test_a_large_file_whose_server_gives_no_ranges_is_not_fetched_for_each_span(
+    large: Path, monkeypatch: pytest.MonkeyPatch, columns: dict[str, str]
+) -> None:
+    monkeypatch.setattr(Counting, "has_ranges", False)
+    with counting(large) as (address, served, _):
+        source = listed_at(address, large, **columns)
+        assert [item.part_of for item in source.items()] == [None, None]
+        assert source.in_order == 2
+        for kind in ("wav", "flac"):  # one answer each, which is not read to its end
+            assert served[f"/a.{kind}"] == (large / f"a.{kind}").stat().st_size
+
+
+def test_a_source_that_does_not_read_parts_is_not_cut(tmp_path: Path) -> None:
+    write(tmp_path / "in", 9.0, "wav")
+    files = open_source(spanned(tmp_path / "in", 2).source)
+
+    class Whole:
+        items = staticmethod(files.items)
+
+    source = SpannedSource(Whole(), SpansSpec(seconds=2))  # type: ignore[arg-type]
+    assert [item.row_id for item in source.items()] == ["day.wav"] and source.in_order == 1
 
 
 # -- the spec -----------------------------------------------------------------------------------
