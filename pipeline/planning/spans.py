@@ -18,7 +18,7 @@ from earmill.pipeline.planning.shards import item_seconds
 from earmill.pipeline.sources import Item, Source, open_source
 from earmill.pipeline.sources.base import Fetched, is_local
 from earmill.pipeline.sources.durations import header_seconds
-from earmill.pipeline.sources.fetch import MEMORY_BYTES
+from earmill.pipeline.sources.fetch import MEMORY_BYTES, check_arrived
 from earmill.pipeline.sources.span_reads import can_seek
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import SpansSpec
@@ -104,10 +104,14 @@ class SpannedSource:
         """A row of a large object, if its store gives ranges of it; what is estimated of it is
         asked of its header. Smaller ones are not: a span of them is fetched whole."""
         stream = cast(ReadsSpans, self._source).open_ranged(item)
-        if stream is None or not item.estimated:
-            return None if stream is None else item
+        if stream is None:
+            return None
         with stream:
+            if not item.estimated:
+                return item
             whole_s = header_seconds(stream, item.size or 0)
+            # A header that did not come looks like one that says nothing.
+            check_arrived(stream, item.uri)
         if whole_s is None:
             return None
         end_s = whole_s if item.end_s is None else item.end_s

@@ -18,7 +18,7 @@ from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.decode import decode, open_blocks
 from earmill.pipeline.audio.decoding_children import DecodingChildren
-from earmill.pipeline.common.errors import SpecError, TooLongError, TruncatedError
+from earmill.pipeline.common.errors import SourceOutage, SpecError, TooLongError, TruncatedError
 from earmill.pipeline.formats.int8_rows import dequantised
 from earmill.pipeline.planning import spans as planning
 from earmill.pipeline.planning.plan import Plan, make_plan
@@ -292,6 +292,22 @@ def test_the_length_of_a_large_remote_file_is_read_from_its_header(large: Path) 
         assert {item.part_of for item in found} == {(0.0, None)}
         for kind in ("wav", "flac"):
             assert served[f"/a.{kind}"] < 40 << 10 < (large / f"a.{kind}").stat().st_size
+
+
+def test_a_store_that_goes_away_meanwhile_ends_the_planning(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan in which the recording is whole would be another one."""
+
+    def lost(self: span_reads.RangedStream, size: int | None = -1) -> bytes:
+        self.failure = OSError("gone")
+        raise self.failure
+
+    with counting(large) as (address, _, _):
+        source = listed_at(address, large)
+        monkeypatch.setattr(span_reads.RangedStream, "read", lost)
+        with pytest.raises(SourceOutage, match="gone"):
+            list(source.items())
 
 
 @pytest.mark.parametrize("columns", [{}, {"end": "60"}], ids=["length guessed", "length given"])
