@@ -96,10 +96,17 @@ def finalise(layout: Layout, add: Mapping[str, OutFile] | None = None) -> Finali
     _refuse_changed(layout, dataset, stored)
     records = {shard: one.record for shard, one in stored.items()}
     _refuse(commit_problems(dataset, plan, records))
+
+    def read(shard: str) -> IndexPart | list[str]:
+        tables = read_tables(layout, records[shard])
+        problems = table_problems(tables, plan[shard])
+        return problems or index_part(tables, plan[shard], dataset.streams)
+
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        tables = list(pool.map(lambda record: read_tables(layout, record), records.values()))
-    _refuse([line for shard in tables for line in table_problems(shard, plan[shard.record.shard])])
-    index = build_index(tables, plan, dataset.streams)
+        found = list(pool.map(read, plan))
+    _refuse([line for one in found if isinstance(one, list) for line in one])
+    index = build_index([one for one in found if isinstance(one, IndexPart)])
+    del found
     file = _store(layout, index)
     made = _snapshot(layout, dataset, file, stored)
     snapshot, entry, history = _store_snapshot(layout, made, dataset, index, add or {})
@@ -187,12 +194,34 @@ def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
     return now == before or (now == spelled[0] and before in spelled)
 
 
-def build_index(
-    tables: Sequence[ShardTables],
-    plan: Mapping[str, list[str]],
-    streams: Sequence[Mapping[str, Any]],
-) -> pa.Table:
-    """One row per good or quarantined row, in the plan's order.
+@dataclass(frozen=True)
+class IndexPart:
+    """What one shard brings to the index.
+
+    Args:
+        tables: Its good rows, and its bad ones if there are any.
+        order: Of all of them in the plan: numbers in the tables, one after the other.
+    """
+
+    tables: list[pa.Table]
+    order: np.ndarray
+
+
+def build_index(parts: Sequence[IndexPart]) -> pa.Table:
+    """All rows, in the order of the parts and of each."""
+    tables = [table for part in parts for table in part.tables]
+    whole = pa.concat_tables(_same_extras(tables), promote_options="default").combine_chunks()
+    starts = np.cumsum([0, *(len(part.order) for part in parts)])
+    order = np.concatenate([part.order + at for part, at in zip(parts, starts, strict=False)])
+    if not np.array_equal(order, np.arange(len(order))):
+        whole = whole.take(order)
+    return whole.replace_schema_metadata(None)
+
+
+def index_part(
+    shard: ShardTables, plan_rows: Sequence[str], streams: Sequence[Mapping[str, Any]]
+) -> IndexPart:
+    """One row per good or quarantined row of a shard.
 
     Columns: row_id, plan_row_id, channel, shard, row (position in the shard's files), seconds, uri,
     `<stream>_start` and `<stream>_n_frames` (for events also `<stream>_n_steps`), status, stage,
@@ -200,15 +229,12 @@ def build_index(
     does not have is null.
 
     Args:
-        streams: As dataset.json has them.
+        plan_rows: Planned for the shard, in order. streams: As dataset.json has them.
     """
-    parts = []
-    for shard in tables:
-        parts.append(_good(shard, streams))
-        if shard.bad is not None:
-            parts.append(_bad(shard, shard.bad, plan[shard.record.shard]))
-    whole = pa.concat_tables(_same_extras(parts), promote_options="default").combine_chunks()
-    return whole.take(_plan_order(whole, plan)).replace_schema_metadata(None)
+    tables = [_good(shard, streams)]
+    if shard.bad is not None:
+        tables.append(_bad(shard, shard.bad, plan_rows))
+    return IndexPart(tables, _plan_order(tables, plan_rows))
 
 
 def _good(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -268,17 +294,21 @@ def _cast(part: pa.Table, common: Mapping[str, pa.DataType]) -> pa.Table:
     return part
 
 
-def _plan_order(index: pa.Table, plan: Mapping[str, list[str]]) -> np.ndarray:
+def _plan_order(tables: Sequence[pa.Table], plan_rows: Sequence[str]) -> np.ndarray:
     """Row numbers that sort by plan position, then by channel and name."""
-    position: dict[str, int] = {}
-    for rows in plan.values():
-        for row_id in rows:
-            position[row_id] = len(position)
-    keys = [position[row_id] for row_id in index.column("plan_row_id").to_pylist()]
-    channels = index.column("channel").fill_null(-1).to_pylist()
-    names = index.column("row_id").to_pylist()
-    order = sorted(range(len(keys)), key=lambda i: (keys[i], channels[i], names[i]))
-    return np.array(order, dtype=np.int64)
+    position = {row_id: number for number, row_id in enumerate(plan_rows)}
+    keys = []
+    for table in tables:
+        names = table.column("row_id").to_pylist()
+        planned = table.column("plan_row_id").to_pylist()
+        channels: list[int | None] = [None] * len(names)  # of a bad row, which has none
+        if "channel" in table.column_names:
+            channels = table.column("channel").to_pylist()
+        keys += [
+            (position[row], -1 if channel is None else channel, name)
+            for row, channel, name in zip(planned, channels, names, strict=True)
+        ]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
 
 
 def _store(layout: Layout, index: pa.Table) -> OutFile:
