@@ -28,6 +28,7 @@ from earmill.pipeline.storage.local_cache import LocalCache
 from earmill.pipeline.storage.local_files import move_in, new_folder, sync_names
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.store_calls import store_call
+from earmill.pipeline.storage.straight_ranges import Bytes, read_straight
 from earmill.pipeline.storage.uploads import FILES_AT_ONCE, in_parts
 
 SCRATCH_FOLDER = ".scratch"
@@ -161,6 +162,11 @@ class Layout:
     def read_range(self, rel: str, start: int, length: int) -> bytes:
         """Bytes [start, start + length) of one file; fewer where it ends before."""
         return bytes(self.fs.cat_file(self.inside(rel), start=start, end=start + length))
+
+    def read_straight(self, rel: str, start: int, into: Bytes) -> bool:
+        """Fill memory with the bytes from `start` on of a file that has so many, past the
+        filesystem; False where that cannot be or went wrong, and `read_range` is to be asked."""
+        return read_straight(self.fs, self.path(rel), start, into)
 
     @store_call("written")
     def write_bytes(self, rel: str, data: bytes) -> None:

@@ -18,8 +18,9 @@ from earmill.pipeline.storage.layout import Layout
 
 Bytes = NDArray[np.uint8]
 
-# Of what is read to be decoded at once; memory of a thread, as new memory costs more than reading.
-SCRATCH_BYTES = 4 * 2**20
+# Of what is read to be decoded at once, a request to a remote store at most; memory of a thread, as
+# new memory costs more than reading.
+SCRATCH_BYTES = 8 * 2**20
 _scratch = threading.local()
 
 
@@ -51,11 +52,10 @@ class StoredFile:
         if not 0 <= start <= start + length <= self.nbytes:
             raise self._short(start, length, f"was committed with {self.nbytes} bytes")
         try:
-            if self.layout.is_local:
-                memory = _memory(length) if passing else np.empty(length, np.uint8)
-                found = self._local(start, memory)
-            else:
-                found = self._remote(start, length)
+            memory = _memory(length) if passing else np.empty(length, np.uint8)
+            found = (
+                self._local(start, memory) if self.layout.is_local else self._remote(start, memory)
+            )
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as err:
             raise CommitError(
                 f"{self.layout.url(self.rel)} is missing although it is committed; run "
@@ -78,16 +78,21 @@ class StoredFile:
             os.close(handle)
         return into[:done]
 
-    def _remote(self, start: int, length: int) -> Bytes:
+    def _remote(self, start: int, into: Bytes) -> Bytes:
         cache = self.layout.cache
         if cache is None:
-            return self._fetched(start, length)
-        return cache.read(self._sha256, self.nbytes, start, length, self._fetched)
+            return self._fetched(start, into)
 
-    def _fetched(self, start: int, length: int) -> Bytes:
-        if not length:
-            return np.empty(0, np.uint8)
-        return np.frombuffer(self.layout.read_range(self.rel, start, length), np.uint8)
+        def fetch(start: int, length: int) -> Bytes:
+            return self._fetched(start, np.empty(length, np.uint8))
+
+        return cache.read(self._sha256, self.nbytes, start, len(into), fetch)
+
+    def _fetched(self, start: int, into: Bytes) -> Bytes:
+        """In `into` or elsewhere; fewer where the file ends before."""
+        if not len(into) or self.layout.read_straight(self.rel, start, into):
+            return into
+        return np.frombuffer(self.layout.read_range(self.rel, start, len(into)), np.uint8)
 
     def _short(self, start: int, length: int, why: str) -> CommitError:
         return CommitError(

@@ -1,0 +1,201 @@
+"""Ranges past s3fs: the same bytes, and s3fs as ever where anything is out of the ordinary."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from earmill.pipeline.storage import straight_ranges
+from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.stored_file import StoredFile
+from earmill.pipeline.storage.straight_ranges import _Way, can_go_straight, read_straight
+from tests.pipeline.outages import s3_error, s3_store
+
+CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers with ranges of `CONTENT`; `behaviour` says what is wrong with them."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.behaviour, self.connections, self.requests = "", 0, 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/bucket/key?signature=s"
+
+
+class _Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
+
+    def do_GET(self) -> None:
+        self.server.requests += 1
+        how = self.server.behaviour
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        body = CONTENT[first : last + 1].tobytes()
+        shift = how == "another range"
+        self.send_response({"all of it": 200, "busy": 503}.get(how, 206))
+        self.send_header("Content-Range", f"bytes {first + shift}-{last + shift}/{len(CONTENT)}")
+        self.send_header("Content-Length", str(len(body) - (how == "too few")))
+        self.end_headers()
+        cut = len(body) // 2 if how in ("stalls", "breaks off") else len(body) - (how == "too few")
+        self.wfile.write(body[:cut])
+        self.wfile.flush()
+        if how == "stalls":
+            time.sleep(1.0)
+        self.close_connection = how in ("breaks off", "stalls", "hangs up")
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def _serving() -> Iterator[_Server]:
+    with _Server() as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _read(way: _Way, server: _Server, start: int = 5, nbytes: int = 2_000_000) -> bool:
+    into = np.zeros(nbytes, np.uint8)
+    done = way.read(lambda: server.url, "bucket/key", start, into)
+    if done:
+        np.testing.assert_array_equal(into, CONTENT[start : start + nbytes])
+    return done
+
+
+def test_reads_what_is_there_over_one_connection() -> None:
+    with _serving() as server:
+        way = _Way()
+        assert all(_read(way, server, *place) for place in ((0, 1), (5, 2_000_000), (2_999_999, 1)))
+        assert (server.connections, server.requests) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "behaviour", ["all of it", "busy", "another range", "too few", "breaks off", "stalls"]
+)
+def test_leaves_what_is_not_as_asked_and_rests(behaviour: str) -> None:
+    with _serving() as server:
+        way = _Way(stall_s=0.2)
+        server.behaviour = behaviour
+        assert not _read(way, server)
+        server.behaviour, asked = "", server.requests
+        assert not _read(way, server)
+        assert server.requests == asked
+        way._rests_until = 0.0
+        assert _read(way, server)
+
+
+def test_a_connection_that_the_store_closed_is_made_anew() -> None:
+    with _serving() as server:
+        way = _Way()
+        server.behaviour = "hangs up"
+        assert _read(way, server)
+        assert _read(way, server)
+        assert server.connections == 2
+
+
+def test_a_forked_process_leaves_its_parents_connections_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with _serving() as server:
+        way = _Way()
+        assert _read(way, server)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        assert _read(way, server)
+        assert server.connections == 2
+
+
+def test_a_url_is_signed_once_and_again_when_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    signed: list[str] = []
+    with _serving() as server:
+
+        def sign() -> str:
+            signed.append(server.url)
+            return server.url
+
+        way, into = _Way(), np.empty(10, np.uint8)
+        assert way.read(sign, "bucket/key", 0, into)
+        assert way.read(sign, "bucket/key", 5, into)
+        assert len(signed) == 1
+        monkeypatch.setattr(straight_ranges.time, "monotonic", lambda: time.time() + 1e6)
+        assert way.read(sign, "bucket/key", 5, into)
+        assert len(signed) == 2
+
+
+def test_files_of_a_bucket_come_past_s3fs_and_through_it_in_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with s3_store() as (store, options):
+        layout = Layout.open("s3://corpus", options)
+        layout.write_bytes("data/a", CONTENT.tobytes())
+        file = StoredFile(layout, "data/a", len(CONTENT), "")
+        through: list[int] = []
+        real = Layout.read_range
+
+        def counting(self: Layout, rel: str, start: int, length: int) -> bytes:
+            through.append(start)
+            return real(self, rel, start, length)
+
+        monkeypatch.setattr(Layout, "read_range", counting)
+        np.testing.assert_array_equal(file.read(1, 1000), CONTENT[1:1001])
+        np.testing.assert_array_equal(file.read(7, 1000, passing=True), CONTENT[7:1007])
+        assert through == []
+        answers = iter([s3_error("503 Slow Down", "SlowDown")])
+        store.fault = lambda path: next(answers, None)
+        np.testing.assert_array_equal(file.read(2, 1000), CONTENT[2:1002])
+        assert through == [2]
+        np.testing.assert_array_equal(file.read(3, 1000), CONTENT[3:1003])
+        assert through == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"requester_pays": True},
+        {"version_aware": True},
+        {"s3_additional_kwargs": {"SSECustomerAlgorithm": "AES256"}},
+        {"client_kwargs": {"verify": False}},
+        {"config_kwargs": {"proxies": {"http": "http://127.0.0.1:1"}}},
+        {"unheard_of": 1},
+    ],
+    ids=lambda odd: next(iter(odd)),
+)
+def test_what_a_url_does_not_say_goes_through_s3fs(odd: dict[str, Any]) -> None:
+    fs = fsspec.filesystem("s3", key="key", secret="hush", skip_instance_cache=True, **odd)
+    fs.session = object()  # as after a request
+    assert not can_go_straight(fs)
+    assert not read_straight(fs, "bucket/key", 0, np.empty(1, np.uint8))
+
+
+def test_only_a_plain_s3fs_without_proxies_goes_straight(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = fsspec.filesystem("s3", key="key", secret="hush", skip_instance_cache=True)
+    assert not can_go_straight(fs)  # no request has shown where it leads
+    fs.session = object()
+    monkeypatch.setattr(straight_ranges, "getproxies", dict)
+    assert can_go_straight(fs)
+    monkeypatch.setattr(straight_ranges, "getproxies", lambda: {"https": "http://proxy"})
+    assert not can_go_straight(fs)
+    assert not can_go_straight(fsspec.filesystem("memory"))
