@@ -11,6 +11,7 @@ SCRIPTS = (
     "scale",
     "crowd",
     "workers",
+    "one_recording",
     "models",
     "kernel",
     "stages",

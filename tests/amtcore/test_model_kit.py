@@ -121,6 +121,31 @@ class Normalises(_Wrapped):
         return [{"sums": each["sums"] / top} for each in made]
 
 
+class SaysTooLittle(SumModel):
+    """Adds up for ever, and says that it forgets at once."""
+
+    def design(self, fs_hz: float, params: SumParams) -> FrameDesign:
+        return replace(super().design(fs_hz, params), memory_s=0.0)
+
+    def sums(self, signal: Frames) -> Frames:
+        return np.cumsum(super().sums(signal), axis=0)
+
+
+class WrongGrid(_Wrapped):
+    """Frames of 3 s that are said to begin with every second."""
+
+    def __init__(self, whole: FrameExtractor) -> None:
+        super().__init__(whole)
+        self.memory_s, self.streams = (
+            0.0,
+            tuple(replace(info, frame_rate_hz=1 / 3) for info in self.streams),
+        )
+
+    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+        made = super().extract(clips)
+        return [{"sums": each["sums"][::300][: len(each["sums"]) // 300]} for each in made]
+
+
 class Cuts(_Wrapped):
     """Claims to stream, but drops what a chunk leaves over."""
 
@@ -175,6 +200,8 @@ FLAWS: dict[type, str] = {
     Doubles: "test_frames_are_as_many_as_promised",
     Normalises: "test_a_clip_does_not_depend_on_its_neighbours",
     Cuts: "test_chunks_are_the_whole",
+    SaysTooLittle: "test_it_forgets_as_it_says",
+    WrongGrid: "test_it_forgets_as_it_says",
     WrongRate: "test_frames_come_at_their_rate",
     WrongWidths: "test_streams_agree_with_themselves",
     Chameleon: "test_the_hash_follows_the_constants",

@@ -33,6 +33,10 @@ RMS = {"pa": 0.02}
 RMS_OTHER = 0.01
 #: Seconds over which the frame rate is read off the number of frames.
 RATE_S = 3600
+#: What may be left of what was before, of the largest value: what float32 leaves of loops.
+FORGOTTEN = 1e-3
+#: Grids that begin anew after longer are not tried.
+LONGEST_GRID_S = 60
 
 
 class ModelConformance:
@@ -244,6 +248,28 @@ class ModelConformance:
         _assert_same(
             [_joined([nothing.push(clip[:0]), nothing.finish()])], extractor.extract([clip[:0]])
         )
+
+    def test_it_forgets_as_it_says(self, extractor: Extractor) -> None:
+        """Where it states `memory_s`: frames after 17 of these are those of the signal without
+        what was before, here noise 30 dB louder; jobs cut long recordings by that."""
+        if extractor.memory_s is None or extractor.grid_s > LONGEST_GRID_S:
+            return
+        grid_s = extractor.grid_s
+        early_s = grid_s * math.ceil((17 * extractor.memory_s + 1) / grid_s)
+        begin, kept = grid_s + early_s, 2 * grid_s
+        samples = round((begin + kept) * extractor.fs_hz)
+        rms = RMS.get(extractor.input_unit, RMS_OTHER)
+        signal = (rms * np.random.default_rng(2).standard_normal(samples)).astype(np.float32)
+        first = round(grid_s * extractor.fs_hz)
+        signal[:first] *= np.float32(10**1.5)
+        (whole,), (part,) = (extractor.extract([x]) for x in (signal, signal[first:]))
+        for info in extractor.streams:
+            wanted, got = (_dense(made[info.name]) for made in (whole, part))
+            ahead = wanted[round(begin * info.frame_rate_hz) :]
+            after = got[round(early_s * info.frame_rate_hz) :]
+            assert ahead.shape == after.shape, f"{info.name}: grid_s is wrong"
+            apart = np.abs(ahead.astype(np.float64) - after).max()
+            assert apart <= FORGOTTEN * np.abs(wanted).max(), f"{info.name}: memory_s is too short"
 
     # Constants and parameters
 
