@@ -67,6 +67,7 @@ def estimate(
     if times_realtime is not None and not times_realtime > 0:
         raise ValueError(f"expected a speed above 0 times real time, got {times_realtime}")
     audio_s = sum(shard.seconds for shard in plan.shards)
+    computed_s = sum(shard.seconds for shard in plan.computed)
     dtype = spec.output.dtype
     streams = as_stored(streams, dtype)
     size = sum(
@@ -82,7 +83,7 @@ def estimate(
         bytes_in=_bytes_in(plan),
         bytes_out={fmt: size for fmt in spec.output.formats},
         objects=OBJECTS_PER_DATASET + len(parts_of(plan.parts)) + sum(per_shard),
-        seconds=None if times_realtime is None else audio_s / times_realtime,
+        seconds=None if times_realtime is None else computed_s / times_realtime,
         skipped=dict(plan.skipped),
     )
 

@@ -16,6 +16,7 @@ from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.update import start_update
 from earmill.pipeline.planning import equal_rows as module
 from earmill.pipeline.planning import parts
+from earmill.pipeline.planning.estimate import estimate
 from earmill.pipeline.planning.plan import Plan, make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
@@ -76,6 +77,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
     monkeypatch.setattr(RowProcessor, "process", spied)
     return made
+
+
+def test_a_plan_states_the_time_of_what_is_computed(job: Job) -> None:
+    plan = make_plan(open_source(job.spec().source), job.spec())
+    found = estimate(plan, job.spec(), [], times_realtime=0.5)
+    assert found.hours * 3600 == pytest.approx(8 * 0.5)
+    assert found.seconds == pytest.approx(len(COMPUTED) * 0.5 / 0.5)
 
 
 def test_equal_files_are_computed_once_and_each_is_a_row(job: Job, tmp_path: Path) -> None:
