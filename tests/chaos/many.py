@@ -36,14 +36,23 @@ def disturb(
 
     def compare(output: str) -> list[str]:
         if options is not None:
-            # Fetched once: it is read several times.
-            stored, output = Layout.open(output, options), str(folder / "fetched")
-            stored.fs.get(f"{stored.root}/", output, recursive=True)
+            output = fetched(Layout.open(output, options), folder / "fetched")
         return differences(Layout.open(output), reference)
 
     outcome = DisturbedRun(where, schedule, folder).run(compare)
     say(f"seed {schedule.seed}: {outcome.line()} ({outcome.seconds:.0f} s)")
     return outcome
+
+
+def fetched(stored: Layout, folder: Path) -> str:
+    """A copy of an output on this machine, which is read several times; by the ways of a job, with
+    its retries: its server still fails now and then."""
+    names = stored.fs.find(stored.root)
+    for name in names:
+        place = folder / name.removeprefix(f"{stored.root}/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(stored.read_bytes(str(place.relative_to(folder))))
+    return str(folder)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
