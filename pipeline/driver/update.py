@@ -28,6 +28,7 @@ from earmill.pipeline.planning.plan import Plan, check_items, cut, read_row_ids
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item, Source
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.spans import recording_of
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 
@@ -108,12 +109,29 @@ def start_retry(spec: JobSpec, where: str | None, sink: events.Sink = events.ign
     if not rows:
         return
     sink(events.Note(f"files have changed: {len(rows):,} quarantined rows are planned anew"))
+    rows |= _other_spans(plan, listed, rows)
     items = [
         listed.get(item.row_id, item) if item.row_id in rows else item for item in plan.items()
     ]
     with DriverLock(layout):
         changes = Changes(changed=tuple(sorted(rows)))
         Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY)
+
+
+def _other_spans(plan: Plan, listed: Mapping[str, Item], rows: Collection[str]) -> frozenset[str]:
+    """All spans of the recordings of which these rows have another file now, and the others would
+    still be of the one before."""
+    changed = {
+        recording_of(item.row_id)
+        for item in plan.items()
+        if item.part_of and item.row_id in rows
+        if item.row_id in listed and other_audio(item, listed[item.row_id])
+    }
+    return frozenset(
+        item.row_id
+        for item in plan.items()
+        if item.part_of and item.row_id in listed and recording_of(item.row_id) in changed
+    )
 
 
 def _matching(layout: Layout, plan: Plan, where: str | None) -> dict[str, set[str]]:

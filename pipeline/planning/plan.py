@@ -51,6 +51,7 @@ from earmill.pipeline.planning.row_checks import (
     check_channel_ids,
     check_text,
     check_unique,
+    names_of,
 )
 from earmill.pipeline.planning.shards import (
     UNKNOWN_SECONDS,
@@ -275,8 +276,8 @@ class _Listing:
         self._each = spec.audio.channels == "each"
         self._sha256 = spec.sha256()
         self._id, self._ids = PlanId(self._sha256), RowIds(channels=self._each)
-        self._types, self._estimated = SeenTypes(), 0
-        self._split = 0
+        self._types = SeenTypes()
+        self._rows = self._estimated = self._split = 0
         self._block: int | None = None
         self._typed: dict[str, pa.DataType] = {}
         self._writer: PartWriter | None = None
@@ -289,11 +290,13 @@ class _Listing:
     def look(self, items: Iterable[Item]) -> Iterator[Item]:
         """These rows, as they are looked at."""
         for item in items:
-            self._ids.add(item.row_id)
+            for name in names_of(item):
+                self._ids.add(name)
+            self._rows += 1
             self._estimated += item.estimated
             if time.monotonic() >= self._tells_at:
                 self._tells_at = time.monotonic() + PROGRESS_S
-                self._progress(len(self._ids))
+                self._progress(self._rows)
             yield item
 
     def add_all(self, items: Iterable[Item], places: dict[str, str] | None = None) -> None:

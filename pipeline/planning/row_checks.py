@@ -11,6 +11,7 @@ import numpy as np
 
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.sources.base import Item
+from earmill.pipeline.spec.spans import SPAN_ID
 
 NAMED_DUPLICATES = 3
 CHANNEL_ROW = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
@@ -26,9 +27,6 @@ class RowIds:
     def __init__(self, *, channels: bool) -> None:
         self._channels = channels
         self._seen, self._parents = array("q"), array("q")
-
-    def __len__(self) -> int:
-        return len(self._seen)
 
     def add(self, row_id: str) -> None:
         self._seen.append(hash(row_id))
@@ -54,9 +52,18 @@ def check_text(items: Iterable[Item]) -> Iterator[Item]:
         yield item
 
 
+def names_of(item: Item) -> Iterator[str]:
+    """What no other row may be called: a row's id, and with its first span that of a recording."""
+    yield item.row_id
+    if item.part_of is not None:
+        found = SPAN_ID.fullmatch(item.row_id)
+        if found is not None and found[2] == "1":
+            yield found[1]
+
+
 def check_unique(items: Sequence[Item]) -> None:
-    counts = Counter(item.row_id for item in items)
-    if len(counts) == len(items):
+    counts = Counter(name for item in items for name in names_of(item))
+    if max(counts.values()) == 1:
         return
     twice = [row_id for row_id, count in counts.items() if count > 1]
     named = ", ".join(repr(row_id) for row_id in twice[:NAMED_DUPLICATES])
@@ -66,7 +73,7 @@ def check_unique(items: Sequence[Item]) -> None:
 
 def check_channel_ids(items: Sequence[Item]) -> None:
     """Policy `each` names the channels of a row; none of them may be another row of the plan."""
-    row_ids = {item.row_id for item in items}
+    row_ids = {name for item in items for name in names_of(item)}
     for row_id in row_ids:
         found = CHANNEL_ROW.fullmatch(row_id)
         if found is not None and found[1] in row_ids:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
 
 from earmill.pipeline.common.arrow_types import Columns
+from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.planning.shards import item_seconds
 from earmill.pipeline.sources import Item, Source, open_source
 from earmill.pipeline.sources.base import Fetched, is_local
@@ -21,7 +22,7 @@ from earmill.pipeline.sources.durations import header_seconds
 from earmill.pipeline.sources.fetch import MEMORY_BYTES, check_arrived
 from earmill.pipeline.sources.span_reads import can_seek
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.spec.spans import SpansSpec
+from earmill.pipeline.spec.spans import SPAN_ID, SpansSpec
 
 # Recordings below this many spans stay whole; so the last span of others has half a span or more.
 LEAST_SPANS = 1.5
@@ -58,6 +59,7 @@ class SpannedSource:
     def items(self) -> Iterator[Item]:
         self.in_order = 0
         for item in self._source.items():
+            _check_name(item)
             yield from self._spans_of(item)
 
     def columns(self) -> Columns:
@@ -116,6 +118,15 @@ class SpannedSource:
             return None
         end_s = whole_s if item.end_s is None else item.end_s
         return replace(item, seconds=max(0.0, end_s - (item.start_s or 0.0)), estimated=False)
+
+
+def _check_name(item: Item) -> None:
+    """Refuse what readers would take for a span of a recording."""
+    if SPAN_ID.fullmatch(item.row_id):
+        raise SourceError(
+            f"row {item.row_id!r} is called as spans are, `<id>#span<k>of<n>`, in a job that has "
+            "some (audio.spans); call the row otherwise, or leave audio.spans out"
+        )
 
 
 def cut_into(item: Item, span_s: int) -> Iterator[Item]:

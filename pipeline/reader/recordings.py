@@ -1,13 +1,13 @@
 """Recordings that a job has cut into spans, read as one row each.
 
-Rows `<id>#span<k>of<n>` are the spans of one recording (`spec.spans`); their frames, one after the
-other, are its frames. Any other row is a recording of its own.
+Rows `<id>#span<k>of<n>` of a job with `audio.spans` are the spans of one recording; their frames,
+one after the other, are its frames. Any other row is a recording of its own, whatever it is called,
+and rows of two sets are two recordings.
 """
 
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from earmill.pipeline.reader.read_row import Row
+from earmill.pipeline.spec.spans import SPAN_ID
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.reader.base import FeatureRows
 
-# The row of a recording, its span, how many there are, and the channel where channels are rows.
-SPAN_ROW = re.compile(r"(.+)#span([1-9][0-9]*)of([1-9][0-9]*)(#ch[0-9]+)?", re.DOTALL)
+# Number of a set and what a recording of it is called.
+Name = tuple[int, str]
 
 
 class Recordings:
@@ -31,7 +32,7 @@ class Recordings:
     `Row.index` counts recordings; the columns of the source are those of the first span.
 
     Args:
-        features: What `open_features` gives.
+        features: What `open_features` gives, of one set, of several, or with additions.
     Attributes:
         incomplete: Recordings of which spans are missing, because they are in quarantine or not
             computed yet, to the numbers of those; they are left out.
@@ -44,10 +45,15 @@ class Recordings:
 
     def __init__(self, features: FeatureRows) -> None:
         self._features = features
-        rows, self.incomplete = _grouped(features.table["row_id"].to_pylist())
+        rows, missing = _grouped(features)
+        self.incomplete: dict[str, list[int]] = {}
+        for (_, row_id), spans in missing.items():
+            self.incomplete[row_id] = sorted({*self.incomplete.get(row_id, ()), *spans})
         self._rows = list(rows.values())
-        self._ids = list(rows)
-        self._index = {row_id: number for number, row_id in enumerate(rows)}
+        self._ids = [row_id for _, row_id in rows]
+        self._places: dict[str, list[int]] = {}
+        for number, row_id in enumerate(self._ids):
+            self._places.setdefault(row_id, []).append(number)
         self._seconds = features.table["seconds"].to_numpy()
 
     @property
@@ -76,16 +82,26 @@ class Recordings:
 
     def seconds(self, index: SupportsIndex) -> float:
         """Duration of a recording, without reading it."""
-        return float(self._seconds[self._rows[self._position(index)]].sum())
+        return self._ends_s(self._position(index))[-1]
 
     def by_id(self, row_id: str) -> Row:
-        """Recording by its id; KeyError where there is none, or not all of it."""
+        """Recording by its id.
+
+        Raises:
+            KeyError: There is none, or not all of it, or one in each of several sets.
+            TypeError: Not text.
+        """
         return self[self.index_of(row_id)]
 
     def index_of(self, row_id: str) -> int:
-        """Position of a recording; KeyError as for `by_id`."""
-        if row_id in self._index:
-            return self._index[row_id]
+        """Position of a recording; raises as `by_id`."""
+        if not isinstance(row_id, str):
+            raise TypeError(f"ids are text, got {row_id!r}; recordings by number are in brackets")
+        places = self._places.get(row_id, [])
+        if len(places) > 1:
+            raise KeyError(f"expected one recording {row_id!r}, got {len(places)}, at {places}")
+        if places:
+            return places[0]
         if row_id in self.incomplete:
             missing = ", ".join(map(str, self.incomplete[row_id]))
             raise KeyError(
@@ -105,10 +121,12 @@ class Recordings:
                 f"expected 0 <= start_s < stop_s inside the recording of {seconds:g} s "
                 f"({self._ids[number]!r}), got {start_s} to {stop_s}"
             )
-        begins = [0.0, *accumulate(float(self._seconds[row]) for row in self._rows[number])]
+        ends_s = self._ends_s(number)
         found = list[Row]()
         before: dict[str, int] = {}
-        for row, begin_s, last_s in zip(self._rows[number], begins, begins[1:], strict=False):
+        for row, begin_s, last_s in zip(
+            self._rows[number], [0.0, *ends_s[:-1]], ends_s, strict=True
+        ):
             if last_s <= start_s or begin_s >= end_s:
                 continue
             part = self._features.slice(
@@ -120,7 +138,11 @@ class Recordings:
         whole = self._joined(number, found)
         first = {name: before[name] + at for name, at in found[0].first_frame.items()}
         features = {name: _moved(values, before[name]) for name, values in whole.features.items()}
-        return replace(whole, seconds=seconds, features=features, first_frame=first)
+        return replace(whole, features=features, first_frame=first)
+
+    def _ends_s(self, number: int) -> list[float]:
+        """Where the spans of a recording end in it."""
+        return list(accumulate(float(self._seconds[row]) for row in self._rows[number]))
 
     def _frames_before(self, begin_s: float) -> dict[str, int]:
         """Frames of each stream before a span: spans begin at whole seconds and whole frames."""
@@ -131,7 +153,7 @@ class Recordings:
             rows[0],
             index=number,
             row_id=self._ids[number],
-            seconds=sum(row.seconds for row in rows),
+            seconds=self.seconds(number),
             features={name: _end_to_end([r.features[name] for r in rows]) for name in self.streams},
         )
 
@@ -144,17 +166,24 @@ class Recordings:
         return number % len(self)
 
 
-def _grouped(row_ids: Sequence[str]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+def _grouped(features: FeatureRows) -> tuple[dict[Name, list[int]], dict[Name, list[int]]]:
     """Rows of each recording in order, and of those that are not whole the numbers that miss."""
-    spans: dict[str, dict[int, int]] = {}
-    counts: dict[str, int] = {}
-    for row, row_id in enumerate(row_ids):
-        found = SPAN_ROW.fullmatch(row_id)
+    sets: Sequence[Any] = getattr(features, "sets", (features,))
+    has_spans = [bool(each.dataset.spec["audio"].get("spans")) for each in sets]
+    table = features.table
+    ids, planned = (table.column(name).to_pylist() for name in ("row_id", "plan_row_id"))
+    # Sets end to end have numbers; of sets side by side the first one names the rows.
+    numbers = table.column("set").to_pylist() if "set" in table.column_names else [0] * len(ids)
+    spans: dict[Name, dict[int, int]] = {}
+    counts: dict[Name, int] = {}
+    for row, (row_id, plan_row_id, number) in enumerate(zip(ids, planned, numbers, strict=True)):
+        found = SPAN_ID.fullmatch(plan_row_id) if has_spans[number] else None
         name, span, count = row_id, 1, 1
         if found is not None:
-            name, span, count = found[1] + (found[4] or ""), int(found[2]), int(found[3])
-        spans.setdefault(name, {})[span] = row
-        counts[name] = count
+            channel = row_id.removeprefix(plan_row_id)  # `#ch0` where channels are rows
+            name, span, count = found[1] + channel, int(found[2]), int(found[3])
+        spans.setdefault((number, name), {})[span] = row
+        counts[number, name] = count
     missing = {
         name: [span for span in range(1, counts[name] + 1) if span not in of]
         for name, of in spans.items()

@@ -16,6 +16,7 @@ stream's largest value; after TIMES time constants that is the rounding of float
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -28,6 +29,14 @@ from earmill.pipeline.spec.section import SpecModel
 TIMES = 17.0
 # Read behind a span: filters of resampling, half windows of spectra. Also added to the warm-up.
 TAIL_S = 1
+# The row of a span: of which row, its number, and how many there are.
+SPAN_ID = re.compile(r"(.+)#span([1-9][0-9]*)of([1-9][0-9]*)", re.DOTALL)
+
+
+def recording_of(row_id: str) -> str:
+    """What the recording is called that a planned span is of."""
+    found = SPAN_ID.fullmatch(row_id)
+    return row_id if found is None else str(found[1])
 
 
 class SpansSpec(SpecModel):

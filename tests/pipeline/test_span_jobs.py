@@ -20,7 +20,7 @@ from earmill.pipeline.dataset.compact import compact
 from earmill.pipeline.dataset.publish import commits, committed_shards
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.update import start_update
+from earmill.pipeline.driver.update import start_retry, start_update
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec
@@ -157,6 +157,24 @@ def test_a_span_in_quarantine_is_tried_again_alone(
     assert_equal_values(out, made / "spans")
 
 
+def test_no_recording_is_made_of_two_files(
+    made: Path, tmp_path: Path, go: Any, computed: list[str]
+) -> None:
+    """Another of the same length took its place between two spans; it is planned anew, whole."""
+    shutil.copytree(made / "in", tmp_path / "in")
+    spec, path = spec_of(tmp_path / "in", tmp_path / "out"), tmp_path / "in" / "day.flac"
+    with pytest.raises(Killed):
+        go(spec, resume=False, kill_after=2)
+    path.write_bytes(audio_factory.clip("flac", SECONDS, seed=7))
+    end, _ = go(spec)
+    assert 0 < end.rows_bad < SPANS
+    computed.clear()
+    start_retry(spec, None)
+    end, _ = go(spec)
+    assert (end.rows_bad, computed) == (0, ids())
+    assert Recordings(open_features(tmp_path / "out")).row_ids == ["short.wav", "day.flac"]
+
+
 def test_what_is_computed_again_is_equal_bit_for_bit(made: Path, no_ray: None) -> None:
     report = earmill.verify_deep(made / "spans", SPANS + 1)
     assert (report.ok, report.equal, report.problems) == (True, SPANS + 1, ())
@@ -283,6 +301,36 @@ def test_what_is_not_there_is_said(made: Path) -> None:
     for start_s, stop_s in ((-1.0, 2.0), (70.0, None), (3.0, 3.0)):
         with pytest.raises(ValueError, match="inside the recording of 63"):
             found.slice(0, start_s, stop_s)
+
+
+def test_recordings_of_several_sets_stay_apart(made: Path) -> None:
+    """Called alike, in spans in one and whole in the other; none is lost, none is joined."""
+    both = Recordings(open_features([made / "spans", made / "whole"]))
+    assert both.row_ids == ["day.flac", "short.wav"] * 2
+    one, two = (both[number].features["adaptation"] for number in (0, 2))
+    assert_same(one, two, near=2e-7)
+    assert (both[2].index, both[2].set, both.seconds(0)) == (2, 1, both.seconds(2))
+    with pytest.raises(KeyError, match=r"got 2, at \[0, 2\]"):
+        both.by_id("day.flac")
+    with pytest.raises(TypeError, match="ids are text"):
+        both.by_id(0)  # type: ignore[arg-type]
+
+
+def test_rows_of_a_job_without_spans_are_not_joined_by_their_names(
+    tmp_path: Path, no_ray: None
+) -> None:
+    (tmp_path / "a.wav").write_bytes(audio_factory.clip("wav", 0.5))
+    (tmp_path / "b.wav").write_bytes(audio_factory.clip("wav", 0.4, seed=1))
+    names = ["take#span1of2", "take#span2of2", "take#span3of9"]
+    table = tmp_path / "rows.csv"
+    uris = ("a.wav", "b.wav", "b.wav")
+    lines = [f"{uri},{name}\n" for uri, name in zip(uris, names, strict=True)]
+    table.write_text("".join(["uri,id\n", *lines]))
+    source = f"{{kind: manifest, uri: {table}}}"
+    run_job(spec_of(tmp_path, tmp_path / "out", audio__spans="null", source=source))
+    found = Recordings(open_features(tmp_path / "out"))
+    assert (found.row_ids, found.incomplete) == (names, {})
+    assert [found.seconds(k) for k in range(3)] == pytest.approx([0.5, 0.4, 0.4])
 
 
 @pytest.mark.long

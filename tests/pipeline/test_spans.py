@@ -18,10 +18,16 @@ from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.decode import decode, open_blocks
 from earmill.pipeline.audio.decoding_children import DecodingChildren
-from earmill.pipeline.common.errors import SourceOutage, SpecError, TooLongError, TruncatedError
+from earmill.pipeline.common.errors import (
+    SourceError,
+    SourceOutage,
+    SpecError,
+    TooLongError,
+    TruncatedError,
+)
 from earmill.pipeline.formats.int8_rows import dequantised
 from earmill.pipeline.planning import spans as planning
-from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.planning.plan import Plan, check_items, make_plan
 from earmill.pipeline.planning.spans import SpannedSource, cut_into, planned_source
 from earmill.pipeline.sources import Item, open_source, span_reads
 from earmill.pipeline.spec.job import JobSpec
@@ -225,6 +231,29 @@ def test_what_cannot_be_cut_stays_whole_and_the_plan_says_so(tmp_path: Path) -> 
     stored = Plan.read(layout)
     assert list(stored.items()) == list(plan.items()) and stored.in_order == 2
     assert all(item.part_of == (0.0, None) for item in stored.items() if "#span" in item.row_id)
+
+
+@pytest.mark.parametrize(
+    ("names", "channels", "said"),
+    [
+        (("day#span1of2", "x"), "mean", "is called as spans are"),
+        (("a", "a"), "mean", "more than once: 'a'"),
+        (("a", "a#ch0"), "each", "calls a channel of row 'a'"),
+    ],
+)
+def test_a_recording_in_spans_and_another_row_are_not_called_alike(
+    tmp_path: Path, names: tuple[str, str], channels: str, said: str
+) -> None:
+    """They would be read as one recording, or as spans of one."""
+    write(tmp_path / "in", 9.0, "wav")
+    table = tmp_path / "in" / "rows.csv"
+    table.write_text(f"uri,id,start,end\nday.wav,{names[0]},,\nday.wav,{names[1]},0,2\n")
+    source = f"{{kind: manifest, uri: {table}}}"
+    spec = spanned(tmp_path / "in", 2, MEL, source=source, audio__channels=channels)
+    with pytest.raises(SourceError, match=said):
+        make_plan(planned_source(spec), spec)
+    with pytest.raises(SourceError, match=said):
+        check_items(list(planned_source(spec).items()), spec)
 
 
 def test_a_plan_without_spans_is_what_it_was(tmp_path: Path) -> None:
