@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from earmill.jobs.local_paths import of_this_machine
 from earmill.jobs.report.about import about
 from earmill.jobs.report.corpus import corpus, row_facts
 from earmill.jobs.report.examples import chosen, examples, shown_text
@@ -68,8 +70,9 @@ def write_report(
     """Write the report of a dataset; what it takes and raises is that of `report_html`.
 
     Raises:
-        OutputError: The file cannot be written.
+        OutputError: The file cannot be written, or is not one of this machine.
     """
+    of_this_machine(out)
     with store_errors(uri):
         page = report_html(
             uri, options=options, storage_options=storage_options, job=job, on_begin=on_begin
@@ -128,10 +131,10 @@ def report_html(
 
 
 def _check_number(name: str, value: float, low: float, high: float, *, whole: bool) -> None:
-    kinds, kind = ((int,), "a whole number") if whole else ((int, float), "a number")
-    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+    kind, called = (Integral, "a whole number") if whole else (Real, "a number")
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
         limits = f"of {low:g} or more" if high == math.inf else f"from {low:g} to {high:g}"
-        raise ValueError(f"{name}: expected {kind} {limits}, got {value!r}")
+        raise ValueError(f"{name}: expected {called} {limits}, got {value!r}")
 
 
 def _reasons(stored: Stored) -> dict[str, int]:

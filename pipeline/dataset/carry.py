@@ -229,7 +229,8 @@ def _not_equal(row: FeatureRow, item: Item) -> QuarantineRow:
 
 def _bad(row: QuarantineRow, plan_row_id: str, item: Item) -> QuarantineRow:
     channel = row.row_id.removeprefix(plan_row_id)
-    return replace(row, row_id=item.row_id + channel, uri=item.uri)
+    message = row.message.replace(row.uri, item.uri) if row.uri else row.message
+    return replace(row, row_id=item.row_id + channel, uri=item.uri, message=message)
 
 
 def _info(records: Sequence[CommitRecord], rows: int) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class Recordings:
 def _grouped(features: FeatureRows) -> tuple[dict[Name, list[int]], dict[Name, list[int]]]:
     """Rows of each recording in order, and of those that are not whole the numbers that miss."""
     sets: Sequence[Any] = getattr(features, "sets", (features,))
-    has_spans = [bool(each.dataset.spec["audio"].get("spans")) for each in sets]
+    has_spans = [bool(each.dataset.spec.get("audio", {}).get("spans")) for each in sets]
     table = features.table
     ids, planned = (table.column(name).to_pylist() for name in ("row_id", "plan_row_id"))
     # Sets end to end have numbers; of sets side by side the first one names the rows.

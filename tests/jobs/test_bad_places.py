@@ -234,3 +234,19 @@ def test_the_entry_point_exits_with_the_code(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "command", [["report", "in", "--out"], ["plot", "in", "--out"], ["demo", "--out"], ["kernels"]]
+)
+def test_a_uri_is_no_path_of_this_machine(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A folder `s3:` was made here."""
+    monkeypatch.chdir(tmp_path)
+    assert run([*command, "s3://bucket/name.html"]) == 2
+    assert "expected a path of this machine" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -241,6 +241,7 @@ def test_the_call_writes_the_page_of_the_command(dataset: str, tmp_path: Path) -
     assert len(table_rows(page)) == 7 and figures(page)["rows"] == f"{N_ROWS}"
     with pytest.raises(earmill.OutputError, match="choose another --out"):
         earmill.report(dataset, tmp_path)
+    assert earmill.report(dataset, out, rows=np.int64(7), seconds=np.float32(2)) == out
 
 
 @pytest.mark.parametrize(

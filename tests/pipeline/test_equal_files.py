@@ -202,6 +202,10 @@ def test_a_copy_whose_original_is_bad_or_changed_is_in_quarantine_until_a_retry(
     assert path.stat().st_size == was.st_size
     end = run_job(spec, plan=plan)
     assert (end.rows_ok, end.rows_bad) == (5, 3)
+    for bad in open_features(job.out).quarantine.to_pylist():
+        assert bad["uri"] == str(job.corpus / bad["row_id"])
+        # Of a file its own is named.
+        assert str(job.corpus) not in bad["message"] or bad["uri"] in bad["message"]
     assert_whole(job.out)
     earmill.retry(job.out, overrides=["run.max_bad_fraction=1"])
     rows = job.values()
