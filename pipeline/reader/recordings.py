@@ -34,8 +34,8 @@ class Recordings:
     Args:
         features: What `open_features` gives, of one set, of several, or with additions.
     Attributes:
-        incomplete: Recordings of which spans are missing, because they are in quarantine or not
-            computed yet, to the numbers of those; they are left out.
+        incomplete: Recordings of which some spans are missing, because they are in quarantine or
+            not computed yet, to the numbers of those; they are left out.
 
     Example:
         >>> import earmill
