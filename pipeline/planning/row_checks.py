@@ -62,8 +62,9 @@ def names_of(item: Item) -> Iterator[str]:
 
 
 def check_unique(items: Sequence[Item]) -> None:
-    counts = Counter(name for item in items for name in names_of(item))
-    if max(counts.values()) == 1:
+    names = [name for item in items for name in names_of(item)]
+    counts = Counter(names)
+    if len(counts) == len(names):
         return
     twice = [row_id for row_id, count in counts.items() if count > 1]
     named = ", ".join(repr(row_id) for row_id in twice[:NAMED_DUPLICATES])

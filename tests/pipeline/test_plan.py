@@ -29,6 +29,7 @@ from earmill.pipeline.planning.plan import (
     make_plan,
     read_row_ids,
 )
+from earmill.pipeline.planning.row_checks import check_unique
 from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
@@ -331,3 +332,8 @@ class TestEstimate:
         plan = make_plan(ListSource(clips([1.0])), spec())
         with pytest.raises(ValueError, match="above 0 times real time"):
             estimate(plan, spec(), self.streams, times_realtime=0.0)
+
+
+def test_no_rows_are_no_duplicates() -> None:
+    """They were a ValueError of `max`."""
+    check_unique([])
