@@ -9,9 +9,8 @@ are held against each other.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import soundfile
 
 from benchmarks.report import table, write_section
+from benchmarks.workers import summary_of
 from earmill import Recordings, open_features
 from earmill.jobs.demo_audio import speech
 
@@ -59,17 +59,8 @@ def seconds_of(root: Path, way: str) -> float:
             "device": "cpu",
         },
     }
-    job = root / "job.yaml"
-    job.write_text(json.dumps(spec))  # JSON is YAML
-    command = [sys.executable, "-m", "earmill.jobs.cli", "extract", str(job), "--json"]
-    subprocess.run(["rm", "-rf", str(out)], check=True)
-    mine = sorted(os.sched_getaffinity(0))
-    try:
-        os.sched_setaffinity(0, mine[:cores])  # inherited
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    finally:
-        os.sched_setaffinity(0, mine)
-    return float(json.loads(done.stdout.splitlines()[-1])["wall_s"])
+    shutil.rmtree(out, ignore_errors=True)
+    return float(summary_of(spec, root / "job.yaml", cores)["wall_s"])
 
 
 def apart(root: Path) -> float:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -66,17 +67,22 @@ def run_of(root: Path, executor: str, workers: int, cores: int) -> Run:
             "output": {"uri": f"{folder}/out", "formats": ["zarr"], "shard_seconds": SHARD_S},
             "run": run,
         }
-        job = Path(folder) / "job.yaml"
-        job.write_text(json.dumps(spec))  # JSON is YAML
-        command = [sys.executable, "-m", "earmill.jobs.cli", "extract", str(job), "--json"]
-        mine = sorted(os.sched_getaffinity(0))
-        try:
-            os.sched_setaffinity(0, mine[:cores])  # inherited
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        finally:
-            os.sched_setaffinity(0, mine)
-        end = json.loads(done.stdout.splitlines()[-1])
+        end = summary_of(spec, Path(folder) / "job.yaml", cores)
         return Run(end["wall_s"], sum(s for part, s in end["cpu_s"].items() if part != IDLE))
+
+
+def summary_of(spec: dict[str, Any], job: Path, cores: int) -> dict[str, Any]:
+    """The last line of a job that has the first so many cores; its file is written to `job`."""
+    job.write_text(json.dumps(spec))  # JSON is YAML
+    command = [sys.executable, "-m", "earmill.jobs.cli", "extract", str(job), "--json"]
+    mine = sorted(os.sched_getaffinity(0))
+    try:
+        os.sched_setaffinity(0, mine[:cores])  # inherited
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    finally:
+        os.sched_setaffinity(0, mine)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def line(root: Path, executor: str) -> list[str]:

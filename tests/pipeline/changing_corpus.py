@@ -145,11 +145,16 @@ def fresh(pristine: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Itera
     shutil.rmtree(folder)
     shutil.copytree(copy, folder)
     job = Changing(folder)
+    note_computed(monkeypatch, job.computed)
+    yield job
+
+
+def note_computed(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
+    """From now on the rows that are computed are added there."""
     process = RowProcessor.process
 
     def spied(rows: RowProcessor, items: Any, **options: Any) -> Any:
-        job.computed += [item.row_id for item in items]
+        names.extend(item.row_id for item in items)
         return process(rows, items, **options)
 
     monkeypatch.setattr(RowProcessor, "process", spied)
-    yield job

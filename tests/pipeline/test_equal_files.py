@@ -21,11 +21,10 @@ from earmill.pipeline.planning.plan import Plan, make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.row_pipeline import RowProcessor
 from tests.chaos.jobs import assert_whole, committed_files, write_job
 from tests.pipeline import audio_factory
 from tests.pipeline.again_jobs import Killed, module_without_ray  # noqa: F401
-from tests.pipeline.changing_corpus import Dying, Values, values_of
+from tests.pipeline.changing_corpus import Dying, Values, note_computed, values_of
 
 pytestmark = pytest.mark.usefixtures("no_ray")
 COPIES = {"copy/a.wav": "a.wav", "copy/c.wav": "c.wav", "d.wav": "b.wav", "e.wav": "a.wav"}
@@ -69,13 +68,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     made = Job(tmp_path)
-    process = RowProcessor.process
-
-    def spied(rows: RowProcessor, items: Any, **options: Any) -> Any:
-        made.computed += [item.row_id for item in items]
-        return process(rows, items, **options)
-
-    monkeypatch.setattr(RowProcessor, "process", spied)
+    note_computed(monkeypatch, made.computed)
     return made
 
 
