@@ -11,12 +11,11 @@ from earmill.pipeline.common.errors import OutputError
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
-def of_this_machine(path: Path) -> Path:
-    """The path.
+def check_local(path: Path) -> None:
+    """Refuse what is no path of this machine.
 
     Raises:
         OutputError: It is a uri, of which a folder `s3:` would be made here.
     """
     if URI.match(str(path)):
         raise OutputError(f"expected a path of this machine, got {path}, which reads as a uri")
-    return path

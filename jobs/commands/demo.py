@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from earmill.jobs import terminal
-from earmill.jobs.local_paths import of_this_machine
+from earmill.jobs.local_paths import check_local
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,7 @@ def demo(
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.spec.models import validate_models
 
-    of_this_machine(out)
+    check_local(out)
     console = terminal.console(soft_wrap=True)
     folder = _clean_folder(out)
     with _ray_in_the_background() as ray_is_up:

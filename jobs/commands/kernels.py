@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from earmill.jobs.commands.options import Overrides
-from earmill.jobs.local_paths import of_this_machine
+from earmill.jobs.local_paths import check_local
 from earmill.jobs.terminal import say
 from earmill.pipeline.common.errors import SpecError
 
@@ -35,7 +35,7 @@ def kernels(
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.worker.kernels import compile_into, entries_of, entries_of_all
 
-    of_this_machine(folder)
+    check_local(folder)
     if features is not None and cpu is None:
         raise SpecError("--features: expected --cpu beside it, got none; name the processor")
     entries = (

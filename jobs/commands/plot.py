@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from earmill.jobs.commands.options import DatasetUri, StorageOptions, parse_storage_options
-from earmill.jobs.local_paths import of_this_machine
+from earmill.jobs.local_paths import check_local
 from earmill.jobs.terminal import say
 
 RowId = Annotated[
@@ -33,7 +33,7 @@ def plot(
     from earmill.pipeline.reader.open import open_features
     from earmill.pipeline.storage.store_errors import is_store_error, store_errors
 
-    of_this_machine(out)
+    check_local(out)
     options = parse_storage_options(storage_options)
     with store_errors(uri):
         features = open_features(uri, storage_options=options)

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from earmill.jobs.local_paths import of_this_machine
+from earmill.jobs.local_paths import check_local
 from earmill.jobs.report.about import about
 from earmill.jobs.report.corpus import corpus, row_facts
 from earmill.jobs.report.examples import chosen, examples, shown_text
@@ -72,7 +72,7 @@ def write_report(
     Raises:
         OutputError: The file cannot be written, or is not one of this machine.
     """
-    of_this_machine(out)
+    check_local(out)
     with store_errors(uri):
         page = report_html(
             uri, options=options, storage_options=storage_options, job=job, on_begin=on_begin
