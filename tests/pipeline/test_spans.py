@@ -5,7 +5,6 @@ The second route is the job without spans, whose rows are tested against the pla
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,15 +14,10 @@ import numpy as np
 import pytest
 
 from amtcore.features.spike_events import SpikeEvents
-from amtcore.features.stream_info import StreamInfo
-from earmill.pipeline.audio.decode import decode, open_blocks
-from earmill.pipeline.audio.decoding_children import DecodingChildren
 from earmill.pipeline.common.errors import (
     SourceError,
     SourceOutage,
     SpecError,
-    TooLongError,
-    TruncatedError,
 )
 from earmill.pipeline.formats.int8_rows import dequantised
 from earmill.pipeline.planning import spans as planning
@@ -35,9 +29,7 @@ from earmill.pipeline.spec.models import describe_models
 from earmill.pipeline.spec.source import ManifestSpec
 from earmill.pipeline.spec.spans import SpansSpec, warm_up_s
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.own_frames import Margins, OwnFrames, margins_of
 from tests.pipeline import audio_factory
-from tests.pipeline.outputs import stream
 from tests.pipeline.test_row_pipeline import Job, make_spec
 from tests.pipeline.test_span_reads import Counting, counting
 
@@ -422,111 +414,3 @@ def test_a_given_warm_up_keeps_to_the_grid_and_counts(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"audio\.spans\.warm_up_s: expected a multiple of 4 s"):
         warm(seconds=600, warm_up_s=6)
     assert warm_up_s(None, [], []) == 0
-
-
-# -- what is read around a span -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["wav", "flac", "ogg"])
-@pytest.mark.parametrize("span", [(0.0, 3.0), (3.0, 5.0), (5.0, None), (4.0, 7.5)])
-def test_blocks_hold_the_margins_and_facts_do_not(
-    kind: str, span: tuple[float, float | None]
-) -> None:
-    data, margins = audio_factory.clip(kind, 8.0, seed=3), (2, 1)
-    whole = decode(io.BytesIO(data), uri="x")
-    alone = decode(io.BytesIO(data), uri="x", start_s=span[0], end_s=span[1])
-    options: dict[str, Any] = {"start_s": span[0], "end_s": span[1], "margins_s": margins}
-    with open_blocks(io.BytesIO(data), uri="x", block_frames=5000, **options) as reader:
-        got = np.concatenate(list(reader), axis=1)
-        assert reader.facts == alone.facts
-    rate = whole.facts.rate_hz
-    begin = max(0, round((span[0] - 2) * rate))
-    stop = None if span[1] is None else round((span[1] + 1) * rate)
-    np.testing.assert_array_equal(got, whole.waveform[:, begin:stop])
-
-
-def test_a_child_reads_the_same_margins() -> None:
-    data, children = audio_factory.clip("flac", 8.0, seed=3), DecodingChildren()
-    spec = {"uri": "x", "start_s": 3.0, "end_s": 5.0, "channels": "mean", "margins_s": (2, 1)}
-    try:
-        from earmill.pipeline.audio.decode import Limits
-
-        with open_blocks(io.BytesIO(data), **spec) as here:  # type: ignore[arg-type]
-            wanted = np.concatenate(list(here), axis=1)
-        with children.open(io.BytesIO(data), limits=Limits(), **spec) as there:  # type: ignore[arg-type]
-            np.testing.assert_array_equal(np.concatenate(list(there), axis=1), wanted)
-            assert there.facts == here.facts
-    finally:
-        children.close()
-
-
-def test_a_file_that_is_cut_within_the_margin_is_found() -> None:
-    data = audio_factory.clip("flac", 8.0, seed=3)
-    cut = io.BytesIO(data[: int(len(data) * 0.66)])
-    with (
-        pytest.raises(TruncatedError),
-        open_blocks(cut, uri="x", start_s=3.0, end_s=5.0, margins_s=(2, 1)) as reader,
-    ):
-        list(reader)
-
-
-def test_the_longest_row_is_that_without_margins() -> None:
-    from earmill.pipeline.audio.decode import Limits
-
-    data = audio_factory.clip("wav", 8.0, seed=3)
-    for most, fits in ((2.0, True), (1.9, False)):
-        options: dict[str, Any] = {"start_s": 3.0, "end_s": 5.0, "margins_s": (2, 1)}
-        try:
-            limits = Limits(max_seconds=most)
-            with open_blocks(io.BytesIO(data), uri="x", limits=limits, **options) as reader:
-                assert sum(block.shape[1] for block in reader) == 5 * 22050 and fits
-        except TooLongError:
-            assert not fits
-
-
-@pytest.mark.parametrize(
-    ("item", "wanted"),
-    [
-        (Item("x", "x.wav"), None),
-        (Item("x", "x.wav", start_s=20.0, end_s=30.0), None),
-        (Item("x", "x", start_s=0.0, end_s=10.0, part_of=(0.0, None)), Margins(0, 1, 10)),
-        (Item("x", "x", start_s=5.0, end_s=15.0, part_of=(2.0, None)), Margins(3, 1, 10)),
-        (Item("x", "x", start_s=20.0, end_s=30.0, part_of=(0.0, 99.5)), Margins(12, 1, 10)),
-        (Item("x", "x", start_s=90.0, end_s=99.5, part_of=(0.0, 99.5)), Margins(12)),
-        (Item("x", "x", start_s=90.0, part_of=(0.0, None)), Margins(12)),
-    ],
-    ids=["whole", "span of a table", "first", "second", "later", "last, its end given", "last"],
-)
-def test_what_is_read_around_a_row(item: Item, wanted: Margins | None) -> None:
-    assert margins_of(item, 12) == wanted
-
-
-@pytest.mark.parametrize("step", [1, 7, 100, 1000])
-@pytest.mark.parametrize("margins", [Margins(3, 1, 4), Margins(0, 1, 4), Margins(3)])
-def test_own_frames_are_picked_whatever_the_stretches(step: int, margins: Margins) -> None:
-    infos: list[StreamInfo] = [stream(), stream("envelope", (1, 1), 50.0)]
-    total_s = margins.lead_s + (margins.own_s or 4) + margins.tail_s
-    rng, own = np.random.default_rng(0), OwnFrames(margins, infos)
-    frames = rng.standard_normal((total_s * 100, infos[0].width))
-    counts = rng.poisson(0.05, (total_s * 50, 2))
-    got: dict[str, list[Any]] = {"modulation": [], "envelope": []}
-    for at in range(0, len(frames), step):
-        got["modulation"].append(own.take({"modulation": frames[at : at + step]})["modulation"])
-    for at in range(0, len(counts), step):
-        events = SpikeEvents.from_dense(counts[at : at + step], at)
-        got["envelope"].append(own.take({"envelope": events})["envelope"])
-    own.check()
-    first, last = margins.lead_s, margins.lead_s + (margins.own_s or 4)
-    np.testing.assert_array_equal(
-        np.concatenate(got["modulation"]), frames[first * 100 : last * 100]
-    )
-    picked = SpikeEvents.concatenate(got["envelope"])
-    assert picked.first_frame == 0
-    np.testing.assert_array_equal(picked.dense(), counts[first * 50 : last * 50])
-
-
-def test_a_model_that_looks_ahead_too_far_is_a_fault_not_a_short_row() -> None:
-    own = OwnFrames(Margins(3, 1, 4), [stream()])
-    own.take({"modulation": np.zeros((650, 8))})
-    with pytest.raises(RuntimeError, match="expected 700 frames of a span"):
-        own.check()
