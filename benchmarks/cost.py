@@ -1,7 +1,7 @@
 """What an hour of audio costs on CPU cores and on a GPU: from RESULTS.md and from prices.
 
 `python -m benchmarks.cost --core-hour 0.04 --gpu-hour 3 --cores 24` prints the table for one's own
-prices; without arguments it writes the one of docs/cost.md, whose prices are assumptions.
+prices; without arguments it writes all figures of docs/cost.md, whose prices are assumptions.
 
     CPU   core seconds per second of audio = 1 / kernel rate of a core + rest of the job
     GPU   rate of a node = min(rate of the GPU, cores / rest of the job)
@@ -13,11 +13,15 @@ import argparse
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 from benchmarks.report import RESULTS, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "cost.md"
-_BEGIN, _END = "<!-- table: python -m benchmarks.cost -->\n", "<!-- end of the table -->"
+#: Where the page has what this module writes: its marks open and close a part.
+_OPEN, _CLOSE = "<!-- {}: python -m benchmarks.cost -->\n", "<!-- end of the {} -->"
+#: Columns of the page's text.
+_WIDTH = 118
 #: Threads of the measurements.
 _THREADS = 2
 _HEAD = ("model", "one core", "price on cores", "GPU", "GPU alone", "cores to feed it", "node",
@@ -131,10 +135,44 @@ def cost_table(known: Speeds, nodes: tuple[Node, ...]) -> str:
     return table(_HEAD, rows)
 
 
-def written(page: str, made: str) -> str:
-    """The page with this table in the place of its own."""
-    begin, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
-    return f"{page[:begin]}\n{made}\n\n{page[end:]}"
+def cores_that_pay(known: Speeds, model: str, node: Node) -> float:
+    """How many cores a GPU's price buys the work of, where they and not the GPU bound the node."""
+    return node.gpu_hour * known.rest_s * known.of_core[model] / node.core_hour
+
+
+def rest_text(known: Speeds, node: Node) -> str:
+    """What a job does besides the kernels, and what a node's cores can feed."""
+    fed = node.cores / known.rest_s
+    share = fed / known.of_gpu["Dau1997", node.gpu]
+    return fill(
+        f"`r` is {1000 * known.rest_s:.2f} ms for the slowest files of The whole job, so a core "
+        f"handles {1 / known.rest_s:.0f} seconds of audio a second beside the kernels. A node's "
+        f"cores therefore bound its GPU: {node.cores} of them feed {fed:.0f} times real time, "
+        f"{100 * share:.0f} % of what an {node.gpu} computes of Dau1997.",
+        width=_WIDTH,
+    )
+
+
+def threshold_text(known: Speeds, node: Node) -> str:
+    """From how many cores on a GPU pays, of a few models."""
+    named = ("Paulick2024", "Osses2021", "Dau1997", "King2019, phase_insens='none'")
+    cores = "; ".join(f"{model} {cores_that_pay(known, model, node):.0f}" for model in named)
+    return fill(f"Cores from which an {node.gpu} pays at these prices: {cores}.", width=_WIDTH)
+
+
+def written(page: str, known: Speeds) -> str:
+    """The page with the figures and the table of today in the place of its own."""
+    parts = {
+        "rest": rest_text(known, ASSUMED[0]),
+        "thresholds": threshold_text(known, ASSUMED[0]),
+        "table": cost_table(known, ASSUMED),
+    }
+    for name, made in parts.items():
+        opened = _OPEN.format(name)
+        begin = page.index(opened) + len(opened)
+        end = page.index(_CLOSE.format(name), begin)
+        page = f"{page[:begin]}\n{made}\n\n{page[end:]}"
+    return page
 
 
 def main() -> None:
@@ -146,7 +184,7 @@ def main() -> None:
     given = parser.parse_args()
     known = speeds(RESULTS.read_text())
     if all(value is None for value in vars(given).values()):
-        PAGE.write_text(written(PAGE.read_text(), cost_table(known, ASSUMED)))
+        PAGE.write_text(written(PAGE.read_text(), known))
         return
     nodes = tuple(
         Node(
