@@ -10,6 +10,7 @@ SCRIPTS = (
     "startup",
     "scale",
     "crowd",
+    "streamed_source",
     "workers",
     "one_recording",
     "models",
