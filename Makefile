@@ -111,6 +111,7 @@ docs-check: setup
 	EARMILL_DOCS_DRAW=false $(MKDOCS) --site-dir build/site-check
 
 # The code of every page, tutorials with their training included, each in an empty folder. Minutes.
+# One has recordings (apt-get install alsa-utils espeak-ng).
 docs-run: setup
 	$(BIN)/python -m docs.builder.run_page
 

@@ -1,6 +1,7 @@
 """Runs the code of pages, from top to bottom, each page in an empty folder of its own.
 
     python -m docs.builder.run_page docs/tutorials/spikes.md     # or several, or none for all
+    python -m docs.builder.run_page --show docs/howto/changing-corpora.md     # and what it printed
 
 YAML that begins with `# name.yaml` becomes that file, shell blocks run with `bash -e`, blocks of
 Python share one namespace, and a comment `<!-- check: accuracy > 0.9 -->` must then be true. A
@@ -57,6 +58,7 @@ def run(page: Path, *, names: Mapping[str, Any] | None = None, text: str | None 
             continue
         try:
             printed = _run_block(block, namespace, where)
+            print(f"{where}\n{printed}" if printed else where)
         except PageError:
             raise
         except Exception as error:
@@ -150,8 +152,10 @@ PREPARED = {"README.md": run_readme, "docs/hub.md": run_hub}
 
 
 def main(names: Sequence[str]) -> int:
-    """Run pages in processes of their own and say how long each took."""
-    chosen = [Path(name).resolve() for name in names]
+    """Run pages in processes of their own and say how long each took; `--show` also what each
+    block printed."""
+    show = "--show" in names
+    chosen = [Path(name).resolve() for name in names if name != "--show"]
     chosen = chosen or [*(ROOT / page for page in PREPARED), *pages("quick"), *pages("long")]
     failed = 0
     for page in chosen:
@@ -170,6 +174,8 @@ def main(names: Sequence[str]) -> int:
         took = time.perf_counter() - began
         failed += done.returncode != 0
         print(f"{'ok' if done.returncode == 0 else 'FAILED':6} {took:6.1f} s  {page}", flush=True)
+        if show:
+            print(done.stdout, flush=True)
         if done.returncode:
             print(done.stderr[-3000:], flush=True)
     return 1 if failed else 0
