@@ -9,6 +9,7 @@ run that was killed goes on with those that have no commit yet, and each comes o
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +33,9 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import carried_path, new_attempt
 
 THREADS = 2
+# How often copying says how far it is.
+PROGRESS_S = 5.0
+Tell = Callable[[str], None]
 # What a row's provenance says of where its bytes lie.
 PLACE = ("uri", "etag", "size", "mtime")
 
@@ -91,12 +95,12 @@ def carry_over(
     layout: Layout,
     dataset: DatasetFile,
     plan: Plan,
-    on_begin: Callable[[str], None] = lambda text: None,
+    on_step: Tell = lambda text: None,
 ) -> int:
     """Publish the shards of a revision that are copies, those that have no commit; how many.
 
     Args:
-        on_begin: Told what takes a while.
+        on_step: Told what takes a while, and now and then how far it is.
     Raises:
         CommitError: A commit or file that is copied from is gone or damaged, or the output failed.
     """
@@ -105,18 +109,27 @@ def carry_over(
         return 0
     done = generations(layout)
     shards = [s for s in plan.shards if s.shard_id in carried and s.shard_id not in done]
-    if shards:
-        on_begin(f"copying rows that are there into {len(shards):,} shards")
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda s: _copy(layout, dataset, s, carried[s.shard_id]), shards))
+    _each(
+        shards,
+        lambda shard: _copy(layout, dataset, shard, carried[shard.shard_id]),
+        "copying rows that are there",
+        on_step,
+    )
     return len(shards)
 
 
-def copy_equal(layout: Layout, dataset: DatasetFile, shards: Sequence[Shard]) -> None:
+def copy_equal(
+    layout: Layout,
+    dataset: DatasetFile,
+    shards: Sequence[Shard],
+    on_step: Tell = lambda text: None,
+) -> None:
     """Publish shards of rows that are equal to others, which are all committed.
 
     A row is in quarantine where the other one is, and where that had other bytes than planned.
 
+    Args:
+        on_step: As of `carry_over`.
     Raises:
         CommitError: As of `carry_over`.
     """
@@ -130,8 +143,20 @@ def copy_equal(layout: Layout, dataset: DatasetFile, shards: Sequence[Shard]) ->
         ]
         _copy(layout, dataset, shard, rows)
 
+    _each(shards, copy, "copying rows of equal files", on_step)
+
+
+def _each(shards: Sequence[Shard], copy: Callable[[Shard], None], what: str, on_step: Tell) -> None:
+    """Copy them, a few at a time."""
+    if not shards:
+        return
+    on_step(f"{what} into {len(shards):,} shards")
+    tells_at = time.monotonic() + PROGRESS_S
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(copy, shards))
+        for done, _ in enumerate(pool.map(copy, shards), start=1):
+            if time.monotonic() >= tells_at and done < len(shards):
+                on_step(f"{what}: {done:,} of {len(shards):,} shards")
+                tells_at = time.monotonic() + PROGRESS_S
 
 
 def _copy(

@@ -19,6 +19,7 @@ from earmill.pipeline.dataset.commit_record import commits, generations
 from earmill.pipeline.dataset.description import Change, DatasetFile, raise_version, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.snapshot import is_closed, read_current
+from earmill.pipeline.planning.equal_rows import Equal, copying
 from earmill.pipeline.planning.plan import SHARD_DIGITS, Plan, Shard, plan_of
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.storage.layout import Layout
@@ -58,6 +59,7 @@ def begin_revision(
     added: Sequence[NewShard],
     about: Mapping[str, Any] | None = None,
     licenses: Mapping[str, Mapping[str, str]] | None = None,
+    equal: Equal | None = None,
 ) -> DatasetFile:
     """Describe the dataset anew; call it with the driver's lock, on a finished dataset.
 
@@ -66,6 +68,7 @@ def begin_revision(
         dropped: Shards that go. added: Those that come, in order.
         about: What the plan says of the source, where that has changed: fields of `Plan`.
         licenses: Where they have changed, all of them.
+        equal: Rows of the last of `added` that have the bytes of others there, which are computed.
     Raises:
         OutputError: A carried-through column has another type than before, or no row is left.
         LockedError: Another driver began one meanwhile.
@@ -74,11 +77,13 @@ def begin_revision(
     before = dataset.change
     first = before.next_shard if before else 1 + max(int(s.shard_id) for s in plan.shards)
     new = [Shard(f"{first + k:0{SHARD_DIGITS}d}", shard.items) for k, shard in enumerate(added)]
+    new, copied = _with_equal(new, equal or {})
     kept = [shard for shard in plan.shards if shard.shard_id not in gone]
     if not kept and not new:
         raise OutputError(f"{layout.url()}: expected rows to be left, the change removes them all")
-    facts = {"skipped": plan.skipped, "dropped": plan.dropped, "extra_labels": plan.extra_labels}
-    facts |= {"extra_types": plan.extra_types, **(about or {})}
+    facts: dict[str, Any] = {"skipped": plan.skipped, "dropped": plan.dropped}
+    facts |= {"extra_types": plan.extra_types, "extra_labels": plan.extra_labels}
+    facts |= {"copied": copied, **(about or {})}
     facts["extra_types"] = _joined(plan.extra_types, facts["extra_types"])
     revised = plan_of([*kept, *new], plan.spec_sha256, **facts)
     revised.write(layout)
@@ -123,6 +128,18 @@ def restate_licenses(layout: Layout, wanted: Mapping[str, Mapping[str, str]]) ->
     begin_revision(layout, dataset, plan, why=LICENSES, dropped=(), added=(), licenses=licenses)
     finalise(layout)
     return True
+
+
+def _with_equal(shards: Sequence[Shard], equal: Equal) -> tuple[list[Shard], int]:
+    """Shards whose rows say which they are equal to, and how many there are of these, all last."""
+    places = {item.row_id: shard.shard_id for shard in shards for item in shard.items}
+    found, copied = [], 0
+    for shard in shards:
+        if shard.items[0].row_id in equal:
+            shard = Shard(shard.shard_id, tuple(copying(shard.items, equal, places)))
+            copied += 1
+        found.append(shard)
+    return found, copied
 
 
 def _carried(

@@ -5,7 +5,7 @@ The output is the only state: resume is the stored plan minus the commits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -113,11 +113,13 @@ def open_job(
     resume: bool,
     again: Chooser | None,
     beside: bool,
+    on_step: Callable[[str], None] = lambda text: None,
 ) -> OpenJob:
     """Write or check plan and dataset.json; refuse to go on unasked.
 
     Args:
         beside: Without the lock: other drivers may be at work, and it is one of them.
+        on_step: Told what takes a while.
     """
     plan.write(layout)
     dataset = open_dataset(layout, _describe(spec, plan, extractors))
@@ -131,7 +133,7 @@ def open_job(
     if not beside:
         layout.clear_scratch()
     sweep()  # a run without pending shards starts no Ray, which would do it
-    if not beside and carry_over(layout, dataset, plan):
+    if not beside and carry_over(layout, dataset, plan, on_step):
         before = commits_as(layout, committed_of, without=chosen)
     left = [shard for shard in plan.shards if shard.shard_id not in before]
     waiting = {shard.shard_id for shard in plan.copies} - chosen.keys()

@@ -153,6 +153,7 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
                 resume=request.resume,
                 again=request.again,
                 beside=lock is None,
+                on_step=lambda text: sink(events.Step(text)),
             )
             if stored is None:
                 KeptListing(layout).forget()
@@ -237,8 +238,7 @@ def _finish(
     missing = len(job.plan.shards) - len(before) - len(result.done)
     left = [shard for shard in job.copies if shard.shard_id not in before]
     if left and missing == len(left):
-        sink(events.Step(f"copying rows of equal files into {len(left):,} shards"))
-        copy_equal(job.layout, job.dataset, left)
+        copy_equal(job.layout, job.dataset, left, lambda text: sink(events.Step(text)))
         found = commits_as(job.layout, committed_of, without=before.keys() | result.done.keys())
         result.done |= {shard.shard_id: found[shard.shard_id] for shard in left}
         missing = 0

@@ -61,9 +61,9 @@ def sampler_of(
         plan: Plan, estimate: Estimate, models: Sequence[Description], start_s: float
     ) -> SampledCost:
         strata = draw(plan, rows, seed, long_s=LONG_S)
-        threads = crew_of(spec, len(plan.shards)).threads
+        threads = crew_of(spec, len(plan.computed)).threads
         count = sum(len(stratum.drawn) for stratum in strata.all)
-        on_begin(f"trying {count:,} of {plan.rows:,} rows")
+        on_begin(f"trying {count:,} of {strata.rows:,} rows")
         sampled = trial(spec, plan, strata, seed=seed, threads=threads, budget_s=budget_s)
         rates = {
             entry.model: described.fs_hz

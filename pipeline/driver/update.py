@@ -24,6 +24,7 @@ from earmill.pipeline.dataset.where import everything, parse_where
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.source_changes import Changes, compare, listing, other_audio
 from earmill.pipeline.planning.column_types import known_types
+from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, equal_rows
 from earmill.pipeline.planning.plan import Plan, check_items, cut, read_row_ids
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item, Source
@@ -179,8 +180,11 @@ class Update:
         known = self._relabelled(listed) | self._moved(fresh)
         for rows in self._cut(item for item in fresh if item.row_id in known):
             added.append(NewShard(rows, tuple(known[item.row_id] for item in rows)))
-        for rows in self._cut(item for item in fresh if item.row_id not in known):
-            added.append(NewShard(rows))
+        computed = [item for item in fresh if item.row_id not in known]
+        equal = self._equal(computed)
+        for is_copy in (False, True):
+            for rows in self._cut(item for item in computed if (item.row_id in equal) is is_copy):
+                added.append(NewShard(rows))
         columns = self.source.columns()
         about = {
             "skipped": dict(self.source.skipped()),
@@ -189,7 +193,14 @@ class Update:
             "dropped": dict(columns.dropped),
         }
         begin_revision(
-            self.layout, dataset, self.plan, why=why, dropped=touched, added=added, about=about
+            self.layout,
+            dataset,
+            self.plan,
+            why=why,
+            dropped=touched,
+            added=added,
+            about=about,
+            equal=equal,
         )
 
     def _cut(self, items: Iterator[Item]) -> Iterator[tuple[Item, ...]]:
@@ -223,6 +234,12 @@ class Update:
             if key in there:
                 found[item.row_id] = there[key]
         return found
+
+    def _equal(self, computed: Sequence[Item]) -> Equal:
+        """Of the rows that no committed one has the bytes of, those that are equal to another."""
+        if not computes_equal_once(self.spec):
+            return {}
+        return equal_rows(self.source, lambda: computed)
 
     def _parts(self) -> dict[str, tuple[float, float | None]]:
         """Planned rows that are a span of a recording, to what they are a part of: it decides what

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from earmill.pipeline.common.checksum import sha256_of
 from earmill.pipeline.common.errors import RowError
 from earmill.pipeline.sources.base import EqualRow, Item, Source, is_local
 from earmill.pipeline.sources.regular import open_regular
+
+if TYPE_CHECKING:
+    from earmill.pipeline.spec.job import JobSpec
 
 # Kinds of sources whose rows are files.
 OF_FILES = ("files", "manifest")
@@ -30,6 +34,11 @@ FETCHED_ROWS = 256
 Equal = dict[str, tuple[str, str]]
 Places = dict[str, str]
 Mask = NDArray[np.bool_]
+
+
+def computes_equal_once(spec: JobSpec) -> bool:
+    """Whether a job is to find equal files, and its rows are files."""
+    return bool(spec.output.equal_files_once) and spec.source.kind in OF_FILES
 
 
 def equal_rows(source: Source, items: Callable[[], Iterable[Item]]) -> Equal:

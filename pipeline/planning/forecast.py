@@ -2,9 +2,11 @@
 
     cost of a stratum       = planned seconds * (sum of its groups' cost / sum of their seconds)
     cost of the job         = sum over strata + cost of an empty shard * shards
+    a copy of an equal row  = what its stratum takes to encode, check, hash and commit
     a shard on a worker     = the largest of: its CPU time over the worker's cores; what is done by
                               one thread, writing or streaming a long row; what fetching takes
-    time                    = start + the busiest worker's shards + writing of the last one + end
+    time                    = start + the busiest worker's shards + writing of the last one
+                              + copies, by two threads + end
 
 A range is the expected value, less and plus what the groups of rows differ by; that of times is a
 tenth wide at least, as two runs of one job on one machine differ.
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,8 +32,8 @@ END_S, END_PER_SHARD_S = 0.7, 0.003
 # Two runs of one job differ by so much; the width of a stratum of which one group was tried.
 RUNS_DIFFER, UNKNOWN_SPREAD = 0.1, 0.15
 BYTES_DIFFER = 0.005
-# A worker's shards that are under way at a time.
-SHARDS = 2
+# A worker's shards that are under way at a time; threads that copy rows of equal files.
+SHARDS, COPIERS = 2, 2
 
 
 @dataclass(frozen=True)
@@ -198,13 +200,15 @@ def forecast(strata: Strata, sampled: Sampled, crew: Crew) -> Forecast:
         ValueError: No group has any audio.
     """
     tried = _Tried(strata, sampled)
-    shards, empty = len(strata.by_shard), sampled.empty
-    cpu = tried.total(lambda g: g.all_cpu_s - empty.cpu_s)
-    cpu = cpu.plus(shards * empty.cpu_s).at_least(RUNS_DIFFER)
+    shards, empty = strata.shards, sampled.empty
+    computed = tried.total(lambda g: g.all_cpu_s - empty.cpu_s)
+    copied = tried.total(lambda g: g.publish_cpu_s - empty.cpu_s, tried.copied)
+    cpu = computed.plus(copied.expected + shards * empty.cpu_s).at_least(RUNS_DIFFER)
     bad_share = _bad_share(strata, sampled)
     beside = empty.quarantine * shards_with_bad(strata, bad_share.expected)
-    stored = tried.total(empty.left_of).plus(shards * empty.nbytes + beside)
+    stored = tried.total(empty.left_of, tried.all).plus(shards * empty.nbytes + beside)
     work_s, bound_by = _work(strata, sampled, crew, tried)
+    work_s += _copying_s(strata, sampled, crew, tried)
     relative = work_s / cpu.expected if cpu.expected else 0.0
     return Forecast(
         work_s=cpu.times(relative),
@@ -212,7 +216,7 @@ def forecast(strata: Strata, sampled: Sampled, crew: Crew) -> Forecast:
         stored_bytes=stored.at_least(BYTES_DIFFER),
         bad_share=bad_share,
         parts={
-            part: tried.total(partial(_of_part, part, empty)).expected + shards * each
+            part: tried.total(partial(_of_part, part, empty)).expected + len(strata.by_shard) * each
             for part, each in in_order(_parts(sampled)).items()
         },
         bound_by=bound_by,
@@ -223,10 +227,15 @@ class _Tried:
     """Groups by stratum; what was not reached takes after the rest."""
 
     def __init__(self, strata: Strata, sampled: Sampled) -> None:
-        self._planned = {stratum.name: stratum.seconds for stratum in strata.all}
+        self.computed = {stratum.name: stratum.seconds for stratum in strata.all}
+        self.copied: dict[str, float] = {}
+        for seconds_of in strata.copies:
+            _add(self.copied, seconds_of)
+        self.all = dict(self.computed)
+        _add(self.all, self.copied)
         drawn = {stratum.name: len(stratum.drawn) for stratum in strata.all}
         rows = {stratum.name: stratum.rows for stratum in strata.all}
-        self._groups: dict[str, list[Group]] = {name: [] for name in self._planned}
+        self._groups: dict[str, list[Group]] = {name: [] for name in self.computed}
         for group in sampled.groups:
             self._groups[group.stratum].append(group)
         self._all = [group for group in sampled.groups if group.planned_s > 0]
@@ -242,11 +251,14 @@ class _Tried:
         some = self._of(name)
         return sum(map(cost, some)) / sum(group.planned_s for group in some)
 
-    def total(self, cost: Callable[[Group], float]) -> Range:
-        """Cost of all planned audio, empty shards aside."""
+    def total(
+        self, cost: Callable[[Group], float], seconds: Mapping[str, float] | None = None
+    ) -> Range:
+        """Cost of planned seconds by stratum, those that are computed if not said, empty shards
+        aside."""
         expected = variance = 0.0
         degrees = 0
-        for name, planned_s in self._planned.items():
+        for name, planned_s in (self.computed if seconds is None else seconds).items():
             some, rate = self._of(name), self.rate(name, cost)
             tried_s = sum(group.planned_s for group in some)
             expected += rate * planned_s
@@ -256,13 +268,15 @@ class _Tried:
                 degrees += len(some) - 1
             else:
                 spread = UNKNOWN_SPREAD * abs(rate)
-            variance += (spread * planned_s) ** 2 * self._left[name]
+            variance += (spread * planned_s) ** 2 * self._left.get(name, 1.0)
         # Student's t at 95 %, near enough.
         wide = (2 + 4 / max(1, degrees)) * math.sqrt(variance)
         return Range(max(0.0, expected - wide), expected, expected + wide)
 
     def _of(self, name: str) -> Sequence[Group]:
-        return [group for group in self._groups[name] if group.planned_s > 0] or self._all
+        # A copy may have an extension that no computed row has.
+        some = self._groups.get(name, [])
+        return [group for group in some if group.planned_s > 0] or self._all
 
 
 def _work(strata: Strata, sampled: Sampled, crew: Crew, tried: _Tried) -> tuple[float, str]:
@@ -297,16 +311,25 @@ def _work(strata: Strata, sampled: Sampled, crew: Crew, tried: _Tried) -> tuple[
     return max(free_at) + last_s, max(spent, key=lambda what: spent[what])
 
 
+def _copying_s(strata: Strata, sampled: Sampled, crew: Crew, tried: _Tried) -> float:
+    """Wall seconds in which the driver publishes copies, once all else is committed."""
+    shards, empty = len(strata.copies), sampled.empty
+    writing = tried.total(lambda g: g.publish_s - empty.wall_s, tried.copied).expected
+    cpu = tried.total(lambda g: g.publish_cpu_s - empty.cpu_s, tried.copied).expected
+    by_threads = (writing + shards * empty.wall_s) / COPIERS
+    return max(by_threads, (cpu + shards * empty.cpu_s) / (crew.cores * BUSY))
+
+
 def shards_with_bad(strata: Strata, share: float) -> float:
     """Shards with a bad row, were this share of all rows bad, one as likely as another."""
-    shards = len(strata.by_shard)
-    per_shard = sum(stratum.rows for stratum in strata.all) / shards
+    shards = strata.shards
+    per_shard = strata.rows / len(strata.by_shard)
     return float(shards * (1 - (1 - min(1.0, share)) ** per_shard))
 
 
 def _bad_share(strata: Strata, sampled: Sampled) -> Range:
     """Rows that will be in quarantine, as a share of all; Wilson's interval of the sample."""
-    rows = sum(stratum.rows for stratum in strata.all)
+    rows = strata.rows
     share = 0.0
     for stratum in strata.all:
         some = [group for group in sampled.groups if group.stratum == stratum.name]
@@ -325,6 +348,11 @@ def _parts(sampled: Sampled) -> dict[str, float]:
     """Every part that was seen, with what it costs in an empty shard."""
     seen = {part: 0.0 for group in sampled.groups for part in group.cpu_s}
     return {**seen, **sampled.empty.by_part}
+
+
+def _add(to: dict[str, float], seconds_of: Mapping[str, float]) -> None:
+    for name, seconds in seconds_of.items():
+        to[name] = to.get(name, 0.0) + seconds
 
 
 def _of_part(part: str, empty: EmptyShard, group: Group) -> float:

@@ -25,7 +25,7 @@ from earmill.pipeline.common.errors import CommitError, SourceError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.planning.column_types import typed_of, unknown, with_known
-from earmill.pipeline.planning.equal_rows import OF_FILES, Equal, copying, equal_rows
+from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
 from earmill.pipeline.planning.notes import copied_text, notes, skipped_text
 from earmill.pipeline.planning.parts import (
     PartWriter,
@@ -222,7 +222,7 @@ def make_plan(
     listing = _Listing(source, spec, progress)
     listing.add_all(listing.items())
     plan = listing.plan()
-    if not spec.output.equal_files_once or spec.source.kind not in OF_FILES:
+    if not computes_equal_once(spec):
         return plan
     equal = equal_rows(source, plan.items)
     return _with_copies(source, spec, plan, equal) if equal else plan

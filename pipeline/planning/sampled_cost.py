@@ -105,7 +105,7 @@ def sampled_cost(
         estimate: Of the same plan. models: Of the job, with their rates in Hz.
         start_s: From the call to a warm worker, where the sample does not know it.
     """
-    crew = crew_of(spec, len(plan.shards))
+    crew = crew_of(spec, len(plan.computed))
     wants_gpu = spec.run.device == "cuda" and sampled.device == "cpu"
     expected = forecast(strata, _without_model(sampled) if wants_gpu else sampled, crew)
     gpu_s, gpu = _on_gpu(plan, sampled, wants_gpu, models)
@@ -186,7 +186,7 @@ def _objects(strata: Strata, estimate: Estimate, expected: Forecast) -> Range:
     """A shard has one more where one of its rows is bad."""
     share = expected.bad_share
     # Bad rows that are neighbours share a shard: at best they fill some and spare the others.
-    low = math.floor(min(share.low, share.expected) * len(strata.by_shard))
+    low = math.floor(min(share.low, share.expected) * strata.shards)
     likely, high = (round(shards_with_bad(strata, each)) for each in (share.expected, share.high))
     return Range(low, likely, high).plus(estimate.objects)
 
@@ -205,7 +205,7 @@ def _on_gpu(
         return None, "no time on a GPU is known for these models"
     planned_s = sum(group.planned_s for group in sampled.groups)
     audio_s = sum(group.audio_s for group in sampled.groups)
-    whole_s = sum(shard.seconds for shard in plan.shards) * audio_s / planned_s
+    whole_s = sum(shard.seconds for shard in plan.computed) * audio_s / planned_s
     of_gpus = {gpu: whole_s * gpu_s for gpu, gpu_s in known.items()}
     fastest, slowest = min(of_gpus.values()), max(of_gpus.values())
     names = " and ".join(sorted(of_gpus))

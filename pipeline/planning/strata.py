@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from earmill.pipeline.planning.plan import Plan, item_seconds
+from earmill.pipeline.planning.plan import Plan, Shard, item_seconds
 from earmill.pipeline.sources.base import Item
 
 # Strata beyond so many, the smallest ones, are tried as one.
@@ -48,12 +48,24 @@ class Strata:
     """A plan by strata.
 
     Args:
-        all: Those with the most audio first.
+        all: Those with the most audio first, of rows that are computed.
         by_shard: Of each shard in order, planned seconds by name of stratum.
+        copies: The same of shards whose rows are copies of equal ones, which are not tried.
     """
 
     all: tuple[Stratum, ...]
     by_shard: tuple[dict[str, float], ...]
+    copies: tuple[dict[str, float], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """That are computed."""
+        return sum(stratum.rows for stratum in self.all)
+
+    @property
+    def shards(self) -> int:
+        """All of the plan."""
+        return len(self.by_shard) + len(self.copies)
 
 
 @dataclass
@@ -77,15 +89,12 @@ def draw(plan: Plan, rows: int, seed: int, *, long_s: float) -> Strata:
     rng = random.Random(seed)
     found: dict[str, _Found] = {}
     by_shard = []
-    for shard in plan.shards:
-        seconds_of: dict[str, float] = {}
+    for shard in plan.computed:
         for item in shard.items:
             is_long = item_seconds(item) > long_s
-            name = stratum_name(item, is_long=is_long)
-            stratum = found.setdefault(name, _Found(is_long=is_long))
+            stratum = found.setdefault(_name(item, long_s), _Found(is_long=is_long))
             _hold(stratum, item, max(rows, LEAST_ROWS), rng)
-            seconds_of[name] = seconds_of.get(name, 0.0) + item_seconds(item)
-        by_shard.append(seconds_of)
+        by_shard.append(_seconds_of(shard, long_s))
     kept = _merged(found)
     total_s = sum(stratum.seconds for stratum in kept.values())
     strata = []
@@ -95,7 +104,21 @@ def draw(plan: Plan, rows: int, seed: int, *, long_s: float) -> Strata:
         wanted = max(LEAST_ROWS, round(rows * share))
         strata.append(Stratum(name, one.rows, one.seconds, tuple(one.held[:wanted]), one.is_long))
     renamed = tuple(_renamed(seconds, kept) for seconds in by_shard)
-    return Strata(tuple(strata), renamed)
+    copies = tuple(_renamed(_seconds_of(shard, long_s), kept) for shard in plan.copies)
+    return Strata(tuple(strata), renamed, copies)
+
+
+def _name(item: Item, long_s: float) -> str:
+    return stratum_name(item, is_long=item_seconds(item) > long_s)
+
+
+def _seconds_of(shard: Shard, long_s: float) -> dict[str, float]:
+    """Planned seconds of a shard by stratum."""
+    found: dict[str, float] = {}
+    for item in shard.items:
+        name = _name(item, long_s)
+        found[name] = found.get(name, 0.0) + item_seconds(item)
+    return found
 
 
 def stratum_name(item: Item, *, is_long: bool) -> str:

@@ -8,8 +8,10 @@ and rows of two sets are two recordings.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 # Number of a set and what a recording of it is called.
 Name = tuple[int, str]
+# Behind the ids of rows that are one of several channels.
+CHANNEL = re.compile(r"#ch[0-9]+\Z")
 
 
 class Recordings:
@@ -33,9 +37,6 @@ class Recordings:
 
     Args:
         features: What `open_features` gives, of one set, of several, or with additions.
-    Attributes:
-        incomplete: Recordings of which some spans are missing, because they are in quarantine or
-            not computed yet, to the numbers of those; they are left out.
 
     Example:
         >>> import earmill
@@ -45,11 +46,9 @@ class Recordings:
 
     def __init__(self, features: FeatureRows) -> None:
         self._features = features
-        rows, missing = _grouped(features)
-        self.incomplete: dict[str, list[int]] = {}
-        for (_, row_id), spans in missing.items():
-            self.incomplete[row_id] = sorted({*self.incomplete.get(row_id, ()), *spans})
+        rows, self._missing = _grouped(features)
         self._rows = list(rows.values())
+        self._sets = [number for number, _ in rows]
         self._ids = [row_id for _, row_id in rows]
         self._places: dict[str, list[int]] = {}
         for number, row_id in enumerate(self._ids):
@@ -60,6 +59,17 @@ class Recordings:
     def streams(self) -> dict[str, StreamInfo]:
         """Descriptions of the streams that are read, by name."""
         return self._features.streams
+
+    @cached_property
+    def incomplete(self) -> dict[str, list[int]]:
+        """Recordings of which spans are missing, because they are in quarantine or not computed
+        yet, to the numbers of those; they are left out. Of recordings without any row only those in
+        quarantine are known, which is read when this is asked for."""
+        known = {(number, self._ids[k]) for k, number in enumerate(self._sets)} | {*self._missing}
+        found: dict[str, list[int]] = {}
+        for (_, row_id), spans in (self._missing | _without_rows(self._features, known)).items():
+            found[row_id] = sorted({*found.get(row_id, ()), *spans})
+        return found
 
     @property
     def row_ids(self) -> list[str]:
@@ -168,8 +178,7 @@ class Recordings:
 
 def _grouped(features: FeatureRows) -> tuple[dict[Name, list[int]], dict[Name, list[int]]]:
     """Rows of each recording in order, and of those that are not whole the numbers that miss."""
-    sets: Sequence[Any] = getattr(features, "sets", (features,))
-    has_spans = [bool(each.dataset.spec.get("audio", {}).get("spans")) for each in sets]
+    has_spans = [_has_spans(each) for each in _sets_of(features)]
     table = features.table
     ids, planned = (table.column(name).to_pylist() for name in ("row_id", "plan_row_id"))
     # Sets end to end have numbers; of sets side by side the first one names the rows.
@@ -192,6 +201,35 @@ def _grouped(features: FeatureRows) -> tuple[dict[Name, list[int]], dict[Name, l
         name: [of[span] for span in sorted(of)] for name, of in spans.items() if not missing[name]
     }
     return whole, {name: spans for name, spans in missing.items() if spans}
+
+
+def _without_rows(features: FeatureRows, known: Collection[Name]) -> dict[Name, list[int]]:
+    """Recordings that are known from quarantine alone, to all of their spans."""
+    sets_have_numbers = "set" in features.table.column_names
+    recordings = {*known, *((number, CHANNEL.sub("", name)) for number, name in known)}
+    found: dict[Name, list[int]] = {}
+    for place, each in enumerate(_sets_of(features)):
+        if not _has_spans(each):
+            continue
+        for row_id in each.quarantine.column("row_id").to_pylist():
+            channel = CHANNEL.search(row_id)
+            span = SPAN_ID.fullmatch(CHANNEL.sub("", row_id))
+            if span is None:
+                continue
+            number = place if sets_have_numbers else 0
+            name = span[1] + (channel[0] if channel else "")
+            # A row that failed before it had channels is missing in each, which are known.
+            if (number, name) not in (known if channel else recordings):
+                found[number, name] = list(range(1, int(span[3]) + 1))
+    return found
+
+
+def _sets_of(features: FeatureRows) -> Sequence[Any]:
+    return getattr(features, "sets", (features,))
+
+
+def _has_spans(features: Any) -> bool:
+    return bool(features.dataset.spec.get("audio", {}).get("spans"))
 
 
 def _end_to_end(parts: Sequence[Any]) -> Any:

@@ -12,6 +12,9 @@ import pytest
 
 import earmill
 from earmill import open_features
+from earmill.pipeline.dataset import carry
+from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.driver import events
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.update import start_update
 from earmill.pipeline.planning import equal_rows as module
@@ -224,6 +227,64 @@ def test_what_becomes_of_equal_files_in_the_next_snapshot(job: Job) -> None:
     assert before.keys() - now.keys() == {"a.wav"}
     assert {k for k in now if now[k] != before[k]} == {"b.wav", "copy/c.wav"}
     assert_whole(job.out)
+
+
+def test_equal_files_of_one_update_are_computed_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.extract()
+    before = job.values()
+    added = {"new/1.wav": 21, "new/2.wav": 21, "b.wav": 22, "new/3.wav": 22, "new/4.wav": 23}
+    (job.corpus / "new").mkdir()
+    for name, seed in added.items():
+        (job.corpus / name).write_bytes(audio_factory.clip("wav", 0.5, seed=seed))
+    shutil.copy(job.corpus / "a.wav", job.corpus / "new" / "5.wav")
+    start_update(job.spec())
+    plan = Plan.read(Layout.open(str(job.out)), stored_plan(job.out))
+    copied = {i.row_id: i.equal_to.row_id for s in plan.copies for i in s.items if i.equal_to}
+    assert copied == {"new/2.wav": "new/1.wav", "new/3.wav": "b.wav"}
+    # Killed while copies are made, or before, it goes on with them.
+    Dying.patch(monkeypatch)
+    Dying.left = 12
+    with pytest.raises(Killed):
+        job.extract(resume=True)
+    once = list(job.computed)
+    Dying.left = 10_000
+    assert job.extract(resume=True).exit_code == 0
+    assert {*once, *job.computed} == {"b.wav", "new/1.wav", "new/4.wav"}
+    now = job.values()
+    assert now["new/1.wav"] == now["new/2.wav"] and now["new/3.wav"] == now["b.wav"]
+    assert now["new/5.wav"] == before["a.wav"] and now["new/4.wav"] != now["b.wav"]
+    assert {k for k in before if now[k] != before[k]} == {"b.wav"}
+    assert_whole(job.out)
+    # Nothing is left to do, and what comes next knows these rows as any others.
+    start_update(job.spec())
+    job.extract(resume=True)
+    assert job.computed == []
+    earmill.compact(job.out)
+    assert job.values() == now
+
+
+def test_copying_says_how_far_it_is(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carry, "PROGRESS_S", 0.0)
+    seen: list[Any] = []
+    job.extract(sink=seen.append)
+    (job.corpus / "a.wav").rename(job.corpus / "z.wav")
+    start_update(job.spec())
+    job.extract(resume=True, sink=seen.append)
+    said = [event.text for event in seen if isinstance(event, events.Step)]
+    assert [text for text in said if "copying" in text] == [
+        "copying rows of equal files into 2 shards",
+        "copying rows of equal files: 1 of 2 shards",
+        "copying rows that are there into 2 shards",
+        "copying rows that are there: 1 of 2 shards",
+    ]
+
+
+def stored_plan(out: Path) -> str:
+    dataset = read_dataset(Layout.open(str(out)))
+    assert dataset is not None
+    return dataset.plan_id
 
 
 def test_false_is_nothing_and_has_its_hash(job: Job) -> None:

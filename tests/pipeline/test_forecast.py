@@ -130,6 +130,34 @@ def test_equal_groups_make_the_sum_and_different_ones_a_range() -> None:
     assert apart.stored_bytes.high > 1.1 * apart.stored_bytes.expected
 
 
+def test_copies_of_equal_files_are_neither_tried_nor_computed() -> None:
+    items = [row(n) for n in range(200)]
+    plan = plan_of_rows(items)
+    half = replace(plan, copied=10)
+    all_of_it, strata = (draw(each, 400, seed=0, long_s=120.0) for each in (plan, half))
+    (stratum,) = strata.all
+    assert (stratum.rows, stratum.seconds, strata.shards) == (100, 400.0, 20)
+    assert {int(item.row_id) for item in stratum.drawn} == set(range(100))
+    # A third of the CPU time of a row is that of writing it.
+    some = sampled(*[tried(stratum.name, 0.006, publish_cpu_s=0.002 * 40 + 0.01)] * 2)
+    whole, found = (forecast(each, some, CREW) for each in (all_of_it, strata))
+    cpu_s = 0.006 * 400 + 0.002 * 400 + 0.01 * 20
+    assert found.cpu_s.expected == pytest.approx(cpu_s * (1 + OTHERS_CPU))
+    assert found.stored_bytes.expected == pytest.approx(whole.stored_bytes.expected)
+    by_workers = (0.006 * 400 + 0.01 * 10) / (2 * BUSY)
+    by_copiers = (0.002 * 400 + 0.01 * 10) / (2 * BUSY)
+    assert found.work_s.expected == pytest.approx(by_workers + by_copiers, rel=0.01)
+    assert sum(found.parts.values()) == pytest.approx(0.006 * 400 + 0.01 * 10)
+
+
+def test_a_copy_whose_kind_no_computed_row_has_costs_what_others_do() -> None:
+    items = [row(n, kind="wav" if n < 10 else "wave") for n in range(20)]
+    strata = draw(replace(plan_of_rows(items), copied=1), 20, seed=0, long_s=120.0)
+    (name,) = (one.name for one in strata.all)
+    found = forecast(strata, sampled(*[tried(name, 0.005)] * 2), CREW)
+    assert found.stored_bytes.expected == pytest.approx(2 * (500 * 40 + 1000))
+
+
 def test_more_workers_of_one_machine_share_its_cores_and_of_others_do_not() -> None:
     strata = draw(plan_of_rows([row(n) for n in range(200)]), 20, seed=0, long_s=120.0)
     seen = sampled(tried(strata.all[0].name, 0.005), tried(strata.all[0].name, 0.005))

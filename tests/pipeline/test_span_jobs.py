@@ -21,7 +21,8 @@ from earmill.pipeline.dataset.publish import commits, committed_shards
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.update import start_retry, start_update
-from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
@@ -287,6 +288,28 @@ def test_stretches_of_a_recording(
     assert row.seconds == pytest.approx(wanted.seconds)
     for name, values in wanted.features.items():
         assert_same(row.features[name], values, near=2e-7)
+
+
+def test_a_recording_without_any_good_span_is_incomplete(
+    made: Path, tmp_path: Path, no_ray: None
+) -> None:
+    """Its file goes away between planning and working, while others can be read."""
+    shutil.copytree(made / "in", tmp_path / "in")
+    shutil.copy(made / "in" / "day.flac", tmp_path / "in" / "night.flac")
+    spec = spec_of(tmp_path / "in", tmp_path / "out")
+    plan = make_plan(planned_source(spec), spec)
+    (tmp_path / "in" / "night.flac").write_bytes(b"no audio")
+    assert run_job(spec, plan=plan).rows_bad == SPANS
+    ds = open_features(tmp_path / "out")
+    found = Recordings(ds)
+    assert found.row_ids == ["day.flac", "short.wav"]
+    assert found.incomplete == {"night.flac": [1, 2, 3, 4, 5]}
+    with pytest.raises(KeyError, match="got all but 1, 2, 3, 4, 5: they are in"):
+        found.by_id("night.flac")
+    # Beside a set that has it whole, it is that one's.
+    both = Recordings(open_features([tmp_path / "out", made / "spans"]))
+    assert both.row_ids == ["day.flac", "short.wav"] * 2
+    assert both.incomplete == {"night.flac": [1, 2, 3, 4, 5]}
 
 
 def test_what_is_not_there_is_said(made: Path) -> None:
