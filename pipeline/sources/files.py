@@ -32,8 +32,7 @@ from earmill.pipeline.sources.base import (
     stat_fields,
 )
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import fetch_all
-from earmill.pipeline.sources.span_reads import load_span, open_ranged
+from earmill.pipeline.sources.span_reads import fetch_rows, open_ranged
 from earmill.pipeline.sources.walk import HIDDEN, Entry, Walk, by_extension, file_info, is_hidden
 from earmill.pipeline.spec.source import FilesSpec
 
@@ -151,7 +150,7 @@ class FilesSource:
         return item, path
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        return fetch_all(items, lambda uri: self._spec.storage_options, load_span)
+        return fetch_rows(items, lambda uri: self._spec.storage_options)
 
     def open_ranged(self, item: Item) -> BinaryIO | None:
         """See `planning.spans.ReadsSpans`."""

@@ -46,11 +46,10 @@ from earmill.pipeline.sources.confine import (
     suggestions,
 )
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import fetch_all
 from earmill.pipeline.sources.ranges import ahead
 from earmill.pipeline.sources.read_tables import CHUNK_ROWS, READERS, RESERVED, Cells
 from earmill.pipeline.sources.scalars import public_value
-from earmill.pipeline.sources.span_reads import load_span, open_ranged
+from earmill.pipeline.sources.span_reads import fetch_rows, open_ranged
 from earmill.pipeline.spec.source import ManifestSpec
 
 # What other tools call the uri; named in an error, never guessed.
@@ -268,7 +267,7 @@ class ManifestSource:
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         wanted = [replace(item, uri=self._real_uri(item)) for item in items]
-        fetched = fetch_all(wanted, self._inside.options, load_span)
+        fetched = fetch_rows(wanted, self._inside.options)
         for item, (_, stream) in zip(items, fetched, strict=True):
             yield item, stream
 

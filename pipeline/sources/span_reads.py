@@ -4,21 +4,26 @@ Where a row is a span of a file above `MEMORY_BYTES` in a container that can be 
 and their kin), its stream asks for what the decoder reads. The checksum of the whole file is then
 not known: its column is null, of local files too, and the store's tag says which object it was.
 That this has not changed is asked at the beginning and at the end.
+
+Spans of a long row (`planning.spans`) are read by different workers at different times: each asks
+whether the file is still the planned one, of any size, so that no recording is made of two.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from datetime import UTC, datetime
 from posixpath import splitext
 from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.errors import UnreadableError
+from earmill.pipeline.common.errors import RowError, UnreadableError
 from earmill.pipeline.sources.base import (
+    Fetched,
     Item,
     answered,
     filesystem,
@@ -28,6 +33,9 @@ from earmill.pipeline.sources.base import (
 from earmill.pipeline.sources.fetch import (
     MEMORY_BYTES,
     Blob,
+    Options,
+    failed,
+    fetch_all,
     is_final,
     load_object,
     may_go_on,
@@ -41,6 +49,51 @@ SEEKABLE = frozenset(
 )
 # Read at once after a jump; libFLAC finds its place in jumps.
 BLOCK_BYTES = 64 << 10
+
+
+def fetch_rows(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
+    """`fetch_all` of files that rows are, or are spans of; raises as that."""
+    with closing(fetch_all(items, options, load_span)) as fetched:  # type: ignore[type-var]
+        for item, stream in fetched:
+            if item.part_of is None or isinstance(stream, RowError):
+                yield item, stream
+            elif (error := _replaced(item, options(item.uri))) is None:
+                yield item, stream
+            else:
+                stream.close()
+                yield item, error
+
+
+def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
+    """What to say where the file of a row is another than was planned: by the store's tag, on this
+    machine by the time of its last change. Its size is looked at where it is opened."""
+    fs, path = filesystem(item.uri, options)
+    is_here = isinstance(fs, LocalFileSystem)
+
+    def asked() -> Mapping[str, Any]:
+        if is_here:
+            return {"mtime": os.stat(path).st_mtime}
+        fs.invalidate_cache(path)
+        return stat_fields(fs.info(path))
+
+    name = "mtime" if is_here else "etag"
+    planned = getattr(item, name)
+    try:
+        with waited_for():
+            now = patiently(asked, _is_worth_it)[name]
+    except Exception as error:  # stores raise their own
+        return failed(item.uri, error)
+    if planned is None or now is None or planned == now:
+        return None
+    if is_here:
+        planned, now = (
+            f"{datetime.fromtimestamp(s, UTC):%Y-%m-%d %H:%M:%S.%f}" for s in (planned, now)
+        )
+    what = "time of change" if is_here else "tag"
+    return UnreadableError(
+        f"{item.uri}: changed since it was planned: expected {what} {planned}, got {now}; "
+        "`earmill retry` takes its spans from the file as it is now"
+    )
 
 
 def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -145,6 +146,23 @@ def test_an_object_replaced_between_plan_and_fetch_is_a_bad_row(folder: Path) ->
         streams = [stream for _, stream in source.fetch(items)]
     assert all(isinstance(stream, RowError) for stream in streams)
     assert "changed since it was planned: expected tag one, got two" in str(streams[0])
+
+
+def test_a_span_asks_for_the_tag_of_a_small_object_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read whole, when its worker comes to it; a row of its own takes what is there."""
+    monkeypatch.setattr(span_reads, "MEMORY_BYTES", 1 << 30)
+    with counting(folder) as (address, _, tag):
+        source, items = rows_of(folder, address, "wav")
+        tag["now"] = "two"
+        alone = [stream for _, stream in source.fetch(items[:1])]
+        assert not isinstance(alone[0], RowError)
+        spans = [replace(item, part_of=(0.0, None)) for item in items[:2]]
+        streams = [stream for _, stream in source.fetch(spans)]
+        assert all("expected tag one, got two" in str(stream) for stream in streams)
+        tag["now"] = "one"
+        assert not [one for _, one in source.fetch(spans) if isinstance(one, RowError)]
 
 
 def test_an_object_replaced_while_it_is_read_blames_no_row(folder: Path) -> None:
