@@ -40,6 +40,11 @@ lint: setup
 	$(BIN)/lint-imports --no-cache
 
 # Four processes side by side: the models compute, the others mostly wait for what they started.
+# Threads of torch and numpy wait for work asleep: in a loop, as is their way, those of one process
+# take the processors from another. And what is imported is compiled once, not in each process.
+test: export OMP_WAIT_POLICY = PASSIVE
+test: export OPENBLAS_THREAD_TIMEOUT = 4
+test: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	$(MAKE) --jobs=2 --output-sync=target lint kernels
 	$(MAKE) --jobs=4 --output-sync=target test-models test-pipeline test-jobs docs-check notebooks

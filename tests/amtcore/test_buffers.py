@@ -22,6 +22,15 @@ LIKE = torch.zeros(0)
 SHAPE = (2, LARGE_BYTES // 8 + 3)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _others_are_no_garbage() -> Iterator[None]:
+    """What other modules have left is not looked through each time that a test here collects."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test begins with nothing kept and a limit that a caller has set."""

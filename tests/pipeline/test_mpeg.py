@@ -365,7 +365,8 @@ def test_no_bytes_hang_or_escape(data: st.DataObject) -> None:
     parts = st.sampled_from([FRAME, FRAME[:50], Kind("2").frame(), ID3V1, id3(b"x"), b"\xff\xfb"])
     raw = b"\xff" + b"".join(data.draw(st.lists(parts | st.binary(max_size=30), max_size=12)))
     found = probed(raw)
-    assert found.kind in ("mpeg", "other", "adts")
+    # Four bytes and "skip" are how a box of four gigabytes begins: hypothesis reads our sources.
+    assert found.kind in ("mpeg", "other", "adts", "mp4")
     assert 0 <= found.offset <= len(raw)
     try:
         decoded(raw)
