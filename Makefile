@@ -46,8 +46,8 @@ test: export OMP_WAIT_POLICY = PASSIVE
 test: export OPENBLAS_THREAD_TIMEOUT = 4
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup
-	$(MAKE) --jobs=2 --output-sync=target lint kernels
-	$(MAKE) --jobs=4 --output-sync=target test-models test-pipeline test-jobs docs-check notebooks
+	$(MAKE) --jobs=2 --output-sync=target kernels lint docs-check
+	$(MAKE) --jobs=4 --output-sync=target test-models test-pipeline test-jobs notebooks
 
 # Into their cache, once, instead of in each of the processes.
 kernels: setup
