@@ -48,7 +48,7 @@ def contents(layout: Layout) -> dict[str, Any]:
     from earmill.pipeline.dataset.publish import commits
     from earmill.pipeline.dataset.snapshot import current_index
     from earmill.pipeline.driver.estimate_report import stored_comparison
-    from earmill.pipeline.planning.plan import read_row_ids
+    from earmill.pipeline.planning.plan_file import read_row_ids
 
     dataset = _dataset(layout)
     records = list(commits(layout).values())

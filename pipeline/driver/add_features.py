@@ -14,9 +14,10 @@ from typing import Any
 
 from earmill.pipeline.common.errors import OutputError, SpecError
 from earmill.pipeline.dataset.description import DatasetFile, no_dataset, read_dataset
-from earmill.pipeline.dataset.finalise import STATUS_OK, finalise
+from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.revision import is_finished
+from earmill.pipeline.dataset.row_index import STATUS_OK
 from earmill.pipeline.dataset.snapshot import read_checked, read_current, read_snapshot
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.run import run_job

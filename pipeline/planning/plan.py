@@ -10,8 +10,6 @@ of many is in parts (`planning.parts`), each checked against its own hash.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,10 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from earmill.pipeline.common.arrow_types import SeenTypes, extra_types
+from earmill.pipeline.common.arrow_types import SeenTypes
 from earmill.pipeline.common.errors import CommitError, SourceError
 from earmill.pipeline.common.one_line import one_line
-from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.planning.column_types import typed_of, unknown, with_known
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
 from earmill.pipeline.planning.notes import copied_text, notes, skipped_text
@@ -31,19 +28,17 @@ from earmill.pipeline.planning.parts import (
     PartWriter,
     Store,
     StoredShard,
-    index_table,
-    part_tables,
-    parts_of,
     store_parts,
-    stored_shards,
+)
+from earmill.pipeline.planning.plan_file import (
+    PARTED_VERSION,
+    decode_plan,
+    encode_plan,
+    only_plan,
 )
 from earmill.pipeline.planning.plan_rows import (
     PlanId,
-    by_shard,
-    encoded,
     extra_json,
-    items_of,
-    rows_table,
     typed_columns,
 )
 from earmill.pipeline.planning.row_checks import (
@@ -61,8 +56,7 @@ from earmill.pipeline.planning.shards import (
 )
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.sources.kept import Kept
-from earmill.pipeline.storage.arrow_tables import table_of
-from earmill.pipeline.storage.paths import is_plan_path, plan_path
+from earmill.pipeline.storage.paths import plan_path
 
 if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec
@@ -78,7 +72,6 @@ __all__ = [
     "item_seconds",
     "make_plan",
     "plan_of",
-    "read_row_ids",
     "same_columns",
     "skipped_text",
 ]
@@ -86,13 +79,6 @@ __all__ = [
 SHARD_DIGITS = 5
 # How often a listing says how far it is.
 PROGRESS_S = 5.0
-# Version 2 has columns of the source in their own types beside the JSON of the others; version 3 is
-# an index of parts.
-PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
-# What the plan says of the source beside its rows.
-ABOUT = ("skipped", "extra_types", "extra_labels", "dropped", "estimated", "split")
-# The same, only where there are any.
-ABOUT_SOME = ("in_order", "copied")
 
 
 @dataclass(frozen=True)
@@ -162,16 +148,16 @@ class Plan:
         if self.parts:
             store_parts(self.parts, store, self.plan_id)
         if not store.exists(path):
-            store.write_bytes(path, _encode(self))
+            store.write_bytes(path, encode_plan(self))
         return path
 
     @classmethod
     def read(cls, store: Store, plan_id: str | None = None) -> Plan:
         """Read a stored plan; the only one if no id is given. CommitError if it was altered."""
-        path = plan_path(plan_id) if plan_id is not None else _only_plan(store)
+        path = plan_path(plan_id) if plan_id is not None else only_plan(store)
         named = path.removeprefix("plan/").removesuffix(".parquet")
         try:
-            plan = _decode(store.read_bytes(path), store, named)
+            plan = cls(**decode_plan(store.read_bytes(path), store, named))
         except CommitError as error:
             raise CommitError(f"{path}: {error}") from error
         except (OSError, KeyError, ValueError) as error:
@@ -183,25 +169,6 @@ class Plan:
         if not plan.plan_id == named == found:
             raise CommitError(f"{path}: expected plan {named}, got rows of plan {found}")
         return plan
-
-
-def read_row_ids(store: Store, plan_id: str) -> dict[str, list[str]]:
-    """Row ids of a stored plan by shard, both in order: two columns, for who needs no more.
-
-    Raises:
-        CommitError: A plan of another version, or a damaged part.
-    """
-    raw = store.read_bytes(plan_path(plan_id))
-    tables: Iterator[pa.Table]
-    table = table_of(raw, ["shard"])
-    if _check_version(table)[b"version"].decode() == PARTED_VERSION:
-        tables = part_tables(_decode(raw, store, plan_id).parts, ["shard", "row_id"])
-    else:
-        tables = iter([table_of(raw, ["shard", "row_id"])])
-    found: dict[str, list[str]] = {}
-    for table in tables:
-        found |= by_shard(table, table.column("row_id").to_pylist())
-    return dict(sorted(found.items()))
 
 
 def make_plan(
@@ -346,66 +313,3 @@ class _Listing:
             if self._each:
                 check_channel_ids(items)
         return plan
-
-
-def _encode(plan: Plan) -> bytes:
-    typed = typed_columns(plan.extra_types)
-    about = {name: getattr(plan, name) for name in ABOUT}
-    about |= {name: getattr(plan, name) for name in ABOUT_SOME if getattr(plan, name)}
-    metadata = {
-        "plan_id": plan.plan_id,
-        "spec_sha256": plan.spec_sha256,
-        "about": json.dumps(about, sort_keys=True),
-        "version": TYPED_VERSION if typed else PLAN_VERSION,
-    }
-    if not plan.parts:
-        return encoded(rows_table(plan.shards, typed), metadata)
-    sha256s = [part.sha256 for part in parts_of(plan.parts)]
-    metadata |= {"version": PARTED_VERSION, "parts": json.dumps(sha256s)}
-    table = index_table(plan.parts)
-    return encoded(table, {**metadata, "check": _index_check(table, metadata)})
-
-
-def _index_check(table: pa.Table, metadata: Mapping[str, str]) -> str:
-    """A hash of what an index says, as it holds no rows to reckon the plan's id from."""
-    said = [metadata[name] for name in ("plan_id", "spec_sha256", "about", "parts")]
-    return hashlib.sha256(json.dumps([said, table.to_pydict()]).encode()).hexdigest()
-
-
-def _decode(raw: bytes, store: Store, plan_id: str) -> Plan:
-    table = table_of(raw)
-    metadata = {key.decode(): text.decode() for key, text in _check_version(table).items()}
-    about = loads_json(metadata.get("about", "{}"), max_chars=None)
-    shards: tuple[Shard, ...]
-    if metadata["version"] == PARTED_VERSION:
-        if _index_check(table, metadata) != metadata["check"]:
-            raise CommitError("the index of the plan was altered; restore it from a copy")
-        sha256s = loads_json(metadata["parts"], max_chars=None)
-        shards = stored_shards(table, sha256s, store, plan_id)
-    else:
-        groups = by_shard(table, items_of(table))
-        shards = tuple(Shard(shard_id, tuple(items)) for shard_id, items in groups.items())
-        if "extra_types" not in about:  # written before plans had it
-            about["extra_types"] = extra_types(
-                item.extra for items in groups.values() for item in items
-            )
-    kept = {name: about[name] for name in (*ABOUT, *ABOUT_SOME) if name in about}
-    return Plan(metadata["plan_id"], metadata["spec_sha256"], shards, **kept)
-
-
-def _check_version(table: pa.Table) -> dict[bytes, bytes]:
-    """What the table says of itself, if this release can read it."""
-    metadata: dict[bytes, bytes] = table.schema.metadata or {}
-    version = metadata.get(b"version", b"").decode()
-    if version not in (PLAN_VERSION, TYPED_VERSION, PARTED_VERSION):
-        raise CommitError(
-            f"expected a plan of version 1, 2 or 3, got {version!r}; use the release that wrote it"
-        )
-    return metadata
-
-
-def _only_plan(store: Store) -> str:
-    plans = [name for name in store.list("plan") if is_plan_path(name)]
-    if len(plans) != 1:
-        raise CommitError(f"expected one plan, found {len(plans)}: {', '.join(plans) or 'none'}")
-    return plans[0]

@@ -27,8 +27,8 @@ from earmill.pipeline.planning.plan import (
     cut,
     item_seconds,
     make_plan,
-    read_row_ids,
 )
+from earmill.pipeline.planning.plan_file import read_row_ids
 from earmill.pipeline.planning.row_checks import check_unique
 from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.spec.job import JobSpec

@@ -28,8 +28,8 @@ from earmill.pipeline.planning.plan import (
     StoredShard,
     make_plan,
     plan_of,
-    read_row_ids,
 )
+from earmill.pipeline.planning.plan_file import read_row_ids
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

@@ -24,28 +24,20 @@ from earmill.pipeline.driver.update import start_retry, start_update
 from earmill.pipeline.planning.plan import Plan, make_plan
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item
-from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.row_pipeline import RowProcessor
 from tests.chaos.jobs import assert_whole, committed_files
 from tests.pipeline import audio_factory
 from tests.pipeline.again_jobs import Killed, module_without_ray, run_here  # noqa: F401
-
-SPANS, SPAN_S, SECONDS = 5, 13, 13 * 4 + 11.37
-SPIKES = {"adaptation": {}, "spikes": {}}
-
-
-def spec_of(corpus: Path, out: Path, **changes: Any) -> JobSpec:
-    """Dau1997, a span a shard; `a__b=c` changes one value."""
-    job = {
-        "name": "job",
-        "source": {"kind": "files", "uri": str(corpus)},
-        "audio": {"spans": {"seconds": SPAN_S}},
-        "extract": [{"model": "dau1997", "fs_hz": 16000, "streams": SPIKES}],
-        "output": {"uri": str(out), "dtype": "float32", "shard_seconds": SPAN_S},
-        "run": {"max_bad_fraction": 1},
-    }
-    return JobSpec.load(job, [f"{key.replace('__', '.')}={v}" for key, v in changes.items()])
+from tests.pipeline.span_data import (
+    SECONDS,
+    SPAN_S,
+    SPANS,
+    assert_equal_values,
+    assert_same,
+    ids,
+    spec_of,
+)
 
 
 @pytest.fixture(name="made", scope="module")
@@ -77,10 +69,6 @@ def rows_that_are_computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(RowProcessor, "process", spied)
     return found
-
-
-def ids(name: str = "day.flac") -> list[str]:
-    return [f"{name}#span{k}of{SPANS}" for k in range(1, SPANS + 1)]
 
 
 def test_each_span_is_a_row_and_a_shard(made: Path) -> None:
@@ -381,21 +369,3 @@ def test_every_planned_row_is_committed_once(out: Path) -> None:
     planned = [item.row_id for item in Plan.read(layout).items()]
     table = open_features(out).table
     assert sorted(planned) == sorted(table["plan_row_id"].to_pylist())
-
-
-def assert_same(got: Any, wanted: Any, near: float = 0.0) -> None:
-    """Frames within a part of the largest value; events equal."""
-    if not isinstance(wanted, np.ndarray):
-        assert (got.first_frame, got.n_frames) == (wanted.first_frame, wanted.n_frames)
-        np.testing.assert_array_equal(got.to_columns(), wanted.to_columns())
-        return
-    assert got.shape == wanted.shape
-    assert np.abs(got - wanted).max() <= near * np.abs(wanted).max()
-
-
-def assert_equal_values(out: Path, other: Path) -> None:
-    one, two = open_features(out), open_features(other)
-    assert len(one) == len(two)
-    for row in two:
-        for name, values in row.features.items():
-            assert_same(one.by_id(row.row_id).features[name], values)
