@@ -8,9 +8,10 @@ process, running it again with `resume` goes on where the commits end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
 from earmill.pipeline.dataset.carry import copy_equal
@@ -18,10 +19,11 @@ from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.crew import CrewMember
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.estimate_report import settle
-from earmill.pipeline.driver.executor import executor_of
+from earmill.pipeline.driver.executor import Executor, executor_of
 from earmill.pipeline.driver.open_job import OpenJob, committed_of, open_job, stored_dataset
 from earmill.pipeline.driver.placement import has_seats
 from earmill.pipeline.driver.shard_tracker import Committed, Result
@@ -44,6 +46,9 @@ from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.store_calls import patient
 from earmill.pipeline.worker.kernels import compiling
+
+if TYPE_CHECKING:
+    from amtcore.features.base import Extractor
 
 
 def run_job(
@@ -103,6 +108,10 @@ class _Request:
     stop: StopRequest
     make_runner: RunnerFactory
 
+    def tell(self, text: str) -> None:
+        """Say what begins."""
+        self.sink(events.Step(text))
+
 
 @contextmanager
 def _resumable() -> Iterator[None]:
@@ -119,8 +128,41 @@ def _resumable() -> Iterator[None]:
 
 
 def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
-    spec, sink = request.spec, request.sink
     began_s = time.monotonic()
+    checked = _check(request, sharing)
+    with ExitStack() as stack:
+        job, lock = _open(stack, request, sharing, checked)
+        told = job.before and not sharing.joins
+        if told and (changed := source_changed(checked.source, job.plan)) is not None:
+            request.sink(changed)
+        request.sink(job.started())
+        result = Result()
+        # The output is finished before Ray stops: whatever keeps Ray does not keep the dataset.
+        if job.pending and sharing.works:
+            result = _work(stack, request, sharing, checked, job, lock, began_s)
+        return _finish(job, result, sharing, request.sink, began_s)
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A job in which no mistake was found.
+
+    Args:
+        stored: Its description, where the output has it already.
+        plan: None where that of the output is to be taken or made, once it is open.
+    """
+
+    executor: Executor
+    layout: Layout
+    source: Source
+    stored: DatasetFile | None
+    extractors: Sequence[Extractor]
+    plan: Plan | None
+
+
+def _check(request: _Request, sharing: Sharing) -> _Checked:
+    """All that a user can get wrong; nothing is written."""
+    spec, sink = request.spec, request.sink
     # The cheap checks come first: the models take seconds to import.
     sink(events.Step("checking source, output and models"))
     executor = executor_of(spec.run, request.ray_address)
@@ -136,58 +178,72 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
     if plan is None and not sharing.joins:
         plan = _plan(spec, layout, source, stored, sink)
     layout.check_writable()
-    with ExitStack() as stack:
-        with ExitStack() as until_open:
-            held = until_open if sharing.joins else stack
-            lock = held.enter_context(opening(layout, sharing, shares=request.again is None))
-            if request.again is not None:
-                sink(events.Step("looking for shards to process again"))
-            if plan is None:
-                plan = _plan(spec, layout, source, stored_dataset(spec, layout), sink)
-            job = open_job(
-                spec,
-                layout,
-                plan,
-                extractors,
-                source,
-                resume=request.resume,
-                again=request.again,
-                beside=lock is None,
-                on_step=lambda text: sink(events.Step(text)),
-            )
-            if stored is None:
-                KeptListing(layout).forget()
-                take_along(layout, plan.plan_id)
-        told = job.before and not sharing.joins
-        if told and (changed := source_changed(source, plan)) is not None:
-            sink(changed)
-        sink(job.started())
-        result = Result()
-        # The output is finished before Ray stops: whatever keeps Ray does not keep the dataset.
-        if job.pending and sharing.works:
-            sink(events.Step("starting the workers"))
-            supply = _supply(stack, job, sharing, shares=request.again is None)
-            if executor.is_private and spec.run.device != "cuda":
-                stack.enter_context(compiling(extractors))
-            session = stack.enter_context(
-                executor.session(spec.run, lambda text: sink(events.Step(text)))
-            )
-            held_lock = None if sharing.joins else lock
-            scheduler = scheduler_of(
-                job,
-                session,
-                sink,
-                request.observe,
-                request.stop,
-                held_lock,
-                request.make_runner,
-                supply,
-            )
-            result = scheduler.run()
-            if session.is_here and not has_seats(session.nodes(), spec.run):
-                start_s = time.monotonic() - began_s - result.worked_s
-                keep_job(spec, result.seconds, result.cpu_s, start_s)
-        return _finish(job, result, sharing, sink, began_s)
+    return _Checked(executor, layout, source, stored, extractors, plan)
+
+
+def _open(
+    stack: ExitStack, request: _Request, sharing: Sharing, checked: _Checked
+) -> tuple[OpenJob, DriverLock | None]:
+    """Take the lock, for as long as the stack or, beside others, the opening lasts, and open the
+    job."""
+    spec, layout = request.spec, checked.layout
+    with ExitStack() as until_open:
+        held = until_open if sharing.joins else stack
+        lock = held.enter_context(opening(layout, sharing, shares=request.again is None))
+        if request.again is not None:
+            request.tell("looking for shards to process again")
+        plan = checked.plan
+        if plan is None:
+            stored = stored_dataset(spec, layout)
+            plan = _plan(spec, layout, checked.source, stored, request.sink)
+        job = open_job(
+            spec,
+            layout,
+            plan,
+            checked.extractors,
+            checked.source,
+            resume=request.resume,
+            again=request.again,
+            beside=lock is None,
+            on_step=request.tell,
+        )
+        if checked.stored is None:
+            KeptListing(layout).forget()
+            take_along(layout, plan.plan_id)
+    return job, None if sharing.joins else lock
+
+
+def _work(
+    stack: ExitStack,
+    request: _Request,
+    sharing: Sharing,
+    checked: _Checked,
+    job: OpenJob,
+    lock: DriverLock | None,
+    began_s: float,
+) -> Result:
+    """Have workers do what is pending; they go with the stack."""
+    spec, executor = request.spec, checked.executor
+    request.tell("starting the workers")
+    supply = _supply(stack, job, sharing, shares=request.again is None)
+    if executor.is_private and spec.run.device != "cuda":
+        stack.enter_context(compiling(checked.extractors))
+    session = stack.enter_context(executor.session(spec.run, request.tell))
+    scheduler = scheduler_of(
+        job,
+        session,
+        request.sink,
+        request.observe,
+        request.stop,
+        lock,
+        request.make_runner,
+        supply,
+    )
+    result = scheduler.run()
+    if session.is_here and not has_seats(session.nodes(), spec.run):
+        start_s = time.monotonic() - began_s - result.worked_s
+        keep_job(spec, result.seconds, result.cpu_s, start_s)
+    return result
 
 
 def _plan(

@@ -124,6 +124,25 @@ def push(
     on_progress(progress)
     if not missing and not removed:
         return Pushed(repo.url, parent, False, progress, ())
+    additions, progress = _sent(layout, repo, missing, progress, on_progress)
+    commit = repo.commit(
+        additions,
+        removed,
+        message=message or _message(contents),
+        parent=parent,
+        proof=(CURRENT_FILE, git_hash(layout.read_bytes(CURRENT_FILE))),
+    )
+    return Pushed(repo.url, commit, True, progress, tuple(removed))
+
+
+def _sent(
+    layout: Layout,
+    repo: HubRepo,
+    missing: Sequence[OutFile],
+    progress: Progress,
+    on_progress: Callable[[Progress], None],
+) -> tuple[list[CommitOperationAdd], Progress]:
+    """Upload what the hub has not got from an earlier try; what a commit is to add."""
     held = repo.uploaded(missing)
     found = [file for file in missing if file.sha256 in held]
     progress = progress.after(found, sent=False)
@@ -137,14 +156,7 @@ def push(
         additions += [*sent, *(_same_content(file, of[file.sha256]) for file in again)]
         progress = progress.after(group, sent=True).after(again, sent=False)
         on_progress(progress)
-    commit = repo.commit(
-        additions,
-        removed,
-        message=message or _message(contents),
-        parent=parent,
-        proof=(CURRENT_FILE, git_hash(layout.read_bytes(CURRENT_FILE))),
-    )
-    return Pushed(repo.url, commit, True, progress, tuple(removed))
+    return additions, progress
 
 
 def _message(contents: Contents) -> str:
