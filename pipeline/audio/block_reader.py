@@ -207,7 +207,8 @@ class BlockReader(Blocks):
 
     def _opened(self) -> Decoder:
         try:
-            file = open_decoder(self._input, self._probe.kind)
+            whole = self._span == (None, None)
+            file = open_decoder(self._input, self._probe.kind, whole=whole)
         except DecoderError as error:
             raise self._open_error(error) from error
         self._input.opened()

@@ -1,9 +1,10 @@
 """The libraries that decode, behind one face: open, read forward, say what the file is.
 
 libsndfile reads what it can; MP4, Matroska, ASF and ADTS are FFmpeg's, through PyAV, whose wheels
-bring it along. Both deliver (frames, channels) float32 in pieces of any size with equal samples:
-decoding goes forward in one thread, and a piece is cut from what was decoded. Encoder delay and
-padding are left out where the container marks them, as FFmpeg does.
+bring it along; a FLAC that is read whole is dr_flac's, see `whole_flac`. All deliver (frames,
+channels) float32 in pieces of any size with equal samples: decoding goes forward in one thread, and
+a piece is cut from what was decoded. Encoder delay and padding are left out where the container
+marks them, as FFmpeg does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import soundfile
 
 from earmill.pipeline.audio.channels import AudioBlock
 from earmill.pipeline.audio.decoder_input import DecoderInput
+from earmill.pipeline.audio.whole_flac import whole_flac
 from earmill.pipeline.common.one_line import one_line
 
 if TYPE_CHECKING:
@@ -89,8 +91,15 @@ class Decoder(Protocol):
     def close(self) -> None: ...
 
 
-def open_decoder(source: DecoderInput, kind: str) -> Decoder:
-    """Open a stream with the library for its kind of container; DecoderError if it cannot."""
+def open_decoder(source: DecoderInput, kind: str, *, whole: bool = False) -> Decoder:
+    """Open a stream with the library for its kind of container; DecoderError if it cannot.
+
+    Args:
+        whole: All of it is to be read.
+    """
+    if whole and kind == "flac" and (flac := whole_flac(source)) is not None:
+        return flac
+    source.seek(0)
     return AvFile(source, kind) if kind in FFMPEG else SndFile(source)
 
 

@@ -35,6 +35,7 @@ VALUE_PACKAGES = (
     "numba",
     "triton",
     "soundfile",
+    "miniaudio",
     "av",
     "soxr",
     "numcodecs",

@@ -151,7 +151,7 @@ class TestPromises:
         self.probe = Probe("riff", rate_hz=RATE_HZ)
         self.file: Scripted | DecoderError = Scripted()
 
-        def open_decoder(source: DecoderInput, kind: str) -> Scripted:
+        def open_decoder(source: DecoderInput, kind: str, *, whole: bool) -> Scripted:
             assert kind == self.probe.kind
             if isinstance(self.file, DecoderError):
                 raise self.file
