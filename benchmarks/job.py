@@ -32,6 +32,8 @@ CLIPS = 180
 VOICES = 12
 KERNEL_BATCH = 10
 SAMPLE_EVERY_S = 0.25
+# Looking for the job's processes costs more than reading their memory.
+PROCESSES_EVERY_S = 2.0
 TARGETS = {16000: 0.85, 44100: 0.80}
 # CPU seconds of everything but the model, for each of the model's.
 BESIDE_MODEL = 0.25
@@ -92,13 +94,13 @@ def run_job(root: Path, spec: dict) -> tuple[dict[str, dict], list[Memory]]:
     command = [sys.executable, "-m", "earmill.jobs.cli", "extract", str(job), "--json"]
     begin = time.perf_counter()
     events: dict[str, dict] = {}
-    memory: dict[int, Memory] = {}
     over = threading.Event()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        observer = Observer(process.pid)
 
         def watch() -> None:
             while not over.wait(SAMPLE_EVERY_S):
-                _sample(process.pid, time.perf_counter() - begin, memory)
+                observer.sample(time.perf_counter() - begin)
 
         watcher = threading.Thread(target=watch)
         watcher.start()
@@ -109,7 +111,7 @@ def run_job(root: Path, spec: dict) -> tuple[dict[str, dict], list[Memory]]:
         watcher.join()
     if process.returncode:
         raise SystemExit(f"the job ended with exit code {process.returncode}: {events}")
-    return events, list(memory.values())
+    return events, list(observer.memory.values())
 
 
 def cpu_table(of_rates: dict[int, dict]) -> str:
@@ -128,20 +130,38 @@ def cpu_table(of_rates: dict[int, dict]) -> str:
     return table(("CPU ms per second of audio", *costs), rows)
 
 
-def _sample(pid: int, now_s: float, memory: dict[int, Memory]) -> None:
-    try:
-        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for process in processes:
+class Observer:
+    """Samples the memory of a process and of all below it.
+
+    Args:
+        pid: Of the process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self._known: list[psutil.Process] = []
+        self._looked_s = -PROCESSES_EVERY_S
+        self.memory: dict[int, Memory] = {}
+
+    def sample(self, now_s: float) -> None:
+        """Note what each process has now."""
         try:
-            name = " ".join(process.cmdline()[:1])[-40:] or process.name()
-            used = process.memory_info().rss / 2**20
-        except psutil.Error:
-            continue
-        entry = memory.setdefault(process.pid, Memory(name.rsplit("/", 1)[-1]))
-        entry.at_s.append(now_s)
-        entry.mb.append(used)
+            if now_s - self._looked_s >= PROCESSES_EVERY_S:
+                self._known = [self._root, *self._root.children(recursive=True)]
+                self._looked_s = now_s
+        except psutil.NoSuchProcess:
+            return
+        for process in self._known:
+            try:
+                used = process.memory_info().rss / 2**20
+                if process.pid not in self.memory:
+                    name = " ".join(process.cmdline()[:1])[-40:] or process.name()
+                    self.memory[process.pid] = Memory(name.rsplit("/", 1)[-1])
+            except psutil.Error:
+                continue
+            entry = self.memory[process.pid]
+            entry.at_s.append(now_s)
+            entry.mb.append(used)
 
 
 def main() -> None:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
 Frames = npt.NDArray[Any]
-# Three arrays of so many float32 lie in a cache of half a MB; from 32768 on torch takes threads.
-BLOCK_VALUES = 24 * 1024
 # Unit to scale factor, by what the unit can reach at 120 dB SPL and more: 10 in an input of
 # "rms1=100dB" (held: 32), 0.1 V of a hair cell (1 V), 40 sone/Cam (255).
 FLOAT16_SCALES = {"input unit": 2.0**-11, "V": 2.0**-16, "sone/Cam": 2.0**-8}
@@ -126,60 +124,32 @@ def check_range(name: str, frames: Frames, dtype: np.dtype[Any], scale: float) -
 
 
 def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
-    """The frames times a power of two in float16, and what that cost.
+    """The frames times a power of two in float16, and what that cost."""
+    # Here, so that whoever casts nothing pays for no compiler.
+    from amtcore.kernels.vector.half import narrow
 
-    In blocks that stay in a processor's cache: a dozen passes over all of it would each go to
-    memory.
-    """
     cast = np.empty(frames.shape, np.float16)
-    flat, made, error = frames.reshape(-1), cast.reshape(-1), CastError()
-    for start in range(0, flat.size, BLOCK_VALUES):
-        block = flat[start : start + BLOCK_VALUES] * frames.dtype.type(factor)
-        half = made[start : start + BLOCK_VALUES]
-        _convert(block, half)
-        error += cast_error(block, half)
-    return cast, error
+    if frames.dtype == np.float32:
+        worst, worst_normal, nonzero, normal, kept = narrow(frames, cast, factor)
+        return cast, CastError(worst, worst_normal, nonzero, nonzero - normal, nonzero - kept)
+    wanted = frames * frames.dtype.type(factor)
+    cast[...] = wanted
+    return cast, cast_error(wanted, cast)
 
 
 def cast_error(wanted: Frames, cast: Frames) -> CastError:
     """How far `cast` lies from `wanted`, relative to it."""
     size = np.abs(wanted)
-    relative = np.empty_like(wanted)
-    _convert(cast, relative)
-    smallest_normal = np.finfo(cast.dtype).smallest_normal
-    if size.size and size.min() >= smallest_normal:
-        # As nearly always. Nothing is lost or loses bits, and half of the passes go.
-        np.abs(np.subtract(relative, wanted, out=relative), out=relative)
-        relative /= size
-        worst = float(relative.max())
-        return CastError(worst, worst, nonzero=size.size)
-    kept, normal = relative != 0, size >= smallest_normal
-    np.abs(np.subtract(relative, wanted, out=relative), out=relative)
+    kept, normal = cast != 0, size >= np.finfo(cast.dtype).smallest_normal
     # Nothing of a zero is lost: any divisor will do.
+    relative = np.abs(cast.astype(wanted.dtype) - wanted)
     relative /= np.maximum(size, np.finfo(wanted.dtype).tiny)
-    relative *= kept
-    worst = float(relative.max(initial=0.0))
-    relative *= normal
     # What is normal is kept, and what is kept is there.
-    nonzero = int(np.count_nonzero(size > 0))
+    nonzero = int(np.count_nonzero(size))
     return CastError(
-        worst=worst,
-        worst_normal=float(relative.max(initial=0.0)),
+        worst=float(relative.max(initial=0.0, where=kept)),
+        worst_normal=float(relative.max(initial=0.0, where=normal)),
         nonzero=nonzero,
         below=nonzero - int(np.count_nonzero(normal)),
         zeroed=nonzero - int(np.count_nonzero(kept)),
     )
-
-
-def _convert(values: Frames, into: Frames) -> None:
-    """The same numbers in the type of `into`, as IEEE 754 rounds them.
-
-    torch uses the processor's own instructions between float32 and float16; numpy takes twenty
-    times as long.
-    """
-    if {values.dtype, into.dtype} != {np.dtype("float32"), np.dtype("float16")}:
-        into[...] = values
-        return
-    import torch  # whoever makes features has it; readers need not load it
-
-    torch.from_numpy(into).copy_(torch.from_numpy(values))

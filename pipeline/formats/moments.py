@@ -1,10 +1,10 @@
 """Mean, variance and range of a stream, column by column, summed so that the result is one number.
 
-Every block of BLOCK_FRAMES frames of a row is summed in float64, frame after frame; what blocks
-gave is added without rounding (Shewchuk's sums, `math.fsum`) and rounded once. A shard's numbers
-therefore depend on its rows alone, not on which worker or how many made them, whether a long row
-lay in a file, or whether the job was killed in between; those of a dataset are the shards' in
-order. Squares of float16 and float32 are exact in float64.
+Every block of BLOCK_FRAMES frames of a row is summed in float64, frame after frame (pairwise where
+there is one column); what blocks gave is added without rounding (Shewchuk's sums, `math.fsum`) and
+rounded once. A shard's numbers therefore depend on its rows alone, not on which worker or how many
+made them, whether a long row lay in a file, or whether the job was killed in between; those of a
+dataset are the shards' in order. Squares of float16 and float32 are exact in float64.
 
 Stored in commit records and snapshots as `count` and the base64 of little-endian float64: sums,
 sums of squares, smallest and largest of every column. Events have no statistics.
@@ -125,13 +125,10 @@ class Summing:
         """Add a row: (n_frames, width), float16, float32 or float64."""
         for start in range(0, len(values), BLOCK_FRAMES):
             block = _single(values[start : start + BLOCK_FRAMES])
-            np.minimum(self._low, block.min(axis=0), out=self._low)
-            np.maximum(self._high, block.max(axis=0), out=self._high)
-            # In C order, frame after frame is how numpy adds along the first axis.
-            wide = np.array(block, np.float64, order="C")
-            self._sums.append(np.add.reduce(wide, axis=0))
-            wide *= wide
-            self._squares.append(np.add.reduce(wide, axis=0))
+            sums, squares = np.zeros((2, block.shape[1]))
+            _add_block(block, sums, squares, self._low, self._high)
+            self._sums.append(sums)
+            self._squares.append(squares)
             self._count += len(block)
 
     def result(self) -> StreamStatistics:
@@ -193,6 +190,24 @@ def has_statistics(info: StreamInfo | Mapping[str, Any]) -> bool:
 def _single(block: NDArray[Any]) -> NDArray[Any]:
     """float16 as float32, in which numpy compares and converts ten times as fast."""
     return converted(block, np.dtype(np.float32)) if block.dtype == np.float16 else block
+
+
+def _add_block(
+    block: NDArray[Any], sums: Columns, squares: Columns, low: Columns, high: Columns
+) -> None:
+    """Add the frames of a block, in their order, to the numbers of their columns."""
+    # Here, so that whoever reads no values pays for no compiler.
+    from amtcore.kernels.vector.columns import add_columns
+
+    if block.shape[1] != 1:
+        add_columns(block, sums, squares, low, high)
+        return
+    # numpy adds the numbers of a single column pairwise: that is what commits hold.
+    wide = block.astype(np.float64)
+    sums += wide.sum(axis=0)
+    squares += (wide * wide).sum(axis=0)
+    np.minimum(low, wide.min(axis=0), out=low)
+    np.maximum(high, wide.max(axis=0), out=high)
 
 
 def _exact_sum(parts: Sequence[Columns]) -> Columns:

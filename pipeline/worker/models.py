@@ -12,6 +12,8 @@ from earmill.pipeline.audio.channels import EARS
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.dataset.provenance import device_info
+from earmill.pipeline.formats.casting import halved
+from earmill.pipeline.formats.moments import Summing
 from earmill.pipeline.worker.device import DeviceInput, Gpu, GpuUnusable, choose_gpu, device_errors
 from earmill.pipeline.worker.self_check import check_resampler, self_check
 
@@ -102,11 +104,19 @@ def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -
 
 
 def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
-    """Run every model once, which compiles or loads its kernels; features of a second of noise."""
+    """Run every model once, which compiles or loads its kernels, and those that store what models
+    make; features of a second of noise."""
     features: dict[str, Any] = {}
+    _exercise_casts()
     for extractor in extractors:
         features |= _exercise(extractor)
     return features
+
+
+def _exercise_casts() -> None:
+    """Frames through the casts and the statistics of a shard."""
+    halves, _ = halved(np.zeros((1, 2), np.float32), 1.0)
+    Summing(halves.shape[1]).add(halves)
 
 
 def _exercise(extractor: Extractor) -> dict[str, Any]:

@@ -116,17 +116,16 @@ def test_the_error_of_a_cast_is_counted() -> None:
     assert both == {"a": replace(error, nonzero=8, below=4, zeroed=2), "b": CastError()}
 
 
-def test_what_is_normal_throughout_is_counted_as_beside_others() -> None:
-    """The shorter way and the longer one."""
-    rng = np.random.default_rng(0)
-    normal = (rng.standard_normal(500) + np.float32(10) ** rng.uniform(-3, 4, 500)).astype("f4")
-    normal = normal[np.abs(normal) >= np.finfo(np.float16).smallest_normal]
-    alone = cast_error(normal, normal.astype(np.float16))
-    beside = np.append(normal, np.float32(0))
-    assert alone == cast_error(beside, beside.astype(np.float16))
-    assert alone.worst == alone.worst_normal > 0 and alone.nonzero == len(normal)
-    nothing = normal[:0]
-    assert cast_error(nothing, nothing.astype(np.float16)) == CastError()
+@pytest.mark.parametrize("frames", [1, 4096, 4097, 10_000])
+def test_frames_are_cast_as_if_they_were_one_number_at_a_time(frames: int) -> None:
+    """The kernel's blocks, and the plain way of other types."""
+    rng = np.random.default_rng(frames)
+    values = np.clip(rng.standard_normal(frames) ** 9, -65504, 65504).astype(np.float32)
+    got, error = halved(values, 1.0)
+    np.testing.assert_array_equal(got, values.astype(np.float16))
+    assert error == cast_error(values, got) and error.nonzero == frames
+    assert halved(values.astype(np.float64), 1.0)[1].nonzero == error.nonzero
+    assert cast_error(values[:0], got[:0]) == CastError()
 
 
 def every_rounding() -> np.ndarray:

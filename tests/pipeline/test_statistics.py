@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -102,6 +103,24 @@ def test_neither_order_nor_cuts_between_rows_change_a_bit(rows: Any, data: Any) 
     parts = combined([summed(rows[:cut], 3), summed(rows[cut:], 3)])
     np.testing.assert_allclose(parts.sums, whole.sums, rtol=1e-15, atol=1e-300)
     assert parts.count == whole.count
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(1, 3), (1025, 31), (2500, 1)])
+def test_blocks_are_summed_frame_after_frame(dtype: type, shape: tuple[int, int]) -> None:
+    """To the bit, what commits of earlier releases hold: numpy's sums along the first axis."""
+    values = np.random.default_rng(1).standard_normal((shape[0], 2 * shape[1])).astype(dtype)
+    values = values[:, ::2]  # not in one piece
+    found = summed([values], shape[1])
+    parts = [values[i : i + BLOCK_FRAMES].astype(np.float64) for i in range(0, shape[0], 1024)]
+    assert [*found.sums] == [
+        math.fsum(c) for c in zip(*(p.sum(axis=0) for p in parts), strict=True)
+    ]
+    assert [*found.squares] == [
+        math.fsum(c) for c in zip(*((p * p).sum(axis=0) for p in parts), strict=True)
+    ]
+    np.testing.assert_array_equal(found.minimum, values.min(axis=0))
+    np.testing.assert_array_equal(found.maximum, values.max(axis=0))
 
 
 def test_a_row_in_a_file_gives_the_same(tmp_path: Path) -> None:

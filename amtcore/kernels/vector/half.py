@@ -1,4 +1,4 @@
-"""float16 into float32, at the speed of memory; numpy's `astype` goes number by number.
+"""Between float16 and float32, at the speed of memory; numpy's `astype` goes number by number.
 
     float16  s eeeee mmmmmmmmmm              value = 1.m * 2^(e - 15), or 0.m * 2^-14 where e is 0
     float32  s 000eeeee mmmmmmmmmm 0...0     the same bits read as float32 are value * 2^-112
@@ -6,20 +6,49 @@
 So bits are shifted into place, for subnormal numbers too, and one product with 2^112 gives the
 value; a scale that is a power of two rides along. Infinity and NaN, e = 31, get the exponent that
 float32 has for them.
+
+The way back rounds to nearest, halves to even, by one float32 sum: a number whose last bit is worth
+2^13 times the number's own pushes the bits that float16 lacks out of the sum (the smallest normal
+number's exponent stands for those of smaller ones). What that cost is counted on the way.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from amtcore.kernels.vector.jit import kernel
+from amtcore.kernels.vector.jit import kernel, part
 
 # Numbers at a time: stay in a core's first cache between the two loops.
 BLOCK = 4096
 SIGN_AND_NUMBER = -0x70002000  # 0x8FFFE000 as int32
 HALF_INFINITY, INFINITY = 0x7C00, 0x7F800000
 FROM_FLOAT16 = 2.0**112
+# Bits of float32: all but the sign, the exponent, the exponent of float16's smallest normal number.
+_SIZE, _EXPONENT = np.int32(0x7FFFFFFF), np.int32(INFINITY)
+_SMALLEST_NORMAL = np.int32(0x38800000)
+# Between the exponent of a number and that of one 2^15 as large.
+_FIFTEEN = np.int32(0x07800000)
+_TO_INFINITY, _BACK_TO_QUARTER = np.float32(2.0**112), np.float32(2.0**-110)
+_TINY = np.finfo(np.float32).tiny
+
+
+class Narrowed(NamedTuple):
+    """What float16 made of numbers.
+
+    Args:
+        worst: Largest error relative to the number, of those that stayed above zero.
+        worst_normal: The same of those that are no subnormal numbers of float16.
+        nonzero: Numbers that were not zero. normal: No subnormal ones. kept: Not zero afterwards.
+    """
+
+    worst: float
+    worst_normal: float
+    nonzero: int
+    normal: int
+    kept: int
 
 
 def widen(values: NDArray[np.float16], into: NDArray[np.float32], scale: float = 1.0) -> None:
@@ -45,3 +74,70 @@ def _widen(bits, into, factor):  # type: ignore[no-untyped-def]
         numbers = made.view(np.float32)
         for k in range(len(numbers)):
             numbers[k] = numbers[k] * factor
+
+
+def narrow(values: NDArray[np.float32], into: NDArray[np.float16], factor: float = 1.0) -> Narrowed:
+    """Fill `into`, as many numbers in C order, with finite values times a power of two, rounded."""
+    if not into.flags.c_contiguous or values.size != into.size:
+        raise ValueError(f"expected {values.size} numbers in C order to fill, got {into.shape}")
+    found, room = np.zeros(5, np.int64), np.empty((2, BLOCK), np.float32)
+    numbers = np.ascontiguousarray(values).reshape(-1)
+    _narrow(numbers, np.float32(factor), into.reshape(-1).view(np.int16), room, found)
+    worst, worst_normal = found[:2].astype(np.int32).view(np.float32).tolist()
+    return Narrowed(worst, worst_normal, *found[2:].tolist())
+
+
+@kernel
+def _narrow(values, factor, into, room, found):  # type: ignore[no-untyped-def]
+    for start in range(0, len(values), BLOCK):
+        some = values[start : start + BLOCK]
+        wanted, held = room[0, : len(some)], room[1, : len(some)]
+        for k in range(len(some)):
+            wanted[k] = some[k] * factor
+        _round(wanted, held, into[start : start + BLOCK])
+        _count(wanted, held, found)
+
+
+@part
+def _round(wanted, held, into):  # type: ignore[no-untyped-def]
+    """float16 bits of `wanted`, and in `held` the sizes of what they stand for."""
+    bits, sums = wanted.view(np.int32), held.view(np.int32)
+    for k in range(len(wanted)):
+        sums[k] = max(bits[k] & _EXPONENT, _SMALLEST_NORMAL) + _FIFTEEN
+    for k in range(len(wanted)):
+        # Too large a number becomes infinity in between.
+        held[k] += (abs(wanted[k]) * _TO_INFINITY) * _BACK_TO_QUARTER
+    for k in range(len(wanted)):
+        exponent = (sums[k] >> np.int32(13)) & np.int32(HALF_INFINITY)
+        half = exponent + (sums[k] & np.int32(0x0FFF))
+        into[k] = half | ((bits[k] >> np.int32(16)) & np.int32(0x8000))
+        sums[k] = half << np.int32(13)
+    for k in range(len(wanted)):
+        held[k] *= _TO_INFINITY
+
+
+@part
+def _count(wanted, held, found):  # type: ignore[no-untyped-def]
+    """Add to what `Narrowed` has; errors as the bits of float32, which are in order above zero."""
+    bits, errors = wanted.view(np.int32), held.view(np.int32)
+    kept = 0
+    for k in range(len(wanted)):
+        kept += 1 if errors[k] != 0 else 0
+    for k in range(len(wanted)):
+        size = abs(wanted[k])
+        # What became zero is no error of rounding.
+        error = abs(held[k] - size) / max(size, _TINY)
+        held[k] = error if held[k] != 0 else np.float32(0)
+    worst, worst_normal, nonzero, normal = np.int32(0), np.int32(0), 0, 0
+    for k in range(len(wanted)):
+        worst = max(worst, errors[k])
+        of_normal = errors[k] if bits[k] & _SIZE >= _SMALLEST_NORMAL else np.int32(0)
+        worst_normal = max(worst_normal, of_normal)
+    for k in range(len(wanted)):
+        size = bits[k] & _SIZE
+        nonzero += 1 if size != 0 else 0
+        normal += 1 if size >= _SMALLEST_NORMAL else 0
+    found[0], found[1] = max(found[0], worst), max(found[1], worst_normal)
+    found[2] += nonzero
+    found[3] += normal
+    found[4] += kept
