@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.dataset.row_coverage import some
@@ -40,20 +41,25 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
     """How a listing differs from the plan.
 
     A row counts as changed by its place, tag, size or time, or by the columns it carries through.
-
-    Args:
-        planned: Each row once. listed: Read first, and held.
+    Both go by side by side, as a plan is in the order of its listing: what is held are rows that
+    one of them has and the other has not had yet.
     """
-    # One of the two is held, and gets smaller as the other goes by.
-    new = {item.row_id: item for item in listed}
-    removed, changed = list[str](), list[str]()
-    for item in planned:
-        found = new.pop(item.row_id, None)
-        if found is None:
-            removed.append(item.row_id)
-        elif is_other(item, found):
-            changed.append(item.row_id)
-    return Changes(tuple(sorted(new)), tuple(sorted(removed)), tuple(sorted(changed)))
+    old, new = dict[str, Item](), dict[str, Item]()
+    changed = list[str]()
+    for was, now in zip_longest(planned, listed):
+        met = list[tuple[Item, Item]]()
+        if now is not None:
+            if (found := old.pop(now.row_id, None)) is None:
+                new[now.row_id] = now
+            else:
+                met.append((found, now))
+        if was is not None:
+            if (found := new.pop(was.row_id, None)) is None:
+                old[was.row_id] = was
+            else:
+                met.append((was, found))
+        changed += [before.row_id for before, after in met if is_other(before, after)]
+    return Changes(tuple(sorted(new)), tuple(sorted(old)), tuple(sorted(changed)))
 
 
 def is_other(old: Item, new: Item) -> bool:

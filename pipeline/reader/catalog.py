@@ -372,10 +372,19 @@ def _read_index(
                 f"{CLOSE_AGAIN}"
             )
     with named_damage(layout.url(), "the index"):
-        table = table_of(content)
-        good = table.filter(pc.equal(table.column("status"), "ok"))
-        shown = _shown(good, streams)
-    return shown.sort_by([("shard", "ascending"), ("row", "ascending")])
+        return _good_rows(table_of(content), streams)
+
+
+def _good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
+    """The good rows of an index, in shard order; columns are copied only where rows go or move."""
+    good, shown = pc.equal(table.column("status"), "ok"), _shown(table, streams)
+    del table
+    if not pc.all(good, min_count=0, skip_nulls=False).as_py():
+        shown = shown.filter(good)
+    order = pc.sort_indices(shown, [("shard", "ascending"), ("row", "ascending")])
+    if not np.array_equal(order, np.arange(len(shown))):
+        shown = shown.take(order)
+    return shown
 
 
 def _shown(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
