@@ -17,12 +17,7 @@ from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.source import HfSpec
 from tests.pipeline.audio_factory import FORMATS, clip
 
-SPEECH = Path(__file__).parents[1] / "data" / "speech"
-
-
 ROWS = 10
-
-
 KINDS = list(FORMATS)
 
 

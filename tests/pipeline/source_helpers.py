@@ -21,6 +21,8 @@ SPEECH_IDS = [
     "beta/mp3_44k.mp3",
     "beta/opus_48k.opus",
 ]
+# Python may have left a folder of its own beside them.
+SPEECH_FILES = [SPEECH / name for name in SPEECH_IDS]
 
 
 def files(uri: Path | str, **options: Any) -> Any:

@@ -26,13 +26,13 @@ from earmill.pipeline.common.errors import (
 )
 from tests.pipeline import audio_factory as factory
 from tests.pipeline.audio_factory import FORMATS, LOSSLESS, clip, encode
+from tests.pipeline.source_helpers import SPEECH_FILES
 
 LIBSNDFILE = ("libsndfile", soundfile.__libsndfile_version__.removeprefix("libsndfile-"))
 # Where it has a wheel.
 DECODER_OF_FLAC = (
     ("dr_flac", metadata.version("miniaudio")) if find_spec("miniaudio") else LIBSNDFILE
 )
-SPEECH = sorted((Path(__file__).parents[1] / "data" / "speech").glob("*/*.*"))
 
 
 def decoded(data: bytes, **options: object) -> Decoded:
@@ -72,7 +72,7 @@ def test_lossless_formats_return_what_was_written(kind: str) -> None:
     np.testing.assert_allclose(result.waveform[0], samples[:, 0], rtol=0, atol=step)
 
 
-@pytest.mark.parametrize("path", SPEECH, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SPEECH_FILES, ids=lambda path: path.name)
 def test_real_speech_decodes_as_soundfile_does(path: Path) -> None:
     with path.open("rb") as stream:
         result = decode(stream, uri=str(path))
@@ -136,7 +136,7 @@ def test_seconds_round_to_the_nearest_sample() -> None:
 
 def test_every_speech_file_survives_trailing_tags() -> None:
     """An ID3v1 tag at the end is not damage, in any format some tagger may have touched."""
-    for path in SPEECH:
+    for path in SPEECH_FILES:
         data = path.read_bytes()
         tagged = decoded(data + b"TAG" + bytes(125))
         np.testing.assert_array_equal(tagged.waveform, decoded(data).waveform)

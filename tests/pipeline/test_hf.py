@@ -23,7 +23,6 @@ from tests.pipeline.audio_factory import clip, damaged_corpus
 from tests.pipeline.hf_data import (
     BOTH,
     ROWS,
-    SPEECH,
     clips,
     contents,
     private_cache,  # noqa: F401
@@ -31,6 +30,7 @@ from tests.pipeline.hf_data import (
     table,
     write_parquet,
 )
+from tests.pipeline.source_helpers import SPEECH_FILES
 
 
 def kinds_of_uri(tmp_path: Path) -> dict[str, Path]:
@@ -104,9 +104,8 @@ def test_two_threads_keep_their_own_place_in_a_stream(tmp_path: Path) -> None:
 
 @BOTH
 def test_real_speech_and_damaged_clips(streaming: bool, tmp_path: Path) -> None:
-    speech = sorted(SPEECH.glob("*/*.*"))
     damaged = damaged_corpus()
-    data = [path.read_bytes() for path in speech] + [case.data for case in damaged]
+    data = [path.read_bytes() for path in SPEECH_FILES] + [case.data for case in damaged]
     opened = source(write_parquet(tmp_path / "pq", table(data), files=2), streaming=streaming)
     items = list(opened.items())
     outcomes: list[str] = []
@@ -116,8 +115,8 @@ def test_real_speech_and_damaged_clips(streaming: bool, tmp_path: Path) -> None:
                 outcomes.append(decode(stream, uri=item.uri).facts.container)
             except RowError as error:
                 outcomes.append(error.error_class)
-    assert outcomes[: len(speech)] == ["FLAC", "OGG", "WAV", "FLAC", "MP3", "OGG"]
-    assert outcomes[len(speech) :] == [case.error_class for case in damaged]
+    assert outcomes[: len(SPEECH_FILES)] == ["FLAC", "OGG", "WAV", "FLAC", "MP3", "OGG"]
+    assert outcomes[len(SPEECH_FILES) :] == [case.error_class for case in damaged]
 
 
 @BOTH
