@@ -6,7 +6,8 @@ Clips are stretches of a few sounds, each at a level of its own, so that an hour
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def _rows(streams, made, cast, wanted_s) -> Iterator[FeatureRow]:
 def write_set(
     place: Path,
     streams: Sequence[StreamInfo],
-    rows: Sequence[FeatureRow],
+    rows: Iterable[FeatureRow],
     formats: Sequence[str] = ("parquet", "zarr"),
 ) -> None:
     """A closed feature set, ten minutes a shard."""
@@ -116,10 +117,8 @@ def write_set(
         parquet_form="binary",
     )
     open_dataset(layout, dataset)
-    shards: dict[str, list[FeatureRow]] = {}
-    for row, end_s in zip(rows, np.cumsum([row.seconds for row in rows]), strict=True):
-        shards.setdefault(f"{int((end_s - 1e-6) // SHARD_S):05d}", []).append(row)
-    for shard, chosen in shards.items():
+    planned: list[tuple[str, str]] = []
+    for shard, chosen in _shards(rows):
         publish_shard(
             layout,
             shard_id=shard,
@@ -133,12 +132,25 @@ def write_set(
             info={},
             plan_rows=[row.plan_row_id for row in chosen],
         )
-    _close(layout, shards)
+        planned += [(shard, row.plan_row_id) for row in chosen]
+    _close(layout, planned)
 
 
-def _close(layout: Layout, shards: Mapping[str, Sequence[FeatureRow]]) -> None:
-    """Store a plan of just these rows, and the index."""
-    planned = [(shard, row.plan_row_id) for shard, rows in shards.items() for row in rows]
+def _shards(rows: Iterable[FeatureRow]) -> Iterator[tuple[str, list[FeatureRow]]]:
+    """Rows by the shard in which they end, one shard in memory at a time."""
+    end_s = 0.0
+
+    def shard_of(row: FeatureRow) -> str:
+        nonlocal end_s
+        end_s += row.seconds
+        return f"{int((end_s - 1e-6) // SHARD_S):05d}"
+
+    for shard, chosen in groupby(rows, shard_of):
+        yield shard, list(chosen)
+
+
+def _close(layout: Layout, planned: Sequence[tuple[str, str]]) -> None:
+    """Store a plan of just these rows, as shard and row, and the index."""
     names, row_ids = zip(*planned, strict=True)
     plan = pa.table({"shard": names, "row_id": row_ids}).replace_schema_metadata({"version": "1"})
     sink = pa.BufferOutputStream()
