@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from threading import Condition, Lock
 from typing import Protocol, TypeVar
@@ -204,9 +205,17 @@ class ReadsAhead(Protocol):
     def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
         """The blocks that hold these frames."""
 
-    def requests(self, blocks: Iterable[Block]) -> Iterator[Sequence[Block]]:
-        """Blocks in groups, each for one call of `load`; what reading them asks for first, such as
-        where they lie, is fetched on the way."""
+    def prepare(self, streams: Iterable[str], pool: Executor) -> None:
+        """Fetch what reading these streams asks for first, such as where blocks lie, for who reads
+        them soon.
+
+        Args:
+            pool: For requests side by side; its threads wait for nothing but those.
+        """
+
+    def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[Sequence[Block]]:
+        """Blocks in groups, each for one call of `load`; what `prepare` fetches is fetched on the
+        way where it is not there."""
 
     def load(self, blocks: Sequence[Block]) -> None:
         """Fetch and decode blocks into the cache."""

@@ -33,7 +33,6 @@ from earmill.pipeline.dataset.description import DatasetFile, datasets_below, re
 from earmill.pipeline.dataset.history import Which, find_snapshot
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
-    Snapshot,
     name_of,
     read_checked,
     read_current,
@@ -217,9 +216,13 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     """
     named = read_current(layout) if which is None else find_snapshot(layout, which)
     snapshot = None if named is None else read_snapshot(layout, named)
-    dataset = _dataset(layout, DATASET_FILE if snapshot is None else snapshot.dataset.path)
+    # Side by side: in a bucket each is a round trip.
+    with ThreadPoolExecutor(1) as pool:
+        index = None if snapshot is None else pool.submit(read_checked, layout, snapshot.index)
+        dataset = _dataset(layout, DATASET_FILE if snapshot is None else snapshot.dataset.path)
     streams = _streams(dataset)
-    table = _read_index(layout, dataset.layout_version, streams, snapshot)
+    content = _only_index(layout, dataset.layout_version) if index is None else index.result()
+    table = None if content is None else _good_rows(layout, content, streams)
     moments = {} if snapshot is None else snapshot.moments
     paths: dict[str, ShardPaths] = {}
     if table is None:
@@ -352,25 +355,24 @@ def _rows_of(
         return pa.concat_tables(pool.map(of_shard, sorted(paths)), promote_options="permissive")
 
 
-def _read_index(
-    layout: Layout, version: int, streams: Mapping[str, StreamInfo], snapshot: Snapshot | None
-) -> pa.Table | None:
-    """The good rows of a snapshot's index, in shard order; None before finalise.
+def _only_index(layout: Layout, version: int) -> bytes | None:
+    """The index of a dataset without snapshots; None before finalise.
 
     Of several indexes of layout version 1 nothing says which one counts: the commits are asked.
     """
-    if snapshot is not None:
-        content = read_checked(layout, snapshot.index)
-    else:
-        found = layout.list("index") if version == 1 else []
-        if len(found) != 1:
-            return None
-        content = layout.read_bytes(found[0])
-        if name_of(content) != Path(found[0]).stem:
-            raise CommitError(
-                f"{layout.url(found[0])} does not hash to its own name: it is damaged; "
-                f"{CLOSE_AGAIN}"
-            )
+    found = layout.list("index") if version == 1 else []
+    if len(found) != 1:
+        return None
+    content = layout.read_bytes(found[0])
+    if name_of(content) != Path(found[0]).stem:
+        raise CommitError(
+            f"{layout.url(found[0])} does not hash to its own name: it is damaged; {CLOSE_AGAIN}"
+        )
+    return content
+
+
+def _good_rows(layout: Layout, content: bytes, streams: Mapping[str, StreamInfo]) -> pa.Table:
+    """The good rows of an index, in shard order."""
     with named_damage(layout.url(), "the index"):
         return _good_rows(table_of(content), streams)
 

@@ -36,7 +36,7 @@ from earmill.pipeline.reader.catalog import (
     read_quarantine,
 )
 from earmill.pipeline.reader.open_shards import OpenShards
-from earmill.pipeline.reader.process import Process, needed, reader_of
+from earmill.pipeline.reader.process import Process, needed, prepare
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead
 from earmill.pipeline.reader.read_row import Row
 from earmill.pipeline.reader.row_places import RowPlaces
@@ -196,7 +196,7 @@ class Features(TorchViews):
             place = process, self._catalog, self._places, self.format
             process.ahead = ReadAhead(
                 partial(needed, *place),
-                partial(reader_of, *place),
+                partial(prepare, *place),
                 self._places.shard,
                 self._places.nbytes,
                 process.shards.cache,

@@ -45,9 +45,10 @@ class OpenShards:
         """The reader of one data file, opened if it is not.
 
         Args:
-            ahead: Close none for it, which somebody may be reading from.
+            ahead: Somebody may be reading from those that are open: of them only one that holds no
+                handle is closed for it.
         Raises:
-            LookupError: That cannot be.
+            LookupError: There is none.
         """
         with self._changed:
             while rel in self._under_way:
@@ -56,7 +57,7 @@ class OpenShards:
                 self._open.move_to_end(rel)
                 return self._open[rel]
             if ahead and len(self._open) + len(self._under_way) >= self._max_open:
-                raise LookupError(f"{self._max_open} shards are open")
+                self._make_room()
             self._under_way.add(rel)
         try:
             return self._keep(rel, format_of(fmt).open(layout, rel, promise, self.cache))
@@ -64,6 +65,12 @@ class OpenShards:
             with self._changed:
                 self._under_way.discard(rel)
                 self._changed.notify_all()
+
+    def _make_room(self) -> None:
+        oldest = next(iter(self._open), None)
+        if oldest is None or not hasattr(self._open[oldest], "requests"):
+            raise LookupError(f"{self._max_open} shards are open")
+        self._open.pop(oldest).close()
 
     def _keep(self, rel: str, reader: ShardReader) -> ShardReader:
         with self._changed:

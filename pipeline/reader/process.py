@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -54,6 +55,20 @@ def needed(
         ahead = cast(ReadsAhead, reader)
         for name, span in places.wanted(wanted).items():
             yield ahead, name, ahead.blocks(name, span)
+
+
+def prepare(
+    process: Process,
+    catalog: Catalog,
+    places: RowPlaces,
+    fmt: str,
+    position: int,
+    pool: Executor,
+) -> None:
+    """Open the shard of a row that is read soon, and fetch what reading it asks for first."""
+    reader = reader_of(process, catalog, places, fmt, position)
+    if hasattr(reader, "requests"):
+        cast(ReadsAhead, reader).prepare(places.layouts, pool)
 
 
 def reader_of(

@@ -8,14 +8,14 @@ goes wrong here: the row itself is read in any case, and its error names it.
 A disk gives a block as fast as many, and the first is wanted soon: rows are taken a few at a time.
 A remote store makes every request wait and every request costs the client as much as a MB: rows are
 taken by the quarter of a window, and shards as a whole where they fit in it, so that requests are
-large and few; the shards they lie in are opened side by side, and the next one before any of its
-rows is in the window.
+large and few; the shards they lie in are opened side by side, and the next ones before any of their
+rows is in the window, as it takes four round trips, one after the other, to know where rows lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,7 @@ class Pace:
         rows_at_once: Rows whose blocks are asked for together; None for all of a shard.
         requests_at_once: Requests that a thread takes together.
         share: Rows are taken when less than this share of the window is under way.
+        shards_ahead: Shards behind the window that are opened.
     """
 
     threads: int
@@ -55,6 +56,7 @@ class Pace:
     rows_at_once: int | None
     requests_at_once: int
     share: float
+    shards_ahead: int
 
 
 # Decoding lets other threads run: two keep up with one that hands rows out. Requests wait.
@@ -65,15 +67,19 @@ LOCAL = Pace(
     rows_at_once=8,
     requests_at_once=4,
     share=1.0,
+    shards_ahead=0,
 )
 REMOTE = Pace(
     threads=16,
-    planners=4,
+    planners=8,
     max_bytes=128 * 2**20,
     rows_at_once=None,
     requests_at_once=1,
     share=0.75,
+    shards_ahead=4,
 )
+# Small requests at once, and rows that are looked at for the shards that come next.
+FIRST_REQUESTS, ROWS_LOOKED_AT = 8, 64
 
 
 class ReadAhead:
@@ -81,7 +87,7 @@ class ReadAhead:
 
     Args:
         needed: The blocks of a row.
-        open_shard: Opens the shard of a row.
+        prepare: Opens the shard of a row that is read soon; makes small requests in the pool.
         shard_of: The shard of a row.
         nbytes: Decoded bytes of what is wanted of rows.
         cache: Where blocks go.
@@ -91,25 +97,27 @@ class ReadAhead:
     def __init__(
         self,
         needed: Callable[[Wanted], Iterator[Needed]],
-        open_shard: Callable[[int], object],
+        prepare: Callable[[int, Executor], object],
         shard_of: Callable[[int], Any],
         nbytes: Callable[[Sequence[int], Spans | None], np.ndarray],
         cache: BlockCache,
         pace: Pace,
     ) -> None:
-        self._needed, self._open_shard = needed, open_shard
+        self._needed, self._prepare = needed, prepare
         self._shard_of, self._nbytes = shard_of, nbytes
         self._cache, self._pace = cache, pace
         self._pool = ThreadPoolExecutor(pace.threads, "read-ahead")
         self._planners = self._pool
         if pace.planners:
             self._planners = ThreadPoolExecutor(pace.planners, "read-ahead-plan")
+        # Small requests do not stand behind large ones; threads begin with the first.
+        self._first = ThreadPoolExecutor(FIRST_REQUESTS, "read-ahead-first")
         self._lock = Lock()
         self._asked: set[Wanted] = set()
         # Of rows that are being planned.
         self._plans: dict[int, Future[None]] = {}
-        # The shard that was opened last before its rows are wanted.
-        self._opened: Any = None
+        # Shards that were opened before their rows are wanted.
+        self._prepared: set[Any] = set()
         self._planning = 0
 
     def want(self, rows: Sequence[int], spans: Spans | None = None) -> None:
@@ -130,14 +138,13 @@ class ReadAhead:
             there = [row in self._asked for row in window]
             under_way = int(nbytes[:count][np.array(there, bool)].sum())
             self._asked &= {*window}
-            if under_way > self._pace.share * most:
-                return
-            new = [row for row in window if row not in self._asked]
+            room = under_way <= self._pace.share * most
+            new = [row for row in window if row not in self._asked] if room else []
             self._asked.update(new)
         for part in self._parts(new):
             self._submit_plan(part)
-        if self._pace.rows_at_once is None and count < len(rows):
-            self._open(rows[count])
+        if self._pace.shards_ahead:
+            self._prepare_next(rows[count:])
 
     def settle(self, position: int) -> None:
         """Wait until the requests for a row are made, if somebody is about to make them: a second
@@ -151,7 +158,7 @@ class ReadAhead:
         """Begin nothing more."""
         with self._lock:
             self._asked.clear()
-        for pool in (self._planners, self._pool):
+        for pool in (self._planners, self._first, self._pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _whole_shards(self, rows: Sequence[int], ends: np.ndarray, count: int, most: int) -> int:
@@ -170,14 +177,19 @@ class ReadAhead:
         begun = any(row in cut for row, _ in self._asked)
         return count if begun else begin
 
-    def _open(self, row: int) -> None:
-        """Open the shard of a row that is not wanted yet: two round trips that its rows need not
-        wait for."""
-        shard = self._shard_of(row)
-        if shard != self._opened:
-            self._opened = shard
-            with suppress(RuntimeError):  # closed
-                self._planners.submit(self._open_shard, row)
+    def _prepare_next(self, rows: Sequence[int]) -> None:
+        """Open the shards of rows that are not wanted yet: round trips that they need not wait
+        for."""
+        soon: dict[Any, int] = {}
+        # Few of them are looked at: this is done for every few rows that are read.
+        for row in rows[:: 1 + len(rows) // ROWS_LOOKED_AT]:
+            if len(soon) < self._pace.shards_ahead:
+                soon.setdefault(self._shard_of(row), row)
+        new = [row for shard, row in soon.items() if shard not in self._prepared]
+        self._prepared = {*soon}
+        with suppress(RuntimeError):  # closed
+            for row in new:
+                self._planners.submit(self._prepare, row, self._first)
 
     def _parts(self, rows: Sequence[Wanted]) -> list[list[Wanted]]:
         """Rows of a shard each, where shards are worth opening side by side."""
@@ -233,7 +245,7 @@ class ReadAhead:
         """Fetch claimed blocks; each is given back whatever happens."""
         left: set[BlockKey] = {(reader.rel, *block) for block in blocks}
         try:
-            requests = reader.requests(blocks)
+            requests = reader.requests(blocks, self._first)
             while runs := [*islice(requests, self._pace.requests_at_once)]:
                 keys: list[BlockKey] = [(reader.rel, *block) for run in runs for block in run]
                 try:

@@ -16,6 +16,7 @@ from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import BlockCache, IoCounts
 from earmill.pipeline.formats.parquet import read as parquet_read
+from earmill.pipeline.reader import features
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, Pace, ReadAhead
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (
@@ -116,7 +117,7 @@ def planned(
     asked: list[int] = []
     ahead = ReadAhead(
         lambda wanted: iter(asked.append(wanted[0]) or ()),
-        lambda row: None,
+        lambda row, pool: None,
         lambda row: row // 10,
         lambda rows, _: np.full(len(rows), 300),
         BlockCache(cache_bytes, IoCounts()),
@@ -166,7 +167,7 @@ def idle(**parts: Any) -> ReadAhead:
     """A reader ahead of rows of 300 bytes in shards of ten, that finds nothing to read."""
     usual: dict[str, Any] = {
         "needed": lambda _: iter(()),
-        "open_shard": lambda _: None,
+        "prepare": lambda *_: None,
         "shard_of": lambda row: row // 10,
         "nbytes": lambda rows, _: np.full(len(rows), 300),
         "cache": BlockCache(10_000, IoCounts()),
@@ -175,17 +176,55 @@ def idle(**parts: Any) -> ReadAhead:
     return ReadAhead(**usual | parts)
 
 
-def test_the_shard_behind_the_window_is_opened_once() -> None:
+def test_shards_behind_the_window_are_opened_once() -> None:
+    """A window of 12 rows: of shards of ten the next two behind it, and more as rows go on."""
     opened: list[int] = []
-    ahead = idle(open_shard=opened.append)
+
+    def prepare(row: int, _: Any) -> None:
+        opened.append(row // 10)
+
+    ahead = idle(prepare=prepare, pace=replace(REMOTE, max_bytes=12 * 300, shards_ahead=2))
     for first in range(9):
-        ahead.want(range(first, 40))
+        ahead.want(range(first, 60))
     ahead._planners.shutdown(wait=True)
-    assert opened == [10, 20]
-    local = idle(open_shard=opened.append, pace=replace(LOCAL, max_bytes=300))
+    assert sorted(opened) == [1, 2, 3]
+    local = idle(prepare=prepare, pace=replace(LOCAL, max_bytes=300))
     local.want(range(40))
     local._planners.shutdown(wait=True)
-    assert len(opened) == 2
+    assert len(opened) == 3
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_more_shards_than_may_be_open_are_read_ahead_to_the_end(
+    monkeypatch: pytest.MonkeyPatch, fmt: str
+) -> None:
+    """Once as many were open as may be, none was read ahead of any more."""
+    monkeypatch.setattr(features, "MAX_OPEN_SHARDS", 2)
+    write_set(f"memory://many-shards-{fmt}", n_rows=6, rows_per_shard=1)
+    ds = open_features(f"memory://many-shards-{fmt}", format=fmt)
+    for number in range(6):
+        ds.prefetch([number])
+        finish(ds)
+        before = ds.io.blocks_read
+        check_row(ds[number], number)
+        assert ds.io.blocks_read == before
+    ds.close()
+
+
+def test_what_reading_asks_for_first_is_there_before_rows_are_wanted(
+    asked: list[tuple[str, int]],
+) -> None:
+    """Of the shard behind the window: its metadata, ids and starts, but no frames."""
+    write_set("memory://prepared", n_rows=8, rows_per_shard=4)
+    ds = open_features("memory://prepared", format="zarr")
+    ahead = ds._ahead()
+    ahead._pace = replace(ahead._pace, max_bytes=1)
+    ds.prefetch(range(8))
+    ahead._planners.shutdown(wait=True)
+    second = [name for name, _ in asked if "/00001-" in name]
+    assert any("row_id" in name for name in second) and any("row_start" in name for name in second)
+    assert not any("/values/" in name for name in second)
+    ds.close()
 
 
 def test_a_row_waits_for_requests_that_are_being_made() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -184,8 +185,9 @@ class TestFetched:
     ) -> None:
         shard: Any = Opened(root, "zarr").shard
         shard._request_bytes = most
-        asked = shard.requests([("modulation", chunk) for chunk in sorted(wanted)])
-        runs = [[chunk for _, chunk in run] for run in asked]
+        with ThreadPoolExecutor(1) as pool:
+            asked = shard.requests([("modulation", chunk) for chunk in sorted(wanted)], pool)
+            runs = [[chunk for _, chunk in run] for run in asked]
         assert [chunk for run in runs for chunk in run] == sorted(wanted)
         for run in runs:
             assert run == list(range(run[0], run[0] + len(run)))

@@ -7,6 +7,7 @@ and Arrow decodes what is there: any number of threads fetch and decode at the s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from functools import partial
 
 import numpy as np
@@ -108,7 +109,10 @@ class ParquetShard:
         parts = np.arange(first, first + self._long_rows.parts(span.row))
         return np.unique(np.searchsorted(self._first_row, parts, side="right") - 1).tolist()
 
-    def requests(self, blocks: Iterable[Block]) -> Iterator[list[Block]]:
+    def prepare(self, streams: Iterable[str], pool: Executor) -> None:
+        """Nothing to do, as all is in the footer; see `ReadsAhead`."""
+
+    def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
         """Columns of row groups in the order of the file, of bounded size; see `ReadsAhead`."""
         run: list[Block] = []
         begin = end = 0

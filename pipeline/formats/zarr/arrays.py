@@ -79,6 +79,11 @@ class FrameChunks:
         """Decoded."""
         return self.chunk_frames * self.width * self.dtype.itemsize
 
+    @property
+    def n_objects(self) -> int:
+        """Of the whole array."""
+        return -(-self.n_frames // (self.chunk_frames * self.object_chunks))
+
     def object_of(self, chunk: int) -> tuple[int, int]:
         """The object a chunk lies in, and its place there."""
         return divmod(chunk, self.object_chunks)

@@ -6,12 +6,15 @@ zarr reads as silence, a chunk that is not there, is an error here, as writers w
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from itertools import groupby
+from threading import Lock
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import (
@@ -26,19 +29,30 @@ from earmill.pipeline.formats.half import put_together
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.formats.zarr.arrays import (
     FrameChunks,
+    read_index,
     read_numbers,
     read_strings,
 )
-from earmill.pipeline.formats.zarr.objects import FrameObject
 from earmill.pipeline.formats.zarr.trust import read_metadata
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.stored_file import StoredFile
+from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 
 # Of one request: a local file gives a few chunks as fast as many, and their bytes stay in the cache
 # of the processor until they are decoded.
 REMOTE_REQUEST_BYTES, LOCAL_REQUEST_BYTES = 8 * 2**20, 2 * 2**20
-PREPARE_THREADS = 8
 VECTORS = ("row_id", "row_start")
+
+
+@dataclass(frozen=True)
+class FrameObject:
+    """An object whose index is read.
+
+    Args:
+        file: Where it is. spans: First byte of each chunk and the byte behind, see `read_index`.
+    """
+
+    file: StoredFile
+    spans: NDArray[np.int64]
 
 
 class ZarrShard:
@@ -56,6 +70,8 @@ class ZarrShard:
         self._rows: dict[str, tuple[list[str], np.ndarray]] = {}
         self._vectors: dict[str, Any] = {}
         self._objects: dict[tuple[str, int], FrameObject] = {}
+        # Two that read ahead do not ask for the same.
+        self._asking = Lock()
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
         """A fresh array; see `ShardReader`."""
@@ -81,49 +97,68 @@ class ZarrShard:
         step = self._values[stream].chunk_frames
         return range((span.start + span.first) // step, -(-(span.start + span.last) // step))
 
-    def requests(self, blocks: Iterable[Block]) -> Iterator[list[Block]]:
-        """Chunks of a stream that lie end to end in one object, of bounded size; see
-        `ReadsAhead`.
+    def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
+        """Chunks of a stream that lie end to end in one object, of bounded size; see `ReadsAhead`.
 
-        From a remote store what reading asks for first comes at once: row ids, starts, and indexes
-        of objects, each a round trip if they came one after the other.
+        From a remote store an object of that size that is wanted as a whole is one of them: its
+        index comes with it.
         """
         wanted = {stream: sorted(numbers) for stream, numbers in _by_stream(blocks)}
-        if self._layout.is_local:
-            for stream, chunks in wanted.items():
-                yield from self._requests(stream, chunks)
-            return
-        with ThreadPoolExecutor(PREPARE_THREADS) as pool:
-            objects = {stream: self._ask(pool, stream, wanted[stream]) for stream in wanted}
-            places = {self._vector_key(s, name): (s, name) for s in wanted for name in VECTORS}
-            vectors = [
-                pool.submit(self._vector, *place)
-                for key, place in places.items()
-                if key not in self._vectors
-            ]
-            for stream, chunks in wanted.items():
-                for each in objects[stream]:
-                    each.result()
-                yield from self._requests(stream, chunks)
-            for each in vectors:
+        if not self._layout.is_local:
+            self._ask_first(
+                wanted,
+                [
+                    (stream, number)
+                    for stream, chunks in wanted.items()
+                    for number, places in self._by_object(stream, chunks)
+                    if not self._comes_whole(stream, number, len(places))
+                ],
+                pool,
+            )
+        for stream, chunks in wanted.items():
+            for number, places in self._by_object(stream, chunks):
+                whole = self._comes_whole(stream, number, len(places))
+                for run in [places] if whole else self._runs(stream, number, places):
+                    yield [(stream, chunk) for chunk in run]
+
+    def prepare(self, streams: Iterable[str], pool: Executor) -> None:
+        """See `ReadsAhead`."""
+        names = [*streams]
+        objects = [
+            (stream, number)
+            for stream in names
+            for number in range(self._values[stream].n_objects)
+            if not self._comes_whole(stream, number, self._values[stream].chunks_in(number))
+        ]
+        self._ask_first(names, objects, pool)
+
+    def _ask_first(
+        self, streams: Iterable[str], objects: Iterable[tuple[str, int]], pool: Executor
+    ) -> None:
+        """Fetch what reading asks for before it asks for frames, all at once: row ids, starts, and
+        indexes of objects, each a round trip if they came one after the other."""
+        with self._asking:
+            vectors = {self._vector_key(s, name): (s, name) for s in streams for name in VECTORS}
+            left = [place for key, place in vectors.items() if key not in self._vectors]
+            unknown = [place for place in objects if place not in self._objects]
+            asked: list[Future[Any]] = [pool.submit(self._object, *each) for each in unknown]
+            asked += [pool.submit(self._vector, *each) for each in left]
+            for each in asked:
                 each.result()
 
-    def _ask(
-        self, pool: ThreadPoolExecutor, stream: str, chunks: Sequence[int]
-    ) -> list[Future[FrameObject]]:
-        """Begin to fetch the indexes of the objects with these chunks, and small objects that are
-        wanted as a whole with their index."""
-        values = self._values[stream]
-        counts = Counter(values.object_of(chunk)[0] for chunk in chunks)
-        return [
-            pool.submit(self._object, stream, number, count == values.chunks_in(number))
-            for number, count in counts.items()
-            if (stream, number) not in self._objects
-        ]
+    def _comes_whole(self, stream: str, number: int, n_chunks: int) -> bool:
+        """Whether an object of which so many chunks are wanted is fetched in one request, with the
+        index that nobody has read yet."""
+        if self._layout.is_local or (stream, number) in self._objects:
+            return False
+        whole = n_chunks == self._values[stream].chunks_in(number)
+        return whole and self._file(stream, number).nbytes <= self._request_bytes
 
-    def _requests(self, stream: str, chunks: Sequence[int]) -> Iterator[list[Block]]:
-        for run in self._runs(stream, chunks):
-            yield [(stream, chunk) for chunk in run]
+    def _by_object(self, stream: str, chunks: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
+        """Increasing chunks by the object they lie in."""
+        object_of = self._values[stream].object_of
+        for number, places in groupby(chunks, lambda chunk: object_of(chunk)[0]):
+            yield number, [*places]
 
     def load(self, blocks: Sequence[Block]) -> None:
         """See `ReadsAhead`."""
@@ -201,67 +236,98 @@ class ZarrShard:
 
     def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """Fetch, decode and keep chunks; neighbours of an object come in one request."""
-        values = self._values[stream]
-        for run in self._runs(stream, chunks):
-            found = self._object(stream, run[0] // values.object_chunks)
-            places = [values.object_of(chunk)[1] for chunk in run]
-            start, end = int(found.spans[places[0], 0]), int(found.spans[places[-1], 1])
-            stored = found.read(start, end)
-            blocks = []
-            for chunk, place in zip(run, places, strict=True):
-                low, high = found.spans[place] - start
-                try:
-                    memory = self._cache.memory(values.chunk_bytes)
-                    frames = values.decode(chunk, stored[low:high], memory)
-                except CommitError as err:
-                    url = self._layout.url(found.file.rel)
-                    raise CommitError(f"{url}, chunk {place}: {err}") from err
-                blocks.append((chunk, self._cache.put((self.rel, stream, chunk), (frames,))[0]))
-            yield from blocks
+        for number, places in self._by_object(stream, chunks):
+            if self._comes_whole(stream, number, len(places)):
+                file = self._file(stream, number)
+                content = file.read(0, file.nbytes, passing=True)
+                found = self._keep_object(stream, number, file, content)
+                yield from self._decoded(stream, places, found, content)
+                continue
+            found, object_of = self._object(stream, number), self._values[stream].object_of
+            for run in self._runs(stream, number, places):
+                start = int(found.spans[object_of(run[0])[1], 0])
+                end = int(found.spans[object_of(run[-1])[1], 1])
+                stored = found.file.read(start, end - start, passing=True)
+                yield from self._decoded(stream, run, found, stored, start)
 
-    def _runs(self, stream: str, chunks: Iterable[int]) -> Iterator[list[int]]:
-        """Increasing chunks in runs that lie end to end in one object, of bounded size."""
-        object_of = self._values[stream].object_of
-        run: list[int] = []
-        # Of the run: its object, where it begins and where it ends.
-        last = begin = end = -1
+    def _decoded(
+        self,
+        stream: str,
+        chunks: Sequence[int],
+        found: FrameObject,
+        stored: Bytes,
+        start: int = 0,
+    ) -> list[tuple[int, np.ndarray]]:
+        """Chunks of an object decoded and kept.
+
+        Args:
+            stored: The bytes of the object from `start` on.
+        """
+        values, blocks = self._values[stream], []
         for chunk in chunks:
-            number, place = object_of(chunk)
-            low, high = self._object(stream, number).spans[place].tolist()
+            place = values.object_of(chunk)[1]
+            low, high = found.spans[place] - start
             if low < 0:
-                raise CommitError(
-                    f"{self.rel}/{stream}/values: chunk {chunk} is missing although the shard is "
-                    "committed; run `earmill verify`"
-                )
-            far = number != last or low != end or high - begin > self._request_bytes
-            if run and far:
+                raise self._missing(stream, chunk)
+            try:
+                memory = self._cache.memory(values.chunk_bytes)
+                frames = values.decode(chunk, stored[low:high], memory)
+            except CommitError as err:
+                url = self._layout.url(found.file.rel)
+                raise CommitError(f"{url}, chunk {place}: {err}") from err
+            blocks.append((chunk, self._cache.put((self.rel, stream, chunk), (frames,))[0]))
+        return blocks
+
+    def _runs(self, stream: str, number: int, chunks: Iterable[int]) -> Iterator[list[int]]:
+        """Increasing chunks of an object in runs that lie end to end, of bounded size."""
+        spans, object_of = self._object(stream, number).spans, self._values[stream].object_of
+        run: list[int] = []
+        # Where the run begins and where it ends.
+        begin = end = -1
+        for chunk in chunks:
+            low, high = spans[object_of(chunk)[1]].tolist()
+            if low < 0:
+                raise self._missing(stream, chunk)
+            if run and (low != end or high - begin > self._request_bytes):
                 yield run
                 run = []
             begin = begin if run else low
-            last, end = number, high
+            end = high
             run.append(chunk)
         if run:
             yield run
 
-    def _object(self, stream: str, number: int, whole: bool = False) -> FrameObject:
-        """An object of a stream; its index is read once.
+    def _missing(self, stream: str, chunk: int) -> CommitError:
+        return CommitError(
+            f"{self.rel}/{stream}/values: chunk {chunk} is missing although the shard is "
+            "committed; run `earmill verify`"
+        )
 
-        Args:
-            whole: It is wanted as a whole.
+    def _object(self, stream: str, number: int) -> FrameObject:
+        """An object of a stream; its index is read once."""
+        if (stream, number) not in self._objects:
+            self._keep_object(stream, number, self._file(stream, number))
+        return self._objects[stream, number]
+
+    def _keep_object(
+        self, stream: str, number: int, file: StoredFile, content: Bytes | None = None
+    ) -> FrameObject:
         """
-        key = stream, number
-        if key not in self._objects:
-            rel = f"{self.rel}/{stream}/values/c/{number}/0"
-            if rel not in self._promise.files:
-                raise CommitError(
-                    f"{self._layout.url(rel)} is missing from the commit; run `earmill verify`"
-                )
-            named = self._promise.files[rel]
-            file = StoredFile(self._layout, rel, named.bytes, named.sha256)
-            whole = whole and named.bytes <= self._request_bytes
-            places = self._values[stream].object_chunks
-            self._objects[key] = FrameObject(file, places, whole=whole)
-        return self._objects[key]
+        Args:
+            content: All of it, where that is there.
+        """
+        spans = read_index(file, self._values[stream].object_chunks, content)
+        found = self._objects[stream, number] = FrameObject(file, spans)
+        return found
+
+    def _file(self, stream: str, number: int) -> StoredFile:
+        rel = f"{self.rel}/{stream}/values/c/{number}/0"
+        if rel not in self._promise.files:
+            raise CommitError(
+                f"{self._layout.url(rel)} is missing from the commit; run `earmill verify`"
+            )
+        named = self._promise.files[rel]
+        return StoredFile(self._layout, rel, named.bytes, named.sha256)
 
 
 def _by_stream(blocks: Iterable[Block]) -> Iterator[tuple[str, list[int]]]:
