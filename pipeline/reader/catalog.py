@@ -222,7 +222,11 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         dataset = _dataset(layout, DATASET_FILE if snapshot is None else snapshot.dataset.path)
     streams = _streams(dataset)
     content = _only_index(layout, dataset.layout_version) if index is None else index.result()
-    table = None if content is None else _good_rows(layout, content, streams)
+    table = None
+    if content is not None:
+        with named_damage(layout.url(), "the index"):
+            table = _good_rows(table_of(content), streams)
+    del index, content
     moments = {} if snapshot is None else snapshot.moments
     paths: dict[str, ShardPaths] = {}
     if table is None:
@@ -369,12 +373,6 @@ def _only_index(layout: Layout, version: int) -> bytes | None:
             f"{layout.url(found[0])} does not hash to its own name: it is damaged; {CLOSE_AGAIN}"
         )
     return content
-
-
-def _good_rows(layout: Layout, content: bytes, streams: Mapping[str, StreamInfo]) -> pa.Table:
-    """The good rows of an index, in shard order."""
-    with named_damage(layout.url(), "the index"):
-        return _good_rows(table_of(content), streams)
 
 
 def _good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
