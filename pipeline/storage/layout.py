@@ -23,12 +23,20 @@ from earmill.pipeline.common.errors import MissingPackageError, OutputError, Sto
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.storage.atomic_create import create_local, create_remote, write_local
 from earmill.pipeline.storage.atomic_replace import replace_local, replace_remote
-from earmill.pipeline.storage.filesystems import filesystem_of, in_one_request
+from earmill.pipeline.storage.filesystems import (
+    ONE_REQUEST_BYTES,
+    filesystem_of,
+    in_one_request,
+)
 from earmill.pipeline.storage.local_cache import LocalCache
 from earmill.pipeline.storage.local_files import move_in, new_folder, sync_names
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.store_calls import store_call
-from earmill.pipeline.storage.straight_ranges import Bytes, read_straight
+from earmill.pipeline.storage.straight_ranges import (
+    Bytes,
+    read_straight,
+    whole_straight,
+)
 from earmill.pipeline.storage.uploads import FILES_AT_ONCE, in_parts
 
 SCRATCH_FOLDER = ".scratch"
@@ -156,6 +164,10 @@ class Layout:
     @store_call("read")
     def read_bytes(self, rel: str, nbytes: int | None = None) -> bytes:
         """The whole content of one file, of so many bytes where that is known."""
+        if (nbytes or 0) <= ONE_REQUEST_BYTES:
+            found = self.read_whole_straight(rel, ONE_REQUEST_BYTES)
+            if found is not None:
+                return found
         return bytes(self.fs.cat_file(self.inside(rel), **in_one_request(self.fs, nbytes)))
 
     @store_call("read")
@@ -167,6 +179,11 @@ class Layout:
         """Fill memory with the bytes from `start` on of a file that has so many, past the
         filesystem; False where that cannot be or went wrong, and `read_range` is to be asked."""
         return read_straight(self.fs, self.path(rel), start, into)
+
+    def read_whole_straight(self, rel: str, most: int) -> bytes | None:
+        """The whole content of a file of at most so many bytes, past the filesystem; None as False
+        of `read_straight`."""
+        return whole_straight(self.fs, self.path(rel), most)
 
     @store_call("written")
     def write_bytes(self, rel: str, data: bytes) -> None:

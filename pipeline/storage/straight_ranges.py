@@ -1,12 +1,13 @@
-"""Ranges of objects in S3 over plain HTTP, straight into the memory where they are wanted.
+"""Objects in S3 and ranges of them over plain HTTP, straight into the memory where they are wanted.
 
 s3fs is made for many requests at once in one thread: a request costs it 1.6 ms of Python, and what
-arrives goes through its event loop in small pieces that are joined at the end. Here it only signs,
-a URL for each object, which takes 0.2 ms; the bytes come by `http.client`, in as much again.
+arrives goes through its event loop in small pieces that are joined at the end. Here it shows how
+URLs are signed (`storage/signed_urls.py`); the bytes come by `http.client`, in 0.2 ms.
 
 It is a way past s3fs and never in its place: whatever does not go smoothly, be it a refusal, a
 redirect, an outage or a signature past its time, is left to s3fs, which is asked as ever. For a
-while it is then the only one asked, so that a store in trouble is not asked twice.
+while it is then the only one asked, so that a store in trouble is not asked twice. That an object
+is missing is no trouble: s3fs says so too, and the way stays open.
 """
 
 from __future__ import annotations
@@ -18,28 +19,30 @@ import struct
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import numpy as np
 from numpy.typing import NDArray
 
+from earmill.pipeline.storage.signed_urls import SignedUrls
+
 Bytes = NDArray[np.uint8]
+T = TypeVar("T")
+# What is made of an answer; None where it is not what was asked for.
+Take = Callable[[HTTPConnection, HTTPResponse], T | None]
 
 Address = tuple[str, str]
 # Process, time of last use, address, connection.
 Idle = tuple[int, float, Address, HTTPConnection]
 # As botocore has it, where nothing else is set.
 STALL_S = 60.0
-# How long a URL is valid, and how long it is used.
-VALID_S, USED_S = 3600, 1800.0
-MAX_URLS = 4096
 # An idle connection may have been closed by the store; those that wait longer are not tried.
 IDLE_S, MAX_IDLE = 4.0, 32
 # For so long after something went wrong only s3fs is asked.
@@ -75,12 +78,21 @@ def read_straight(fs: Any, path: str, start: int, into: Bytes) -> bool:
     Args:
         fs: fsspec filesystem. path: Of the object, as `fs` spells it.
     """
-    if not can_go_straight(fs):
-        return False
+    return can_go_straight(fs) and _way(fs).read(path, start, into)
+
+
+def whole_straight(fs: Any, path: str, most: int) -> bytes | None:
+    """All of an object; None where that cannot be, went wrong, or is more than `most` bytes, and
+    the filesystem is to be asked. Arguments as of `read_straight`."""
+    return _way(fs).whole(path, most) if can_go_straight(fs) else None
+
+
+def _way(fs: Any) -> _Way:
     if fs not in _ways:
         stall_s = fs.config_kwargs.get("read_timeout") or STALL_S
-        _ways[fs] = _Way(stall_s, fs.session.get_config_variable("ca_bundle"))
-    return _ways[fs].read(lambda: str(fs.url(path, expires=VALID_S)), path, start, into)
+        certificates = fs.session.get_config_variable("ca_bundle")
+        _ways[fs] = _Way(SignedUrls(fs), stall_s, certificates)
+    return _ways[fs]
 
 
 def can_go_straight(fs: Any) -> bool:
@@ -97,81 +109,106 @@ def can_go_straight(fs: Any) -> bool:
     return getattr(fs, "_session_is_owned", False) and not getproxies()
 
 
+class Urls(Protocol):
+    """URLs of objects, see `SignedUrls`."""
+
+    def url(self, path: str) -> str: ...
+
+    def forget(self) -> None: ...
+
+
+class _OthersAnswer(Exception):
+    """The filesystem is to answer, although nothing is wrong here."""
+
+
 class _Way:
     """To the objects of one filesystem; safe in several threads, and in a process that was forked
     off: without locks, as one held during a fork would never open again.
 
     Args:
+        urls: Of its objects.
         stall_s: Without a byte for so long an answer is given up.
         certificates: File of those to trust; None for botocore's.
     """
 
-    def __init__(self, stall_s: float = STALL_S, certificates: str | None = None) -> None:
-        self._stall_s, self._certificates = stall_s, certificates
-        self._urls: dict[str, tuple[str, float]] = {}
+    def __init__(
+        self, urls: Urls, stall_s: float = STALL_S, certificates: str | None = None
+    ) -> None:
+        self._urls, self._stall_s, self._certificates = urls, stall_s, certificates
         self._idle: deque[Idle] = deque()
         self._rests_until = 0.0
         weakref.finalize(self, _close, self._idle)
 
-    def read(self, sign: Callable[[], str], path: str, start: int, into: Bytes) -> bool:
-        """See `read_straight`.
+    def read(self, path: str, start: int, into: Bytes) -> bool:
+        """See `read_straight`."""
+        wanted = f"{start}-{start + len(into) - 1}"
 
-        Args:
-            sign: Makes a URL for the object.
-        """
+        def take(connection: HTTPConnection, response: HTTPResponse) -> bool | None:
+            done = _is_answer(response, wanted, len(into)) and _fill(connection, response, into)
+            return done or None
+
+        return bool(self._taken(path, {"Range": f"bytes={wanted}"}, take))
+
+    def whole(self, path: str, most: int) -> bytes | None:
+        """See `whole_straight`."""
+        return self._taken(path, {}, partial(_body, most))
+
+    def _taken(self, path: str, headers: Mapping[str, str], take: Take[T]) -> T | None:
         if time.monotonic() < self._rests_until:
-            return False
+            return None
+        found = None
         try:
-            url = urlsplit(self._url(sign, path))
+            url = urlsplit(self._urls.url(path))
             address, target = (url.scheme, url.netloc), f"{url.path}?{url.query}"
-            done = self._asked(address, target, start, into)
+            found = self._asked(address, target, headers, take)
+        except _OthersAnswer:
+            return None
         # The filesystem is asked again, and tells what is wrong: stores raise their own roots.
         except Exception:
-            done = False
-        if not done:
-            self._urls.pop(path, None)
+            pass
+        if found is None:
+            self._urls.forget()
             self._rests_until = time.monotonic() + REST_S
-        return done
+        return found
 
-    def _url(self, sign: Callable[[], str], path: str) -> str:
-        url, until = self._urls.get(path, ("", 0.0))
-        if time.monotonic() >= until:
-            if len(self._urls) >= MAX_URLS:
-                self._urls.clear()
-            url, until = sign(), time.monotonic() + USED_S
-            self._urls[path] = url, until
-        return url
-
-    def _asked(self, address: Address, target: str, start: int, into: Bytes) -> bool:
+    def _asked(
+        self, address: Address, target: str, headers: Mapping[str, str], take: Take[T]
+    ) -> T | None:
         connection = self._waiting(address)
         if connection is not None:
             try:
-                return self._answered(address, connection, target, start, into)
+                return self._answered(address, connection, target, headers, take)
             # The store closes what waits for long.
             except (HTTPException, ConnectionError):
                 pass
         connection = _connection(*address, self._stall_s, self._certificates)
-        return self._answered(address, connection, target, start, into)
+        return self._answered(address, connection, target, headers, take)
 
     def _answered(
-        self, address: Address, connection: HTTPConnection, target: str, start: int, into: Bytes
-    ) -> bool:
-        wanted = f"{start}-{start + len(into) - 1}"
-        done = keeps = False
+        self,
+        address: Address,
+        connection: HTTPConnection,
+        target: str,
+        headers: Mapping[str, str],
+        take: Take[T],
+    ) -> T | None:
+        found, keeps = None, False
         try:
-            connection.request("GET", target, headers={"Range": f"bytes={wanted}"})
+            connection.request("GET", target, headers=headers)
             response = connection.getresponse()
             keeps = not response.will_close
-            done = _is_answer(response, wanted, len(into)) and _fill(connection, response, into)
+            if response.status == HTTPStatus.NOT_FOUND:
+                raise _OthersAnswer
+            found = take(connection, response)
         finally:
-            if done and keeps:
+            if found is not None and keeps:
                 self._idle.append((os.getpid(), time.monotonic(), address, connection))
             else:
                 connection.close()
         while len(self._idle) > MAX_IDLE:
             with suppress(IndexError):  # another thread took the last
                 self._idle.popleft()[-1].close()
-        return done
+        return found
 
     def _waiting(self, address: Address) -> HTTPConnection | None:
         """A connection of this process that was used a moment ago."""
@@ -212,6 +249,16 @@ def _is_answer(response: HTTPResponse, wanted: str, nbytes: int) -> bool:
     told = response.headers.get("Content-Range", "")
     partial = response.status == HTTPStatus.PARTIAL_CONTENT
     return partial and told.startswith(f"bytes {wanted}/") and response.length == nbytes
+
+
+def _body(most: int, _: HTTPConnection, response: HTTPResponse) -> bytes | None:
+    """All of an object; None where that is not what this is."""
+    if response.status != HTTPStatus.OK:
+        return None
+    if response.length is None or response.length > most:
+        raise _OthersAnswer
+    # Raises where it ends too early.
+    return response.read()
 
 
 def _fill(connection: HTTPConnection, response: HTTPResponse, into: Bytes) -> bool:

@@ -48,11 +48,18 @@ class _Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.requests += 1
         how = self.server.behaviour
-        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        if how == "missing":
+            self.send_error(404)
+            return
+        whole = "Range" not in self.headers
+        asked = self.headers.get("Range", f"bytes=0-{len(CONTENT) - 1}")
+        first, last = map(int, asked.removeprefix("bytes=").split("-"))
         body = CONTENT[first : last + 1].tobytes()
         shift = how == "another range"
-        self.send_response({"all of it": 200, "busy": 503}.get(how, 206))
-        self.send_header("Content-Range", f"bytes {first + shift}-{last + shift}/{len(CONTENT)}")
+        self.send_response({"all of it": 200, "busy": 503}.get(how, 200 if whole else 206))
+        if not whole:
+            place = f"{first + shift}-{last + shift}"
+            self.send_header("Content-Range", f"bytes {place}/{len(CONTENT)}")
         self.send_header("Content-Length", str(len(body) - (how == "too few")))
         self.end_headers()
         cut = len(body) // 2 if how in ("stalls", "breaks off") else len(body) - (how == "too few")
@@ -78,9 +85,22 @@ def _serving() -> Iterator[_Server]:
             thread.join()
 
 
+class _Urls:
+    """One URL for all objects."""
+
+    def __init__(self, server: _Server) -> None:
+        self._server, self.forgotten = server, 0
+
+    def url(self, path: str) -> str:
+        return self._server.url
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
 def _read(way: _Way, server: _Server, start: int = 5, nbytes: int = 2_000_000) -> bool:
     into = np.zeros(nbytes, np.uint8)
-    done = way.read(lambda: server.url, "bucket/key", start, into)
+    done = way.read("bucket/key", start, into)
     if done:
         np.testing.assert_array_equal(into, CONTENT[start : start + nbytes])
     return done
@@ -88,7 +108,7 @@ def _read(way: _Way, server: _Server, start: int = 5, nbytes: int = 2_000_000) -
 
 def test_reads_what_is_there_over_one_connection() -> None:
     with _serving() as server:
-        way = _Way()
+        way = _Way(_Urls(server))
         assert all(_read(way, server, *place) for place in ((0, 1), (5, 2_000_000), (2_999_999, 1)))
         assert (server.connections, server.requests) == (1, 3)
 
@@ -98,7 +118,7 @@ def test_reads_what_is_there_over_one_connection() -> None:
 )
 def test_leaves_what_is_not_as_asked_and_rests(behaviour: str) -> None:
     with _serving() as server:
-        way = _Way(stall_s=0.2)
+        way = _Way(_Urls(server), stall_s=0.2)
         server.behaviour = behaviour
         assert not _read(way, server)
         server.behaviour, asked = "", server.requests
@@ -110,7 +130,7 @@ def test_leaves_what_is_not_as_asked_and_rests(behaviour: str) -> None:
 
 def test_a_connection_that_the_store_closed_is_made_anew() -> None:
     with _serving() as server:
-        way = _Way()
+        way = _Way(_Urls(server))
         server.behaviour = "hangs up"
         assert _read(way, server)
         assert _read(way, server)
@@ -121,28 +141,76 @@ def test_a_forked_process_leaves_its_parents_connections_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with _serving() as server:
-        way = _Way()
+        way = _Way(_Urls(server))
         assert _read(way, server)
         monkeypatch.setattr(os, "getpid", lambda: -1)
         assert _read(way, server)
         assert server.connections == 2
 
 
-def test_a_url_is_signed_once_and_again_when_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    signed: list[str] = []
+@pytest.mark.parametrize("behaviour", ["busy", "too few", "breaks off", "stalls"])
+def test_a_whole_object_comes_or_is_left_and_rests(behaviour: str) -> None:
     with _serving() as server:
+        urls = _Urls(server)
+        way = _Way(urls, stall_s=0.2)
+        assert way.whole("bucket/key", len(CONTENT)) == CONTENT.tobytes()
+        assert (server.connections, urls.forgotten) == (1, 0)
+        server.behaviour = behaviour
+        found = way.whole("bucket/key", len(CONTENT))
+        if behaviour == "too few":
+            # Of a length that nobody promised.
+            assert found == CONTENT[:-1].tobytes()
+            return
+        assert found is None
+        assert urls.forgotten == 1
+        server.behaviour, asked = "", server.requests
+        assert way.whole("bucket/key", len(CONTENT)) is None
+        assert server.requests == asked
 
-        def sign() -> str:
-            signed.append(server.url)
-            return server.url
 
-        way, into = _Way(), np.empty(10, np.uint8)
-        assert way.read(sign, "bucket/key", 0, into)
-        assert way.read(sign, "bucket/key", 5, into)
-        assert len(signed) == 1
-        monkeypatch.setattr(straight_ranges.time, "monotonic", lambda: time.time() + 1e6)
-        assert way.read(sign, "bucket/key", 5, into)
-        assert len(signed) == 2
+@pytest.mark.parametrize("behaviour", ["missing", "more than that"])
+def test_an_answer_that_the_filesystem_gives_leaves_the_way_open(behaviour: str) -> None:
+    with _serving() as server:
+        urls = _Urls(server)
+        way = _Way(urls)
+        server.behaviour = behaviour
+        most = len(CONTENT) - (behaviour == "more than that")
+        assert way.whole("bucket/key", most) is None
+        if behaviour == "missing":
+            assert not _read(way, server)
+        server.behaviour = ""
+        assert _read(way, server)
+        assert way.whole("bucket/key", len(CONTENT)) == CONTENT.tobytes()
+        assert urls.forgotten == 0
+
+
+def test_small_files_of_a_bucket_come_past_s3fs_and_are_missing_clearly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with s3_store() as (store, options):
+        layout = Layout.open("s3://corpus", options)
+        layout.write_bytes("commits/a", b"first")
+        through: list[str] = []
+        real = layout.fs.cat_file
+
+        def counting(path: str, **how: Any) -> bytes:
+            through.append(path)
+            return bytes(real(path, **how))
+
+        monkeypatch.setattr(layout.fs, "cat_file", counting)
+        assert layout.read_bytes("commits/a") == b"first"
+        layout.write_bytes("commits/a", b"second, and longer")
+        assert layout.read_bytes("commits/a") == b"second, and longer"
+        assert through == []
+        with pytest.raises(FileNotFoundError):
+            layout.read_bytes("commits/b")
+        assert through == ["corpus/commits/b"]
+        assert layout.read_bytes("commits/a", 5) == b"second, and longer"
+        assert len(through) == 1
+        answers = iter([s3_error("503 Slow Down", "SlowDown")])
+        store.fault = lambda path: next(answers, None)
+        assert layout.read_bytes("commits/a") == b"second, and longer"
+        assert len(through) == 2
 
 
 def test_files_of_a_bucket_come_past_s3fs_and_through_it_in_an_outage(
