@@ -38,6 +38,8 @@ class OpenShards:
         self._changed = Condition()
         self._under_way: set[str] = set()
         self._open: OrderedDict[str, ShardReader] = OrderedDict()
+        # Of those that are open: the ones that rows were read from, the last of them behind.
+        self._read: OrderedDict[str, None] = OrderedDict()
 
     def get(
         self, layout: Layout, rel: str, fmt: str, promise: Promise, *, ahead: bool = False
@@ -45,12 +47,15 @@ class OpenShards:
         """The reader of one data file, opened if it is not.
 
         Args:
-            ahead: Somebody may be reading from those that are open: of them only one that holds no
-                handle is closed for it.
+            ahead: No row is read from it yet. Where too many are open, one that rows were read from
+                is closed for it, if it holds no handle and is not the last of those.
         Raises:
             LookupError: There is none.
         """
         with self._changed:
+            if not ahead:
+                self._read[rel] = None
+                self._read.move_to_end(rel)
             while rel in self._under_way:
                 self._changed.wait()
             if rel in self._open:
@@ -67,21 +72,26 @@ class OpenShards:
                 self._changed.notify_all()
 
     def _make_room(self) -> None:
-        oldest = next(iter(self._open), None)
-        if oldest is None or not hasattr(self._open[oldest], "requests"):
+        done = [rel for rel in [*self._read][:-1] if hasattr(self._open.get(rel), "requests")]
+        if not done:
             raise LookupError(f"{self._max_open} shards are open")
-        self._open.pop(oldest).close()
+        self._drop(done[0])
+
+    def _drop(self, rel: str) -> None:
+        self._read.pop(rel, None)
+        self._open.pop(rel).close()
 
     def _keep(self, rel: str, reader: ShardReader) -> ShardReader:
         with self._changed:
             self._open[rel] = reader
             self.counts.shards_opened += 1
             while len(self._open) > self._max_open:
-                self._open.popitem(last=False)[1].close()
+                self._drop(next(iter(self._open)))
         return reader
 
     def close(self) -> None:
         """Close them all and forget what they held."""
         while self._open:
-            self._open.popitem()[1].close()
+            self._drop(next(iter(self._open)))
+        self._read.clear()
         self.cache.clear()

@@ -208,6 +208,20 @@ def test_more_shards_than_may_be_open_are_read_ahead_to_the_end(
         before = ds.io.blocks_read
         check_row(ds[number], number)
         assert ds.io.blocks_read == before
+    assert ds.io.shards_opened == 6
+    ds.close()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_no_shard_is_closed_before_it_is_read(monkeypatch: pytest.MonkeyPatch, fmt: str) -> None:
+    """A window of more shards than may be open."""
+    monkeypatch.setattr(features, "MAX_OPEN_SHARDS", 3)
+    write_set(f"memory://wide-{fmt}", n_rows=12, rows_per_shard=1)
+    ds = open_features(f"memory://wide-{fmt}", format=fmt)
+    for number, row in enumerate(ds):
+        check_row(row, number)
+        finish(ds)
+    assert ds.io.shards_opened == 12
     ds.close()
 
 

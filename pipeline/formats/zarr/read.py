@@ -312,7 +312,8 @@ class ZarrShard:
     def _keep_object(
         self, stream: str, number: int, file: StoredFile, content: Bytes | None = None
     ) -> FrameObject:
-        """
+        """Read the index of an object and remember it.
+
         Args:
             content: All of it, where that is there.
         """
