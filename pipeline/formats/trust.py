@@ -10,13 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.formats.rows import OutFile
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSaid:
+    """The good rows of a shard in the table of all, without a copy, also in a pickle of both.
+
+    Args:
+        first, count: Where they lie in it.
+    """
+
+    table: pa.Table
+    first: int
+    count: int
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """A column of these rows."""
+        return self.table.column(name).slice(self.first, self.count)
 
 
 @dataclass(frozen=True)
@@ -28,12 +45,15 @@ class Promise:
         frames: Stream name to frames in the shard.
         columns: Stream name to (width, dtype name) on disk.
         files: Every file of the shard by its path.
+        said: What the index says of the shard's rows, None where there is none. Nothing of it is
+            believed before it is shown to be what was committed.
     """
 
     rows: int
     frames: Mapping[str, int]
     columns: Mapping[str, tuple[int, str]]
     files: Mapping[str, OutFile]
+    said: RowsSaid | None = field(default=None, compare=False)
 
 
 @contextmanager

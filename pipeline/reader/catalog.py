@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +50,7 @@ from earmill.pipeline.formats.row_table import (
 )
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.formats.trust import named_damage
+from earmill.pipeline.formats.trust import RowsSaid, named_damage
 from earmill.pipeline.reader.shard_paths import ShardPaths, paths_of
 from earmill.pipeline.storage.arrow_tables import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
@@ -119,8 +119,17 @@ class Catalog:
                     f"{CLOSE_AGAIN}"
                 )
             check_spec(layout, record, self.dataset.spec_sha256)
-            self.paths[shard] = paths_of(layout, record, self.streams, self.dtype)
+            found = paths_of(layout, record, self.streams, self.dtype)
+            said = RowsSaid(self.table, *self._rows_at[shard])
+            self.paths[shard] = replace(found, promise=replace(found.promise, said=said))
         return self.paths[shard]
+
+    @cached_property
+    def _rows_at(self) -> dict[str, tuple[int, int]]:
+        """The first row of each shard in the table, and how many."""
+        names, counts = self.shards
+        firsts = np.cumsum(counts) - counts
+        return dict(zip(names, zip(firsts.tolist(), counts.tolist(), strict=True), strict=True))
 
     def column(self, name: str) -> np.ndarray:
         """A numeric column as an array."""

@@ -16,8 +16,10 @@ from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import BlockCache, IoCounts
 from earmill.pipeline.formats.parquet import read as parquet_read
+from earmill.pipeline.formats.zarr import arrays as zarr_arrays
 from earmill.pipeline.reader import features
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, Pace, ReadAhead
+from earmill.pipeline.reader.row_places import RowPlaces
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (
     check_row,
@@ -401,3 +403,52 @@ def test_one_stream_of_a_parquet_file_is_fetched_without_the_others(
         assert len(ds[5].features["loudness"]) == 475
         fetched.append(sum(nbytes for name, nbytes in asked if not name.endswith(" 0")) - footers)
     assert fetched[0] < fetched[1] / 4
+
+
+def vectors(asked: list[tuple[str, int]]) -> list[str]:
+    """The files with ids and starts that were read."""
+    return [name for name, _ in asked if "/row_id/" in name or "/row_start/" in name]
+
+
+def test_ids_and_starts_that_the_index_has_are_not_fetched(asked: list[tuple[str, int]]) -> None:
+    """They make the files that were committed, hash for hash."""
+    write_set("memory://said", n_rows=8, rows_per_shard=4, finalised=True)
+    ds = open_features("memory://said", format="zarr")
+    for number, row in enumerate(ds):
+        check_row(row, number)
+    assert vectors(asked) == []
+    ds.close()
+
+
+def test_ids_and_starts_of_another_release_are_fetched(
+    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose compressor made other bytes of them."""
+    write_set("memory://said-otherwise", n_rows=8, rows_per_shard=4, finalised=True)
+    real = zarr_arrays.vector_chunk
+    monkeypatch.setattr(zarr_arrays, "vector_chunk", lambda content: real(content + b"0"))
+    ds = open_features("memory://said-otherwise", format="zarr")
+    for number, row in enumerate(ds):
+        check_row(row, number)
+    # Ids of both streams are the same bytes.
+    assert len(vectors(asked)) == 2 * 3
+    ds.close()
+
+
+@pytest.mark.parametrize("column", ["row_id", "modulation_start"])
+def test_what_the_index_says_wrongly_is_not_believed(
+    asked: list[tuple[str, int]], column: str
+) -> None:
+    place = f"memory://said-wrongly-{column}"
+    write_set(place, n_rows=8, rows_per_shard=4, finalised=True)
+    ds = open_features(place, format="zarr")
+    table = ds.table
+    others = table.column(column).take([1, 0, *range(2, 8)])
+    table = table.set_column(table.column_names.index(column), column, others)
+    ds._catalog = replace(ds._catalog, table=table)
+    ds._places = RowPlaces(ds._catalog, ds._names)
+    with pytest.raises(CommitError, match=r"the index has row|the index expects"):
+        ds[0]
+    assert vectors(asked)
+    check_row(ds[4], 4)
+    ds.close()

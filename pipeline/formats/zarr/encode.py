@@ -50,8 +50,13 @@ def write_frames(path: Path, chunks: Iterable[NDArray[Any]], places: int) -> Non
 
 def write_vector(path: Path, content: bytes) -> None:
     """The one chunk of a short array."""
-    with path.open("wb") as file:
-        _write_checked(file, zstd.compress(content, ZSTD["level"], ZSTD["checksum"]))
+    path.write_bytes(vector_chunk(content))
+
+
+def vector_chunk(content: bytes) -> bytes:
+    """The one chunk of a short array as it is written."""
+    body = zstd.compress(content, ZSTD["level"], ZSTD["checksum"])
+    return bytes(body) + _checksum(body)
 
 
 def vlen_utf8(texts: Sequence[str]) -> bytes:
@@ -64,7 +69,10 @@ def vlen_utf8(texts: Sequence[str]) -> bytes:
 
 
 def _write_checked(file: BinaryIO, body: bytes) -> None:
-    """The bytes and their checksum, which is the last step of writing, hence the first of
-    reading."""
     file.write(body)
-    file.write(google_crc32c.value(body).to_bytes(CRC.nbytes, "little"))
+    file.write(_checksum(body))
+
+
+def _checksum(body: bytes) -> bytes:
+    """Behind what is written: the last step of writing, hence the first of reading."""
+    return google_crc32c.value(body).to_bytes(CRC.nbytes, "little")

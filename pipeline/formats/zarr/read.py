@@ -196,7 +196,13 @@ class ZarrShard:
         if key not in self._vectors:
             rel, array = f"{self.rel}/{stream}/{name}", self._arrays[f"{stream}/{name}"]
             read: Any = read_strings if name == "row_id" else read_numbers
-            self._vectors[key] = read(self._layout, rel, array, self._promise)
+            said = self._promise.said
+            # A local file is read in the time that it takes to make it.
+            if said is None or self._layout.is_local:
+                column = None
+            else:
+                column = said.column(name if name == "row_id" else f"{stream}_start")
+            self._vectors[key] = read(self._layout, rel, array, self._promise, column)
         return self._vectors[key]
 
     def _end_of(self, stream: str, row: int, n_frames: int) -> int:
