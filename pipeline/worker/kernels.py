@@ -29,8 +29,8 @@ _OPTIONS: Mapping[str, dict[str, Any]] = {"spikes": {"gain": 1.0}}
 
 @contextmanager
 def compiling(extractors: Sequence[Extractor]) -> Iterator[None]:
-    """Compile in a thread meanwhile: a worker that starts in the block finds its kernels on disk,
-    or waits for them. What goes wrong is the worker's to tell."""
+    """Compile the models' kernels in a thread meanwhile: a worker that starts in the block finds
+    them on disk, or waits for them. What goes wrong is the worker's to tell."""
     from earmill.pipeline.worker.models import exercised
 
     with ThreadPoolExecutor(1, "kernels") as thread:
@@ -97,10 +97,11 @@ def compile_into(
 
 def _compile_one(entry: Mapping[str, Any]) -> None:
     from amtcore.features.build import build_extractor
-    from earmill.pipeline.worker.models import exercised
+    from earmill.pipeline.worker.models import exercise_casts, exercised
 
     logging.getLogger("amtcore").setLevel(logging.ERROR)
     exercised([build_extractor(**entry)])
+    exercise_casts()
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
         DeviceLost: It failed here and now.
     """
     gpu, note = choose_gpu(wanted)
+    # The driver compiles the models' kernels meanwhile, see `kernels.compiling`.
+    exercise_casts()
     if gpu is not None:
         try:
             return _on_gpu(spec, threads, gpu)
@@ -104,17 +106,16 @@ def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -
 
 
 def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
-    """Run every model once, which compiles or loads its kernels, and those that store what models
-    make; features of a second of noise."""
+    """Run every model once, which compiles or loads its kernels; features of a second of noise."""
     features: dict[str, Any] = {}
-    _exercise_casts()
     for extractor in extractors:
         features |= _exercise(extractor)
     return features
 
 
-def _exercise_casts() -> None:
-    """Frames through the casts and the statistics of a shard."""
+def exercise_casts() -> None:
+    """Frames through the casts and the statistics of a shard, which compiles or loads their
+    kernels."""
     halves, _ = halved(np.zeros((1, 2), np.float32), 1.0)
     Summing(halves.shape[1]).add(halves)
 
