@@ -20,6 +20,7 @@ from earmill.pipeline.dataset.snapshot import LogEntry, read_current
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.planning.plan import Plan, Shard
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.scratch import clear_scratch
 
 COMPACT = "compact"
 # A copy is made in memory: merged shards have no more features than this, uncompressed.
@@ -65,7 +66,7 @@ def compact(
             )
             plan = Plan.read(layout, dataset.plan_id)
         _check_only_copies(layout, dataset, plan)
-        layout.clear_scratch()
+        clear_scratch(layout)
         carry_over(layout, dataset, plan, on_begin)
         on_begin("writing the index")
         finalise(layout)

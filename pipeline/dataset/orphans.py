@@ -16,6 +16,7 @@ from earmill.pipeline.dataset.commit_record import CommitRecord, all_generations
 from earmill.pipeline.dataset.description import no_dataset, read_dataset
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.scratch import clear_scratch
 
 PUBLISHED = ("data", "rows", "quarantine")
 # Of any format, installed here or not.
@@ -78,7 +79,7 @@ def remove_orphans(layout: Layout) -> Removed:
         parts = _removable(orphans, [one for one in records if one.shard not in unclear])
         for part in parts:
             layout.delete(part)
-        layout.clear_scratch()
+        clear_scratch(layout)
     return Removed(parts, [name for name in orphans if not _below(name, parts)])
 
 

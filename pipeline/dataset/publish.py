@@ -17,8 +17,8 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,7 +51,6 @@ from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.moments import shard_moments
 from earmill.pipeline.formats.registry import (
     Encoding,
-    encode,
     format_of,
     row_table,
     write_table,
@@ -60,7 +59,8 @@ from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.local_files import files_below
+from earmill.pipeline.storage.local_files import files_below, remove
+from earmill.pipeline.storage.scratch import private_scratch
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -99,6 +99,7 @@ def publish_shard(
     plan_rows: Sequence[str] | None = None,
     extra_types: Mapping[str, Any] | None = None,
     generation: int = 0,
+    folder: Path | None = None,
     stages: Stages | None = None,
 ) -> bool:
     """Write one shard and commit it; True where this attempt won, False where another one had.
@@ -112,6 +113,8 @@ def publish_shard(
             are put in that order, whatever order the batches came in.
         extra_types: Types of the carried-through columns over the whole plan.
         generation: 1 or more to replace the record of the generation before.
+        folder: Where the parts are written before they are published, on the output's own disk;
+            None for one of their own.
         stages: Told when the steps began and ended.
 
     Raises:
@@ -132,8 +135,8 @@ def publish_shard(
             digest = digest_rows(rows, streams, dtype)
         with doing(CHECK):
             moments = shard_moments(rows, streams)
-        with layout.scratch(f"{shard_id}-{attempt}") as folder:
-            shard.encode(folder, rows, bad, streams, formats, digest)
+        with shard.room(folder):
+            shard.encode(rows, bad, streams, formats, digest)
             record = CommitRecord(
                 shard=shard_id,
                 attempt=attempt,
@@ -142,13 +145,13 @@ def publish_shard(
                 formats=tuple(formats),
                 dtype=dtype,
                 **_totals(rows, bad, plan_rows, digest),
-                files=shard.hash_files(folder),
+                files=shard.hash_files(),
                 moments=moments,
                 info={**info, **_bad_by_class(bad)},
                 generation=generation,
                 replaces=replaces,
             )
-            shard.upload(folder, record.files)
+            shard.upload(record.files)
             return shard.commit(record)
 
 
@@ -201,8 +204,20 @@ class _Shard:
         self.shard_id = shard_id
         self.attempt = attempt
         self.encoding = encoding
-        self.parts: list[str] = []
+        self.folder, self.parts = Path(), dict[str, Path]()
         self.timings_s: dict[str, float] = {}
+
+    @contextmanager
+    def room(self, folder: Path | None) -> Iterator[None]:
+        """Inside, parts can be written; what was not published is gone afterwards."""
+        with ExitStack() as stack:
+            name = f"{self.shard_id}-{self.attempt}"
+            self.folder = folder or stack.enter_context(private_scratch(self.layout, name))
+            try:
+                yield
+            finally:
+                for path in self.parts.values():
+                    remove(path)
 
     @contextmanager
     def _timed(self, name: str, part: str) -> Iterator[None]:
@@ -213,45 +228,48 @@ class _Shard:
 
     def encode(
         self,
-        folder: Path,
         rows: Sequence[FeatureRow],
         bad: Sequence[QuarantineRow],
         streams: Sequence[StreamInfo],
         formats: Sequence[str],
         digest: ShardDigest,
     ) -> None:
-        """Write every part under `folder` at its later relative path, and check the features."""
+        """Write every part, and check the features."""
+        with doing(ENCODE):
+            scalars = row_table(rows, streams, self.encoding.extra_types)
+        encoding = replace(self.encoding, scalars=scalars)
         for fmt in formats:
-            name = paths.data_path(self.shard_id, self.attempt, format_of(fmt).suffix)
+            path = self._new_part(paths.data_path, format_of(fmt).suffix)
             with self._timed(f"encode_{fmt}", ENCODE):
-                path = encode(fmt, rows, streams, folder=folder, name=name, encoding=self.encoding)
+                format_of(fmt).write(path, rows, streams, encoding)
             with self._timed(f"check_{fmt}", CHECK):
                 _check_same(fmt, format_of(fmt).problems(path, rows, streams, digest))
-            self.parts.append(name)
         with self._timed("encode_rows", ENCODE):
-            name = paths.rows_path(self.shard_id, self.attempt)
-            write_table(row_table(rows, streams, self.encoding.extra_types), folder / name)
-            self.parts.append(name)
+            write_table(scalars, self._new_part(paths.rows_path))
             if bad:
-                name = paths.quarantine_path(self.shard_id, self.attempt)
-                write_table(quarantine_table(bad), folder / name)
-                self.parts.append(name)
+                write_table(quarantine_table(bad), self._new_part(paths.quarantine_path))
 
-    def hash_files(self, folder: Path) -> tuple[OutFile, ...]:
-        """Size and sha256 of every file that was written."""
+    def _new_part(self, named: Callable[..., str], *more: str) -> Path:
+        """Where a part is written: all lie side by side."""
+        name = named(self.shard_id, self.attempt, *more)
+        self.parts[name] = self.folder / name.replace("/", "-")
+        return self.parts[name]
+
+    def hash_files(self) -> tuple[OutFile, ...]:
+        """Size and sha256 of every file that was written, in the order of paths."""
         with self._timed("hash", HASH):
-            return tuple(_out_file(folder, name) for name in files_below(folder))
+            found = [file for name, path in self.parts.items() for file in _files_of(name, path)]
+            return tuple(sorted(found, key=lambda file: file.path.split("/")))
 
-    def upload(self, folder: Path, files: Sequence[OutFile]) -> None:
+    def upload(self, files: Sequence[OutFile]) -> None:
         """Bring every part to the output, look that it arrived in full length and settle it."""
         try:
             with self._timed("upload", COMMIT):
-                for name in self.parts:
-                    local = folder / name
+                for name, local in self.parts.items():
                     put = self.layout.upload_dir if local.is_dir() else self.layout.upload_file
                     put(local, name)
                 self._check_sizes(files)
-                self.layout.settle(self.parts)
+                self.layout.settle([*self.parts])
         except BaseException:
             self._discard()
             raise
@@ -313,8 +331,15 @@ def _check_same(fmt: str, found: Sequence[str]) -> None:
         raise CommitError(f"the {fmt} file does not hold what was written: {'; '.join(found)}")
 
 
-def _out_file(folder: Path, name: str) -> OutFile:
-    with (folder / name).open("rb") as file:
+def _files_of(name: str, path: Path) -> list[OutFile]:
+    """The files of one part."""
+    if path.is_file():
+        return [_out_file(path, name)]
+    return [_out_file(path / rel, f"{name}/{rel}") for rel in files_below(path)]
+
+
+def _out_file(path: Path, name: str) -> OutFile:
+    with path.open("rb") as file:
         return OutFile(name, os.fstat(file.fileno()).st_size, sha256_of(file))
 
 

@@ -5,6 +5,7 @@ The output is the only state: resume is the stored plan minus the commits.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import sweep
+from earmill.pipeline.storage.scratch import clear_scratch
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
@@ -41,6 +43,7 @@ class OpenJob:
     Args:
         before: Commits of earlier runs. pending: Shards that have none, or are done again.
         again: The latter. copies: Shards without a commit that are copied once all others have one.
+        scratch: The folder of its workers below that of the output's.
     """
 
     spec: JobSpec
@@ -51,6 +54,7 @@ class OpenJob:
     pending: tuple[Shard, ...]
     again: Mapping[str, Again] = field(default_factory=dict)
     copies: tuple[Shard, ...] = ()
+    scratch: str = field(default_factory=lambda: f"run-{secrets.token_hex(4)}")
 
     def started(self) -> events.JobStarted:
         """The event that opens the run."""
@@ -131,7 +135,7 @@ def open_job(
             f"add --resume to go on with it{update_hint(source, plan)}, or use another output.uri"
         )
     if not beside:
-        layout.clear_scratch()
+        clear_scratch(layout)
     sweep()  # a run without pending shards starts no Ray, which would do it
     if not beside and carry_over(layout, dataset, plan, on_step):
         before = commits_as(layout, committed_of, without=chosen)

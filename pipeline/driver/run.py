@@ -44,6 +44,7 @@ from earmill.pipeline.sources import Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.scratch import clear_scratch
 from earmill.pipeline.storage.store_calls import patient
 from earmill.pipeline.worker.kernels import compiling
 
@@ -228,6 +229,7 @@ def _work(
     supply = _supply(stack, job, sharing, shares=request.again is None)
     if executor.is_private and spec.run.device != "cuda":
         stack.enter_context(compiling(checked.extractors))
+    stack.callback(_clear, job)
     session = stack.enter_context(executor.session(spec.run, request.tell))
     scheduler = scheduler_of(
         job,
@@ -244,6 +246,12 @@ def _work(
         start_s = time.monotonic() - began_s - result.worked_s
         keep_job(spec, result.seconds, result.cpu_s, start_s)
     return result
+
+
+def _clear(job: OpenJob) -> None:
+    """Remove what the workers of this run left; what cannot be removed now is by the next run."""
+    with suppress(OSError):
+        clear_scratch(job.layout, job.scratch)
 
 
 def _plan(

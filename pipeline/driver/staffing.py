@@ -116,5 +116,6 @@ def _hire(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> Hire:
         parquet_form=job.dataset.parquet_form,
         extra_types=job.dataset.extra_types,
         again=job.again,
+        scratch=job.scratch,
     )
     return Hire(make_runner(work), place, shards)

@@ -22,6 +22,8 @@ from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from amtcore.features.base import StreamInfo
 
 # What a shard has beside its data.
@@ -42,6 +44,7 @@ class Encoding:
             whole plan, or a column that is empty in one shard changes its type in the next.
         attrs: Stored in every file; must be the same for every attempt of a shard.
         parquet_form: What a cell of a stream is in Parquet: binary, or nested lists.
+        scalars: What `row_table` makes of these very rows, where that was done already.
     """
 
     dtype: str = "float16"
@@ -49,6 +52,7 @@ class Encoding:
     extra_types: Mapping[str, Any] | None = None
     attrs: Mapping[str, Any] | None = None
     parquet_form: str = BINARY
+    scalars: pa.Table | None = None
 
 
 class Format(ABC):

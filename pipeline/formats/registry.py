@@ -12,7 +12,6 @@ from earmill.pipeline.common.hints import alternatives
 from earmill.pipeline.formats.digest import ShardDigest
 from earmill.pipeline.formats.format import Encoding, Format, format_name
 from earmill.pipeline.formats.row_table import row_table, write_table
-from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.storage.paths import is_suffix
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ __all__ = [
     "Format",
     "check_formats",
     "chosen",
-    "encode",
     "format_of",
     "installed",
     "read_back",
@@ -113,22 +111,6 @@ def check_formats(names: Sequence[str]) -> None:
                 f"output.formats: {owners[suffix]} and {name} both write {suffix} files; choose one"
             )
         owners[suffix] = name
-
-
-def encode(
-    fmt: str,
-    rows: Sequence[FeatureRow],
-    streams: Sequence[StreamInfo],
-    *,
-    folder: Path,
-    name: str,
-    encoding: Encoding,
-) -> Path:
-    """Write the shard in one format under `folder` and return the path of the file or store."""
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    format_of(fmt).write(path, rows, streams, encoding)
-    return path
 
 
 def read_back(fmt: str, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:

@@ -23,8 +23,12 @@ from earmill.pipeline.formats.stream_layout import layout_of
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
+    from earmill.pipeline.formats.format import Encoding
 
 EXTRA_PREFIX = "extra_"
+ZSTD_LEVEL, WORTH_ZSTD_ROWS = 3, 8
+# Of a reader's use: what it skips pages by, and what tells a damaged one.
+PAGES = {"write_page_index": True, "write_page_checksum": True}
 
 BASE_TYPES: dict[str, pa.DataType] = {
     "row_id": pa.string(),
@@ -117,6 +121,15 @@ def row_table(
     return pa.table(columns)
 
 
+def scalars_of(
+    rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], encoding: Encoding
+) -> pa.Table:
+    """The table of these rows: the one that was made already, else a new one."""
+    if encoding.scalars is not None:
+        return encoding.scalars
+    return row_table(rows, streams, encoding.extra_types)
+
+
 def _facts(rows: Sequence[FeatureRow]) -> dict[str, pa.Array]:
     others = extra_types(
         {k: v for k, v in row.facts.items() if k not in FACT_TYPES} for row in rows
@@ -155,13 +168,19 @@ def quarantine_table(bad: Sequence[QuarantineRow]) -> pa.Table:
 
 def write_table(table: pa.Table, path: Path) -> Path:
     """One small table as Parquet; equal tables give equal bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        table,
-        path,
-        compression="zstd",
-        compression_level=3,
-        write_page_index=True,
-        write_page_checksum=True,
-    )
+    content = pa.BufferOutputStream()
+    pq.write_table(table, content, **scalar_options(table), **PAGES)
+    path.write_bytes(content.getvalue())
     return path
+
+
+def scalar_options(table: pa.Table) -> dict[str, Any]:
+    """How a writer of Parquet stores the columns of such a table: text by dictionary, and all by
+    zstd where there are rows enough to become smaller by it."""
+    names = table.column_names
+    codec = "zstd" if len(table) >= WORTH_ZSTD_ROWS else "none"
+    return {
+        "compression": dict.fromkeys(names, codec),
+        "compression_level": dict.fromkeys(names, ZSTD_LEVEL) if codec == "zstd" else {},
+        "use_dictionary": [field.name for field in table.schema if field.type == pa.string()],
+    }

@@ -39,7 +39,7 @@ from earmill.pipeline.formats.blocks import (
 )
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.format import Encoding, Format
-from earmill.pipeline.formats.row_table import row_table
+from earmill.pipeline.formats.row_table import scalars_of
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.spill import Values, pieces
 from earmill.pipeline.formats.stream_layout import layout_of
@@ -118,7 +118,7 @@ class WebDatasetFormat(Format):
             )
         scales = {info.name: info.scale_factor for info in streams if info.scale_factor != 1.0}
         more = {"scale_factor": scales} if scales else {}
-        scalars = row_table(rows, streams, encoding.extra_types)
+        scalars = scalars_of(rows, streams, encoding)
         layouts = [layout_of(info) for info in streams]
         about = {
             "streams": [info.to_dict() for info in streams],

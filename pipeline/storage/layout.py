@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -29,8 +27,7 @@ from earmill.pipeline.storage.filesystems import (
     in_one_request,
 )
 from earmill.pipeline.storage.local_cache import LocalCache
-from earmill.pipeline.storage.local_files import move_in, new_folder, sync_names
-from earmill.pipeline.storage.owned_folders import own_folder
+from earmill.pipeline.storage.local_files import move_in, sync_names
 from earmill.pipeline.storage.store_calls import store_call
 from earmill.pipeline.storage.straight_ranges import (
     Bytes,
@@ -38,8 +35,6 @@ from earmill.pipeline.storage.straight_ranges import (
     whole_straight,
 )
 from earmill.pipeline.storage.uploads import FILES_AT_ONCE, in_parts
-
-SCRATCH_FOLDER = ".scratch"
 
 Names = list[str]
 
@@ -325,42 +320,6 @@ class Layout:
         """Make what was uploaded under these names outlive a power cut."""
         if self.is_local:
             sync_names(map(self.path, names))
-
-    @contextmanager
-    def scratch(self, name: str) -> Iterator[Path]:
-        """A private local folder, removed at exit, on the output's own disk where there is one.
-
-        Being on the same disk makes publishing a rename, and makes a full disk show up while
-        encoding, before anything is visible.
-        """
-        parent = Path(self.root) / SCRATCH_FOLDER if self.is_local else None
-        if parent is not None:
-            folder = new_folder(parent, name)
-        else:
-            folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=own_folder()))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            if parent is not None:
-                with suppress(OSError):  # not empty: somebody else works there
-                    parent.rmdir()
-
-    @store_call("cleared", None)
-    def clear_scratch(self) -> None:
-        """Remove what killed attempts left; call only while holding the driver lock.
-
-        Workers of a driver that was taken over may still publish out of it, and a deletion that has
-        begun follows a folder through its rename. So it is moved out of their way first: what they
-        try to publish afterwards is not found, and what they have published is not touched.
-        """
-        if not self.is_local:
-            return
-        root = Path(self.root)
-        with suppress(FileNotFoundError):
-            os.rename(root / SCRATCH_FOLDER, root / f"{SCRATCH_FOLDER}-{secrets.token_hex(4)}")
-        for aside in root.glob(f"{SCRATCH_FOLDER}-*"):
-            shutil.rmtree(aside, ignore_errors=True)
 
     def check_writable(self) -> None:
         """Prove, before any work, that this output can be written and that commits are safe there.

@@ -50,6 +50,14 @@ def sync_names(targets: Iterable[str]) -> None:
         sync_folder(folder)
 
 
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def files_below(folder: str | Path) -> list[str]:
     """Every file below a folder, as `a/b`, in the order of paths."""
     return sorted(_below(folder, ""), key=lambda name: name.split("/"))

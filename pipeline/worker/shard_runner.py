@@ -41,7 +41,6 @@ from earmill.pipeline.formats.casting import Caster, as_stored, total
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import (
     Encoding,
-    encode,
     format_of,
     read_back,
     row_table,
@@ -53,6 +52,7 @@ from earmill.pipeline.sources.fetch import longest_wait_s
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import own_folder, sweep
 from earmill.pipeline.storage.paths import commit_path
+from earmill.pipeline.storage.scratch import private_scratch, shared_scratch
 from earmill.pipeline.storage.store_calls import longest_call_s, patient
 from earmill.pipeline.worker.feature_values import stored
 from earmill.pipeline.worker.messages import (
@@ -91,6 +91,7 @@ class WorkerJob:
         parquet_form: What a cell of a stream is in the dataset's Parquet files.
         extra_types: Types of carried-through columns over the whole plan.
         again: Shards whose commit is to be replaced.
+        scratch: Name of the run's folder for what is written before it is published.
     """
 
     spec: JobSpec
@@ -102,6 +103,7 @@ class WorkerJob:
     parquet_form: str = BINARY
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     again: Mapping[str, Again] = field(default_factory=dict)
+    scratch: str = "workers"
 
     def __call__(self) -> ShardRunner:
         """Build the runner; called inside the worker's process."""
@@ -192,7 +194,7 @@ class ShardRunner:
         with self._line() as turn:
             rows = self._extracted(items, turn=turn)
         try:
-            with self._layout.scratch("probe") as folder:
+            with private_scratch(self._layout, "probe") as folder:
                 streams = self._streams(self._warm)
                 self._encode(rows.good, streams, folder, self._job.extra_types or None)
         except OSError as error:
@@ -308,6 +310,7 @@ class ShardRunner:
                 plan_rows=[item.row_id for item in shard.items],
                 extra_types=self._job.extra_types or None,
                 generation=self._again(order).generation,
+                folder=shared_scratch(self._layout, self._job.scratch),
                 stages=stages,
             )
         except Exception as error:
@@ -337,8 +340,8 @@ class ShardRunner:
         output, form = self._spec.output, self._job.parquet_form
         encoding = Encoding(output.dtype, output.row_group_profile, extra_types, self._attrs, form)
         for fmt in output.formats:
-            name = f"w{format_of(fmt).suffix}"
-            path = encode(fmt, rows, streams, folder=folder, name=name, encoding=encoding)
+            path = folder / f"w{format_of(fmt).suffix}"
+            format_of(fmt).write(path, rows, streams, encoding)
             read_back(fmt, path, streams)
         write_table(row_table(rows, streams, extra_types), folder / "rows.parquet")
 

@@ -18,11 +18,13 @@ from typing import Any, ClassVar
 import pytest
 
 from earmill.pipeline.common.errors import CommitError, StorageError
-from earmill.pipeline.dataset import publish as commit
 from earmill.pipeline.dataset.publish import (
     commits,
 )
+from earmill.pipeline.formats.format import Encoding, Format
+from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.scratch import clear_scratch, shared_scratch
 from tests.pipeline.commit_data import (
     ROWS,
     all_files,
@@ -86,7 +88,7 @@ def test_a_process_killed_while_publishing_commits_nothing(moment: str, tmp_path
     assert commits(layout) == {}
     assert publish(layout, attempt="00000002", rows=[make_row("a.wav")], bad=[make_bad("x.wav")])
     assert commits(layout)["00000"].attempt == "00000002"
-    layout.clear_scratch()
+    clear_scratch(layout)
     assert not (tmp_path / ".scratch").exists()
 
 
@@ -102,8 +104,9 @@ class Halting(Layout):
         super().upload_dir(local, rel)
 
 
+@pytest.mark.parametrize("shared", ["", "run-1"])
 def test_clearing_scratch_never_guts_a_shard_that_is_being_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another driver clears up; while its first file goes, the old worker publishes the rest."""
     plain = Layout.open(tmp_path)
@@ -119,7 +122,8 @@ def test_clearing_scratch_never_guts_a_shard_that_is_being_committed(
             yield iter(sorted(entries, key=lambda entry: entry.name))
 
     with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(publish, slow, rows=ROWS, formats=("zarr",))
+        folder = shared_scratch(plain, shared) if shared else None
+        working = pool.submit(publish, slow, rows=ROWS, formats=("zarr",), folder=folder)
 
         def slow_unlink(*args: Any, **kwargs: Any) -> None:
             if threading.get_ident() == clearing and not slow.go_on.is_set():
@@ -130,7 +134,7 @@ def test_clearing_scratch_never_guts_a_shard_that_is_being_committed(
         slow.arrived.wait()
         monkeypatch.setattr(os, "unlink", slow_unlink)
         monkeypatch.setattr(os, "scandir", in_order)
-        plain.clear_scratch()
+        clear_scratch(plain, shared)
         slow.go_on.set()
         assert working.exception() is None or isinstance(working.exception(), CommitError)
     committed = commits(plain)
@@ -138,13 +142,30 @@ def test_clearing_scratch_never_guts_a_shard_that_is_being_committed(
         for file in record.files:
             assert plain.size(file.path) == file.bytes
     assert publish(plain, attempt="00000002", rows=ROWS) is not bool(committed)
-    plain.clear_scratch()
+    clear_scratch(plain)
     assert not list(tmp_path.glob(".*"))
+
+
+def test_attempts_that_share_a_folder_leave_nothing_in_it_nor_miss_it(tmp_path: Path) -> None:
+    layout = Layout.open(tmp_path)
+    folder = shared_scratch(layout, "run-1")
+    assert folder is not None
+    with pytest.raises(CommitError, match="bytes at the output"):
+        publish(Truncating(layout.fs, layout.root), rows=ROWS, folder=folder)
+    assert not [*folder.iterdir()]
+    assert publish(layout, rows=ROWS, bad=[make_bad("x.wav")], folder=folder) and not [
+        *folder.iterdir()
+    ]
+    clear_scratch(layout, "run-2")
+    assert folder.is_dir()
+    clear_scratch(layout, "run-1")
+    assert not (tmp_path / ".scratch").exists()
+    assert publish(layout, "00001", rows=ROWS, folder=shared_scratch(layout, "run-1"))
 
 
 def test_what_a_killed_clearing_left_goes_with_the_next(tmp_path: Path) -> None:
     (tmp_path / ".scratch-0a1b2c3d" / "x").mkdir(parents=True)
-    Layout.open(tmp_path).clear_scratch()
+    clear_scratch(Layout.open(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -240,10 +261,13 @@ def test_an_encoder_that_errs_is_caught_before_the_upload(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = commit.encode
-    monkeypatch.setattr(
-        commit, "encode", lambda fmt, rows, *args, **kw: real(fmt, fault(rows), *args, **kw)
-    )
+    kind = type(format_of(fmt))
+    real = kind.write
+
+    def write(self: Format, path: Path, rows: Any, streams: Any, encoding: Encoding) -> None:
+        real(self, path, fault(rows), streams, replace(encoding, scalars=None))
+
+    monkeypatch.setattr(kind, "write", write)
     layout = Layout.open(tmp_path)
     with pytest.raises(CommitError, match=message):
         publish(layout, rows=ROWS, formats=(fmt,))
@@ -262,7 +286,9 @@ def test_a_power_cut_finds_whatever_a_commit_names(
 
     def where(path: Any) -> str:
         kind, *rest = Path(path).relative_to(tmp_path).parts
-        return "/".join(rest[1:] if kind == ".scratch" else (kind, *rest))
+        if kind == ".scratch":  # of an attempt, where the parts lie side by side
+            return "/".join(rest[1:]).replace("-", "/", 1)
+        return "/".join((kind, *rest))
 
     def logged_fsync(handle: int) -> None:
         log.append("sync " + where(os.readlink(f"/proc/self/fd/{handle}")))

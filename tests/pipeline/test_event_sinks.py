@@ -24,11 +24,12 @@ from earmill.pipeline.common.errors import CommitError, OutputError
 from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.digest import differences, digest_rows
-from earmill.pipeline.formats.registry import Encoding, encode, read_back, row_table
+from earmill.pipeline.formats.registry import Encoding, read_back, row_table
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.storage.layout import Layout
+from tests.pipeline.encoded import encode
 from tests.pipeline.event_data import (
     FRAMES,
     N_NEURONS,

@@ -18,6 +18,7 @@ from earmill.pipeline.common.errors import OutputError, StorageError
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.scratch import private_scratch
 from tests.pipeline.outputs import s3_server, small_dataset, small_disk
 
 RACERS = 16
@@ -232,7 +233,11 @@ def test_scratch_is_private_and_gone_afterwards(
     place: str, tmp_path: Path, s3: dict[str, Any]
 ) -> None:
     layout = places(tmp_path, s3)[place]
-    with pytest.raises(KeyError), layout.scratch("00000") as folder, layout.scratch("00000") as two:
+    with (
+        pytest.raises(KeyError),
+        private_scratch(layout, "00000") as folder,
+        private_scratch(layout, "00000") as two,
+    ):
         assert folder != two
         (folder / "sub").mkdir()
         (folder / "sub" / "x").write_bytes(b"1")
@@ -247,7 +252,7 @@ def test_workers_that_share_a_scratch_place_do_not_disturb_each_other(tmp_path: 
 
     def work(worker: int) -> None:
         for turn in range(200):
-            with layout.scratch("00000") as folder:
+            with private_scratch(layout, "00000") as folder:
                 (folder / "x").write_bytes(bytes([worker]))
                 assert (folder / "x").read_bytes() == bytes([worker]), turn
 

@@ -22,9 +22,10 @@ from earmill.pipeline.formats.digest import digest_rows
 from earmill.pipeline.formats.parquet import long_rows
 from earmill.pipeline.formats.parquet import write as parquet_sink
 from earmill.pipeline.formats.parquet.long_rows import LongRows, cut, part_count
-from earmill.pipeline.formats.registry import Encoding, encode, read_back
+from earmill.pipeline.formats.registry import Encoding, read_back
 from earmill.pipeline.formats.spill import Spilled, pieces
 from earmill.pipeline.formats.zarr import write as zarr_sink
+from tests.pipeline.encoded import encode
 from tests.pipeline.outputs import make_row, stream
 from tests.pipeline.reader_data import Writer, values
 from tests.pipeline.reader_data import make_row as reader_row

@@ -15,6 +15,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.dataset.publish import CommitRecord, committed_shards, read_commit
+from earmill.pipeline.formats.format import Format
+from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.planning.plan import Plan, Shard, make_plan
 from earmill.pipeline.sources import open_source
@@ -116,14 +118,15 @@ def test_a_probe_meets_what_only_encoding_meets(
 ) -> None:
     work = Work(tmp_path, corpus)
     culprits, other = work.plan.shards[0].items[:2]
-    real = shard_runner.encode
+    written = type(format_of("zarr"))
+    real = written.write
 
-    def breaks(fmt: str, rows: Sequence[FeatureRow], *args: Any, **options: Any) -> Path:
+    def breaks(self: Format, path: Path, rows: Sequence[FeatureRow], *more: Any) -> None:
         if culprits.row_id in {row.row_id for row in rows}:
             raise MemoryError(culprits.row_id)
-        return real(fmt, rows, *args, **options)
+        real(self, path, rows, *more)
 
-    monkeypatch.setattr(shard_runner, "encode", breaks)
+    monkeypatch.setattr(written, "write", breaks)
     work.runner.probe([other])
     with pytest.raises(MemoryError, match=culprits.row_id):
         work.runner.probe([other, culprits])

@@ -22,11 +22,18 @@ from hypothesis import strategies as st
 from amtcore.features.base import StreamInfo
 from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.parquet.write import ROW_GROUP_BYTES, row_groups
-from earmill.pipeline.formats.registry import Encoding, encode, read_back
-from earmill.pipeline.formats.row_table import extra_types, quarantine_table, row_table
+from earmill.pipeline.formats.registry import Encoding, read_back
+from earmill.pipeline.formats.row_table import (
+    WORTH_ZSTD_ROWS,
+    extra_types,
+    quarantine_table,
+    row_table,
+    write_table,
+)
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.zarr import write as zarr_sink
 from earmill.pipeline.formats.zarr.write import blocks_of, chunk_frames
+from tests.pipeline.encoded import encode
 from tests.pipeline.outputs import ATTRS, STREAMS, make_row, stream
 
 # Rows of very different length; odd ids on purpose.
@@ -195,7 +202,8 @@ def test_parquet_says_what_its_streams_are(form: str, kind: str, tmp_path: Path)
 def test_parquet_spends_nothing_on_features_and_indexes_scalars(
     form: str, leaf: str, codec: str, tmp_path: Path
 ) -> None:
-    path = write("parquet", tmp_path, rows_of(), parquet_form=form)
+    rows = [make_row(f"{number}.wav", number) for number in range(WORTH_ZSTD_ROWS)]
+    path = write("parquet", tmp_path, rows, parquet_form=form)
     with pq.ParquetFile(path) as file:
         group = file.metadata.row_group(0)
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
@@ -204,10 +212,23 @@ def test_parquet_spends_nothing_on_features_and_indexes_scalars(
     assert features.compression == codec and features.has_offset_index
     assert not features.is_stats_set
     assert "RLE_DICTIONARY" not in features.encodings and not features.has_dictionary_page
-    assert columns["seconds"].statistics.max == 25.0
-    assert columns["row_id"].has_dictionary_page
+    assert columns["seconds"].statistics.max == max(row.seconds for row in rows)
+    assert columns["row_id"].has_dictionary_page and not columns["seconds"].has_dictionary_page
     assert all(column.compression == "ZSTD" for column in columns.values())
     assert all(column.has_offset_index for column in columns.values())
+
+
+def test_few_rows_are_not_compressed_to_become_larger(tmp_path: Path) -> None:
+    rows = [make_row("a.wav", 3)]
+    found = [write_table(row_table(rows, STREAMS), tmp_path / "rows.parquet")]
+    found.append(write("parquet", tmp_path, rows))
+    for path in found:
+        group = pq.read_metadata(path).row_group(0)
+        columns = [group.column(number) for number in range(group.num_columns)]
+        codecs = {column.path_in_schema: column.compression for column in columns}
+        assert {codecs[name] for name in codecs.keys() - {"modulation", "envelope"}} == {
+            "UNCOMPRESSED"
+        }
 
 
 @pytest.mark.parametrize("profile", ["random", "scan"])

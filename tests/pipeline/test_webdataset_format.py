@@ -18,10 +18,11 @@ from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats import webdataset as tar_format
 from earmill.pipeline.formats.digest import digest_rows
-from earmill.pipeline.formats.registry import Encoding, encode, read_back
+from earmill.pipeline.formats.registry import Encoding, read_back
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.spill import Spilled
 from earmill.pipeline.formats.webdataset import key_of, row_id_of
+from tests.pipeline.encoded import encode
 from tests.pipeline.event_data import STREAMS as SPIKE_STREAMS
 from tests.pipeline.event_data import spike_rows
 from tests.pipeline.outputs import STREAMS, make_row, s3_server, stream

@@ -37,17 +37,7 @@ class ParquetFormat(Format):
         """A file."""
         from earmill.pipeline.formats.parquet.write import write_parquet
 
-        write_parquet(
-            rows,
-            streams,
-            path.parent,
-            path.name,
-            encoding.attrs or {},
-            dtype=encoding.dtype,
-            row_group_profile=encoding.row_group_profile,
-            form=encoding.parquet_form,
-            extra_types=encoding.extra_types,
-        )
+        write_parquet(path, rows, streams, encoding)
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
         """Of a file."""

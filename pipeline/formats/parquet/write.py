@@ -23,56 +23,42 @@ from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.parquet.footer import seal
 from earmill.pipeline.formats.parquet.forms import FORMS, Form, form_of
 from earmill.pipeline.formats.parquet.long_rows import LongRows, cut, part_count
-from earmill.pipeline.formats.row_table import row_table
+from earmill.pipeline.formats.row_table import PAGES, scalar_options, scalars_of
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
+    from earmill.pipeline.formats.format import Encoding
 
 MB = 2**20
 # profile: (close the row group at, never beyond unless one row is larger), uncompressed bytes.
 ROW_GROUP_BYTES = {"random": (2 * MB, 4 * MB), "scan": (64 * MB, 128 * MB)}
-COMPRESSION_LEVEL = 3
 STREAMS_KEY = b"earmill.streams"
 ATTRS_KEY = b"earmill.attrs"
 
 
 def write_parquet(
-    rows: Sequence[FeatureRow],
-    streams: Sequence[StreamInfo],
-    local_dir: Path,
-    rel_name: str,
-    attrs: Mapping[str, Any],
-    *,
-    dtype: str,
-    row_group_profile: str,
-    form: str,
-    extra_types: Mapping[str, Any] | None,
-) -> Path:
-    """Write the rows to `local_dir/rel_name` and return that path.
+    path: Path, rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], encoding: Encoding
+) -> None:
+    """Write the rows as a new file.
 
     Raises:
         CommitError: A column cannot be stored.
     """
-    scalars = row_table(rows, streams, extra_types)
-    long_rows = _long_rows(rows)
-    cells = FORMS[form]
-    schema = _schema(scalars.schema, streams, attrs, dtype, long_rows, cells)
-    path = local_dir / rel_name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    names = scalars.schema.names
+    scalars = scalars_of(rows, streams, encoding)
+    long_rows, dtype = _long_rows(rows), encoding.dtype
+    cells = FORMS[encoding.parquet_form]
+    schema = _schema(scalars.schema, streams, encoding.attrs or {}, dtype, long_rows, cells)
     with pq.ParquetWriter(
         path,
         schema,
-        **_compression(names, streams, cells),
         # Features never repeat, so a dictionary or min/max of them costs and finds nothing.
-        use_dictionary=names,
-        write_statistics=names,
-        write_page_index=True,
-        write_page_checksum=True,
+        **_options(scalars, streams, cells),
+        write_statistics=scalars.schema.names,
+        **PAGES,
     ) as writer:
-        for start, stop in row_groups(_group_bytes(rows, long_rows), row_group_profile):
+        for start, stop in row_groups(_group_bytes(rows, long_rows), encoding.row_group_profile):
             group = scalars.slice(start, stop - start)
             parts = long_rows.parts(start)
             if parts > 1:  # alone in its group
@@ -85,7 +71,6 @@ def write_parquet(
             table = pa.table([*group.columns, *columns], schema=schema)
             writer.write_table(table, row_group_size=stop - start)
     seal(path)
-    return path
 
 
 def _long_rows(rows: Sequence[FeatureRow]) -> LongRows:
@@ -183,16 +168,14 @@ def _stream_column(
     return form.cells(frames, layout.stored_width, layout.stored_dtype(dtype))
 
 
-def _compression(
-    scalars: Sequence[str], streams: Sequence[StreamInfo], form: Form
-) -> dict[str, Any]:
-    """Codec and level of every column, by where the footer has it."""
+def _options(scalars: pa.Table, streams: Sequence[StreamInfo], form: Form) -> dict[str, Any]:
+    """Codec, level and dictionary of every column, by where the footer has it."""
+    found = scalar_options(scalars)
     leaves = [form.leaf(info.name) for info in streams]
-    codecs = {**dict.fromkeys(scalars, "zstd"), **dict.fromkeys(leaves, form.compression)}
-    levels = dict.fromkeys(scalars, COMPRESSION_LEVEL)
+    found["compression"] |= dict.fromkeys(leaves, form.compression)
     if form.level is not None:
-        levels |= dict.fromkeys(leaves, form.level)
-    return {"compression": codecs, "compression_level": levels}
+        found["compression_level"] |= dict.fromkeys(leaves, form.level)
+    return found
 
 
 def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:

@@ -21,7 +21,7 @@ from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.digest import differences, digest_rows
-from earmill.pipeline.formats.registry import Encoding, encode, format_of, read_back
+from earmill.pipeline.formats.registry import Encoding, format_of, read_back
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import Promise, named_damage
@@ -120,9 +120,11 @@ class FormatConformance:
     def write(self, root: Path, rows: Sequence[FeatureRow], dtype: str) -> Written:
         """A shard of these rows, written by the format."""
         streams = _streams()
-        rel = data_path(SHARD, ATTEMPT, format_of(self.format).suffix)
+        written = format_of(self.format)
+        rel = data_path(SHARD, ATTEMPT, written.suffix)
+        (root / rel).parent.mkdir(parents=True, exist_ok=True)
         encoding = Encoding(dtype, attrs={"spec_sha256": "ab" * 32})
-        encode(self.format, rows, streams, folder=root, name=rel, encoding=encoding)
+        written.write(root / rel, rows, streams, encoding)
         return Written(self.format, Layout.open(root), rel, rows, streams, dtype)
 
     def test_what_is_read_back_is_what_was_written(self, written: Written) -> None:
