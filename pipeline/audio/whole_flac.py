@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +53,7 @@ class WholeFlac:
     Args:
         info: Of the file.
         samples: (frames, channels), int16 or float32.
+        version: Of miniaudio.
     """
 
     name = "dr_flac"
@@ -61,8 +61,8 @@ class WholeFlac:
     exact_seek = True
     least_frames = 0
 
-    def __init__(self, info: StreamInfo, samples: npt.NDArray[Any]) -> None:
-        self.version = _version()
+    def __init__(self, info: StreamInfo, samples: npt.NDArray[Any], version: str) -> None:
+        self.version = version
         self.subtype = SUBTYPES[info.bits]
         self.samplerate, self.channels, self.frames = info.rate_hz, info.channels, info.frames
         self._samples, self._at = samples, 0
@@ -100,7 +100,7 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
     source.seek(0)
     data = source.read()
     samples = _decoded(miniaudio, data, info) if _frames_follow(data) else None
-    return None if samples is None else WholeFlac(info, samples)
+    return None if samples is None else WholeFlac(info, samples, miniaudio.__version__)
 
 
 def _frames_follow(data: bytes) -> bool:
@@ -138,7 +138,3 @@ def _decoded(miniaudio: Any, data: bytes, info: StreamInfo) -> npt.NDArray[Any] 
         return samples[:-1] if read(flac, len(samples), into) == info.frames else None
     finally:
         lib.ma_dr_flac_close(flac)
-
-
-def _version() -> str:
-    return metadata.version("miniaudio")
