@@ -1,20 +1,25 @@
 """The whole job against the bare kernel: an hour of generated FLAC, decoded to committed fp16 Zarr.
 
-For each sampling rate of the files the bare kernel runs on the same audio in this process (already
-decoded and resampled, in memory) right before and right after the job, and the job's rate is
-divided by the mean of the two. Where the job's CPU time went is what it says itself. The memory of
-every process of the job is sampled all along.
+A machine's speed drifts by more than what is looked for. So for each sampling rate of the files the
+bare kernel and the job take turns, the kernel on the same audio in this process (already decoded
+and resampled, in memory): each job's rate is divided by the mean of the kernel's right before and
+right after it, and the median of these counts. What else ran on the machine is told. Where the
+job's CPU time went is what it says itself. The memory of every process of the last job is sampled
+all along, which costs that job a little.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +35,20 @@ MODEL_FS_HZ = 44100
 CLIP_S = 20.0
 CLIPS = 180
 VOICES = 12
-KERNEL_BATCH = 10
+# In calls so long that the end of one, where a thread waits for the other, hardly counts.
+KERNEL_BATCH = 60
+JOBS = 3
 SAMPLE_EVERY_S = 0.25
 # Looking for the job's processes costs more than reading their memory.
 PROCESSES_EVERY_S = 2.0
 TARGETS = {16000: 0.85, 44100: 0.80}
 # CPU seconds of everything but the model, for each of the model's.
 BESIDE_MODEL = 0.25
-_HEAD = ("files", "kernel before", "job", "kernel after", "job / kernel", "wanted", "start-up")
+_HEAD = (
+    "files", "kernel", "job", "job / kernel", "lowest to highest", "wanted", "kernel CPU ms",
+    "start-up",
+)  # fmt: skip
+_TURNS_HEAD = ("files", *("kernel", "job") * JOBS, "kernel", "other processes")
 
 
 @dataclass
@@ -67,26 +78,66 @@ def write_corpus(folder: Path, rate_hz: int) -> None:
         soundfile.write(folder / f"{i:03d}.flac", np.clip(wave, -1, 1), rate_hz)
 
 
-def kernel_seconds(folder: Path) -> float:
-    """Time of the bare kernel over the whole corpus; decoding and resampling are not timed."""
-    extractor = build_extractor("dau1997", fs_hz=MODEL_FS_HZ, threads=2)
-    extractor.extract([np.zeros(MODEL_FS_HZ, np.float32)])
-    paths, total = sorted(folder.glob("*.flac")), 0.0
-    for i in range(0, len(paths), KERNEL_BATCH):
-        clips = []
-        for path in paths[i : i + KERNEL_BATCH]:
-            wave, rate_hz = soundfile.read(path, dtype="float32")
-            clips.append(soxr.resample(wave, rate_hz, MODEL_FS_HZ))
-        begin = time.perf_counter()
-        extractor.extract(clips)
-        total += time.perf_counter() - begin
-    return total
+class Kernel:
+    """The bare model on two threads, warm.
+
+    Attributes:
+        rates: Seconds of audio a second, a number for each run. cpu_ms: CPU per second of audio.
+    """
+
+    def __init__(self) -> None:
+        self._extractor = build_extractor("dau1997", fs_hz=MODEL_FS_HZ, threads=2)
+        self._extractor.extract([np.zeros(MODEL_FS_HZ, np.float32)])
+        self.rates: list[float] = []
+        self.cpu_ms: list[float] = []
+
+    def run(self, folder: Path, elsewhere: Elsewhere) -> None:
+        """The whole corpus once; decoding and resampling are not timed."""
+        paths, wall_s, cpu_s = sorted(folder.glob("*.flac")), 0.0, 0.0
+        for i in range(0, len(paths), KERNEL_BATCH):
+            clips = []
+            for path in paths[i : i + KERNEL_BATCH]:
+                wave, rate_hz = soundfile.read(path, dtype="float32")
+                clips.append(soxr.resample(wave, rate_hz, MODEL_FS_HZ))
+            busy_s, began_s, cpu_before_s = busy(), time.perf_counter(), time.process_time()
+            self._extractor.extract(clips)
+            took_s, spent_s = time.perf_counter() - began_s, time.process_time() - cpu_before_s
+            elsewhere.add(busy() - busy_s - spent_s, took_s)
+            wall_s, cpu_s = wall_s + took_s, cpu_s + spent_s
+        self.rates.append(len(paths) * CLIP_S / wall_s)
+        self.cpu_ms.append(1000 * cpu_s / (len(paths) * CLIP_S))
 
 
-def run_job(root: Path, spec: dict) -> tuple[dict[str, dict], list[Memory]]:
+@dataclass
+class Elsewhere:
+    """What other processes took of the machine while something was measured."""
+
+    spent_s: float = 0.0
+    wall_s: float = 0.0
+
+    def add(self, spent_s: float, wall_s: float) -> None:
+        """CPU seconds of others in a stretch of time."""
+        self.spent_s, self.wall_s = self.spent_s + spent_s, self.wall_s + wall_s
+
+    @property
+    def share(self) -> float:
+        """Of all cores."""
+        return self.spent_s / self.wall_s / (os.cpu_count() or 1)
+
+
+def busy() -> float:
+    """CPU seconds of all processes since the machine was started."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait
+
+
+def run_job(
+    root: Path, spec: dict, *, observed: bool = False
+) -> tuple[dict[str, dict], list[Memory]]:
     """Run the command line in a process of its own; the output goes to `root`.
 
-    Returns its last event of each kind, with when it came, and the memory of each process.
+    Returns its last event of each kind, with when it came and how much CPU time the machine had
+    spent by then, and the memory of each process if it is to be observed.
     """
     output = {"uri": str(root / "out"), "formats": ["zarr"], "shard_seconds": 300}
     spec, job = {**spec, "output": output}, root / "job.yaml"
@@ -103,12 +154,15 @@ def run_job(root: Path, spec: dict) -> tuple[dict[str, dict], list[Memory]]:
                 observer.sample(time.perf_counter() - begin)
 
         watcher = threading.Thread(target=watch)
-        watcher.start()
+        if observed:
+            watcher.start()
         for line in process.stdout:
             event = json.loads(line)
-            events[event["event"]] = event | {"at_s": time.perf_counter() - begin}
+            at_s = time.perf_counter() - begin
+            events[event["event"]] = event | {"at_s": at_s, "busy_s": busy()}
         over.set()
-        watcher.join()
+        if observed:
+            watcher.join()
     if process.returncode:
         raise SystemExit(f"the job ended with exit code {process.returncode}: {events}")
     return events, list(observer.memory.values())
@@ -164,47 +218,117 @@ class Observer:
             entry.mb.append(used)
 
 
+@dataclass
+class Measured:
+    """The turns of one sampling rate."""
+
+    kernel: Kernel = field(default_factory=Kernel)
+    rates: list[float] = field(default_factory=list)
+    ends: list[dict] = field(default_factory=list)
+    start_s: list[float] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
+
+    def job(self, corpus: Path, *, observed: bool) -> None:
+        """One run of it."""
+        spec = {
+            "source": {"kind": "files", "uri": str(corpus)},
+            "extract": [{"model": "dau1997", "fs_hz": MODEL_FS_HZ}],
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            events, self.memory = run_job(Path(folder), spec, observed=observed)
+        ready, end = events["workers_ready"], events["summary"]
+        wall_s, cpu = end["at_s"] - ready["at_s"], end["cpu_s"]
+        self.elsewhere.add(
+            end["busy_s"] - ready["busy_s"] - sum(cpu.values()) + cpu["idle"], wall_s
+        )
+        self.ends.append(end)
+        self.start_s.append(ready["at_s"])
+        self.rates.append(CLIPS * CLIP_S / wall_s)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of each job to the kernel before and after it."""
+        around = [(a + b) / 2 for a, b in pairwise(self.kernel.rates)]
+        return [rate / kernel for rate, kernel in zip(self.rates, around, strict=True)]
+
+    @property
+    def end(self) -> dict:
+        """As `ends`, of the median CPU time of each part."""
+        cpus = [end["cpu_s"] for end in self.ends]
+        return {
+            "seconds": self.ends[0]["seconds"],
+            "cpu_s": {part: statistics.median(cpu[part] for cpu in cpus) for part in cpus[0]},
+        }
+
+    def row(self, rate_hz: int) -> tuple[str, ...]:
+        """What came out."""
+        median, kernel = statistics.median, self.kernel
+        return (
+            f"{rate_hz} Hz", f"{median(kernel.rates):.0f}", f"{median(self.rates):.0f}",
+            f"{median(self.ratios):.1%}", f"{min(self.ratios):.1%} to {max(self.ratios):.1%}",
+            f"{TARGETS[rate_hz]:.0%}", f"{median(kernel.cpu_ms):.3f}",
+            f"{median(self.start_s):.1f} s",
+        )  # fmt: skip
+
+    def turns(self, rate_hz: int) -> tuple[str, ...]:
+        """Every run, in the order in which they came."""
+        pairs = zip(self.kernel.rates, [*self.rates, None], strict=True)
+        runs = [rate for pair in pairs for rate in pair if rate is not None]
+        return (f"{rate_hz} Hz", *(f"{rate:.0f}" for rate in runs), f"{self.elsewhere.share:.1%}")
+
+    def memory_table(self, rate_hz: int) -> str:
+        """Of the last job."""
+        ready_s = self.start_s[-1]
+        kept = [each for each in self.memory if max(each.at_s) - ready_s > 5 and len(each.mb) > 16]
+        head = ("process", "second quarter", "last quarter", "last / second")
+        return (
+            f"Resident memory in MB, files of {rate_hz} Hz, highest value of a quarter of the "
+            "work:\n\n" + table(head, [entry.summary(ready_s) for entry in kept])
+        )
+
+
+def measure(rate_hz: int) -> Measured:
+    """Kernel and job by turns."""
+    measured = Measured()
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus"
+        write_corpus(corpus, rate_hz)
+        measured.kernel.run(corpus, measured.elsewhere)
+        for k in range(JOBS):
+            measured.job(corpus, observed=k == JOBS - 1)
+            measured.kernel.run(corpus, measured.elsewhere)
+    return measured
+
+
 def main() -> None:
     """Measure both rates and write the section."""
-    rows, details, ends = [], [], {}
-    for rate_hz, wanted in TARGETS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder)
-            write_corpus(root / "corpus", rate_hz)
-            seconds = CLIPS * CLIP_S
-            before = seconds / kernel_seconds(root / "corpus")
-            spec = {
-                "source": {"kind": "files", "uri": str(root / "corpus")},
-                "extract": [{"model": "dau1997", "fs_hz": MODEL_FS_HZ}],
-            }
-            events, memory = run_job(root, spec)
-            after = seconds / kernel_seconds(root / "corpus")
-        ends[rate_hz], ready = events["summary"], events["workers_ready"]["at_s"]
-        job = seconds / (ends[rate_hz]["at_s"] - ready)
-        ratio = job / ((before + after) / 2)
-        rows.append(
-            (f"{rate_hz} Hz", f"{before:.0f}", f"{job:.0f}", f"{after:.0f}", f"{ratio:.0%}",
-             f"{wanted:.0%}", f"{ready:.1f} s")
-        )  # fmt: skip
-        kept = [entry for entry in memory if max(entry.at_s) - ready > 5 and len(entry.mb) > 16]
-        details.append(
-            f"Resident memory in MB, files of {rate_hz} Hz, highest value of a quarter of the "
-            "work:\n\n"
-            + table(
-                ("process", "second quarter", "last quarter", "last / second"),
-                [entry.summary(ready) for entry in kept],
-            )
-        )
+    made = {rate_hz: measure(rate_hz) for rate_hz in TARGETS}
     intro = (
         f"{CLIPS} clips of {CLIP_S:g} s of generated speech, Dau1997 at {MODEL_FS_HZ} Hz pooled "
         "to 100 Hz, float16 Zarr. Rates are seconds of audio per second on two cores; the job's "
-        "starts when the first worker is warm and ends after the index is written."
+        "starts when the first worker is warm and ends after the index is written. Kernel and job "
+        f"took turns, {JOBS} jobs for each rate of the files; each job is compared with the mean "
+        "of the kernel right before and right after it. The kernel has "
+        f"{KERNEL_BATCH * CLIP_S / 60:g} min of audio a call, so that its threads hardly wait for "
+        "each other. Figures are medians. CPU ms are per second of audio."
     )
+    turns = "Every run in its order, and what other processes had of the cores meanwhile:"
     costs = (
         "Where the job's CPU time went, by its own counters (`cpu_s` of its summary), up to the "
         f"last commit. Wanted: everything but the model at most {BESIDE_MODEL:.0%} of the model."
     )
-    body = "\n\n".join([intro, table(_HEAD, rows), costs, cpu_table(ends), *details])
+    body = "\n\n".join(
+        [
+            intro,
+            table(_HEAD, [each.row(rate_hz) for rate_hz, each in made.items()]),
+            turns,
+            table(_TURNS_HEAD, [each.turns(rate_hz) for rate_hz, each in made.items()]),
+            costs,
+            cpu_table({rate_hz: each.end for rate_hz, each in made.items()}),
+            *(each.memory_table(rate_hz) for rate_hz, each in made.items()),
+        ]
+    )
     write_section("The whole job", "python -m benchmarks.job", body)
 
 
