@@ -244,7 +244,8 @@ def _work(
     result = scheduler.run()
     if session.is_here and not has_seats(session.nodes(), spec.run):
         start_s = time.monotonic() - began_s - result.worked_s
-        keep_job(spec, result.seconds, result.cpu_s, start_s)
+        # Once the index is written: nothing there waits for the models' sources to be hashed.
+        stack.callback(keep_job, spec, result.seconds, result.cpu_s, start_s)
     return result
 
 
