@@ -56,15 +56,20 @@ def scheduler_of(
         return _hire(job, roster.places[index], make_runner)
 
     feeding = supply(sum(shards_of(job, place) for place in placements))
+    fed = len(placements)
 
     def on_tick() -> None:
+        nonlocal fed
         if lock is not None:
             lock.check()
         session.check()
         roster.follow(pool, ledger)
-        if feeding is not None:
+        if feeding is None:
+            return
+        if len(roster.places) > fed:
+            fed = len(roster.places)
             feeding.widen(sum(shards_of(job, place) for place in roster.of_living(pool)))
-            feeding.feed(ledger)
+        feeding.feed(ledger)
 
     ledger = Ledger(
         job.pending if feeding is None else (),
