@@ -3,9 +3,10 @@
 A machine's speed drifts by more than what is looked for. So for each sampling rate of the files the
 bare kernel and the job take turns, the kernel on the same audio in this process (already decoded
 and resampled, in memory): each job's rate is divided by the mean of the kernel's right before and
-right after it, and the median of these counts. What else ran on the machine is told. Where the
-job's CPU time went is what it says itself. The memory of every process of the last job is sampled
-all along, which costs that job a little.
+right after it, and the median of these counts. What other processes took is told, and what the
+rates are in the time that was left: on a busy machine only these say something. Where the job's CPU
+time went is what it says itself. The memory of every process of the last job is sampled all along,
+which costs that job a little.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +36,7 @@ from earmill.jobs.demo_audio import speech
 MODEL_FS_HZ = 44100
 CLIP_S = 20.0
 CLIPS = 180
+SECONDS = CLIPS * CLIP_S
 VOICES = 12
 # In calls so long that the end of one, where a thread waits for the other, hardly counts.
 KERNEL_BATCH = 60
@@ -45,10 +48,10 @@ TARGETS = {16000: 0.85, 44100: 0.80}
 # CPU seconds of everything but the model, for each of the model's.
 BESIDE_MODEL = 0.25
 _HEAD = (
-    "files", "kernel", "job", "job / kernel", "lowest to highest", "wanted", "kernel CPU ms",
-    "start-up",
+    "files", "kernel", "job", "job / kernel", "lowest to highest", "in the time left", "wanted",
+    "kernel CPU ms", "start-up",
 )  # fmt: skip
-_TURNS_HEAD = ("files", *("kernel", "job") * JOBS, "kernel", "other processes")
+_TURNS_HEAD = ("files", *("kernel", "job") * JOBS, "kernel")
 
 
 @dataclass
@@ -82,18 +85,18 @@ class Kernel:
     """The bare model on two threads, warm.
 
     Attributes:
-        rates: Seconds of audio a second, a number for each run. cpu_ms: CPU per second of audio.
+        runs: Every one so far. cpu_ms: CPU of each per second of audio.
     """
 
     def __init__(self) -> None:
         self._extractor = build_extractor("dau1997", fs_hz=MODEL_FS_HZ, threads=2)
         self._extractor.extract([np.zeros(MODEL_FS_HZ, np.float32)])
-        self.rates: list[float] = []
+        self.runs: list[Run] = []
         self.cpu_ms: list[float] = []
 
-    def run(self, folder: Path, elsewhere: Elsewhere) -> None:
+    def run(self, folder: Path) -> None:
         """The whole corpus once; decoding and resampling are not timed."""
-        paths, wall_s, cpu_s = sorted(folder.glob("*.flac")), 0.0, 0.0
+        paths, wall_s, cpu_s, all_s = sorted(folder.glob("*.flac")), 0.0, 0.0, 0.0
         for i in range(0, len(paths), KERNEL_BATCH):
             clips = []
             for path in paths[i : i + KERNEL_BATCH]:
@@ -101,28 +104,37 @@ class Kernel:
                 clips.append(soxr.resample(wave, rate_hz, MODEL_FS_HZ))
             busy_s, began_s, cpu_before_s = busy(), time.perf_counter(), time.process_time()
             self._extractor.extract(clips)
-            took_s, spent_s = time.perf_counter() - began_s, time.process_time() - cpu_before_s
-            elsewhere.add(busy() - busy_s - spent_s, took_s)
-            wall_s, cpu_s = wall_s + took_s, cpu_s + spent_s
-        self.rates.append(len(paths) * CLIP_S / wall_s)
-        self.cpu_ms.append(1000 * cpu_s / (len(paths) * CLIP_S))
+            wall_s += time.perf_counter() - began_s
+            cpu_s += time.process_time() - cpu_before_s
+            all_s += busy() - busy_s
+        self.runs.append(Run(wall_s, all_s - cpu_s))
+        self.cpu_ms.append(1000 * cpu_s / SECONDS)
 
 
-@dataclass
-class Elsewhere:
-    """What other processes took of the machine while something was measured."""
+@dataclass(frozen=True)
+class Run:
+    """The whole corpus once; what others had of the cores meanwhile, in CPU seconds."""
 
-    spent_s: float = 0.0
-    wall_s: float = 0.0
-
-    def add(self, spent_s: float, wall_s: float) -> None:
-        """CPU seconds of others in a stretch of time."""
-        self.spent_s, self.wall_s = self.spent_s + spent_s, self.wall_s + wall_s
+    wall_s: float
+    others_s: float
 
     @property
-    def share(self) -> float:
-        """Of all cores."""
-        return self.spent_s / self.wall_s / (os.cpu_count() or 1)
+    def rate(self) -> float:
+        """Seconds of audio a second."""
+        return SECONDS / self.wall_s
+
+    @property
+    def rate_left(self) -> float:
+        """The same of the time that others left."""
+        return SECONDS / (self.wall_s * (1 - self.others))
+
+    @property
+    def others(self) -> float:
+        """Their share of all cores; not below 0, where clocks tick coarsely."""
+        return max(0.0, self.others_s / self.wall_s / (os.cpu_count() or 1))
+
+    def __str__(self) -> str:
+        return f"{self.rate:.0f} ({self.others:.0%})"
 
 
 def busy() -> float:
@@ -223,11 +235,10 @@ class Measured:
     """The turns of one sampling rate."""
 
     kernel: Kernel = field(default_factory=Kernel)
-    rates: list[float] = field(default_factory=list)
+    jobs: list[Run] = field(default_factory=list)
     ends: list[dict] = field(default_factory=list)
     start_s: list[float] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
-    elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
     def job(self, corpus: Path, *, observed: bool) -> None:
         """One run of it."""
@@ -238,19 +249,17 @@ class Measured:
         with tempfile.TemporaryDirectory() as folder:
             events, self.memory = run_job(Path(folder), spec, observed=observed)
         ready, end = events["workers_ready"], events["summary"]
-        wall_s, cpu = end["at_s"] - ready["at_s"], end["cpu_s"]
-        self.elsewhere.add(
-            end["busy_s"] - ready["busy_s"] - sum(cpu.values()) + cpu["idle"], wall_s
-        )
+        # What a job says of itself ends with its last commit: so does what is said of others.
+        spent_s = sum(end["cpu_s"].values()) - end["cpu_s"]["idle"]
+        others_s = events["shard_done"]["busy_s"] - ready["busy_s"] - spent_s
+        self.jobs.append(Run(end["at_s"] - ready["at_s"], others_s))
         self.ends.append(end)
         self.start_s.append(ready["at_s"])
-        self.rates.append(CLIPS * CLIP_S / wall_s)
 
-    @property
-    def ratios(self) -> list[float]:
-        """Of each job to the kernel before and after it."""
-        around = [(a + b) / 2 for a, b in pairwise(self.kernel.rates)]
-        return [rate / kernel for rate, kernel in zip(self.rates, around, strict=True)]
+    def ratios(self, rate: Callable[[Run], float]) -> list[float]:
+        """Of each job's rate to the mean of the kernel's before and after it."""
+        around = [(rate(a) + rate(b)) / 2 for a, b in pairwise(self.kernel.runs)]
+        return [rate(job) / kernel for job, kernel in zip(self.jobs, around, strict=True)]
 
     @property
     def end(self) -> dict:
@@ -264,18 +273,20 @@ class Measured:
     def row(self, rate_hz: int) -> tuple[str, ...]:
         """What came out."""
         median, kernel = statistics.median, self.kernel
+        ratios = self.ratios(lambda run: run.rate)
         return (
-            f"{rate_hz} Hz", f"{median(kernel.rates):.0f}", f"{median(self.rates):.0f}",
-            f"{median(self.ratios):.1%}", f"{min(self.ratios):.1%} to {max(self.ratios):.1%}",
-            f"{TARGETS[rate_hz]:.0%}", f"{median(kernel.cpu_ms):.3f}",
-            f"{median(self.start_s):.1f} s",
+            f"{rate_hz} Hz", f"{median(run.rate for run in kernel.runs):.0f}",
+            f"{median(run.rate for run in self.jobs):.0f}", f"{median(ratios):.1%}",
+            f"{min(ratios):.1%} to {max(ratios):.1%}",
+            f"{median(self.ratios(lambda run: run.rate_left)):.1%}", f"{TARGETS[rate_hz]:.0%}",
+            f"{median(kernel.cpu_ms):.3f}", f"{median(self.start_s):.1f} s",
         )  # fmt: skip
 
     def turns(self, rate_hz: int) -> tuple[str, ...]:
         """Every run, in the order in which they came."""
-        pairs = zip(self.kernel.rates, [*self.rates, None], strict=True)
-        runs = [rate for pair in pairs for rate in pair if rate is not None]
-        return (f"{rate_hz} Hz", *(f"{rate:.0f}" for rate in runs), f"{self.elsewhere.share:.1%}")
+        first, *others = self.kernel.runs
+        pairs = zip(self.jobs, others, strict=True)
+        return (f"{rate_hz} Hz", str(first), *(str(run) for pair in pairs for run in pair))
 
     def memory_table(self, rate_hz: int) -> str:
         """Of the last job."""
@@ -294,10 +305,10 @@ def measure(rate_hz: int) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus"
         write_corpus(corpus, rate_hz)
-        measured.kernel.run(corpus, measured.elsewhere)
+        measured.kernel.run(corpus)
         for k in range(JOBS):
             measured.job(corpus, observed=k == JOBS - 1)
-            measured.kernel.run(corpus, measured.elsewhere)
+            measured.kernel.run(corpus)
     return measured
 
 
@@ -313,7 +324,10 @@ def main() -> None:
         f"{KERNEL_BATCH * CLIP_S / 60:g} min of audio a call, so that its threads hardly wait for "
         "each other. Figures are medians. CPU ms are per second of audio."
     )
-    turns = "Every run in its order, and what other processes had of the cores meanwhile:"
+    turns = (
+        "Every run in its order, and the share of the cores that other processes had meanwhile, "
+        "kernel threads of the system among them. In the time left: rates as if these had not run."
+    )
     costs = (
         "Where the job's CPU time went, by its own counters (`cpu_s` of its summary), up to the "
         f"last commit. Wanted: everything but the model at most {BESIDE_MODEL:.0%} of the model."
