@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -43,28 +44,24 @@ from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
 from earmill.pipeline.formats.registry import chosen
 from earmill.pipeline.formats.row_table import (
-    BASE_TYPES,
-    EXTRA_PREFIX,
-    FACT_TYPES,
     quarantine_table,
 )
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import RowsSaid, named_damage
+from earmill.pipeline.reader.index_rows import check_rows, good_rows, shown_columns
 from earmill.pipeline.reader.shard_paths import ShardPaths, paths_of
 from earmill.pipeline.storage.arrow_tables import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
     DATASET_FILE,
     commit_path,
-    is_shard_id,
     parse_revision_path,
 )
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
 
-SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 DTYPES = ("float16", "float32", "float64")
 
 
@@ -82,6 +79,7 @@ class Catalog:
             columns as `extra_<name>`.
         paths: Known shards; after finalise it fills up as shards are opened.
         refs: The commits that the index was made of, where the dataset names them.
+        records: Of shards that are likely read first, fetched beside the index.
         moments: Statistics of the streams of frames, where all commits have them.
         additions: Sets of features beside these rows, see `dataset.snapshot`.
     """
@@ -93,6 +91,7 @@ class Catalog:
     table: pa.Table
     paths: dict[str, ShardPaths] = field(default_factory=dict)
     refs: Mapping[str, CommitRef] = field(default_factory=dict)
+    records: Mapping[str, CommitRecord] = field(default_factory=dict)
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
     additions: Mapping[str, OutFile] = field(default_factory=dict)
 
@@ -105,8 +104,9 @@ class Catalog:
         """
         if shard not in self.paths:
             ref = self.refs.get(shard)
-            name = commit_path(shard, ref.generation if ref else 0)
-            record = read_commit(layout, shard, ref.generation if ref else 0)
+            generation = ref.generation if ref else 0
+            name = commit_path(shard, generation)
+            record = self.records.get(shard) or read_commit(layout, shard, generation)
             if record is None:
                 raise CommitError(
                     f"{layout.url(name)} is missing although the index names shard {shard}; run "
@@ -226,15 +226,16 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     named = read_current(layout) if which is None else find_snapshot(layout, which)
     snapshot = None if named is None else read_snapshot(layout, named)
     # Side by side: in a bucket each is a round trip.
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         index = None if snapshot is None else pool.submit(read_checked, layout, snapshot.index)
+        first = pool.submit(_first_record, layout, {} if snapshot is None else snapshot.commits)
         dataset = _dataset(layout, DATASET_FILE if snapshot is None else snapshot.dataset.path)
     streams = _streams(dataset)
     content = _only_index(layout, dataset.layout_version) if index is None else index.result()
     table = None
     if content is not None:
         with named_damage(layout.url(), "the index"):
-            table = _good_rows(table_of(content), streams)
+            table = good_rows(table_of(content), streams)
     del index, content
     moments = {} if snapshot is None else snapshot.moments
     paths: dict[str, ShardPaths] = {}
@@ -247,7 +248,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         table = _rows_of(layout, paths, streams)
         ordered = [record.moments for _, record in sorted(records.items())]
         moments = dataset_moments(ordered, dataset.streams)
-    _check_rows(layout, table, streams)
+    check_rows(layout, table, streams)
     output = dataset.spec["output"]
     return Catalog(
         dataset=dataset,
@@ -257,9 +258,22 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         table=table.combine_chunks(),
         paths=paths,
         refs={} if snapshot is None else snapshot.commits,
+        records=first.result(),
         moments=moments,
         additions={} if snapshot is None else snapshot.additions,
     )
+
+
+def _first_record(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, CommitRecord]:
+    """The record of the first shard, where fetching it later is a round trip more: most read it. If
+    it cannot be read now, whoever needs it says why."""
+    if layout.is_local or not refs:
+        return {}
+    shard = min(refs)
+    with suppress(Exception):
+        record = read_commit(layout, shard, refs[shard].generation)
+        return {} if record is None else {shard: record}
+    return {}
 
 
 def check_spec(layout: Layout, record: CommitRecord, spec_sha256: str) -> None:
@@ -269,30 +283,6 @@ def check_spec(layout: Layout, record: CommitRecord, spec_sha256: str) -> None:
             f"{layout.url(commit_path(record.shard))}: expected spec {spec_sha256[:12]} as in "
             f"{DATASET_FILE}, got {str(record.spec_sha256)[:12]}; features of two specs cannot be "
             "read as one dataset, write each to its own output"
-        )
-
-
-def _check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
-    """Refuse a table whose rows have no name, lie in no shard or at no place; how far they reach is
-    checked where they are read."""
-    places = ("row", *_place_names(streams))
-    kinds = {name: pa.types.is_integer for name in places}
-    kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
-    kinds |= {"seconds": pa.types.is_floating}
-    columns = {name: table.column(name) for name in kinds}
-    strange = [name for name, is_kind in kinds.items() if not is_kind(columns[name].type)]
-    empty = [name for name, column in columns.items() if column.null_count]
-    if strange or empty:
-        raise CommitError(
-            f"{layout.url()}: expected a name, a shard and places of every row, the index has none "
-            f"in its column {(strange or empty)[0]!r}; run `earmill verify`"
-        )
-    strange = [name for name in columns["shard"].unique().to_pylist() if not is_shard_id(name)]
-    negative = [name for name in places if (pc.min(columns[name]).as_py() or 0) < 0]
-    if strange or negative:
-        raise CommitError(
-            f"{layout.url()}: expected shard ids and places from 0, the index holds "
-            f"{strange[:1] or negative}; run `earmill verify`"
         )
 
 
@@ -308,25 +298,6 @@ def read_quarantine(layout: Layout, catalog: Catalog) -> pa.Table:
         tables.append(bad_rows(layout, record).select(tables[0].column_names))
         shards += [shard] * len(tables[-1])
     return pa.concat_tables(tables).append_column("shard", pa.array(shards, pa.string()))
-
-
-def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
-    """The provenance columns of a table of rows."""
-    places = set(_place_names(streams))
-    return [
-        name
-        for name in table.column_names
-        if name in FACT_TYPES or not (name in BASE_TYPES or name in places or is_extra(name))
-    ]
-
-
-def _place_names(streams: Mapping[str, StreamInfo]) -> list[str]:
-    return [column for info in streams.values() for column in layout_of(info).place_columns]
-
-
-def is_extra(name: str) -> bool:
-    """Whether a column was carried through from the source."""
-    return name.startswith(EXTRA_PREFIX)
 
 
 def _dataset(layout: Layout, rel: str) -> DatasetFile:
@@ -358,7 +329,9 @@ def _rows_of(
             table = read_table(layout, paths[shard].rows)
             names = pa.array([shard] * table.num_rows, pa.string())
             rows = pa.array(np.arange(table.num_rows))
-            return _shown(table.append_column("shard", names).append_column("row", rows), streams)
+            return shown_columns(
+                table.append_column("shard", names).append_column("row", rows), streams
+            )
 
     if not paths:
         raise SourceError(
@@ -382,21 +355,3 @@ def _only_index(layout: Layout, version: int) -> bytes | None:
             f"{layout.url(found[0])} does not hash to its own name: it is damaged; {CLOSE_AGAIN}"
         )
     return content
-
-
-def _good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
-    """The good rows of an index, in shard order; columns are copied only where rows go or move."""
-    good, shown = pc.equal(table.column("status"), "ok"), _shown(table, streams)
-    del table
-    if not pc.all(good, min_count=0, skip_nulls=False).as_py():
-        shown = shown.filter(good)
-    order = pc.sort_indices(shown, [("shard", "ascending"), ("row", "ascending")])
-    if not np.array_equal(order, np.arange(len(shown))):
-        shown = shown.take(order)
-    return shown
-
-
-def _shown(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
-    """The columns of `Catalog.table`, in one order whatever they came from."""
-    extras = sorted(filter(is_extra, table.column_names))
-    return table.select([*SHOWN, *_place_names(streams), *extras])

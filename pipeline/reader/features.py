@@ -29,12 +29,8 @@ from earmill.pipeline.formats.blocks import (
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.trust import named_damage
-from earmill.pipeline.reader.catalog import (
-    Catalog,
-    fact_names,
-    is_extra,
-    read_quarantine,
-)
+from earmill.pipeline.reader.catalog import Catalog, read_quarantine
+from earmill.pipeline.reader.index_rows import fact_names, is_extra
 from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.reader.process import Process, needed, prepare
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead

@@ -452,3 +452,28 @@ def test_what_the_index_says_wrongly_is_not_believed(
     assert vectors(asked)
     check_row(ds[4], 4)
     ds.close()
+
+
+def test_the_record_of_the_first_shard_comes_while_a_set_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A round trip that the first row need not wait for; what is wrong is told by the row."""
+    found: list[str] = []
+    real = Layout.read_bytes
+
+    def counting(self: Layout, rel: str, nbytes: int | None = None) -> bytes:
+        found.append(rel)
+        return real(self, rel, nbytes)
+
+    monkeypatch.setattr(Layout, "read_bytes", counting)
+    write_set("memory://first-record", n_rows=8, rows_per_shard=4, finalised=True)
+    found.clear()
+    ds = open_features("memory://first-record")
+    assert [name for name in found if name.startswith("commits/")] == ["commits/00000.json"]
+    check_row(ds[0], 0)
+    assert found.count("commits/00000.json") == 1
+    Layout.open("memory://first-record").delete("commits/00000.json")
+    without = open_features("memory://first-record")
+    check_row(without[4], 4)
+    with pytest.raises(CommitError, match=r"commits/00000\.json is missing"):
+        without[0]
