@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -257,3 +258,10 @@ def ids(rows: Any) -> list[int]:
 def loaded(loader: Any) -> list[list[int]]:
     """Positions of the rows of each batch."""
     return [batch.indices.tolist() for batch in loader]
+
+
+def finish(features: Any) -> None:
+    """Wait until nothing is under way."""
+    ahead = features._process.ahead
+    while ahead._planning or features._process.shards.cache._under_way:
+        Event().wait(0.001)
