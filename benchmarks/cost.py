@@ -81,8 +81,7 @@ def rows_of(text: str, section: str) -> list[dict[str, str]]:
 def speeds(text: str) -> Speeds:
     """Read them."""
     rests = [
-        _THREADS / float(row["job"])
-        - 2 * _THREADS / (float(row["kernel before"]) + float(row["kernel after"]))
+        _THREADS / float(row["job"]) - _THREADS / float(row["kernel"])
         for row in rows_of(text, "The whole job")
     ]
     of_core = {row["model"]: float(row["speech"]) / _THREADS for row in rows_of(text, "Models")}
