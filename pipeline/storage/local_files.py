@@ -23,13 +23,17 @@ MKDIR_TRIES = 100
 
 def new_folder(parent: Path, name: str) -> Path:
     """A new folder below `parent`, which another worker may remove at any time while empty."""
-    folder = parent / f"{name}-{secrets.token_hex(4)}"
+    return make_below(parent / f"{name}-{secrets.token_hex(4)}")
+
+
+def make_below(folder: Path, *, exist_ok: bool = False) -> Path:
+    """Make a folder whose parent another worker may remove at any time while empty."""
     for _ in range(MKDIR_TRIES):
         # pathlib reports a parent that vanishes under its hands as missing or as existing.
         with suppress(FileNotFoundError, FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=exist_ok)
             return folder
-    raise OutputError(f"{parent} cannot be made: another process keeps removing it")
+    raise OutputError(f"{folder.parent} cannot be made: another process keeps removing it")
 
 
 def move_in(source: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.local_files import new_folder
+from earmill.pipeline.storage.local_files import make_below, new_folder
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.store_calls import store_call
 
@@ -48,9 +48,7 @@ def shared_scratch(layout: Layout, name: str) -> Path | None:
     """
     if not layout.is_local:
         return None
-    folder = Path(layout.root) / SCRATCH_FOLDER / name
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return make_below(Path(layout.root) / SCRATCH_FOLDER / name, exist_ok=True)
 
 
 @store_call("cleared", None)

@@ -18,7 +18,7 @@ from earmill.pipeline.common.errors import OutputError, StorageError
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.scratch import private_scratch
+from earmill.pipeline.storage.scratch import clear_scratch, private_scratch, shared_scratch
 from tests.pipeline.outputs import s3_server, small_dataset, small_disk
 
 RACERS = 16
@@ -258,6 +258,23 @@ def test_workers_that_share_a_scratch_place_do_not_disturb_each_other(tmp_path: 
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_come_and_go_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """The last to leave takes the folder above along, in which another is about to make its own."""
+    layout = Layout.open(tmp_path)
+
+    def work(run: int) -> None:
+        for turn in range(300):
+            folder = shared_scratch(layout, f"run-{run}")
+            assert folder is not None
+            (folder / "x").write_bytes(bytes([run]))
+            assert (folder / "x").read_bytes() == bytes([run]), turn
+            clear_scratch(layout, f"run-{run}")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert list(tmp_path.iterdir()) == []
 
 
