@@ -71,14 +71,14 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def flushes_a_second(folder: str) -> float:
+def flushes_a_second(folder: Path) -> float:
     """New small files that this disk takes for good, with nothing else to do."""
     until_s = time.perf_counter() + FLUSHING_S
 
     def flush(writer: int) -> int:
         count = 0
         while time.perf_counter() < until_s:
-            with open(f"{folder}/{writer}-{count}", "wb") as file:
+            with open(folder / f"{writer}-{count}", "wb") as file:
                 file.write(bytes(4096))
                 file.flush()
                 os.fsync(file.fileno())
@@ -93,8 +93,11 @@ def flushes_a_second(folder: str) -> float:
 def measure(parent: Path | None) -> list[str]:
     """One run on a store in that folder."""
     with tempfile.TemporaryDirectory(dir=parent) as folder:
-        with tempfile.TemporaryDirectory(dir=folder) as empty:
-            could = flushes_a_second(empty) / FLUSHES
+        # What it writes stays until the end: a disk that has just removed many files searches long
+        # for room for a new one.
+        flushed = Path(folder) / "flushed"
+        flushed.mkdir()
+        could = flushes_a_second(flushed) / FLUSHES
         manifest = Path(folder) / "m.csv"
         rows = (f"clips/{n:07d}.flac,600" for n in range(SHARDS))
         manifest.write_text("\n".join(["uri,seconds", *rows]))

@@ -44,6 +44,10 @@ class IoCounts:
 class BlockCache:
     """Decoded blocks, least recently used thrown away first. Safe in several threads.
 
+    A block that was read ahead stays until it is used, while used ones go: the next to be needed is
+    the one that has lain here longest. One that was passed over goes when as much as the cache
+    holds has come after it.
+
     Args:
         max_bytes: Bound on what is kept. The newest block is always kept, even when larger.
         counts: Where reads are counted.
@@ -54,40 +58,39 @@ class BlockCache:
         self.counts = counts
         self.nbytes = 0
         self._blocks: OrderedDict[Hashable, DecodedBlock] = OrderedDict()
+        # Read ahead and not used yet, in the order in which they came, with `counts.bytes_read`
+        # at that time.
+        self._unused: OrderedDict[Hashable, tuple[DecodedBlock, int]] = OrderedDict()
         self._lock = Lock()
         self._changed = Condition(self._lock)
-        self._under_way: set[Hashable] = set()
+        # Blocks under way, and whether they are read ahead.
+        self._under_way: dict[Hashable, bool] = {}
         self._spare: list[np.ndarray] = []
 
     def get(self, key: Hashable) -> DecodedBlock | None:
         """A kept block, now the most recently used, or None; waits for one that is under way."""
         with self._changed:
-            while key in self._under_way and key not in self._blocks:
+            while key in self._under_way and not self._keeps(key):
                 self._changed.wait()
-            if key in self._blocks:
-                self._blocks.move_to_end(key)
-            return self._blocks.get(key)
+            return self._used(key)
 
     def held(self, keys: Iterable[Hashable]) -> list[DecodedBlock | None]:
         """The kept ones of these blocks, now the most recently used, and None for the others: what
         a row asks first, as its blocks are nearly always there."""
         with self._lock:
-            found = []
-            for key in keys:
-                block = self._blocks.get(key)
-                if block is not None:
-                    self._blocks.move_to_end(key)
-                found.append(block)
-        return found
+            return [self._used(key) for key in keys]
 
-    def claim(self, keys: Iterable[Key]) -> list[Key]:
+    def claim(self, keys: Iterable[Key], *, ahead: bool = False) -> list[Key]:
         """Of these blocks those that are neither kept nor under way; they are under way now.
 
         Whoever claims a block gives it back with `release`, or others wait for ever.
+
+        Args:
+            ahead: Nobody needs them yet.
         """
         with self._changed:
-            found = [key for key in keys if not (key in self._blocks or key in self._under_way)]
-            self._under_way.update(found)
+            found = [key for key in keys if not (self._keeps(key) or key in self._under_way)]
+            self._under_way.update(dict.fromkeys(found, ahead))
             return found
 
     def loaded(self, key: Hashable, load: Callable[[], DecodedBlock]) -> DecodedBlock:
@@ -104,7 +107,8 @@ class BlockCache:
     def release(self, keys: Iterable[Hashable]) -> None:
         """Blocks are no longer under way, whether they were put here or not."""
         with self._changed:
-            self._under_way.difference_update(keys)
+            for key in keys:
+                self._under_way.pop(key, None)
             self._changed.notify_all()
 
     def memory(self, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -124,15 +128,41 @@ class BlockCache:
             self.counts.blocks_read += 1
             self.counts.bytes_read += size
             # Read twice, as by two openings of one shard, it is kept and weighed once.
-            self.nbytes += size - _nbytes(self._blocks.pop(key, ()))
-            self._blocks[key] = block
-            while self.nbytes > self.max_bytes and len(self._blocks) > 1:
-                old, shared = _pop_oldest(self._blocks)
-                self.nbytes -= _nbytes(old)
-                if not shared:
-                    self._save_memory(old[0].base)
+            self.nbytes += size - _nbytes(self._used(key) or ())
+            self._blocks.pop(key, None)
+            if self._under_way.get(key):
+                self._unused[key] = block, self.counts.bytes_read
+            else:
+                self._blocks[key] = block
+            while self.nbytes > self.max_bytes and len(self._blocks) + len(self._unused) > 1:
+                self._throw_away(key)
             self._changed.notify_all()
         return block
+
+    def _keeps(self, key: Hashable) -> bool:
+        return key in self._blocks or key in self._unused
+
+    def _used(self, key: Hashable) -> DecodedBlock | None:
+        """A kept block, now the most recently used, or None."""
+        if key in self._unused:
+            self._blocks[key] = self._unused.pop(key)[0]
+        elif key in self._blocks:
+            self._blocks.move_to_end(key)
+        return self._blocks.get(key)
+
+    def _throw_away(self, newest: Hashable) -> None:
+        """Let go of one block, but not of the newest."""
+        oldest, waiting = next(iter(self._blocks), newest), next(iter(self._unused), newest)
+        if waiting != newest and (oldest == newest or self._is_passed_over(waiting)):
+            self._used(waiting)
+            self._blocks.move_to_end(waiting, last=False)
+        old, shared = _pop_oldest(self._blocks)
+        self.nbytes -= _nbytes(old)
+        if not shared:
+            self._save_memory(old[0].base)
+
+    def _is_passed_over(self, key: Hashable) -> bool:
+        return self.counts.bytes_read - self._unused[key][1] > self.max_bytes
 
     def _save_memory(self, memory: np.ndarray | None) -> None:
         """Keep what `memory` gave."""
@@ -146,6 +176,7 @@ class BlockCache:
         """Drop every block."""
         with self._changed:
             self._blocks.clear()
+            self._unused.clear()
             self._spare.clear()
             self.nbytes = 0
 

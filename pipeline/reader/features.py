@@ -166,7 +166,8 @@ class Features(TorchViews):
     def __iter__(self) -> Iterator[Row]:
         for position in range(len(self)):
             if position % READ_AHEAD_STEP == 0:
-                self._ahead().want(range(position, min(len(self), position + READ_AHEAD_ROWS)))
+                rows = range(position, min(len(self), position + READ_AHEAD_ROWS))
+                self._ahead().want(rows, in_order=True)
             yield self[position]
 
     def prefetch(

@@ -72,12 +72,14 @@ LOCAL = Pace(
 REMOTE = Pace(
     threads=16,
     planners=8,
-    max_bytes=128 * 2**20,
+    max_bytes=192 * 2**20,
     rows_at_once=None,
     requests_at_once=1,
     share=0.75,
     shards_ahead=4,
 )
+# Of the cache, what rows ahead may take.
+SHARE, IN_ORDER_SHARE = 0.5, 0.75
 # Small requests at once, and rows that are looked at for the shards that come next.
 FIRST_REQUESTS, ROWS_LOOKED_AT = 8, 64
 
@@ -120,13 +122,18 @@ class ReadAhead:
         self._prepared: set[Any] = set()
         self._planning = 0
 
-    def want(self, rows: Sequence[int], spans: Spans | None = None) -> None:
+    def want(
+        self, rows: Sequence[int], spans: Spans | None = None, *, in_order: bool = False
+    ) -> None:
         """These come next, the first of them now; what an earlier call said is forgotten.
 
         Args:
             spans: The stretch of each, None for all of all of them.
+            in_order: No block is needed again once the rows in it were read: more of the cache may
+                hold what comes.
         """
-        most = min(self._pace.max_bytes, self._cache.max_bytes // 2)
+        share = IN_ORDER_SHARE if in_order else SHARE
+        most = min(self._pace.max_bytes, int(share * self._cache.max_bytes))
         nbytes = self._nbytes(rows, spans)
         ends = np.cumsum(nbytes)
         count = min(len(rows), max(1, int(np.searchsorted(ends, most, "right"))))
@@ -238,7 +245,7 @@ class ReadAhead:
                 _, blocks = wanted.setdefault(reader.rel, (reader, {}))
                 blocks.update(((stream, number), None) for number in numbers)
         for rel, (reader, blocks) in wanted.items():
-            claimed = self._cache.claim((rel, *block) for block in blocks)
+            claimed = self._cache.claim(((rel, *block) for block in blocks), ahead=True)
             self._load(reader, [(stream, number) for _, stream, number in claimed])
 
     def _load(self, reader: ReadsAhead, blocks: Sequence[Block]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
 from types import SimpleNamespace
@@ -29,51 +30,79 @@ def block(*sizes: int, value: int = 0) -> tuple[np.ndarray, ...]:
 
 
 class CacheAsAList(RuleBasedStateMachine):
-    """Any puts, gets and clears: the cache is what a list in order of use would be."""
+    """Any puts, gets and clears: the cache is what two lists would be, one in order of use and one
+    of what was read ahead."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts = IoCounts()
         self.cache = BlockCache(BOUND, self.counts)
         self.used: list[tuple[int, int]] = []  # key and bytes, the least recently used first
+        # Key, bytes, and all that was put until then.
+        self.ahead: list[tuple[int, int, int]] = []
         self.put_count = self.put_bytes = 0
 
-    @rule(key=st.integers(0, 6), size=st.integers(0, 700))
-    def put(self, key: int, size: int) -> None:
+    def kept(self) -> dict[int, int]:
+        return dict(self.used) | {key: size for key, size, _ in self.ahead}
+
+    def use(self, key: int) -> None:
+        size = self.kept()[key]
+        self.forget(key)
+        self.used.append((key, size))
+
+    def forget(self, key: int) -> None:
+        self.used = [entry for entry in self.used if entry[0] != key]
+        self.ahead = [entry for entry in self.ahead if entry[0] != key]
+
+    def throw_away(self, newest: int) -> None:
+        while sum(self.kept().values()) > BOUND and len(self.kept()) > 1:
+            used = [key for key, _ in self.used if key != newest]
+            ahead = [key for key, *_ in self.ahead if key != newest]
+            passed = [key for key, _, then in self.ahead if self.put_bytes - then > BOUND]
+            self.forget([*passed[:1], *used, *ahead][0])
+
+    @rule(key=st.integers(0, 6), size=st.integers(0, 700), is_ahead=st.booleans())
+    def put(self, key: int, size: int, is_ahead: bool) -> None:
+        claimed = self.cache.claim([key], ahead=True) if is_ahead else []
+        assert claimed == ([key] if is_ahead and key not in self.kept() else [])
         value = block(size // 2, size - size // 2, value=key)
         assert self.cache.put(key, value) is value
-        self.used = [entry for entry in self.used if entry[0] != key] + [(key, size)]
-        while sum(nbytes for _, nbytes in self.used) > BOUND and len(self.used) > 1:
-            self.used.pop(0)
+        self.cache.release(claimed)
         self.put_count, self.put_bytes = self.put_count + 1, self.put_bytes + size
+        self.forget(key)
+        if claimed:
+            self.ahead.append((key, size, self.put_bytes))
+        else:
+            self.used.append((key, size))
+        self.throw_away(key)
 
     @rule(key=st.integers(0, 6))
     def get(self, key: int) -> None:
-        found = self.cache.get(key)
-        kept = dict(self.used)
+        found, kept = self.cache.get(key), self.kept()
         assert (found is not None) == (key in kept)
         if found is not None:
             assert sum(array.nbytes for array in found) == kept[key]
             assert all((array == key).all() for array in found)
-            self.used = [entry for entry in self.used if entry[0] != key] + [(key, kept[key])]
+            self.use(key)
 
     @rule(keys=st.lists(st.integers(0, 6), unique=True))
     def held(self, keys: list[int]) -> None:
-        kept = dict(self.used)
+        kept = self.kept()
         found = [None if block is None else len(block) for block in self.cache.held(keys)]
         assert found == [2 if key in kept else None for key in keys]
-        there = [(key, kept[key]) for key in keys if key in kept]
-        self.used = [entry for entry in self.used if entry not in there] + there
+        for key in keys:
+            if key in kept:
+                self.use(key)
 
     @rule()
     def clear(self) -> None:
         self.cache.clear()
-        self.used = []
+        self.used, self.ahead = [], []
 
     @invariant()
     def bytes_are_those_of_what_is_kept(self) -> None:
-        assert self.cache.nbytes == sum(nbytes for _, nbytes in self.used)
-        assert self.cache.nbytes <= BOUND or len(self.used) == 1
+        assert self.cache.nbytes == sum(self.kept().values())
+        assert self.cache.nbytes <= BOUND or len(self.kept()) == 1
 
     @invariant()
     def reads_are_counted_once(self) -> None:
@@ -81,7 +110,7 @@ class CacheAsAList(RuleBasedStateMachine):
 
 
 TestCacheAsAList = CacheAsAList.TestCase
-TestCacheAsAList.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestCacheAsAList.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 
 
 class TestBound:
@@ -126,6 +155,56 @@ class TestBound:
         for array in kept:
             with pytest.raises(ValueError, match="read-only"):
                 array[0] = 1
+
+
+class TestReadAhead:
+    def cache(self) -> BlockCache:
+        return BlockCache(100, IoCounts())
+
+    def put_ahead(self, cache: BlockCache, *keys: int) -> None:
+        assert cache.claim(keys, ahead=True) == [*keys]
+        for key in keys:
+            cache.put(key, block(20))
+        cache.release(keys)
+
+    def there(self, cache: BlockCache, keys: Iterable[int]) -> list[int]:
+        return [key for key in keys if not cache.claim([key])]
+
+    def test_what_was_used_goes_before_what_is_still_to_be_used(self) -> None:
+        """In order, three ahead: the oldest of all is the next that is needed."""
+        cache = self.cache()
+        self.put_ahead(cache, 0, 1, 2, 3)
+        for key in range(20):
+            assert cache.get(key) is not None
+            self.put_ahead(cache, key + 4)
+        assert cache.counts.blocks_read == 24
+
+    def test_what_was_passed_over_goes_when_as_much_as_is_kept_came_after_it(self) -> None:
+        cache = self.cache()
+        self.put_ahead(cache, 0, 1)
+        for key in range(2, 6):
+            cache.put(key, block(20))
+        assert self.there(cache, range(6)) == [0, 1, 3, 4, 5]
+        cache = self.cache()
+        self.put_ahead(cache, 0, 1)
+        for key in range(2, 9):
+            cache.put(key, block(20))
+        assert self.there(cache, range(9)) == [4, 5, 6, 7, 8]
+
+    def test_of_nothing_but_what_is_ahead_the_oldest_goes(self) -> None:
+        cache = self.cache()
+        self.put_ahead(cache, *range(6))
+        assert self.there(cache, range(6)) == [1, 2, 3, 4, 5]
+
+    def test_memory_of_what_was_passed_over_is_used_again(self) -> None:
+        cache = self.cache()
+        memory = cache.memory(80)
+        address = memory.ctypes.data
+        cache.claim(["old"], ahead=True)
+        cache.put("old", (memory.view(np.int16),))
+        del memory
+        cache.put("new", (cache.memory(80).view(np.int16),))
+        assert cache.memory(80).ctypes.data == address
 
 
 def test_errors_name_both_sides() -> None:

@@ -102,7 +102,11 @@ def test_who_needs_a_block_waits_for_it() -> None:
 
 
 def planned(
-    pace: Pace, windows: Sequence[Iterable[int]], cache_bytes: int = 10_000
+    pace: Pace,
+    windows: Sequence[Iterable[int]],
+    cache_bytes: int = 10_000,
+    *,
+    in_order: bool = False,
 ) -> list[list[int]]:
     """The rows that are planned at each of these calls, of 300 bytes and in shards of 10."""
     asked: list[int] = []
@@ -117,7 +121,7 @@ def planned(
     found = []
     for window in windows:
         asked.clear()
-        ahead.want([*window])
+        ahead.want([*window], in_order=in_order)
         while ahead._planning:
             threading.Event().wait(0.001)
         found.append(sorted(asked))
@@ -131,6 +135,12 @@ def test_rows_ahead_are_bounded_and_replaced() -> None:
     pace = replace(LOCAL, max_bytes=1000, rows_at_once=2)
     windows = (range(100), range(1, 100), [50], [50], [], [50])
     assert planned(pace, windows) == [[0, 1, 2], [3], [50], [], [], [50]]
+
+
+def test_rows_in_order_take_three_quarters_of_the_cache_and_others_half() -> None:
+    pace = replace(LOCAL, max_bytes=100_000)
+    assert planned(pace, [range(100)]) == [[*range(16)]]
+    assert planned(pace, [range(100)], in_order=True) == [[*range(25)]]
 
 
 def test_rows_of_a_remote_store_are_taken_many_at_once() -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 MB = 2**20
 # profile: (close the row group at, never beyond unless one row is larger), uncompressed bytes.
 ROW_GROUP_BYTES = {"random": (2 * MB, 4 * MB), "scan": (64 * MB, 128 * MB)}
+WRITE_BYTES = MB // 4
 STREAMS_KEY = b"earmill.streams"
 ATTRS_KEY = b"earmill.attrs"
 
@@ -50,14 +51,18 @@ def write_parquet(
     long_rows, dtype = _long_rows(rows), encoding.dtype
     cells = FORMS[encoding.parquet_form]
     schema = _schema(scalars.schema, streams, encoding.attrs or {}, dtype, long_rows, cells)
-    with pq.ParquetWriter(
-        path,
-        schema,
-        # Features never repeat, so a dictionary or min/max of them costs and finds nothing.
-        **_options(scalars, streams, cells),
-        write_statistics=scalars.schema.names,
-        **PAGES,
-    ) as writer:
+    # Unbuffered, every page would be two calls of the system.
+    with (
+        pa.output_stream(path, buffer_size=WRITE_BYTES) as file,
+        pq.ParquetWriter(
+            file,
+            schema,
+            # Features never repeat, so a dictionary or min/max of them costs and finds nothing.
+            **_options(scalars, streams, cells),
+            write_statistics=scalars.schema.names,
+            **PAGES,
+        ) as writer,
+    ):
         for start, stop in row_groups(_group_bytes(rows, long_rows), encoding.row_group_profile):
             group = scalars.slice(start, stop - start)
             parts = long_rows.parts(start)
