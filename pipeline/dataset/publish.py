@@ -220,9 +220,9 @@ class _Shard:
                     remove(path)
 
     @contextmanager
-    def _timed(self, name: str, part: str) -> Iterator[None]:
+    def _timed(self, name: str, part: str, libraries: str = "") -> Iterator[None]:
         start = time.perf_counter()
-        with self.stages.stage(part if part != COMMIT else name), doing(part, libraries=FOR_FILES):
+        with self.stages.stage(part if part != COMMIT else name), doing(part, libraries=libraries):
             yield
         self.timings_s[name] = round(time.perf_counter() - start, 6)
 
@@ -240,9 +240,9 @@ class _Shard:
         encoding = replace(self.encoding, scalars=scalars)
         for fmt in formats:
             path = self._new_part(paths.data_path, format_of(fmt).suffix)
-            with self._timed(f"encode_{fmt}", ENCODE):
+            with self._timed(f"encode_{fmt}", ENCODE, FOR_FILES):
                 format_of(fmt).write(path, rows, streams, encoding)
-            with self._timed(f"check_{fmt}", CHECK):
+            with self._timed(f"check_{fmt}", CHECK, FOR_FILES):
                 _check_same(fmt, format_of(fmt).problems(path, rows, streams, digest))
         with self._timed("encode_rows", ENCODE):
             write_table(scalars, self._new_part(paths.rows_path))
@@ -264,7 +264,7 @@ class _Shard:
     def upload(self, files: Sequence[OutFile]) -> None:
         """Bring every part to the output, look that it arrived in full length and settle it."""
         try:
-            with self._timed("upload", COMMIT):
+            with self._timed("upload", COMMIT, FOR_FILES):
                 for name, local in self.parts.items():
                     put = self.layout.upload_dir if local.is_dir() else self.layout.upload_file
                     put(local, name)

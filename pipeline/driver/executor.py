@@ -7,7 +7,7 @@ call that no worker answers any more is a `Lost`, whatever the executor's librar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -65,7 +65,9 @@ class Workers(Protocol):
     def call(self, worker: Any, kind: str, *args: Any) -> Any:
         """Call a worker; what names the call. One whose process has died is started again."""
 
-    def ended(self, calls: Sequence[Any], timeout_s: float) -> Iterable[tuple[Any, Outcome | Lost]]:
+    def ended(
+        self, calls: Collection[Any], timeout_s: float
+    ) -> Iterable[tuple[Any, Outcome | Lost]]:
         """Calls that ended, with their results; returns after `timeout_s` at the latest."""
 
     def kill(self, worker: Any) -> None:

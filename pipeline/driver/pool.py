@@ -148,7 +148,7 @@ class Pool:
         if not self._calls:
             time.sleep(timeout_s)
             return
-        ended = list(self.workers.ended(list(self._calls), timeout_s))
+        ended = list(self.workers.ended(self._calls.keys(), timeout_s))
         heads_up([self._calls[ref] for ref, _ in ended if ref in self._calls])
         for ref, result in ended:
             call = self._calls.pop(ref, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +138,9 @@ class RayWorkers:
 
         return call_worker(worker, kind, *args)
 
-    def ended(self, calls: Sequence[Any], timeout_s: float) -> Iterator[tuple[Any, Outcome | Lost]]:
+    def ended(
+        self, calls: Collection[Any], timeout_s: float
+    ) -> Iterator[tuple[Any, Outcome | Lost]]:
         """Those among the references whose answers are there."""
         import ray
 

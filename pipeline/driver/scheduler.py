@@ -27,6 +27,8 @@ POLL_S = 0.2
 STATUS_EVERY_S = 1.0
 # Workers that are asked at a time: of very many each has its turn later.
 STATUS_AT_ONCE = 100
+# A turn looks at every worker. Of so many, those that end within a moment share one.
+MANY_WORKERS, TURN_S = 100, 0.02
 WARM_UP_LIMIT_S = 900.0
 WARM_UP_ATTEMPTS = 3
 WARM_UP_PAUSE_S = 1.0
@@ -73,6 +75,7 @@ class Scheduler:
         self._working_since: float | None = None
         self._cpu: CpuAccount | None = None
         self._drain_until: float | None = None
+        self._turned = clock()
 
     def run(self) -> Result:
         """Work until nothing is left; the workers are gone when this returns."""
@@ -81,6 +84,7 @@ class Scheduler:
             self._pool.start()
             while not self._finished():
                 self._dispatch()
+                self._pace()
                 for call, outcome in self._pool.wait(POLL_S, self._look_ahead):
                     self._settle(call, outcome)
                 self._tell_in_flight()
@@ -96,6 +100,11 @@ class Scheduler:
                 self._ledger.result.cpu_s = self._cpu.seconds()
             self._pool.close()
         return self._ledger.result
+
+    def _pace(self) -> None:
+        if len(self._pool.slots) >= MANY_WORKERS:
+            time.sleep(max(0.0, self._turned + TURN_S - self._clock()))
+            self._turned = self._clock()
 
     @property
     def _stopping(self) -> bool:
@@ -123,18 +132,22 @@ class Scheduler:
     # -- sending ------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        while not self._stopping and self._dispatch_round():
-            pass
-
-    def _dispatch_round(self) -> bool:
-        """One shard for each worker that has room and gets one; whether any did."""
-        if self._ledger.nothing_waits:
-            return False
-        sent = False
+        if self._stopping or self._ledger.nothing_waits:
+            return
         share = self._share()
         with_room = [slot for slot in self._pool.slots if slot.room > 0]
+        while with_room and not self._stopping:
+            with_room = [slot for slot in self._dispatch_round(with_room, share) if slot.room > 0]
+
+    def _dispatch_round(self, slots: Sequence[Slot], share: int) -> list[Slot]:
+        """One shard for each of these workers; those that got one.
+
+        Args:
+            share: Most shards for one worker.
+        """
+        got = []
         # Empty workers first: a shard prefetched on a busy worker must not starve an idle one.
-        for slot in sorted(with_room, key=lambda slot: len(slot.work)):
+        for slot in sorted(slots, key=lambda slot: len(slot.work)):
             full = len(slot.work) >= share
             if full or any(call.payload.alone for call in slot.work):
                 continue
@@ -142,8 +155,8 @@ class Scheduler:
             assignment = self._ledger.next(idle=slot.idle, busy=busy)
             if assignment is not None:
                 self._send(slot, assignment)
-                sent = True
-        return sent
+                got.append(slot)
+        return got
 
     def _share(self) -> int:
         """Most shards for one worker: the first one that is warm must not take what all can do."""

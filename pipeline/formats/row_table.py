@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.formats.format import Encoding
 
 EXTRA_PREFIX = "extra_"
-ZSTD_LEVEL, WORTH_ZSTD_ROWS = 3, 8
+ZSTD_LEVEL, FEW_ROWS = 3, 8
 # Of a reader's use: what it skips pages by, and what tells a damaged one.
 PAGES = {"write_page_index": True, "write_page_checksum": True}
 
@@ -176,11 +176,12 @@ def write_table(table: pa.Table, path: Path) -> Path:
 
 def scalar_options(table: pa.Table) -> dict[str, Any]:
     """How a writer of Parquet stores the columns of such a table: text by dictionary, and all by
-    zstd where there are rows enough to become smaller by it."""
+    zstd, where there are rows enough to become smaller by it."""
     names = table.column_names
-    codec = "zstd" if len(table) >= WORTH_ZSTD_ROWS else "none"
+    if len(table) < FEW_ROWS:
+        return {"compression": dict.fromkeys(names, "none"), "use_dictionary": False}
     return {
-        "compression": dict.fromkeys(names, codec),
-        "compression_level": dict.fromkeys(names, ZSTD_LEVEL) if codec == "zstd" else {},
+        "compression": dict.fromkeys(names, "zstd"),
+        "compression_level": dict.fromkeys(names, ZSTD_LEVEL),
         "use_dictionary": [field.name for field in table.schema if field.type == pa.string()],
     }

@@ -7,9 +7,17 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import pytest
+
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.pool import Pool
-from earmill.pipeline.driver.scheduler import STATUS_AT_ONCE, STATUS_EVERY_S, Scheduler
+from earmill.pipeline.driver.scheduler import (
+    MANY_WORKERS,
+    STATUS_AT_ONCE,
+    STATUS_EVERY_S,
+    TURN_S,
+    Scheduler,
+)
 from earmill.pipeline.driver.shard_tracker import Committed, Ledger
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, WorkerInfo
 from tests.pipeline.runners import shard
@@ -78,3 +86,48 @@ def test_a_few_workers_are_asked_at_a_time_and_each_in_its_turn() -> None:
     told = [event for event in seen if isinstance(event, events.InFlight)]
     assert 2 <= len(told) <= ROUNDS + 1
     assert max(event.seconds for event in told) == 0.25 * WORKERS
+
+
+class Trickling(Answering):
+    """Workers whose shards end one a millisecond, as long as somebody waits or sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept_s = 0.0
+        self._ends_s: dict[int, float] = {}
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.slept_s += seconds
+
+    def call(self, worker: int, kind: str, *args: Any) -> int:
+        number = super().call(worker, kind, *args)
+        latest_s = max(self._ends_s.values(), default=self.now_s)
+        self._ends_s[number] = latest_s + 0.001 if kind == "run" else self.now_s
+        return number
+
+    def ended(self, calls: Collection[int], timeout_s: float) -> Iterator[tuple[int, Outcome]]:
+        info = WorkerInfo(pid=1, device="cpu", threads=1)
+        self.now_s = max(self.now_s, min(self._ends_s[number] for number in calls))
+        for number in [number for number in calls if self._ends_s[number] <= self.now_s]:
+            del self._ends_s[number]
+            yield number, Outcome(ok=True, info=info, value=0.0)
+
+
+@pytest.mark.parametrize("count", [MANY_WORKERS, MANY_WORKERS // 10])
+def test_shards_of_very_many_workers_that_end_within_a_moment_share_a_turn(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """A turn looks at every worker; a few are answered at once."""
+    workers, turns = Trickling(), itertools.count()
+    monkeypatch.setattr("earmill.pipeline.driver.scheduler.time.sleep", workers.sleep)
+    shards = [shard(f"{n:05d}", f"{n}") for n in range(1000)]
+    ledger = Ledger(shards, lambda name: Committed(1, 0, 10, 1.5), max_attempts=1)
+    pool = Pool(workers, count, clock=workers.clock)
+    scheduler = Scheduler(ledger, pool, clock=workers.clock, on_tick=lambda: next(turns))
+    assert len(scheduler.run().done) == len(shards)
+    if count < MANY_WORKERS:
+        assert workers.slept_s == 0.0
+        assert next(turns) > len(shards) / 2
+    else:
+        assert next(turns) <= workers.now_s / TURN_S + 3
