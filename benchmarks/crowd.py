@@ -6,7 +6,9 @@ rate is what it can bear. Three things may bound it: the CPU time of publishing 
 hashing a shard, which a real cluster does on as many machines as it has), that of the driver, which
 is alone, and how often the disk flushes; a commit of one Parquet file needs `FLUSHES`. CPU
 milliseconds are taken between a tenth and nine tenths of the shards; the disk is asked alone,
-before, by as many threads as write.
+before, by as many threads as write. The stores take turns, and the run that was the median of each
+is told, with the range. What is written stays until the end: a disk that has just removed many
+files searches long for room for a new one.
 
     python -m benchmarks.crowd [FOLDER]            commits to a folder there, and to memory
 """
@@ -18,6 +20,8 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import psutil
@@ -27,12 +31,23 @@ from benchmarks.sleeping_workers import PROCESSES, WRITERS, run_sleeping
 from earmill.pipeline.driver import events
 from earmill.pipeline.spec.job import JobSpec
 
-WORKERS, SHARDS, SLEEP_S = 1000, 6000, 4.0
+WORKERS, SHARDS, SLEEP_S, ROUNDS = 1000, 6000, 4.0, 3
 MEMORY = Path("/dev/shm")
 WANTED = 200
 # Of the data and rows files, their two folders, the record and its folder.
 FLUSHES = 6
 FLUSHING_S = 3.0
+
+
+@dataclass(frozen=True, order=True)
+class Rates:
+    """Commits a second, cores busy, CPU ms of a commit by whom; what could be flushed a second."""
+
+    commits: float
+    busy: float
+    publishing_ms: float
+    driver_ms: float
+    could_flush: float
 
 
 class Watch:
@@ -53,17 +68,14 @@ class Watch:
             self.at_s.append(time.perf_counter())
             self.cpu_s.append((_cpu_s(driver), sum(map(_cpu_s, writers))))
 
-    def line(self) -> list[str]:
-        """Commits a second, cores busy, then CPU ms of a commit: publishing, driver; commits that
-        one core's driver could take."""
+    def rates(self, could_flush: float) -> Rates:
+        """Between the two moments."""
         count = SHARDS * 9 // 10 - SHARDS // 10
         rate = count / (self.at_s[1] - self.at_s[0])
         driver, writers = (
             1e3 * (after - before) / count for before, after in zip(*self.cpu_s, strict=True)
         )
-        busy = rate * (writers + driver) / 1e3
-        each = [f"{writers:.1f}", f"{driver:.2f}", f"{1e3 / driver:.0f}"]
-        return [f"{rate:.0f}", f"{busy:.2f}", *each]
+        return Rates(rate, rate * (writers + driver) / 1e3, writers, driver, could_flush)
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -90,37 +102,59 @@ def flushes_a_second(folder: Path) -> float:
         return sum(pool.map(flush, range(writers))) / FLUSHING_S
 
 
-def measure(parent: Path | None) -> list[str]:
+def measure(folder: Path) -> Rates:
     """One run on a store in that folder."""
-    with tempfile.TemporaryDirectory(dir=parent) as folder:
-        # What it writes stays until the end: a disk that has just removed many files searches long
-        # for room for a new one.
-        flushed = Path(folder) / "flushed"
-        flushed.mkdir()
-        could = flushes_a_second(flushed) / FLUSHES
-        manifest = Path(folder) / "m.csv"
-        rows = (f"clips/{n:07d}.flac,600" for n in range(SHARDS))
-        manifest.write_text("\n".join(["uri,seconds", *rows]))
-        columns = {"uri": "uri", "duration": "seconds"}
-        spec = JobSpec.load(
-            {
-                "source": {"kind": "manifest", "uri": str(manifest), "columns": columns},
-                "extract": [{"model": "dau1997", "streams": {"adaptation": {}}}],
-                "output": {"uri": f"{folder}/out", "formats": ["parquet"]},
-            }
-        )
-        watch = Watch()
-        end = run_sleeping(spec, workers=WORKERS, sleep_s=SLEEP_S, sink=watch)
-        assert end.rows_ok == SHARDS, end.message
-        return [*watch.line(), f"{could:.0f}"]
+    flushed = folder / "flushed"
+    flushed.mkdir()
+    could = flushes_a_second(flushed) / FLUSHES
+    manifest = folder / "m.csv"
+    rows = (f"clips/{n:07d}.flac,600" for n in range(SHARDS))
+    manifest.write_text("\n".join(["uri,seconds", *rows]))
+    columns = {"uri": "uri", "duration": "seconds"}
+    spec = JobSpec.load(
+        {
+            "source": {"kind": "manifest", "uri": str(manifest), "columns": columns},
+            "extract": [{"model": "dau1997", "streams": {"adaptation": {}}}],
+            "output": {"uri": f"{folder}/out", "formats": ["parquet"]},
+        }
+    )
+    watch = Watch()
+    end = run_sleeping(spec, workers=WORKERS, sleep_s=SLEEP_S, sink=watch)
+    assert end.rows_ok == SHARDS, end.message
+    return watch.rates(could)
+
+
+def in_turns(places: dict[str, Path | None]) -> dict[str, list[Rates]]:
+    """The runs of each store, from the slowest to the fastest."""
+    found: dict[str, list[Rates]] = {name: [] for name in places}
+    with ExitStack() as stack:
+        for _ in range(ROUNDS):
+            for name, parent in places.items():
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=parent))
+                found[name].append(measure(Path(folder)))
+    return {name: sorted(runs) for name, runs in found.items()}
+
+
+def line(name: str, runs: list[Rates]) -> list[str]:
+    """The median run of a store."""
+    commits, busy, publishing, driver, could = astuple(runs[len(runs) // 2])
+    return [
+        name,
+        f"{commits:.0f} ({runs[0].commits:.0f}-{runs[-1].commits:.0f})",
+        f"{busy:.2f}",
+        f"{publishing:.1f}",
+        f"{driver:.2f}",
+        f"{1e3 / driver:.0f}",
+        f"{could:.0f}",
+    ]
 
 
 def main(arguments: list[str]) -> None:
     """Measure both stores."""
-    folder = Path(arguments[0]) if arguments else None
-    lines = [["disk", *measure(folder)]]
+    places: dict[str, Path | None] = {"disk": Path(arguments[0]) if arguments else None}
     if MEMORY.is_dir():
-        lines.append(["memory", *measure(MEMORY)])
+        places["memory"] = MEMORY
+    lines = [line(name, runs) for name, runs in in_turns(places).items()]
     head = [
         "store",
         "commits/s",
@@ -132,9 +166,10 @@ def main(arguments: list[str]) -> None:
     ]
     note = (
         f"{WORKERS} workers, {SHARDS} shards of one row, {SLEEP_S:g} s of sleep each on average; "
-        f"wanted: {WANTED} commits a second. Workers, driver and store share this machine and "
-        "its cores, and publishing is what they are spent on. With writers elsewhere the driver's "
-        f"own CPU time is a bound, and what the store flushes: {FLUSHES} times a commit."
+        f"wanted: {WANTED} commits a second. The median of {ROUNDS} runs in turns, and the range. "
+        "Workers, driver and store share this machine and its cores, and publishing is what they "
+        "are spent on. With writers elsewhere the driver's own CPU time is a bound, and what the "
+        f"store flushes: {FLUSHES} times a commit."
     )
     write_section(
         "A thousand workers", "python -m benchmarks.crowd", f"{table(head, lines)}\n\n{note}"

@@ -1,8 +1,9 @@
 """Training batches: rows per second with and without workers, padding, and the time to resume.
 
 The cache is much smaller than the set, so every epoch decodes its rows, as with large sets. Workers
-stay between epochs; the first epoch, in which they start, is not counted, the best of the others
-is. CPU time is counted for the training process alone (what it loses to reading) and for all
+stay between epochs; the first epoch, in which they start, is not counted. Loaders take turns, an
+epoch each, so that all of a round meet the same machine; a ratio is the median over the rounds.
+CPU time is counted for the training process alone (what it loses to reading) and for all
 processes. The last lines plan epochs of a million rows and go on in their middle.
 """
 
@@ -11,8 +12,9 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +33,7 @@ BATCH_ROWS = 16
 # As many frames as 16 rows of mean length, when padded.
 BATCH_FRAMES = 16_000
 CACHE_BYTES, WINDOW_BYTES = 64 * 2**20, 32 * 2**20
-EPOCHS = 4
+EPOCHS = 12
 SETTINGS = ((0, None), (1, "fork"), (2, "fork"), (1, "spawn"), (2, "spawn"))
 PLANNED_ROWS = 1_000_000
 WANTED_RATIO = 1.6
@@ -56,17 +58,21 @@ class Planned:
         return np.full(PLANNED_ROWS // 8, 8, np.int64)
 
 
-def epochs(loader: Any) -> Iterator[tuple[float, ...]]:
-    """Wall seconds, own CPU seconds, and those of all processes, of each epoch after the first."""
-    for epoch in range(EPOCHS):
-        if isinstance(loader, FeatureLoader):
-            loader.set_epoch(epoch)
-        before = time.perf_counter(), time.process_time(), cpu_of_all()
-        for _ in loader:
-            pass
-        after = time.perf_counter(), time.process_time(), cpu_of_all()
-        if epoch:
-            yield tuple(now - then for now, then in zip(after, before, strict=True))
+def rounds(loaders: Sequence[Any]) -> np.ndarray:
+    """(epochs after the first, loaders, 3): wall seconds, own CPU seconds, and those of all
+    processes, of an epoch of each loader in turn."""
+    return np.array([[spent(each, n) for each in loaders] for n in range(EPOCHS)][1:])
+
+
+def spent(loader: Any, epoch: int) -> tuple[float, ...]:
+    """Wall seconds, own CPU seconds, and those of all processes, of one epoch."""
+    if isinstance(loader, FeatureLoader):
+        loader.set_epoch(epoch)
+    before = time.perf_counter(), time.process_time(), cpu_of_all()
+    for _ in loader:
+        pass
+    after = time.perf_counter(), time.process_time(), cpu_of_all()
+    return tuple(now - then for now, then in zip(after, before, strict=True))
 
 
 def cpu_of_all() -> float:
@@ -76,48 +82,43 @@ def cpu_of_all() -> float:
     return sum(found.user + found.system for found in times)
 
 
-def measured(loader: Any, n_rows: int) -> tuple[float, ...]:
-    """Rows per second, and CPU milliseconds per row: own, and of all processes."""
-    wall, *cpu = (min(column) for column in zip(*epochs(loader), strict=True))
-    return n_rows / wall, *(1e3 * each / n_rows for each in cpu)
-
-
 def speeds(place: Path, fmt: str, n_rows: int) -> list[tuple[str, ...]]:
     """Lines of one format, each against no workers."""
-    found, alone = [], 0.0
-    for workers, method in SETTINGS:
-        ds = open_features(place, format=fmt, cache_bytes=CACHE_BYTES)
-        stream = ds.iterable(seed=1, batch_size=BATCH_ROWS, window_bytes=WINDOW_BYTES)
-        loader = FeatureLoader(stream, num_workers=workers, **_options(workers, method))
-        rate, *cpu_ms = measured(loader, n_rows)
-        alone = alone or rate
-        wanted = f"{WANTED_RATIO:g}" if workers == 2 else ""
-        found.append(_line(fmt, "FeatureLoader", workers, method, rate, alone, wanted, cpu_ms))
+    loaders = [_ours(place, fmt, *setting) for setting in SETTINGS]
+    found = rounds([*loaders, _bare(place, fmt)])
+    ratios = found[:, :1, 0] / found[:, :, 0]
+    named = [("FeatureLoader", *setting) for setting in SETTINGS]
+    lines = []
+    for n, (what, workers, method) in enumerate([*named, ("DataLoader, index order", 2, "fork")]):
+        wall_s, *cpu_s = np.median(found[:, n], axis=0)
+        is_asked = workers == 2 and what == "FeatureLoader"
+        lines.append(
+            (
+                *(fmt, what, str(workers), method or ""),
+                f"{n_rows / wall_s:.0f}",
+                f"{median(ratios[:, n]):.2f} ({min(ratios[:, n]):.2f}-{max(ratios[:, n]):.2f})",
+                f"{WANTED_RATIO:g}" if is_asked else "",
+                *(f"{1e3 * each / n_rows:.2f}" for each in cpu_s),
+            )
+        )
+    return lines
+
+
+def _ours(place: Path, fmt: str, workers: int, method: str | None) -> FeatureLoader:
     ds = open_features(place, format=fmt, cache_bytes=CACHE_BYTES)
-    bare: Any = DataLoader(
+    stream = ds.iterable(seed=1, batch_size=BATCH_ROWS, window_bytes=WINDOW_BYTES)
+    return FeatureLoader(stream, num_workers=workers, **_options(workers, method))
+
+
+def _bare(place: Path, fmt: str) -> Any:
+    ds = open_features(place, format=fmt, cache_bytes=CACHE_BYTES)
+    return DataLoader(
         ds.torch(), BATCH_ROWS, num_workers=2, collate_fn=collate, **_options(2, "fork")
     )
-    rate, *cpu_ms = measured(bare, n_rows)
-    found.append(_line(fmt, "DataLoader, index order", 2, "fork", rate, alone, "", cpu_ms))
-    return found
 
 
 def _options(workers: int, method: str | None) -> dict[str, Any]:
     return {"persistent_workers": True, "multiprocessing_context": method} if workers else {}
-
-
-def _line(fmt, what, workers, method, rate, alone, wanted, cpu_ms) -> tuple[str, ...]:
-    spent = [f"{each:.2f}" for each in cpu_ms]
-    return (
-        fmt,
-        what,
-        str(workers),
-        method or "",
-        f"{rate:.0f}",
-        f"{rate / alone:.2f}",
-        wanted,
-        *spent,
-    )
 
 
 def padding(place: Path) -> list[tuple[str, ...]]:
@@ -176,8 +177,9 @@ def main() -> None:
         [
             f"{n_rows} rows, {HOURS:g} h of Dau1997 (248 columns at 100 Hz, float16), padded "
             f"batches of {BATCH_ROWS} rows; block cache {CACHE_BYTES >> 20} MB, windows "
-            f"{WINDOW_BYTES >> 20} MB. `ratio` is to no workers; `own CPU ms` a row is what the "
-            "training process spends, `all` with its workers.",
+            f"{WINDOW_BYTES >> 20} MB. `ratio` is to no workers in the same round: the median and "
+            f"the range of {EPOCHS - 1} rounds; `own CPU ms` a row is what the training process "
+            "spends, `all` with its workers.",
             table(head, lines),
             "Padding of one epoch:",
             table(("batches", "number", "padding"), padded),
