@@ -239,11 +239,12 @@ class _Shard:
             scalars = row_table(rows, streams, self.encoding.extra_types)
         encoding = replace(self.encoding, scalars=scalars)
         for fmt in formats:
-            path = self._new_part(paths.data_path, format_of(fmt).suffix)
+            chosen = format_of(fmt)
+            path = self._new_part(paths.data_path, chosen.suffix)
             with self._timed(f"encode_{fmt}", ENCODE, FOR_FILES):
-                format_of(fmt).write(path, rows, streams, encoding)
+                chosen.write(path, rows, streams, encoding)
             with self._timed(f"check_{fmt}", CHECK, FOR_FILES):
-                _check_same(fmt, format_of(fmt).problems(path, rows, streams, digest))
+                _check_same(fmt, chosen.problems(path, rows, streams, digest))
         with self._timed("encode_rows", ENCODE):
             write_table(scalars, self._new_part(paths.rows_path))
             if bad:

@@ -326,6 +326,7 @@ LAYOUTS: dict[str, type[StreamLayout]] = {
     INT8: Int8Layout,
     "events": EventLayout,
 }
+_FACTS = tuple(field.name for field in fields(StreamLayout))
 
 
 def layout_of(info: StreamInfo | Mapping[str, Any]) -> StreamLayout:
@@ -341,5 +342,4 @@ def layout_of(info: StreamInfo | Mapping[str, Any]) -> StreamLayout:
             f"expected a layout out of {list(LAYOUTS)} for stream {facts['name']!r}, got "
             f"{wanted!r}; use the release that wrote it"
         )
-    known = {field.name: facts[field.name] for field in fields(StreamLayout) if field.name in facts}
-    return LAYOUTS[wanted](**known)
+    return LAYOUTS[wanted](**{name: facts[name] for name in _FACTS if name in facts})
