@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import remote_reader
-from benchmarks.feature_sets import STREAMS, features, hour, write_set
+from benchmarks.feature_sets import hour, write_set
 from benchmarks.report import table, write_section
 from benchmarks.rivals import RIVALS, Kinds, Store
 from earmill import open_features
@@ -28,8 +27,6 @@ from earmill.pipeline.formats.stream_layout import layout_of
 
 PLOT = Path(__file__).parents[1] / "docs" / "reader.svg"
 PASSES = 3
-# Of the set beside the hour that is read from a bucket.
-LONGER_HOURS = 8.0
 WANTED = "Zarr in order 1500 MB/s, shuffled 1000 MB/s, Parquet in order 1000 MB/s"
 
 
@@ -152,7 +149,7 @@ def plot(found: list[Mapping[str, Any]]) -> None:
     figure.savefig(PLOT, metadata={"Date": None})
 
 
-def section(found: list[Mapping[str, Any]], far: str, n_rows: int) -> str:
+def section(found: list[Mapping[str, Any]], n_rows: int) -> str:
     """The section as Markdown."""
     head = ("store", "bytes on disk", "in order MB/s", "rows/s", "MB per CPU s")
     head += ("shuffled MB/s", "rows/s", "MB per CPU s", "resume s")
@@ -174,7 +171,7 @@ def section(found: list[Mapping[str, Any]], far: str, n_rows: int) -> str:
         "and int32). Own caches cold, page cache warm; best of three passes. `resume` is the time "
         "from opening to the first row after half a shuffled epoch. Wanted: " + WANTED + "."
     )
-    return f"{note}\n\n{table(head, lines)}\n\n{far}"
+    return f"{note}\n\n{table(head, lines)}"
 
 
 def main() -> None:
@@ -187,16 +184,12 @@ def main() -> None:
         write_set(place, streams, rows)
         layouts = {info.name: layout_of(info) for info in streams}
         kinds = {k: (v.stored_width, v.stored_dtype("float16")) for k, v in layouts.items()}
-        longer = folder / "longer"
-        write_set(longer, *features(LONGER_HOURS, STREAMS))
-        far = remote_reader.section({1.0: place, LONGER_HOURS: longer})
-        shutil.rmtree(longer)
         found = compare(folder, place, rows, kinds)
     finally:
         with suppress(OSError):
             shutil.rmtree(folder)
     plot(found)
-    write_section("Reading rows", "python -m benchmarks.reader", section(found, far, len(rows)))
+    write_section("Reading rows", "python -m benchmarks.reader", section(found, len(rows)))
 
 
 if __name__ == "__main__":

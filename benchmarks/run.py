@@ -28,6 +28,7 @@ SCRIPTS = (
     "codecs",
     "int8",
     "reader",
+    "remote_reader",
     "gpu_reckoned",
     "estimate",
     "cost",
