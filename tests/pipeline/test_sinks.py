@@ -24,7 +24,7 @@ from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.parquet.write import ROW_GROUP_BYTES, row_groups
 from earmill.pipeline.formats.registry import Encoding, read_back
 from earmill.pipeline.formats.row_table import (
-    WORTH_ZSTD_ROWS,
+    FEW_ROWS,
     extra_types,
     quarantine_table,
     row_table,
@@ -202,7 +202,7 @@ def test_parquet_says_what_its_streams_are(form: str, kind: str, tmp_path: Path)
 def test_parquet_spends_nothing_on_features_and_indexes_scalars(
     form: str, leaf: str, codec: str, tmp_path: Path
 ) -> None:
-    rows = [make_row(f"{number}.wav", number) for number in range(WORTH_ZSTD_ROWS)]
+    rows = [make_row(f"{number}.wav", number) for number in range(FEW_ROWS)]
     path = write("parquet", tmp_path, rows, parquet_form=form)
     with pq.ParquetFile(path) as file:
         group = file.metadata.row_group(0)
@@ -218,7 +218,7 @@ def test_parquet_spends_nothing_on_features_and_indexes_scalars(
     assert all(column.has_offset_index for column in columns.values())
 
 
-def test_few_rows_are_not_compressed_to_become_larger(tmp_path: Path) -> None:
+def test_few_rows_have_no_codec_and_no_dictionary_that_make_them_larger(tmp_path: Path) -> None:
     rows = [make_row("a.wav", 3)]
     found = [write_table(row_table(rows, STREAMS), tmp_path / "rows.parquet")]
     found.append(write("parquet", tmp_path, rows))
@@ -229,6 +229,7 @@ def test_few_rows_are_not_compressed_to_become_larger(tmp_path: Path) -> None:
         assert {codecs[name] for name in codecs.keys() - {"modulation", "envelope"}} == {
             "UNCOMPRESSED"
         }
+        assert not any(column.has_dictionary_page for column in columns)
 
 
 @pytest.mark.parametrize("profile", ["random", "scan"])
