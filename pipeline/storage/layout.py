@@ -144,8 +144,7 @@ class Layout:
     @store_call("read")
     def exists(self, rel: str) -> bool:
         """Whether a file (or, locally, a folder) is there now."""
-        path = self.path(rel)
-        return os.path.lexists(path) if self.is_local else bool(self.fs.exists(path))
+        return bool(self.fs.exists(self.path(rel)))
 
     @store_call("read")
     def size(self, rel: str) -> int:
