@@ -30,7 +30,7 @@ from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech
 from earmill.pipeline.common.cpu_time import IDLE
 
-RATE_HZ, CLIP_S, CLIPS, VOICES = 16000, 20.0, 900, 8
+RATE_HZ, CLIP_S, CLIPS, VOICES = 16000, 20.0, 450, 8
 SHARD_S = 100
 EXECUTORS = ("local", "ray")
 CORES = 2
