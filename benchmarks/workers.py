@@ -4,8 +4,7 @@ One worker has two cores at first, as the two have: what decodes, resamples and 
 its kernels, on the second. What two workers can gain then is what one has left idle, and no more:
 the bound is two cores over those that one kept busy. Then it has one core, as each of the two.
 Time counts from the first warm worker to the end, the index written; the second worker gets warm
-within it. The runs are made in rounds, since a machine that others share changes its speed; a ratio
-is the median over the rounds.
+within it.
 
     python -m benchmarks.workers [EXECUTOR ...]
 """
@@ -17,10 +16,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -30,11 +27,10 @@ from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech
 from earmill.pipeline.common.cpu_time import IDLE
 
-RATE_HZ, CLIP_S, CLIPS, VOICES = 16000, 20.0, 450, 8
+RATE_HZ, CLIP_S, CLIPS, VOICES = 16000, 20.0, 400, 8
 SHARD_S = 100
 EXECUTORS = ("local", "ray")
 CORES = 2
-ROUNDS = 3
 WANTED = 1.9
 
 
@@ -58,7 +54,7 @@ def write_corpus(folder: Path) -> None:
     for n in range(CLIPS):
         wave = np.roll(voices[n % VOICES], 1000 * n)
         wave = 0.05 * wave / np.sqrt(np.mean(wave**2))
-        soundfile.write(folder / f"{n:04d}.flac", np.clip(wave, -1, 1), RATE_HZ)
+        soundfile.write(folder / f"{n:03d}.flac", np.clip(wave, -1, 1), RATE_HZ)
 
 
 def run_of(root: Path, executor: str, workers: int, cores: int) -> Run:
@@ -91,21 +87,9 @@ def summary_of(spec: dict[str, Any], job: Path, cores: int) -> dict[str, Any]:
 
 def line(root: Path, executor: str) -> list[str]:
     """One on two cores, two, one on one core."""
-    kinds = ((1, CORES), (2, CORES), (1, 1))
-    rounds = [[run_of(root, executor, *kind) for kind in kinds] for _ in range(ROUNDS)]
-
-    def middle(of: Callable[[Run, Run, Run], float]) -> float:
-        return median(of(*runs) for runs in rounds)
-
-    cells = [
-        f"{median(run.wall_s for run in runs):.1f} ({median(run.cores for run in runs):.2f})"
-        for runs in zip(*rounds, strict=True)
-    ]
-    ratios = (
-        middle(lambda one, two, on_one: one.wall_s / two.wall_s),
-        middle(lambda one, two, on_one: CORES / one.cores),
-        middle(lambda one, two, on_one: on_one.wall_s / two.wall_s),
-    )
+    one, two, on_one = (run_of(root, executor, *each) for each in ((1, CORES), (2, CORES), (1, 1)))
+    cells = [f"{each.wall_s:.1f} ({each.cores:.2f})" for each in (one, two, on_one)]
+    ratios = (one.wall_s / two.wall_s, CORES / one.cores, on_one.wall_s / two.wall_s)
     return [executor, *cells, *(f"{ratio:.2f}" for ratio in ratios), f"{WANTED}"]
 
 
@@ -126,8 +110,7 @@ def main(executors: list[str]) -> None:
     ]
     command = " ".join(["python -m benchmarks.workers", *executors])
     note = (
-        f"{CLIPS} clips of {CLIP_S:g} s, Dau1997, one thread a worker, shards of {SHARD_S} s; "
-        f"medians of {ROUNDS} rounds. The "
+        f"{CLIPS} clips of {CLIP_S:g} s, Dau1997, one thread a worker, shards of {SHARD_S} s. The "
         "bound of one / two is what two cores hold of those that one worker keeps busy: it decodes "
         "beside its kernel where a core is idle. With a core each, as machines of a cluster have "
         "it, workers compare as in the column behind."
