@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,7 +95,7 @@ def speeds(place: Path, fmt: str, n_rows: int) -> list[tuple[str, ...]]:
             (
                 *(fmt, what, str(workers), method or ""),
                 f"{n_rows / wall_s:.0f}",
-                f"{median(ratios[:, n]):.2f} ({min(ratios[:, n]):.2f}-{max(ratios[:, n]):.2f})",
+                f"{np.median(ratios[:, n]):.2f} ({min(ratios[:, n]):.2f}-{max(ratios[:, n]):.2f})",
                 f"{WANTED_RATIO:g}" if is_asked else "",
                 *(f"{1e3 * each / n_rows:.2f}" for each in cpu_s),
             )

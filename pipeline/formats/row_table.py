@@ -179,7 +179,8 @@ def scalar_options(table: pa.Table) -> dict[str, Any]:
     zstd, where there are rows enough to become smaller by it."""
     names = table.column_names
     if len(table) < FEW_ROWS:
-        return {"compression": dict.fromkeys(names, "none"), "use_dictionary": False}
+        codecs = dict.fromkeys(names, "none")
+        return {"compression": codecs, "compression_level": {}, "use_dictionary": False}
     return {
         "compression": dict.fromkeys(names, "zstd"),
         "compression_level": dict.fromkeys(names, ZSTD_LEVEL),

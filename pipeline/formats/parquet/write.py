@@ -179,8 +179,7 @@ def _options(scalars: pa.Table, streams: Sequence[StreamInfo], form: Form) -> di
     leaves = [form.leaf(info.name) for info in streams]
     found["compression"] |= dict.fromkeys(leaves, form.compression)
     if form.level is not None:
-        levels = found.get("compression_level", {})
-        found["compression_level"] = levels | dict.fromkeys(leaves, form.level)
+        found["compression_level"] |= dict.fromkeys(leaves, form.level)
     return found
 
 
