@@ -58,7 +58,13 @@ def left_over(extractor: Extractor, early_s: int, quiet: float) -> Callable[[int
     return worst
 
 
-@pytest.mark.parametrize("name", MODELS)
+#: A minute of signal: it remembers longest.
+LENGTHY = "glasberg2002"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name == LENGTHY)) for name in MODELS]
+)
 def test_what_a_model_forgets_is_forgotten(name: str) -> None:
     model, fs_hz, options = MODELS[name]
     extractor = build_extractor(model, fs_hz=fs_hz, dtype="float64", **options)

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.chaos
 SEED = 7
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [1, 3])
 def test_kills_and_a_resume_equal_an_undisturbed_run(
     kills: int, tmp_path: Path, reference: Reference
 ) -> None:

@@ -30,6 +30,7 @@ from tests.chaos.jobs import (
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("ray_session")]
 
 
+@pytest.mark.long
 def test_a_worker_killed_mid_shard_costs_nothing_but_time(
     tmp_path: Path, reference: Reference
 ) -> None:

@@ -70,16 +70,19 @@ def run_on_cpu(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> int:
         return run_job(spec).rows_ok
 
 
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("a_gpu_in_the_session_s_ray")
-def test_a_job_killed_and_resumed_on_the_gpu_equals_the_job_on_the_cpu(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_job_on_the_gpu_also_a_killed_one_equals_the_job_on_the_cpu(
+    killed: bool, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_and_kill(job)
-    assert 0 < len(committed_shards(Layout.open(str(tmp_path / "out")))) < CLIPS
+    if killed:
+        run_and_kill(job)
+        assert 0 < len(committed_shards(Layout.open(str(tmp_path / "out")))) < CLIPS
     seen: list[events.Event] = []
-    end = run_job(JobSpec.load(job, ON_GPU), resume=True, sink=seen.append)
+    end = run_job(JobSpec.load(job, ON_GPU), resume=killed, sink=seen.append)
     assert (end.exit_code, end.rows_ok) == (0, CLIPS)
-    assert any(isinstance(event, events.JobStarted) and event.shards_done for event in seen)
+    (started,) = [event for event in seen if isinstance(event, events.JobStarted)]
+    assert bool(started.shards_done) == killed
 
     on_cpu = [f"audio.resampler={ON_DEVICES}", "run.device=cpu", f"output.uri={tmp_path / 'cpu'}"]
     assert run_on_cpu(JobSpec.load(job, on_cpu), monkeypatch) == CLIPS

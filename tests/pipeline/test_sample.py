@@ -123,8 +123,15 @@ def test_a_sample_of_all_rows_knows_what_will_be_stored(
     assert "estimated stored" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damaged", [0, DAMAGED])
-@pytest.mark.parametrize("form", ["parquet", "zarr"])
+@pytest.mark.parametrize(
+    ("form", "damaged"),
+    [
+        ("parquet", DAMAGED),
+        ("zarr", 0),
+        pytest.param("parquet", 0, marks=pytest.mark.long),
+        pytest.param("zarr", DAMAGED, marks=pytest.mark.long),
+    ],
+)
 def test_bytes_of_small_shards_are_known(corpus: Path, form: str, damaged: int) -> None:
     """What shards weigh beside their rows counts most where they are small."""
     damage(corpus, damaged)

@@ -177,7 +177,9 @@ def flip(layout: Layout, name: str, bit: int) -> None:
     layout.write_bytes(name, bytes(data))
 
 
-@pytest.mark.parametrize("bit", [0, 4321, 99_999_997])
+@pytest.mark.parametrize(
+    "bit", [4321, *(pytest.param(bit, marks=pytest.mark.long) for bit in (0, 99_999_997))]
+)
 def test_one_flipped_bit_in_any_file_is_found(bit: int, tmp_path: Path) -> None:
     layout = small_dataset(tmp_path)
     finalise(layout)
