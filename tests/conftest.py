@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Ray's workers give way to everybody else: beside other tests they would stand still.
+os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
