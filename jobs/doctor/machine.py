@@ -29,15 +29,20 @@ def machine_line() -> str:
     """Processor, cores and the versions that decide speed, as benchmarks name a machine."""
     import platform
 
-    from earmill.pipeline.common.machine import cores, processor_name
-
     return (
-        f"{processor_name()}, {cores()} cores; Python {platform.python_version()}, "
+        f"{_named_processor()}; Python {platform.python_version()}, "
         f"torch {_version('torch')}, numba {_version('numba')}"
     )
 
 
 def _processor() -> str:
+    # What else runs here is in every speed that is measured below.
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{_named_processor()}{load}"
+
+
+def _named_processor() -> str:
+    """Clouds give one name to processors of several generations: vectors tell them apart."""
     from llvmlite import binding
 
     from earmill.pipeline.common.machine import cores, processor_name
@@ -46,9 +51,7 @@ def _processor() -> str:
     features = [name for name in _FEATURES if has.get(name)]
     cpu = binding.get_host_cpu_name()
     vectors = ", ".join(features) or "no vectors"
-    # What else runs here is in every speed that is measured below.
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{processor_name()} ({cpu}; {vectors}), {cores()} cores{load}"
+    return f"{processor_name()} ({cpu}; {vectors}), {cores()} cores"
 
 
 def _memory() -> str:

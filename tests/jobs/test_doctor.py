@@ -161,6 +161,15 @@ def test_a_check_that_breaks_is_a_finding() -> None:
     assert checked("room", told).text == "no room; make some"
 
 
+def test_processors_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llvmlite import binding
+
+    for generation, features in (("znver3", {"avx2": True}), ("znver4", {"avx512f": True})):
+        monkeypatch.setattr(binding, "get_host_cpu_name", lambda name=generation: name)
+        monkeypatch.setattr(binding, "get_host_cpu_features", lambda has=features: has)
+        assert f"({generation}; {next(iter(features))}), " in machine.machine_line()
+
+
 def test_the_processor_speed_of_a_model_is_measured() -> None:
     speeds: list[Speed] = []
     found = next(speed.speed_checks(speeds, gpu=False))
