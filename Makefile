@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo browser test test-interpreted test-long test-stores test-models test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-browser docs-serve notebooks infra infra-slurm proof kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo browser test test-interpreted test-long test-stores test-models test-models-first test-models-second test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-browser docs-serve notebooks infra infra-slurm proof kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -39,7 +39,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Four processes side by side: the models compute, the others mostly wait for what they started.
+# Five processes side by side: the models compute, the others mostly wait for what they started.
 # Threads of torch and numpy wait for work asleep: in a loop, as is their way, those of one process
 # take the processors from another. And what is imported is compiled once, not in each process.
 test: export OMP_WAIT_POLICY = PASSIVE
@@ -47,15 +47,21 @@ test: export OPENBLAS_THREAD_TIMEOUT = 4
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	$(MAKE) --jobs=2 --output-sync=target kernels lint docs-check
-	$(MAKE) --jobs=4 --output-sync=target test-models test-pipeline test-jobs notebooks
+	$(MAKE) --jobs=5 --output-sync=target test-models test-pipeline test-jobs notebooks
 
 # Into their cache, once, instead of in each of the processes.
 kernels: setup
 	$(BIN)/python -m tests.amtcore.compile_kernels
 
-test-models: setup
-	$(BIN)/python -m pytest src/amtcore tests/amtcore
+test-models: test-models-first test-models-second
+
+FIRST_MODELS := tests/amtcore/test_[a-k]*.py
+test-models-first: setup
+	$(BIN)/python -m pytest src/amtcore $(FIRST_MODELS)
 	$(INTERPRETED) -k "$(CUT)"
+
+test-models-second: setup
+	$(BIN)/python -m pytest tests/amtcore $(addprefix --ignore-glob=,$(FIRST_MODELS))
 
 # The reference data through the kernels of a GPU, run by their interpreter: one file a model in
 # single precision here, all of them in `make test-interpreted`.
