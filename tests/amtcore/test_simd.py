@@ -9,8 +9,13 @@ from numba import njit
 from amtcore.kernels.vector.elementary import vdecay, vexp, vlog
 from amtcore.kernels.vector.simd import (
     LANES,
+    any_greater,
     copysign,
+    fma,
+    narrow_lanes,
     vload,
+    vload_narrow,
+    vsplat,
     vstore,
     vsum,
 )
@@ -51,6 +56,25 @@ def test_logarithm(dtype: str, power: int) -> None:
     error = np.abs(out - expected) / np.maximum(np.abs(expected), np.finfo(dtype).tiny)
     assert error[expected != 0].max() < 3 * np.finfo(dtype).eps
     assert (out[expected == 0] == 0).all()
+
+
+@njit
+def _line(x, factor, out):  # type: ignore[no-untyped-def]
+    for at in range(0, len(x), narrow_lanes()):
+        part = vload_narrow(x, at)
+        if any_greater(part, vsplat(part, 0.0)):
+            vstore(out, at, fma(part, vsplat(part, factor), part))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_narrow_vectors_are_parts_of_whole_ones(dtype: str) -> None:
+    x = np.random.default_rng(1).standard_normal(3 * LANES).astype(dtype)
+    x[LANES : 2 * LANES] = -1.0
+    out = np.zeros_like(x)
+    _line(x, 0.5, out)
+    expected = (1.5 * x.astype(np.longdouble)).astype(dtype)
+    expected[LANES : 2 * LANES] = 0.0
+    np.testing.assert_array_equal(out, expected)
 
 
 @njit

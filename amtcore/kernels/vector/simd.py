@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.core.typing import signature
@@ -37,22 +38,29 @@ from amtcore.kernels.vector.warp_lowering import (
 LANES = 32
 
 
-class VecType(types.Type):
-    """The numba type of LANES numbers of one scalar type."""
+#: Channels per narrow vector: with as many sums side by side as kernels have, 16 registers of AVX2
+#: hold one of 8 numbers each, 32 of AVX-512 a whole vector.
+NARROW = LANES if get_host_cpu_features().get("avx512f") else 8
 
-    def __init__(self, scalar: types.Type) -> None:
-        self.scalar = scalar
-        super().__init__(name=f"Vec({scalar}x{LANES})")
+
+class VecType(types.Type):
+    """The numba type of LANES numbers of one scalar type, or of fewer."""
+
+    def __init__(self, scalar: types.Type, lanes: int = LANES) -> None:
+        self.scalar, self.lanes = scalar, lanes
+        super().__init__(name=f"Vec({scalar}x{lanes})")
 
 
 @register_model(VecType)
 class _VecModel(models.PrimitiveModel):
     def __init__(self, manager: Any, vec: VecType) -> None:
         element = manager.lookup(vec.scalar).get_value_type()
-        super().__init__(manager, vec, ir.VectorType(element, LANES))
+        super().__init__(manager, vec, ir.VectorType(element, vec.lanes))
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+def _pointer(
+    context: Any, builder: Any, array_type: Any, array: Any, index: Any, lanes: int = LANES
+) -> Any:
     """Address of `array[index]` as a pointer to a whole vector, or to this thread's part of it."""
     if isinstance(array_type, PrivateRows):
         row = builder.sdiv(index, ir.Constant(index.type, LANES))
@@ -60,7 +68,7 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any
     data = cgutils.create_struct_proxy(array_type)(context, builder, array).data
     if is_warp(context):
         index = builder.add(index, builder.zext(lane_number(builder), index.type))
-    vector = context.get_value_type(VecType(array_type.dtype))
+    vector = context.get_value_type(VecType(array_type.dtype, lanes))
     return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
 
 
@@ -82,12 +90,38 @@ def vload(typing: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
-def vstore(typing: Any, array: Any, index: Any, vec: Any) -> Any:
-    """Write a vector into the flat, contiguous `array` from `index` on. Bounds are not checked."""
+def narrow_lanes(typing: Any) -> Any:
+    """Numbers of a narrow vector: LANES are loaded and stored by this step."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return context.get_constant(types.intp, LANES if is_warp(context) else NARROW)
+
+    return signature(types.intp), codegen
+
+
+@intrinsic
+def vload_narrow(typing: Any, array: Any, index: Any) -> Any:
+    """`narrow_lanes` numbers of the flat, contiguous `array` from `index` on, as `vload` does."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at = context.cast(builder, args[1], sig.args[1], types.intp)
-        store = builder.store(args[2], _pointer(context, builder, sig.args[0], args[0], at))
+        value = builder.load(_pointer(context, builder, sig.args[0], args[0], at, NARROW))
+        value.align = _align(sig.args[0])
+        return value
+
+    return signature(VecType(array.dtype, NARROW), array, index), codegen
+
+
+@intrinsic
+def vstore(typing: Any, array: Any, index: Any, vec: Any) -> Any:
+    """Write a vector, narrow or not, into the flat, contiguous `array` from `index` on. Bounds are
+    not checked."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = context.cast(builder, args[1], sig.args[1], types.intp)
+        store = builder.store(
+            args[2], _pointer(context, builder, sig.args[0], args[0], at, sig.args[2].lanes)
+        )
         store.align = _align(sig.args[0])
         return context.get_dummy_value()
 
@@ -98,6 +132,7 @@ def vstore(typing: Any, array: Any, index: Any, vec: Any) -> Any:
 def vsplat(typing: Any, like: Any, number: Any) -> Any:
     """`number` in every lane, with the scalar type of `like` (an array or a vector)."""
     scalar = like.scalar if isinstance(like, VecType) else like.dtype
+    lanes = like.lanes if isinstance(like, VecType) else LANES
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         vector = context.get_value_type(sig.return_type)
@@ -106,10 +141,10 @@ def vsplat(typing: Any, like: Any, number: Any) -> Any:
             return first
         undefined = ir.Constant(vector, ir.Undefined)
         one = builder.insert_element(undefined, first, ir.Constant(ir.IntType(32), 0))
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
         return builder.shuffle_vector(one, undefined, zeros)
 
-    return signature(VecType(scalar), like, number), codegen
+    return signature(VecType(scalar, lanes), like, number), codegen
 
 
 def _define_operator(python_operator: Callable[..., Any], instruction: str) -> None:
@@ -257,7 +292,8 @@ def _any(comparison: str, compare: str = "fcmp_ordered") -> Any:
     @intrinsic
     def function(typing: Any, left: Any, right: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            lanes, mask = getattr(builder, compare)(comparison, *args), ir.IntType(LANES)
+            lanes = getattr(builder, compare)(comparison, *args)
+            mask = ir.IntType(sig.args[0].lanes)
             if is_warp(context):
                 return any_thread(builder, lanes)
             bits = builder.bitcast(lanes, mask)

@@ -9,7 +9,16 @@ from amtcore.kernels.families.binaural.reference import LARGEST_RATIO, TINY
 from amtcore.kernels.vector.elementary import vexp, vlog
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
-from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore, where_greater
+from amtcore.kernels.vector.simd import (
+    LANES,
+    fma,
+    narrow_lanes,
+    vload,
+    vload_narrow,
+    vsplat,
+    vstore,
+    where_greater,
+)
 from amtcore.kernels.vector.transpose import store_samples, transpose
 
 #: Channels whose smoothed loudness is made side by side.
@@ -19,26 +28,31 @@ SIDE = 4
 @part
 def smooth(left: Any, right: Any, channels: int, weights: Any, at: int, made: Any) -> None:
     """SIDE channels of both ears, smoothed: rows of LANES frames, those of the left ear first."""
-    start = vsplat(left, TINY)
-    a, b, c, d = start, start, start, start
-    s, t, u, v = start, start, start, start
-    for channel in range(channels):
-        one, other = vload(left, channel * LANES), vload(right, channel * LANES)
-        first, second = vsplat(left, weights[at]), vsplat(left, weights[at + 1])
-        third, fourth = vsplat(left, weights[at + 2]), vsplat(left, weights[at + 3])
-        a, s = fma(one, first, a), fma(other, first, s)
-        b, t = fma(one, second, b), fma(other, second, t)
-        c, u = fma(one, third, c), fma(other, third, u)
-        d, v = fma(one, fourth, d), fma(other, fourth, v)
-        at += SIDE
-    vstore(made, 0, a)
-    vstore(made, LANES, b)
-    vstore(made, 2 * LANES, c)
-    vstore(made, 3 * LANES, d)
-    vstore(made, 4 * LANES, s)
-    vstore(made, 5 * LANES, t)
-    vstore(made, 6 * LANES, u)
-    vstore(made, 7 * LANES, v)
+    begin = at
+    for lane in range(0, LANES, narrow_lanes()):
+        at, start = begin, vsplat(vload_narrow(left, 0), TINY)
+        a, b, c, d = start, start, start, start
+        s, t, u, v = start, start, start, start
+        for channel in range(channels):
+            one, other = (
+                vload_narrow(left, channel * LANES + lane),
+                vload_narrow(right, channel * LANES + lane),
+            )
+            first, second = vsplat(start, weights[at]), vsplat(start, weights[at + 1])
+            third, fourth = vsplat(start, weights[at + 2]), vsplat(start, weights[at + 3])
+            a, s = fma(one, first, a), fma(other, first, s)
+            b, t = fma(one, second, b), fma(other, second, t)
+            c, u = fma(one, third, c), fma(other, third, u)
+            d, v = fma(one, fourth, d), fma(other, fourth, v)
+            at += SIDE
+        vstore(made, lane, a)
+        vstore(made, lane + LANES, b)
+        vstore(made, lane + 2 * LANES, c)
+        vstore(made, lane + 3 * LANES, d)
+        vstore(made, lane + 4 * LANES, s)
+        vstore(made, lane + 5 * LANES, t)
+        vstore(made, lane + 6 * LANES, u)
+        vstore(made, lane + 7 * LANES, v)
 
 
 @part

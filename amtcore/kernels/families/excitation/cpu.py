@@ -18,8 +18,10 @@ from amtcore.kernels.vector.simd import (
     LANES,
     any_greater,
     fma,
+    narrow_lanes,
     vabs,
     vload,
+    vload_narrow,
     vsplat,
     vstore,
     where_greater,
@@ -61,36 +63,38 @@ def gather(x: Any, pitch: int, begin: int, sources: int, made: Any, sums: Any) -
 def weigh(x: Any, sums: Any, blocks: Any, out: Any) -> None:
     """Rows of LANES frames: out[t] = sum over s of weight[s, t] x[s]; `runner.blocks_of`."""
     groups, size = blocks.shape[1], blocks.shape[2]
-    zero, nothing, flat = vsplat(x, 0.0), vsplat(x, NOTHING / groups), blocks.reshape(-1)
+    flat, like = blocks.reshape(-1), vload_narrow(x, 0)
+    zero, nothing = vsplat(like, 0.0), vsplat(like, NOTHING / groups)
     for block in range(blocks.shape[0]):
-        a, b, c, d = zero, zero, zero, zero
+        to = block * SUMS * LANES
+        for row in range(SUMS):
+            vstore(out, to + row * LANES, vsplat(x, 0.0))
         for place in range(groups):
             at = (block * groups + place) * size
             group, peak = int(flat[at]), flat[at + 1]
             if peak == 0.0:
                 break
-            bound = vload(sums, group * LANES) * vsplat(x, peak)
-            keep = _smaller(_smaller(a, b), _smaller(c, d)) * nothing
-            if not any_greater(bound, keep):
-                continue
-            own_a, own_b, own_c, own_d = zero, zero, zero, zero
-            at += 2
-            for j in range(group * GROUP, (group + 1) * GROUP):
-                value = vload(x, j * LANES)
-                own_a = fma(value, vsplat(x, flat[at]), own_a)
-                own_b = fma(value, vsplat(x, flat[at + 1]), own_b)
-                own_c = fma(value, vsplat(x, flat[at + 2]), own_c)
-                own_d = fma(value, vsplat(x, flat[at + 3]), own_d)
-                at += SUMS
-            a = a + where_greater(bound, keep, own_a, zero)
-            b = b + where_greater(bound, keep, own_b, zero)
-            c = c + where_greater(bound, keep, own_c, zero)
-            d = d + where_greater(bound, keep, own_d, zero)
-        to = block * SUMS * LANES
-        vstore(out, to, a)
-        vstore(out, to + LANES, b)
-        vstore(out, to + 2 * LANES, c)
-        vstore(out, to + 3 * LANES, d)
+            for lane in range(0, LANES, narrow_lanes()):
+                bound = vload_narrow(sums, group * LANES + lane) * vsplat(like, peak)
+                a, b = vload_narrow(out, to + lane), vload_narrow(out, to + lane + LANES)
+                c = vload_narrow(out, to + lane + 2 * LANES)
+                d = vload_narrow(out, to + lane + 3 * LANES)
+                keep = _smaller(_smaller(a, b), _smaller(c, d)) * nothing
+                if not any_greater(bound, keep):
+                    continue
+                own_a, own_b, own_c, own_d = zero, zero, zero, zero
+                here = at + 2
+                for j in range(group * GROUP, (group + 1) * GROUP):
+                    value = vload_narrow(x, j * LANES + lane)
+                    own_a = fma(value, vsplat(like, flat[here]), own_a)
+                    own_b = fma(value, vsplat(like, flat[here + 1]), own_b)
+                    own_c = fma(value, vsplat(like, flat[here + 2]), own_c)
+                    own_d = fma(value, vsplat(like, flat[here + 3]), own_d)
+                    here += SUMS
+                vstore(out, to + lane, a + where_greater(bound, keep, own_a, zero))
+                vstore(out, to + lane + LANES, b + where_greater(bound, keep, own_b, zero))
+                vstore(out, to + lane + 2 * LANES, c + where_greater(bound, keep, own_c, zero))
+                vstore(out, to + lane + 3 * LANES, d + where_greater(bound, keep, own_d, zero))
 
 
 @part

@@ -20,7 +20,15 @@ from amtcore.kernels.families.spectrum.reference import (
 )
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
-from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore
+from amtcore.kernels.vector.simd import (
+    LANES,
+    fma,
+    narrow_lanes,
+    vload,
+    vload_narrow,
+    vsplat,
+    vstore,
+)
 from amtcore.kernels.vector.transpose import transpose
 
 
@@ -70,28 +78,34 @@ def _products(
     e: Any, o: Any, columns: int, values: Any, at: int, of_e: Any, of_o: Any, to: int
 ) -> None:
     """SIDE rows of factors times E, and SIDE others times O."""
-    zero = vsplat(e, 0.0)
-    s, t, u, v = zero, zero, zero, zero
-    a, b, c, d = zero, zero, zero, zero
-    for column in range(columns):
-        alike, unlike = vload(e, column * LANES), vload(o, column * LANES)
-        s = fma(alike, vsplat(e, values[at]), s)
-        t = fma(alike, vsplat(e, values[at + 1]), t)
-        u = fma(alike, vsplat(e, values[at + 2]), u)
-        v = fma(alike, vsplat(e, values[at + 3]), v)
-        a = fma(unlike, vsplat(e, values[at + 4]), a)
-        b = fma(unlike, vsplat(e, values[at + 5]), b)
-        c = fma(unlike, vsplat(e, values[at + 6]), c)
-        d = fma(unlike, vsplat(e, values[at + 7]), d)
-        at += 2 * SIDE
-    vstore(of_e, to, s)
-    vstore(of_e, to + LANES, t)
-    vstore(of_e, to + 2 * LANES, u)
-    vstore(of_e, to + 3 * LANES, v)
-    vstore(of_o, to, a)
-    vstore(of_o, to + LANES, b)
-    vstore(of_o, to + 2 * LANES, c)
-    vstore(of_o, to + 3 * LANES, d)
+    begin = at
+    for lane in range(0, LANES, narrow_lanes()):
+        at, zero = begin, vsplat(vload_narrow(e, 0), 0.0)
+        s, t, u, v = zero, zero, zero, zero
+        a, b, c, d = zero, zero, zero, zero
+        for column in range(columns):
+            alike, unlike = (
+                vload_narrow(e, column * LANES + lane),
+                vload_narrow(o, column * LANES + lane),
+            )
+            s = fma(alike, vsplat(zero, values[at]), s)
+            t = fma(alike, vsplat(zero, values[at + 1]), t)
+            u = fma(alike, vsplat(zero, values[at + 2]), u)
+            v = fma(alike, vsplat(zero, values[at + 3]), v)
+            a = fma(unlike, vsplat(zero, values[at + 4]), a)
+            b = fma(unlike, vsplat(zero, values[at + 5]), b)
+            c = fma(unlike, vsplat(zero, values[at + 6]), c)
+            d = fma(unlike, vsplat(zero, values[at + 7]), d)
+            at += 2 * SIDE
+        place = to + lane
+        vstore(of_e, place, s)
+        vstore(of_e, place + LANES, t)
+        vstore(of_e, place + 2 * LANES, u)
+        vstore(of_e, place + 3 * LANES, v)
+        vstore(of_o, place, a)
+        vstore(of_o, place + LANES, b)
+        vstore(of_o, place + 2 * LANES, c)
+        vstore(of_o, place + 3 * LANES, d)
 
 
 @part
