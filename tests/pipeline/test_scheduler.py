@@ -47,7 +47,7 @@ def _on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     assert [child for child in psutil.Process().children() if child not in before] == []
 
 
-#: What the search for a row does with workers that others tests lose on Ray as well.
+#: The search for a row: workers that are lost on Ray are in other tests as well.
 ON_RAY_LATER = pytest.mark.parametrize(
     "_on", [pytest.param("ray", marks=pytest.mark.long), "local"], indirect=True
 )

@@ -36,8 +36,6 @@ from amtcore.kernels.vector.warp_lowering import (
 
 #: Channels per vector: two AVX-512 registers of float32, which hides the latency of a recurrence.
 LANES = 32
-
-
 #: Channels per narrow vector: with as many sums side by side as kernels have, 16 registers of AVX2
 #: hold one of 8 numbers each, 32 of AVX-512 a whole vector.
 NARROW = LANES if get_host_cpu_features().get("avx512f") else 8
