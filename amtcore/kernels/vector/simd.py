@@ -36,9 +36,9 @@ from amtcore.kernels.vector.warp_lowering import (
 
 #: Channels per vector: two AVX-512 registers of float32, which hides the latency of a recurrence.
 LANES = 32
-#: Channels per narrow vector: with as many sums side by side as kernels have, 16 registers of AVX2
-#: hold one of 8 numbers each, 32 of AVX-512 a whole vector.
-NARROW = LANES if get_host_cpu_features().get("avx512f") else 8
+#: Channels per narrow vector, for kernels with many sums side by side. Measured: with 16 registers
+#: of AVX2 two for each sum are better than one, and than four; AVX-512 has room for a whole vector.
+NARROW = LANES if get_host_cpu_features().get("avx512f") else 16
 
 
 class VecType(types.Type):
