@@ -4,15 +4,19 @@ The cache is much smaller than the set, so every epoch decodes its rows, as with
 stay between epochs; the first epoch, in which they start, is not counted. Loaders take turns, an
 epoch each, so that all of a round meet the same machine; a ratio is the median over the rounds.
 CPU time is counted for the training process alone (what it loses to reading) and for all
-processes. The last lines plan epochs of a million rows and go on in their middle.
+processes. Without workers blocks are decoded by threads, on both cores: what two workers can gain
+is what those leave idle. So it reads on one core as well, as each of the two workers has. The last
+lines plan epochs of a million rows and go on in their middle.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,10 +61,33 @@ class Planned:
         return np.full(PLANNED_ROWS // 8, 8, np.int64)
 
 
-def rounds(loaders: Sequence[Any]) -> np.ndarray:
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """All threads of this process, and those they start, have its first core."""
+    mine = sorted(os.sched_getaffinity(0))
+    _allow(mine[:1])
+    try:
+        yield
+    finally:
+        _allow(mine)
+
+
+def _allow(cores: Sequence[int]) -> None:
+    for thread in psutil.Process().threads():
+        with suppress(ProcessLookupError):  # it has ended since
+            os.sched_setaffinity(thread.id, cores)
+
+
+def rounds(loaders: Sequence[tuple[Any, bool]]) -> np.ndarray:
     """(epochs after the first, loaders, 3): wall seconds, own CPU seconds, and those of all
-    processes, of an epoch of each loader in turn."""
-    return np.array([[spent(each, n) for each in loaders] for n in range(EPOCHS)][1:])
+    processes, of an epoch of each loader in turn; and whether that has one core."""
+    found: list[list[tuple[float, ...]]] = []
+    for n in range(EPOCHS):
+        found.append([])
+        for loader, one_core in loaders:
+            with on_one_core() if one_core else nullcontext():
+                found[-1].append(spent(loader, n))
+    return np.array(found[1:])
 
 
 def spent(loader: Any, epoch: int) -> tuple[float, ...]:
@@ -83,19 +110,22 @@ def cpu_of_all() -> float:
 
 def speeds(place: Path, fmt: str, n_rows: int) -> list[tuple[str, ...]]:
     """Lines of one format, each against no workers."""
-    loaders = [_ours(place, fmt, *setting) for setting in SETTINGS]
-    found = rounds([*loaders, _bare(place, fmt)])
-    ratios = found[:, :1, 0] / found[:, :, 0]
-    named = [("FeatureLoader", *setting) for setting in SETTINGS]
-    lines = []
-    for n, (what, workers, method) in enumerate([*named, ("DataLoader, index order", 2, "fork")]):
+    settings: list[tuple[str, int, str | None, bool]]
+    settings = [("FeatureLoader", *setting, False) for setting in SETTINGS]
+    settings[1:1] = [("FeatureLoader, one core", 0, None, True)]
+    loaders = [(_ours(place, fmt, *setting[1:3]), setting[3]) for setting in settings]
+    found = rounds([*loaders, (_bare(place, fmt), False)])
+    settings += [("DataLoader, index order", 2, "fork", False)]
+    lines: list[tuple[str, ...]] = []
+    for n, (what, workers, method, _) in enumerate(settings):
         wall_s, *cpu_s = np.median(found[:, n], axis=0)
+        ratios = [found[:, base, 0] / found[:, n, 0] for base in (0, 1)]
         is_asked = workers == 2 and what == "FeatureLoader"
         lines.append(
             (
                 *(fmt, what, str(workers), method or ""),
                 f"{n_rows / wall_s:.0f}",
-                f"{np.median(ratios[:, n]):.2f} ({min(ratios[:, n]):.2f}-{max(ratios[:, n]):.2f})",
+                *(f"{np.median(each):.2f} ({min(each):.2f}-{max(each):.2f})" for each in ratios),
                 f"{WANTED_RATIO:g}" if is_asked else "",
                 *(f"{1e3 * each / n_rows:.2f}" for each in cpu_s),
             )
@@ -170,15 +200,16 @@ def main() -> None:
         n_rows = len(rows)
         lines = [line for fmt in ("zarr", "parquet") for line in speeds(place, fmt, n_rows)]
         padded, resumed = padding(place), resumes(place)
-    head = ("format", "loader", "workers", "started by", "rows/s", "ratio", "wanted")
-    head += ("own CPU ms", "all CPU ms")
+    head: tuple[str, ...] = ("format", "loader", "workers", "started by", "rows/s", "to no workers")
+    head += ("to none, on one core", "wanted", "own CPU ms", "all CPU ms")
     body = "\n\n".join(
         [
             f"{n_rows} rows, {HOURS:g} h of Dau1997 (248 columns at 100 Hz, float16), padded "
             f"batches of {BATCH_ROWS} rows; block cache {CACHE_BYTES >> 20} MB, windows "
-            f"{WINDOW_BYTES >> 20} MB. `ratio` is to no workers in the same round: the median and "
-            f"the range of {EPOCHS - 1} rounds; `own CPU ms` a row is what the training process "
-            "spends, `all` with its workers.",
+            f"{WINDOW_BYTES >> 20} MB. Ratios are to no workers in the same round: the median and "
+            f"the range of {EPOCHS - 1} rounds. Without workers threads decode on both cores; "
+            "`on one core` they have as much as each of two workers. `own CPU ms` a row is what "
+            "the training process spends, `all` with its workers.",
             table(head, lines),
             "Padding of one epoch:",
             table(("batches", "number", "padding"), padded),

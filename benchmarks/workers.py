@@ -27,7 +27,7 @@ from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech
 from earmill.pipeline.common.cpu_time import IDLE
 
-RATE_HZ, CLIP_S, CLIPS, VOICES = 16000, 20.0, 400, 8
+RATE_HZ, CLIP_S, CLIPS, VOICES = 16000, 20.0, 800, 8
 SHARD_S = 100
 EXECUTORS = ("local", "ray")
 CORES = 2
