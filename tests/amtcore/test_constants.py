@@ -21,6 +21,14 @@ from .loudness_golden import one_thread  # noqa: F401
 SAME = Tolerance(1e-6, "the same constants", 1e-12)
 CHAIN = Tolerance(1e-9, "the chain rule", 1e-12)
 HOWS = ("load", "to_empty", "meta", "assign", "meta assign", "deepcopy", "pickle")
+#: Of the loudness models and of all stages each way is tried in `make test-long`, some here.
+FEW_WAYS = ("to_empty", "meta assign", "pickle")
+MODELS = ("Dau1997", "King2019", "Osses2021", "Paulick2024")
+
+
+def _way(name: str, how: str) -> Any:
+    long = name not in MODELS and how not in FEW_WAYS
+    return pytest.param(name, how, marks=[pytest.mark.long] * long, id=f"{name}-{how}")
 
 
 def test_every_exported_class_is_covered() -> None:
@@ -54,8 +62,7 @@ def _twin(case: Case, source: nn.Module, how: str, learnable: bool) -> nn.Module
     return pickle.loads(pickle.dumps(twin)) if how == "pickle" else twin
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "how"), [_way(name, how) for name in CASES for how in HOWS])
 def test_one_kind_loads_what_the_other_saved(name: str, how: str) -> None:
     case = CASES[name]
     learnt, fresh = case.build(learnable=True), case.build(learnable=False)

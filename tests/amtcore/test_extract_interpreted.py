@@ -64,6 +64,11 @@ CASES: dict[str, tuple[str, dict[str, Any], Streams]] = {
 }
 #: Whose streams need whole clips.
 WHOLE = ("king2019-hilbert", "king2019-subfs")
+#: Its streams take as long as those of all others; its reference data are run here as well.
+LENGTHY = "paulick2024"
+MARKED = [
+    pytest.param(case, marks=[pytest.mark.long] * (case == LENGTHY), id=case) for case in CASES
+]
 SPECTRA = Tolerance(1e-6, "transforms of another library in single precision")
 
 
@@ -105,7 +110,7 @@ def assert_same(
             assert_close(mine, wanted, near, name)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MARKED)
 def test_features_are_those_of_the_processor(case: str) -> None:
     here = built(case, "cpu")
     for got, expected, clip in zip(made(case), here.extract(clips()), clips(), strict=True):
@@ -117,7 +122,7 @@ def test_features_are_those_of_the_processor(case: str) -> None:
     assert all(map(np.any, heard))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MARKED)
 def test_company_and_tensors_change_nothing(case: str) -> None:
     there = built(case, "interpreted")
     tensors: list[Any] = [torch.from_numpy(clip) for clip in clips()]
@@ -129,7 +134,7 @@ def test_company_and_tensors_change_nothing(case: str) -> None:
                 assert_same(got, expected)
 
 
-@pytest.mark.parametrize("case", sorted(CASES.keys() - set(WHOLE)))
+@pytest.mark.parametrize("case", [case for case in MARKED if case.id not in WHOLE])
 def test_chunks_equal_the_whole(case: str) -> None:
     there, clip = built(case, "interpreted"), clips()[0]
     with computing_with("interpreted"):

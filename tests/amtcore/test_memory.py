@@ -58,12 +58,12 @@ def left_over(extractor: Extractor, early_s: int, quiet: float) -> Callable[[int
     return worst
 
 
-#: A minute of signal: it remembers longest.
-LENGTHY = "glasberg2002"
+#: They remember longest: half a minute of signal and more.
+LENGTHY = ("glasberg2002", "moore2016")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name == LENGTHY)) for name in MODELS]
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LENGTHY)) for name in MODELS]
 )
 def test_what_a_model_forgets_is_forgotten(name: str) -> None:
     model, fs_hz, options = MODELS[name]

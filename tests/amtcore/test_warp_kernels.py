@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +21,21 @@ CASES = all_cases()
 # One chip of those that `make gpu-kernels` assembles every kernel for.
 ARCHITECTURE = "sm_90"
 _looked_at: set[str] = set()
+#: Every so many cases in double precision as well, the others in `make test-long`.
+DOUBLE = 4
+
+
+def _param(case: Case, dtype: torch.dtype) -> Any:
+    long = dtype == torch.float64 and CASES.index(case) % DOUBLE > 0
+    name = f"{case.name}-{str(dtype).removeprefix('torch.')}"
+    return pytest.param(case, dtype, marks=[pytest.mark.long] * long, id=name)
 
 
 def test_no_operation_is_left_out() -> None:
     assert {op.code for op in operations(torch.float32).values()} == set(OPERATIONS)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.parametrize(("case", "dtype"), [_param(*each) for each in product(CASES, DTYPES)])
 def test_kernel(case: Case, dtype: torch.dtype) -> None:
     wanted = case.call(get_backend("cpu"), dtype)
     recorder().used.clear()

@@ -18,7 +18,7 @@ from earmill.jobs.cli import run
 from tests.chaos.jobs import assert_whole, write_corpus, write_job
 from tests.pipeline import audio_factory
 
-pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("ray_session")]
+pytestmark = pytest.mark.chaos
 
 GOOD = 8
 STAGES = {
@@ -83,5 +83,6 @@ def _write_manifest_job(path: Path, corpus: Path, output: Path) -> Path:
     manifest.write_text("\n".join(lines))
     job = yaml.safe_load(write_job(path, corpus, output, shard_seconds=12).read_text())
     job["source"] = {"kind": "manifest", "uri": str(manifest)}
+    job["run"]["executor"] = "local"
     path.write_text(yaml.safe_dump(job))
     return path

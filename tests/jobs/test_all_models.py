@@ -67,6 +67,7 @@ def _extract(folder: Path, name: str) -> Path:
             "source": {"kind": "files", "uri": str(SPEECH)},
             "extract": JOBS[name],
             "output": {"uri": str(folder / "out"), "dtype": "float32", "shard_seconds": 10},
+            "run": {"executor": "local"},
         }
     )
     end = run_job(spec)
@@ -75,7 +76,7 @@ def _extract(folder: Path, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def extracted(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Callable[[str], Path]:
+def extracted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The output of each job, made once."""
     return functools.cache(lambda name: _extract(tmp_path_factory.mktemp(name), name))
 
@@ -117,7 +118,7 @@ def test_speech_through_the_job_equals_the_model(
 
 
 @pytest.fixture(scope="module")
-def stereo(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Features:
+def stereo(tmp_path_factory: pytest.TempPathFactory) -> Features:
     """The example job on speech that comes from the left, the right, and from both sides."""
     folder = tmp_path_factory.mktemp("stereo")
     (folder / "audio").mkdir()
@@ -127,7 +128,7 @@ def stereo(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Featu
         soundfile.write(folder / "audio" / f"{name}.flac", ears, rate_hz)
     job = Path(__file__).parents[2] / "jobs" / "loudness.yaml"
     overrides = [f"source.uri={folder / 'audio'}", f"output.uri={folder / 'out'}"]
-    end = run_job(JobSpec.load(job, overrides=overrides))
+    end = run_job(JobSpec.load(job, overrides=[*overrides, "run.executor=local"]))
     assert (end.exit_code, end.rows_ok) == (0, 3)
     assert verify(Layout.open(str(folder / "out"))).problems == []
     return open_features(folder / "out")

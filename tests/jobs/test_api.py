@@ -31,13 +31,13 @@ def job(folder: Path, clips: int = 3, **run: Any) -> dict[str, Any]:
         "source": {"kind": "files", "uri": str(folder / "audio")},
         "extract": [{"model": "dau1997", "fs_hz": 16000, "streams": {"envelope": {}}}],
         "output": {"uri": str(folder / "out"), "formats": ["parquet"], "shard_rows": 2},
-        "run": {"workers": 1, "threads_per_worker": 1, **run},
+        "run": {"executor": "local", "workers": 1, "threads_per_worker": 1, **run},
     }
 
 
 @pytest.fixture(scope="module")
 def finished(
-    tmp_path_factory: pytest.TempPathFactory, ray_session: None
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, earmill.JobFinished, list[earmill.events.Event]]:
     folder = tmp_path_factory.mktemp("api")
     seen: list[earmill.events.Event] = []
@@ -101,9 +101,7 @@ def test_a_plan_costs_what_the_command_says(
     assert earmill.plan(job(folder)).plan_id != cost.plan_id
 
 
-def test_too_many_bad_rows_are_an_error_that_carries_the_end(
-    tmp_path: Path, ray_session: None
-) -> None:
+def test_too_many_bad_rows_are_an_error_that_carries_the_end(tmp_path: Path) -> None:
     spec = job(tmp_path, clips=2, max_bad_fraction=0.1)
     whole = clip(9)
     (tmp_path / "audio" / "bad.wav").write_bytes(b"no audio at all".ljust(len(whole)))
@@ -124,7 +122,7 @@ def test_too_many_bad_rows_are_an_error_that_carries_the_end(
     assert earmill.open_features(tmp_path / "out").by_id("bad.wav").seconds == pytest.approx(0.25)
 
 
-def test_a_stop_ends_the_run_and_resume_goes_on(tmp_path: Path, ray_session: None) -> None:
+def test_a_stop_ends_the_run_and_resume_goes_on(tmp_path: Path) -> None:
     stop = earmill.StopRequest()
     spec = job(tmp_path, clips=6)
     spec["output"]["shard_rows"] = 1

@@ -75,6 +75,7 @@ def _extract(tmp_path: Path, kind: str) -> Path:
             "source": SOURCES[kind](tmp_path),
             "extract": [{"model": "dau1997", "fs_hz": FS_HZ}],
             "output": {"uri": str(output), "formats": ["zarr", "parquet"], "shard_seconds": 8},
+            "run": {"executor": "local"},
         }
     )
     end = run_job(spec)
@@ -83,7 +84,7 @@ def _extract(tmp_path: Path, kind: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def extracted(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Callable[[str], Path]:
+def extracted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The output of the job over each kind of source, made once."""
     return functools.cache(lambda kind: _extract(tmp_path_factory.mktemp(kind), kind))
 

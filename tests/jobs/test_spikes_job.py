@@ -31,11 +31,11 @@ FS_HZ = 16000
 @pytest.fixture(scope="module")
 def spec() -> JobSpec:
     overrides = [f"source.uri={SPEECH}", f"extract.0.fs_hz={FS_HZ}"]
-    return JobSpec.load(JOB, overrides=[*overrides, "output.shard_seconds=8"])
+    return JobSpec.load(JOB, overrides=[*overrides, "output.shard_seconds=8", "run.executor=local"])
 
 
 @pytest.fixture(scope="module")
-def extracted(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Path:
+def extracted(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of the job."""
     output = tmp_path_factory.mktemp("spikes")
     end = run_job(spec.model_copy(update={"output": spec.output.model_copy(

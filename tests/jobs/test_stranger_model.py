@@ -67,7 +67,7 @@ def test_it_runs_beside_dau1997_and_melspectrogram_on_speech(place: Path) -> Non
             {"model": "level", "params": {"hop_s": 0.02}, "streams": {"level": {}, "peak": {}}},
         ],
         "output": {"uri": str(place / "out"), "dtype": "float32"},
-        "run": {"workers": 1},
+        "run": {"executor": "local", "workers": 1},
     }
     (place / "job.yaml").write_text(yaml.safe_dump(job))
     ran = _earmill(place, "extract", "job.yaml")

@@ -7,7 +7,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import pytest
 import webdataset
 
 from earmill import open_features
@@ -40,7 +39,6 @@ def write_tars(folder: Path) -> list[str]:
     return ids
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_from_tars_to_tars(tmp_path: Path) -> None:
     ids = write_tars(tmp_path / "in")
     job = {
@@ -51,7 +49,7 @@ def test_from_tars_to_tars(tmp_path: Path) -> None:
             "formats": ["webdataset", "zarr"],
             "shard_rows": 4,
         },
-        "run": {"workers": 1, "threads_per_worker": 1, "max_bad_fraction": 0.5},
+        "run": {"executor": "local", "workers": 1, "max_bad_fraction": 0.5},
     }
     end = run_job(JobSpec.load(job))
     assert (end.rows_ok, end.rows_bad, end.exit_code) == (6, 2, 0)
