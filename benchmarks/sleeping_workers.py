@@ -36,9 +36,10 @@ from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 from earmill.pipeline.worker.turns import Turn, free_turn
 
 FRAMES = 5
-PROCESSES = 2
-# Shards that a process writes at a time: most of that time they wait for the disk.
-WRITERS = 8
+PROCESSES = 4
+# Shards that a process writes at a time: while one waits for the disk, another works. With more of
+# them, threads of one interpreter wait for each other, and a commit takes more of a processor.
+WRITERS = 2
 
 
 class EmptyRows:
