@@ -20,6 +20,7 @@ from amtcore.errors import WrongDeviceError
 from amtcore.kernels.ops import dispatch
 from amtcore.stages import base
 
+from .compiling import one_graph
 from .constant_cases import CASES, FS
 from .device_watch import CUDA, DIFFERENTIABLE, AbsentDevice, tensors
 from .model_cases import whole
@@ -177,7 +178,7 @@ def test_one_graph(name: str) -> None:
     device = AbsentDevice(CUDA)
     module, inputs = _on(device, name, torch.float32)
     with device.watching(), torch.no_grad():
-        made = torch.compile(whole(module), fullgraph=True, backend="eager")(*inputs)
+        made = one_graph(whole(module), "eager")(*inputs)
     assert {y.device.type for y in tensors(made)} == {CUDA}
 
 

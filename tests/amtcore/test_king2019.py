@@ -24,6 +24,7 @@ from amtcore.features.build import build_extractor
 from amtcore.kernels.ops.envelope import hilbert_envelope
 
 from ..compare import FLOAT32, FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close
+from .compiling import one_graph
 from .golden_files import DTYPES, load, names
 
 FILES = names("king2019")
@@ -139,8 +140,7 @@ def test_envelope_kernel_equals_torch(rows: int, samples: int, dtype: str) -> No
     x = torch.randn(rows, samples, generator=torch.Generator().manual_seed(0), dtype=kind)
     expected = hilbert_envelope(x, "reference")
     assert_close(hilbert_envelope(x), expected, tolerance)
-    torch._dynamo.reset()
-    compiled = torch.compile(hilbert_envelope, fullgraph=True, backend="aot_eager")
+    compiled = one_graph(hilbert_envelope)
     assert torch.equal(compiled(x), hilbert_envelope(x))
     mapped = torch.func.vmap(hilbert_envelope)(x.unsqueeze(1)).squeeze(1)
     assert_close(mapped, expected, tolerance)

@@ -19,6 +19,7 @@ from amtcore.errors import BackendError, ParameterError, ShapeError
 from amtcore.stages.spiking.leak import LEAK_MODES
 
 from ..compare import FLOAT32, FLOAT64, assert_close
+from .compiling import one_graph
 
 
 def _layer(shape: tuple[int, int] = (6, 3), **options: object) -> LIFExodus:
@@ -222,7 +223,7 @@ def test_compiled_equals_eager_and_keeps_state() -> None:
     results = []
     for compiled in (False, True):
         layer = _layer(dtype=torch.float64)
-        call = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
+        call = one_graph(layer) if compiled else layer
         outputs = [call(part) for part in _data().double().split(25, 1)]
         torch.cat(outputs, 1).square().sum().backward()
         results.append([*outputs, *layer.state().values(), *(p.grad for p in layer.parameters())])

@@ -19,6 +19,7 @@ from amtcore import Dau1997, Glasberg2002, King2019, Moore2016, Osses2021, Pauli
 from amtcore.errors import ParameterError, ShapeError
 
 from ..compare import FLOAT32_MODULATION, Tolerance, assert_close
+from .compiling import one_graph
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import CASES, Case, in_chunks, leaves, use_plain_loops, whole
 
@@ -156,12 +157,11 @@ _DAILY = ("dau1997", "lif_exodus")
 )
 def test_compiled_training_step_equals_eager(name: str) -> None:
     """One graph without breaks, forward and backward."""
-    torch._dynamo.reset()
     case = CASES[name]
     model = case.build(learnable=True)
     call, x = whole(model), case.signal(2, samples=min(400, max(case.item)))
     results = []
-    for function in (torch.compile(call, fullgraph=True, backend="aot_eager"), call):
+    for function in (one_graph(call), call):
         leaf = x.clone().requires_grad_()
         outputs = leaves(function(leaf))
         loss = sum((y.square().sum() for y in outputs), torch.zeros(()))
@@ -175,10 +175,9 @@ def test_compiled_training_step_equals_eager(name: str) -> None:
 @pytest.mark.parametrize("name", ["king2019_hilbert", "paulick2024", "moore2016"])
 def test_compiled_inference_equals_eager(name: str) -> None:
     """What runs only without gradients: envelopes, fused operations, blocks on threads."""
-    torch._dynamo.reset()
     case = CASES[name]
     model, x = case.build(), case.signal(2, samples=400)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = one_graph(model)
     with torch.no_grad():
         for got, expected in zip(leaves(compiled(x)), leaves(model(x)), strict=True):
             assert torch.equal(got, expected)

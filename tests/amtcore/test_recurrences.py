@@ -17,6 +17,7 @@ from amtcore.kernels.ops.hair_cell import hair_cell
 from amtcore.kernels.ops.one_pole import modulation_bank, one_pole_cascade, pole_zero_cascade
 
 from ..compare import KERNEL32, KERNEL64, assert_close
+from .compiling import one_graph
 
 BATCH, CHANNELS, TIME = 2, 37, 300  # more than one lane group, the second one mostly padding
 Case = tuple[Tensor, Tensor, Tensor, Callable[..., tuple[Tensor, Tensor]]]
@@ -170,13 +171,12 @@ def test_blocks_of_a_long_signal_join_exactly(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_operator_is_well_formed(case: str) -> None:
     """Schema and fake kernel agree with the real one, which is what torch.compile relies on."""
-    torch._dynamo.reset()
     x, coef, state, run = CASES[case](torch.float64)
 
     def call(x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return run(x, coef, state)
 
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    compiled = one_graph(call)
     for got, expected in zip(compiled(x, coef, state), call(x, coef, state), strict=True):
         assert torch.equal(got, expected)
 
