@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +33,15 @@ def _computing(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with computing_with(request.config.getoption("--backend")):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _drawn_alike() -> None:
+    """What a test draws does not depend on those before it."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
 
 
 @pytest.fixture(scope="session")
