@@ -11,12 +11,11 @@ lines plan epochs of a million rows and go on in their middle.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +26,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader
 
+from benchmarks.cores import on_cores
 from benchmarks.feature_sets import features, write_set
 from benchmarks.report import table, write_section
 from earmill import FeatureLoader, FeatureStream, collate, mix, open_features
@@ -61,23 +61,6 @@ class Planned:
         return np.full(PLANNED_ROWS // 8, 8, np.int64)
 
 
-@contextmanager
-def on_one_core() -> Iterator[None]:
-    """All threads of this process, and those they start, have its first core."""
-    mine = sorted(os.sched_getaffinity(0))
-    _allow(mine[:1])
-    try:
-        yield
-    finally:
-        _allow(mine)
-
-
-def _allow(cores: Sequence[int]) -> None:
-    for thread in psutil.Process().threads():
-        with suppress(ProcessLookupError):  # it has ended since
-            os.sched_setaffinity(thread.id, cores)
-
-
 def rounds(loaders: Sequence[tuple[Any, bool]]) -> np.ndarray:
     """(epochs after the first, loaders, 3): wall seconds, own CPU seconds, and those of all
     processes, of an epoch of each loader in turn; and whether that has one core."""
@@ -85,7 +68,7 @@ def rounds(loaders: Sequence[tuple[Any, bool]]) -> np.ndarray:
     for n in range(EPOCHS):
         found.append([])
         for loader, one_core in loaders:
-            with on_one_core() if one_core else nullcontext():
+            with on_cores(1) if one_core else nullcontext():
                 found[-1].append(spent(loader, n))
     return np.array(found[1:])
 

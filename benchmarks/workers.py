@@ -12,7 +12,6 @@ within it.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
+from benchmarks.cores import on_cores
 from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech
 from earmill.pipeline.common.cpu_time import IDLE
@@ -75,12 +75,8 @@ def summary_of(spec: dict[str, Any], job: Path, cores: int) -> dict[str, Any]:
     """The last line of a job that has the first so many cores; its file is written to `job`."""
     job.write_text(json.dumps(spec))  # JSON is YAML
     command = [sys.executable, "-m", "earmill.jobs.cli", "extract", str(job), "--json"]
-    mine = sorted(os.sched_getaffinity(0))
-    try:
-        os.sched_setaffinity(0, mine[:cores])  # inherited
+    with on_cores(cores):
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    finally:
-        os.sched_setaffinity(0, mine)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -22,11 +22,6 @@ from .test_recurrences import CASES
 GRADIENT = Tolerance(1e-10, "float64 gradients by two routes", 1e-12)
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def _small(case: str) -> tuple[tuple[Tensor, ...], Callable[..., tuple[Tensor, Tensor]]]:
     """Few channels and samples, away from kinks of rectifier and floor."""
     x, coef, state, run = CASES[case](torch.float64)

@@ -125,11 +125,6 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
 DTYPES = {"float32": (torch.float32, KERNEL32), "float64": (torch.float64, KERNEL64)}
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_kernel_equals_plain_loop(case: str, dtype: str) -> None:
