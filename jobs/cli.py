@@ -7,6 +7,7 @@ without its result ends with an `error` event. Nothing heavy is imported here.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -51,6 +52,8 @@ from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
 DEBUG = "--debug"
 INTERRUPTED = 130
+# Objects that are made until Python looks for garbage among them.
+SELDOM = 10_000
 # Topics of what has no class of ours, see `EarmillError.help_topic`.
 OF_A_MODEL, A_DEFECT = "a-model", "a-defect"
 
@@ -194,6 +197,8 @@ def _keep(error: Exception) -> str:
 
 def main() -> Any:
     """Entry point of the `earmill` script."""
+    # Much is made at the start that stays: as often as usual, looking for garbage takes a second.
+    gc.set_threshold(SELDOM)
     sys.exit(run(sys.argv[1:]))
 
 

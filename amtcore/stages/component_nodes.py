@@ -20,7 +20,6 @@ from itertools import pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg import block_diag
 from torch import Tensor
 
 from amtcore.kernels.ops import excitation
@@ -66,7 +65,8 @@ class Nodes:
                 np.eye(b - a) if b - a <= most else self.weights[a:b]
                 for a, b in pairwise(self.starts[alone : end + 1])
             ]
-            parts.append((int(first), int(self.starts[end]), block_diag(*blocks)))
+            whole = torch.block_diag(*map(torch.from_numpy, blocks)).numpy()
+            parts.append((int(first), int(self.starts[end]), whole))
             alone = end
         return parts
 

@@ -25,9 +25,10 @@ from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.driver.executor import KEPT_MEMORY
 from earmill.pipeline.worker.messages import Lost, Outcome, Runner
 
-# The child's own command line: where to look for modules, then what to run.
+# The child's own command line: where to look for modules, then what to run. Garbage is looked for
+# once the worker is warm.
 COMMAND = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
+    "import gc, sys; gc.disable(); sys.path[:] = sys.argv[2:]; "
     "from earmill.pipeline.worker.process import serve; serve(int(sys.argv[1]))"
 )
 # What a process says on standard error is kept for its last words only.

@@ -7,6 +7,7 @@ folder is removed afterwards. Rows that fail are counted by reason, as they will
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
 import tempfile
@@ -103,6 +104,7 @@ def try_rows(
         trial = _Trial(spec, plan, models, processor, source, Layout.open(folder))
         with doing(ENCODE, CpuTally(), libraries=FOR_FILES):
             trial.warm_up()
+        gc.enable()  # as a worker does, see `ShardWorker.warm_up`
         warm_s = time.perf_counter() - began_s - first_s
         found = list(_within(budget_s, trial, strata, threads))
         if not any(group.audio_s for group in found):

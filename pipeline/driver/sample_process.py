@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec
 
 COMMAND = (
-    "import sys; sys.path[:] = sys.argv[1:]; "
+    "import gc, sys; gc.disable(); sys.path[:] = sys.argv[1:]; "
     "from earmill.pipeline.driver.sample_process import answer; answer()"
 )
 

@@ -267,7 +267,7 @@ def test_learnable_gains_redesign_the_filter_in_the_graph(phase_type: str) -> No
         assert_close(stage(x).detach(), expected, FLOAT64)
 
 
-@pytest.mark.parametrize("fs", [8000, 44100])
+@pytest.mark.parametrize("fs", [pytest.param(8000, marks=pytest.mark.long), 44100])
 def test_learnable_filters_compile_to_one_graph(fs: int) -> None:
     """Where a table ends below half the rate, and where it ends there."""
     x = _noise(1, 200)

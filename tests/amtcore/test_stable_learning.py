@@ -25,9 +25,9 @@ QUICK = (
     "LoudnessIntegration", "Moore2016AGC", "Moore2016BinauralLoudness", "HeadphoneFilter",
     "MiddleEarFilter", "OuterMiddleEarFilter", "LoudnessEar", "LIFExodus", "Dau1997",
 )  # fmt: skip
-#: Of these, a filter, a limiter, a power law and a neuron: the others take as many
-#: steps in `make test-long`, and as far in fewer here.
-DELICATE = ("AdaptLoop", "GammatoneFilterbank", "SpecificLoudness", "LIFExodus")
+#: Of these, a limiter and a power law: the others take as many steps in `make test-long`, and go
+#: as far in fewer here.
+DAILY = ("AdaptLoop", "SpecificLoudness")
 STAGES = [name for name in LEARNERS if isinstance(CASES[name].build(), HasConstants)]
 LIMITS: dict[str, Limit] = {
     "around": around(2e-8),
@@ -89,13 +89,13 @@ def _assert_stable(case: Case, model: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.long] * (name not in DELICATE)) for name in QUICK],
+    [pytest.param(name, marks=[pytest.mark.long] * (name not in DAILY)) for name in QUICK],
 )
 def test_a_thousand_steps_at_the_usual_rate(name: str) -> None:
     _assert_stable(CASES[name], _learn(CASES[name], 1e-3, 1000))
 
 
-@pytest.mark.parametrize("name", [name for name in LEARNERS if name not in DELICATE])
+@pytest.mark.parametrize("name", [name for name in LEARNERS if name not in DAILY])
 def test_as_far_in_fewer_and_larger_steps(name: str) -> None:
     """Adam moves a parameter by up to rate times steps: as far as a thousand steps of 1e-3."""
     _assert_stable(CASES[name], _learn(CASES[name], 0.04, 25))

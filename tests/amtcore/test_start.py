@@ -10,7 +10,9 @@ import torch
 from amtcore.kernels.ops import autograd
 
 #: Half a second to three each, and no part of a job needs them; operators import the compiler.
-LEFT_OUT = {"torch._dynamo", "sympy", "scipy.interpolate", "ray", "matplotlib"}
+LEFT_OUT = {"torch._dynamo", "sympy", "scipy.linalg", "scipy.interpolate", "ray", "matplotlib"}
+#: Who compiles a kernel imports it, and with it much else; who finds one on disk does not.
+OF_A_COMPILER = "numba.np.arraymath"
 _FEATURES = """
 import sys, numpy as np
 from amtcore.features.build import build_extractor
@@ -23,13 +25,15 @@ for name in BUILT_IN:
 
 
 def test_features_are_computed_without_compiler_and_scipy() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _FEATURES], check=True, capture_output=True, text=True
-    )
-    first, *_, last = (set(line.split()) for line in done.stdout.splitlines())
-    assert not LEFT_OUT & first
+    for _ in range(2):  # the first may be the first ever, and compile
+        command = [sys.executable, "-c", _FEATURES]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        first, *_, last = (set(line.split()) for line in done.stdout.splitlines())
+        if OF_A_COMPILER not in last:
+            break
+    assert not (LEFT_OUT | {OF_A_COMPILER}) & first
     # Some models interpolate.
-    assert not (LEFT_OUT - {"scipy.interpolate"}) & last
+    assert not (LEFT_OUT - {"scipy.linalg", "scipy.interpolate"}) & last
 
 
 def test_the_mark_of_a_constant_is_torchs_own() -> None:

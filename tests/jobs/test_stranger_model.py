@@ -19,6 +19,7 @@ import yaml
 
 from amtcore.features.build import build_extractor
 from earmill import open_features
+from earmill.jobs.cli import run
 from earmill.testing import ModelConformance
 
 from ..compare import Tolerance, assert_close
@@ -101,13 +102,21 @@ def test_it_runs_beside_dau1997_and_melspectrogram_on_speech(place: Path) -> Non
         ("{hop_s: fast}", "extract.0: model 'level': parameter 'hop_s': expected number, got"),
     ],
 )
-def test_its_parameters_are_checked_before_work(place: Path, params: str, message: str) -> None:
+def test_its_parameters_are_checked_before_work(
+    place: Path,
+    params: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.chdir(place)
     (place / "wrong.yaml").write_text(
         f"source: {{kind: files, uri: {SPEECH}}}\noutput: {{uri: nowhere}}\n"
         f"extract: [{{model: level, params: {params}}}]\n"
     )
-    ran = _earmill(place, "extract", "wrong.yaml")
-    assert ran.returncode == 2 and message in " ".join(ran.stderr.split())
+    assert run(["extract", "wrong.yaml"]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
     assert not (place / "nowhere").exists()
 
 

@@ -29,6 +29,7 @@ from typing import Any
 import llvmlite
 import numba
 from numba.core import compiler
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from amtcore.kernels.vector import whole_files
@@ -59,7 +60,8 @@ class KernelFiles:
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kernel for these types, from the first folder that has it; None where none does."""
-        target_context.refresh()
+        # All that loaded code calls. What compiling needs, half a second more, it fetches itself.
+        rtsys.initialize(target_context)
         name = self._file_name(sig, target_context.codegen())
         prebuilt = prebuilt_folder()
         for folder in filter(None, (own_folder(), prebuilt)):

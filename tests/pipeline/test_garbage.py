@@ -1,0 +1,70 @@
+"""Python looks for no garbage while a worker starts, and does again once it is warm."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from earmill.pipeline.driver.local_process import LocalProcess
+from earmill.pipeline.worker.messages import Outcome, WorkerInfo
+from earmill.pipeline.worker.shard_worker import ShardWorker
+
+ANSWERS_WITHIN_S = 60.0
+
+
+class Telling:
+    """A runner that tells whether garbage is looked for: while it warms up, and when asked."""
+
+    def warm_up(self) -> WorkerInfo:
+        return WorkerInfo(pid=os.getpid(), device="cpu", threads=1, note=str(gc.isenabled()))
+
+    def seconds_in_flight(self) -> float:
+        return float(gc.isenabled())
+
+    def cpu_s(self) -> dict[str, float]:
+        return {}
+
+    def waits_for(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class MakeTelling:
+    """Builds it inside the process; told so, it fails, and says whether garbage is looked for."""
+
+    fails: bool = False
+
+    def __call__(self) -> Telling:
+        if self.fails:
+            raise RuntimeError(f"garbage is looked for: {gc.isenabled()}")
+        return Telling()
+
+
+@pytest.fixture
+def process() -> Iterator[LocalProcess]:
+    made = LocalProcess(MakeTelling(), {}, shards=1)  # type: ignore[arg-type]
+    yield made
+    made.kill()
+
+
+def asked(process: LocalProcess, kind: str) -> Outcome:
+    process.call(kind, ())
+    assert process.connection.poll(ANSWERS_WITHIN_S)
+    ((_, outcome),) = process.read()
+    assert isinstance(outcome, Outcome)
+    return outcome
+
+
+def test_a_process_looks_for_none_while_its_worker_warms_up(process: LocalProcess) -> None:
+    info = asked(process, "warm_up").info
+    assert info is not None and info.note == "False"
+    assert asked(process, "status").value == 1.0
+
+
+def test_a_worker_that_does_not_start_leaves_it_on() -> None:
+    outcome = ShardWorker(MakeTelling(fails=True)).warm_up()  # type: ignore[arg-type]
+    assert "garbage is looked for: False" in outcome.message and gc.isenabled()
