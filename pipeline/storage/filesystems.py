@@ -6,6 +6,7 @@ bring thirty packages that most jobs have no use for.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 from functools import lru_cache
@@ -14,6 +15,7 @@ from typing import Any
 import fsspec
 
 from earmill.pipeline.common.errors import MissingPackageError
+from earmill.pipeline.storage.store_errors import is_store_error
 
 EXTRAS = {
     **dict.fromkeys(("gs", "gcs"), "gcs"),
@@ -44,7 +46,17 @@ def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
         fs, path = fsspec.core.url_to_fs(uri, **options)
     except ImportError as error:
         raise MissingPackageError(_install(uri, error)) from error
+    if getattr(fs, "async_impl", False) or "::" in uri:
+        fsspec.asyn.get_loop().set_exception_handler(_tell_defects)
     return fs, str(path)
+
+
+def _tell_defects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say what a task of a client died of, unless its connection went: the request says that, and
+    is made again; asyncio would print a traceback beside it."""
+    error = context.get("exception")
+    if error is None or not is_store_error(error):
+        loop.default_exception_handler(context)
 
 
 def in_one_request(fs: Any, nbytes: int | None) -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""What a request leaves behind in fsspec's loop when its connection goes: nothing on the terminal.
+
+Who asked is told by the request itself. A client writes in a task of its own, whose failure nobody
+asks for; asyncio prints it with a traceback when the task is collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable
+
+import aiohttp
+import pytest
+
+from earmill.pipeline.storage.filesystems import filesystem_of
+
+OF_THE_PLACE: dict[str, Callable[[], Exception]] = {
+    "closing": lambda: aiohttp.ClientConnectionResetError("Cannot write to closing transport"),
+    "reset": lambda: ConnectionResetError(104, "reset by peer"),
+    "disconnected": lambda: aiohttp.ServerDisconnectedError(),
+    "slow": lambda: TimeoutError(),
+}
+
+
+def abandoned(make: Callable[[], Exception]) -> None:
+    """Fail in a task that nobody asks for, in the loop of a filesystem of ours."""
+    fs, _ = filesystem_of("http://127.0.0.1:9/nothing")
+
+    async def fail() -> None:
+        raise make()
+
+    async def leave() -> None:
+        task = asyncio.create_task(fail())
+        await asyncio.sleep(0.01)
+        assert task.done()
+
+    asyncio.run_coroutine_threadsafe(leave(), fs.loop).result(10)
+    gc.collect()
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), fs.loop).result(10)
+
+
+@pytest.mark.parametrize("name", OF_THE_PLACE)
+def test_a_lost_connection_is_told_by_its_request_alone(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "asyncio"):
+        abandoned(OF_THE_PLACE[name])
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+def test_a_defect_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    abandoned(lambda: ValueError("a defect"))
+    (record,) = [each for each in caplog.records if each.name == "asyncio"]
+    assert "never retrieved" in record.message and record.exc_info is not None
