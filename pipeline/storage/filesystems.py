@@ -47,7 +47,9 @@ def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
     except ImportError as error:
         raise MissingPackageError(_install(uri, error)) from error
     if getattr(fs, "async_impl", False) or "::" in uri:
-        fsspec.asyn.get_loop().set_exception_handler(_tell_defects)
+        from fsspec.asyn import get_loop
+
+        get_loop().set_exception_handler(_tell_defects)
     return fs, str(path)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import aiohttp
 import pytest
+from fsspec.asyn import get_loop
 
 from earmill.pipeline.storage.filesystems import filesystem_of
 
@@ -24,9 +25,17 @@ OF_THE_PLACE: dict[str, Callable[[], Exception]] = {
 }
 
 
-def abandoned(make: Callable[[], Exception]) -> None:
-    """Fail in a task that nobody asks for, in the loop of a filesystem of ours."""
-    fs, _ = filesystem_of("http://127.0.0.1:9/nothing")
+@pytest.fixture(params=["", "simplecache::"])
+def loop(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoop:
+    """That of a filesystem of ours."""
+    found = get_loop()
+    found.set_exception_handler(None)
+    filesystem_of(f"{request.param}http://127.0.0.1:9/nothing")
+    return found
+
+
+def abandoned(loop: asyncio.AbstractEventLoop, make: Callable[[], Exception]) -> None:
+    """Fail in a task that nobody asks for."""
 
     async def fail() -> None:
         raise make()
@@ -36,21 +45,23 @@ def abandoned(make: Callable[[], Exception]) -> None:
         await asyncio.sleep(0.01)
         assert task.done()
 
-    asyncio.run_coroutine_threadsafe(leave(), fs.loop).result(10)
+    asyncio.run_coroutine_threadsafe(leave(), loop).result(10)
     gc.collect()
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), fs.loop).result(10)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(10)
 
 
 @pytest.mark.parametrize("name", OF_THE_PLACE)
 def test_a_lost_connection_is_told_by_its_request_alone(
-    name: str, caplog: pytest.LogCaptureFixture
+    name: str, loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "asyncio"):
-        abandoned(OF_THE_PLACE[name])
+        abandoned(loop, OF_THE_PLACE[name])
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
-def test_a_defect_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    abandoned(lambda: ValueError("a defect"))
+def test_a_defect_is_told(
+    loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    abandoned(loop, lambda: ValueError("a defect"))
     (record,) = [each for each in caplog.records if each.name == "asyncio"]
     assert "never retrieved" in record.message and record.exc_info is not None
