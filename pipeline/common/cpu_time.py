@@ -171,6 +171,12 @@ class LibraryThreads:
         self._works_for = dict.fromkeys(_threads(), "")
         self._read_s: dict[int, float] = {}
 
+    def begin(self) -> None:
+        """What was spent before counts for nothing, also where the thread was not seen yet."""
+        with self._lock:
+            self._read_s = {thread: _thread_time(thread) for thread in _threads()}
+            self._listed = 0
+
     def spent(self, what: str) -> float:
         """Seconds spent on it since it was last asked for; threads first seen now work for it.
 
@@ -189,7 +195,7 @@ class LibraryThreads:
         """List the threads where there are more or fewer than at the last look.
 
         Where one has ended and another begun, the new one is found with the next that begins or
-        ends; its clock then tells all that it has spent.
+        ends; its clock then tells all that it has spent since, or since `begin`.
         """
         count = _thread_count()
         if count != self._listed or not count:

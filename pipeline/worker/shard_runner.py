@@ -31,6 +31,7 @@ from earmill.pipeline.common.cpu_time import (
     OTHER,
     CpuTally,
     doing,
+    library_threads,
 )
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
 from earmill.pipeline.common.stages import Stages
@@ -159,6 +160,7 @@ class ShardRunner:
                 cpu=self._cpu,
             )
             self._models = models
+            library_threads.begin()
             self._cpu_before_s = time.process_time()
         return self._info_of(self._warm)
 

@@ -146,6 +146,19 @@ def test_a_library_s_threads_work_for_what_has_started_them(
     assert found["check"] == pytest.approx(0.005, abs=2 * CLOCKS_S)
 
 
+def test_what_an_unseen_thread_spent_before_the_beginning_counts_for_nothing() -> None:
+    first, second = Library(), Library()
+    first(0.001)
+    threads = LibraryThreads()
+    first.close()
+    second(0.05)  # as many as before, so that nobody looks for it
+    assert threads.spent(cpu_time.FOR_MODELS) == 0.0
+    threads.begin()
+    second(0.01)
+    assert threads.spent(cpu_time.FOR_MODELS) == pytest.approx(0.01, abs=CLOCKS_S)
+    second.close()
+
+
 def test_a_thread_that_says_what_it_does_is_no_library_s() -> None:
     tally, done = CpuTally(), threading.Event()
 
