@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import torch
 
@@ -41,6 +43,7 @@ def compile_for_gpus() -> None:
 
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000)  # what a compiler makes is hardly garbage before it ends
     compile_models()
     compile_streams()
     compile_for_gpus()

@@ -95,7 +95,14 @@ def test_a_thousand_steps_at_the_usual_rate(name: str) -> None:
     _assert_stable(CASES[name], _learn(CASES[name], 1e-3, 1000))
 
 
-@pytest.mark.parametrize("name", [name for name in LEARNERS if name not in DAILY])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name not in QUICK))
+        for name in LEARNERS
+        if name not in DAILY
+    ],
+)
 def test_as_far_in_fewer_and_larger_steps(name: str) -> None:
     """Adam moves a parameter by up to rate times steps: as far as a thousand steps of 1e-3."""
     _assert_stable(CASES[name], _learn(CASES[name], 0.04, 25))

@@ -95,7 +95,7 @@ def test_every_model_is_run_by_a_job() -> None:
 
 
 #: Of these, what goes through a job as others do.
-ALIKE = ("osses2021", "king2019", "paulick2024", "glasberg2002")
+ALIKE = ("osses2021", "king2019", "paulick2024", "glasberg2002", "melspectrogram")
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,9 @@ def test_the_recordings_are_of_many_kinds() -> None:
     assert len({info.samplerate for info in infos}) >= 4
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize(
+    "kind", ["folder", pytest.param("hf_map_style", marks=pytest.mark.long), "hf_streaming"]
+)
 def test_extract_verify_and_read_back(kind: str, extracted: Callable[[str], Path]) -> None:
     output = extracted(kind)
     report = verify(Layout.open(str(output)))
