@@ -6,16 +6,18 @@ bring thirty packages that most jobs have no use for.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 
 from earmill.pipeline.common.errors import MissingPackageError
 from earmill.pipeline.storage.store_errors import is_store_error
+
+if TYPE_CHECKING:
+    import asyncio
 
 EXTRAS = {
     **dict.fromkeys(("gs", "gcs"), "gcs"),

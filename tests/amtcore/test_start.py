@@ -25,8 +25,8 @@ for name in BUILT_IN:
 
 
 def test_features_are_computed_without_compiler_and_scipy() -> None:
+    command = [sys.executable, "-c", _FEATURES]
     for _ in range(2):  # the first may be the first ever, and compile
-        command = [sys.executable, "-c", _FEATURES]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         first, *_, last = (set(line.split()) for line in done.stdout.splitlines())
         if OF_A_COMPILER not in last:

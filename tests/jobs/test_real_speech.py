@@ -103,7 +103,8 @@ def test_the_recordings_are_of_many_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["folder", pytest.param("hf_map_style", marks=pytest.mark.long), "hf_streaming"]
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.long] * (kind == "hf_map_style")) for kind in SOURCES],
 )
 def test_extract_verify_and_read_back(kind: str, extracted: Callable[[str], Path]) -> None:
     output = extracted(kind)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,22 @@ def put(folder: Path, **changed: str) -> Path:
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def installed(tmp_path: Path) -> Iterator[Path]:
     """The folder of the distribution, on the path."""
     folder = put(tmp_path / "site")
-    monkeypatch.syspath_prepend(str(folder))
-    yield folder
-    forget()
+    with on_path(folder):
+        yield folder
+
+
+@contextmanager
+def on_path(folder: Path) -> Iterator[pytest.MonkeyPatch]:
+    """Inside, the distribution in the folder is installed; what else is patched goes with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        try:
+            yield patch
+        finally:
+            forget()
 
 
 def forget() -> None:
@@ -113,16 +124,16 @@ def test_a_job_with_both_from_the_command_line(tmp_path: Path) -> None:
         "run": {"executor": "local", "workers": 1, "threads_per_worker": 1},
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(tmp_path / "site"))
+    with on_path(tmp_path / "site") as patch:
         patch.chdir(tmp_path)
         planned = earmill.plan("job.yaml")
-    forget()
     done = run(tmp_path, "extract", "job.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     objects = sum(len(files) for _, _, files in os.walk(tmp_path / "out"))
     # A plan counts neither what a snapshot adds nor the record of which one counts.
     assert abs(planned.estimate.objects - objects) <= 3
+    with on_path(tmp_path / "site"):
+        assert verify(Layout.open(tmp_path / "out")).ok
     self_told = open_features(tmp_path / "out").dataset.provenance["extensions"]
     assert self_told["source"] == "strange-things 1.0"
     assert self_told["formats"]["npz"] == "strange-things 1.0"
@@ -137,8 +148,7 @@ def test_a_job_with_both_from_the_command_line(tmp_path: Path) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-100])
     again = run(tmp_path, "extract", "job.yaml", "--resume", "--repair")
     assert again.returncode == 0, again.stdout + again.stderr
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(tmp_path / "site"))
+    with on_path(tmp_path / "site"):
         read = open_features(tmp_path / "out", format="npz")
         for row, zarr in zip(read, rows["zarr"], strict=True):
             for name, values in row.features.items():
@@ -146,7 +156,6 @@ def test_a_job_with_both_from_the_command_line(tmp_path: Path) -> None:
         assert verify(Layout.open(tmp_path / "out")).problems == []
         card = (tmp_path / "out" / "README.md").read_text()
         assert 'webdataset.WebDataset("data/' in card
-        forget()
     shutil.rmtree(tmp_path / "site")
     refused = run(tmp_path, "extract", "job.yaml", "--resume")
     assert refused.returncode == 2
