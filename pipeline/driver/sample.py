@@ -7,14 +7,13 @@ folder is removed afterwards. Rows that fail are counted by reason, as they will
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from earmill.pipeline.common.cpu_time import (
 )
 from earmill.pipeline.common.errors import SourceError, SourceOutage
 from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.start_up import what_is_made_stays
 from earmill.pipeline.dataset.publish import publish_shard, read_commit, shard_attrs
 from earmill.pipeline.formats.casting import Caster, as_stored
 from earmill.pipeline.formats.format import BINARY
@@ -87,24 +87,12 @@ def try_rows(
     """
     began_s = time.perf_counter()
     is_first = "torch" not in sys.modules
-    validate_models(spec)
-    first_s = time.perf_counter() - began_s
-    # Who starts a library's threads is who they are counted for from now on.
-    with doing(MODEL, CpuTally(), libraries=FOR_MODELS):
-        models = _warm(spec, threads)
-    source = _Timed(open_source(spec.source))
-    processor = RowProcessor(
-        spec, source, models.extractors, decode_threads=max(2, threads), gpu=models.gpu
-    )
-    with (
-        closing(processor),
-        tempfile.TemporaryDirectory(prefix="sample-", dir=own_folder()) as folder,
-        patient(),
-    ):
-        trial = _Trial(spec, plan, models, processor, source, Layout.open(folder))
-        with doing(ENCODE, CpuTally(), libraries=FOR_FILES):
-            trial.warm_up()
-        gc.enable()  # as a worker does, see `ShardWorker.warm_up`
+    with ExitStack() as until_the_end:
+        with what_is_made_stays():
+            validate_models(spec)
+            first_s = time.perf_counter() - began_s
+            models = _warm(spec, threads)
+            trial = until_the_end.enter_context(_warm_trial(spec, plan, models, threads))
         warm_s = time.perf_counter() - began_s - first_s
         found = list(_within(budget_s, trial, strata, threads))
         if not any(group.audio_s for group in found):
@@ -127,10 +115,30 @@ def try_rows(
 
 def _warm(spec: JobSpec, threads: int) -> WarmModels:
     """The models on what the job wants; on cores where no GPU is here."""
-    try:
-        return warm_models(spec, threads, spec.run.device)
-    except GpuUnusable:
-        return warm_models(spec, threads, "cpu")
+    # Who starts a library's threads is who they are counted for from now on.
+    with doing(MODEL, CpuTally(), libraries=FOR_MODELS):
+        try:
+            return warm_models(spec, threads, spec.run.device)
+        except GpuUnusable:
+            return warm_models(spec, threads, "cpu")
+
+
+@contextmanager
+def _warm_trial(spec: JobSpec, plan: Plan, models: WarmModels, threads: int) -> Iterator[_Trial]:
+    """A trial whose readers and writers have run once; its folder goes with it."""
+    source = _Timed(open_source(spec.source))
+    processor = RowProcessor(
+        spec, source, models.extractors, decode_threads=max(2, threads), gpu=models.gpu
+    )
+    with (
+        closing(processor),
+        tempfile.TemporaryDirectory(prefix="sample-", dir=own_folder()) as folder,
+        patient(),
+    ):
+        trial = _Trial(spec, plan, models, processor, source, Layout.open(folder))
+        with doing(ENCODE, CpuTally(), libraries=FOR_FILES):
+            trial.warm_up()
+        yield trial
 
 
 def _within(budget_s: float, trial: _Trial, strata: Strata, threads: int) -> Iterator[Group]:

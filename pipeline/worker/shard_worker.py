@@ -9,7 +9,6 @@ the executor. Whether a shard is done is read from its commit record, never from
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.faults import Fault, chain, fault_of, is_machine_fault
 from earmill.pipeline.common.one_line import MESSAGE_LIMIT, named_line, one_line
+from earmill.pipeline.common.start_up import what_is_made_stays
 from earmill.pipeline.worker.messages import (
     Outcome,
     PublishError,
@@ -59,20 +59,14 @@ class ShardWorker:
 
     def warm_up(self) -> Outcome:
         """Build and warm the runner; an outcome with `info`, or the reason why not."""
-        # All that a warm worker holds stays. Looking for garbage in it takes a sixth of its start,
-        # and a collection that looked at it later would take as long.
-        gc.disable()
         try:
-            if self._runner is None:
-                self._runner = self._make_runner()
-            info = self._runner.warm_up()
-            gc.freeze()
-            return Outcome(ok=True, info=info)
+            with what_is_made_stays():
+                if self._runner is None:
+                    self._runner = self._make_runner()
+                return Outcome(ok=True, info=self._runner.warm_up())
         except Exception as error:
             self._runner = None
             return _failed("warm_up", error)
-        finally:
-            gc.enable()
 
     def run(self, order: ShardOrder) -> Outcome:
         """Run and publish one shard."""

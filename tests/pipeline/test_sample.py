@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import sample_process
 from earmill.pipeline.driver.events import JobFinished
 from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.sample import try_rows
+from earmill.pipeline.driver.sample import _within, try_rows
 from earmill.pipeline.driver.sample_job import sampler_of
 from earmill.pipeline.planning.cost import JobCost, job_cost
 from earmill.pipeline.planning.forecast import Range
@@ -138,6 +139,22 @@ def test_bytes_of_small_shards_are_known(corpus: Path, form: str, damaged: int) 
     costed(spec)
     stored = run_job(spec).estimate["stored_bytes"]
     assert stored["expected"] == pytest.approx(stored["actual"], rel=0.05)
+
+
+def test_rows_do_not_pay_for_a_look_at_all_that_was_imported(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[tuple[bool, int, int]] = []
+
+    def seen(*args: Any) -> Any:
+        looked_at.append((gc.isenabled(), len(gc.get_objects()), gc.get_freeze_count()))
+        return _within(*args)
+
+    monkeypatch.setattr("earmill.pipeline.driver.sample._within", seen)
+    gc.unfreeze()
+    costed(spec_of(corpus))
+    ((is_on, objects, left_out),) = looked_at
+    assert is_on and objects < left_out / 10
 
 
 def test_the_command_shows_it(
