@@ -340,7 +340,7 @@ def _files_of(name: str, path: Path) -> list[OutFile]:
 
 
 def _out_file(path: Path, name: str) -> OutFile:
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         return OutFile(name, os.fstat(file.fileno()).st_size, sha256_of(file))
 
 

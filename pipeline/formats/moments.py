@@ -136,7 +136,8 @@ class Summing:
         low = self._low if self._count else self._sums[0]
         high = self._high if self._count else self._sums[0]
         sums, squares = _exact_sum(self._sums), _exact_sum(self._squares)
-        return StreamStatistics(self._count, sums, squares, low, high)
+        # Which of 0.0 and -0.0 is the lower is a matter of their order; a sum with 0.0 has no sign.
+        return StreamStatistics(self._count, sums, squares, low + 0.0, high + 0.0)
 
 
 def combined(parts: Sequence[StreamStatistics]) -> StreamStatistics:
@@ -211,4 +212,6 @@ def _add_block(
 
 
 def _exact_sum(parts: Sequence[Columns]) -> Columns:
+    if len(parts) <= 2:  # a single sum is rounded once as it is
+        return np.asarray(np.sum(parts, axis=0))
     return np.array([math.fsum(column) for column in np.stack(parts, axis=1).tolist()])

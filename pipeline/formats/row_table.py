@@ -177,10 +177,9 @@ def write_table(table: pa.Table, path: Path) -> Path:
 def scalar_options(table: pa.Table) -> dict[str, Any]:
     """How a writer of Parquet stores the columns of such a table: text by dictionary, and all by
     zstd, where there are rows enough to become smaller by it."""
-    names = table.column_names
     if len(table) < FEW_ROWS:
-        codecs = dict.fromkeys(names, "none")
-        return {"compression": codecs, "compression_level": {}, "use_dictionary": False}
+        return {"compression": {}, "compression_level": {}, "use_dictionary": False}
+    names = table.column_names
     return {
         "compression": dict.fromkeys(names, "zstd"),
         "compression_level": dict.fromkeys(names, ZSTD_LEVEL),

@@ -89,6 +89,15 @@ def test_they_are_those_of_all_frames(closed: Path) -> None:
         np.testing.assert_array_equal(found.maximum, frames.max(0))
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_zero_has_no_sign(width: int) -> None:
+    plus, minus = np.zeros((1, width), np.float16), -np.zeros((1, width), np.float16)
+    both = [numbers(summed(rows, width)) for rows in ([plus, minus], [minus, plus])]
+    assert both[0] == both[1]
+    assert not np.signbit(summed([minus], width).minimum).any()
+    assert not np.signbit(summed([minus], width).maximum).any()
+
+
 @quick
 @given(rows=st.lists(frames_st, min_size=1, max_size=8), data=st.data())
 def test_neither_order_nor_cuts_between_rows_change_a_bit(rows: Any, data: Any) -> None:

@@ -191,7 +191,11 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     further = {info.name: layout_of(info).place_columns[2:] for info in streams}
     beside = ["row_id", *(column for each in further.values() for column in each)]
     scalars = []
-    with pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
+    # By its name, Arrow would first look for a filesystem.
+    with (
+        pa.OSFile(str(path)) as opened,
+        pq.ParquetFile(opened, pre_buffer=False, page_checksum_verification=True) as file,
+    ):
         schema = file.schema_arrow
         fields = {name: schema.field(name) for name in names}
         forms = {name: form_of(field.type) for name, field in fields.items()}
