@@ -7,13 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from threading import Condition, Lock
+from threading import BoundedSemaphore, Condition, Lock
 from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
+from earmill.pipeline.common.machine import cores
 
 DecodedBlock = tuple[np.ndarray, ...]
 Key = TypeVar("Key", bound=Hashable)
@@ -66,6 +67,9 @@ class BlockCache:
         # Blocks under way, and whether they are read ahead.
         self._under_way: dict[Hashable, bool] = {}
         self._spare: list[np.ndarray] = []
+        # Held while blocks are decoded. Requests to a store come in bursts: sixteen threads that
+        # decode on two cores leave a ninth of them to the one that hands rows out.
+        self.decoding = BoundedSemaphore(cores())
 
     def get(self, key: Hashable) -> DecodedBlock | None:
         """A kept block, now the most recently used, or None; waits for one that is under way."""

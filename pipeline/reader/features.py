@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 MAX_OPEN_SHARDS = 128
 # Folder of a local cache, and its bytes at most.
 CachePlace = tuple[Path, int]
-# Rows that iterating in order names ahead, and how often; `ReadAhead` bounds them in bytes.
-READ_AHEAD_ROWS, READ_AHEAD_STEP = 512, 8
+# Rows that iterating in order names ahead; `ReadAhead` bounds them in bytes.
+READ_AHEAD_ROWS = 512
 
 
 class Features(TorchViews):
@@ -164,10 +164,11 @@ class Features(TorchViews):
         return self._row(position, self._places.all_frames(position))
 
     def __iter__(self) -> Iterator[Row]:
+        due = 0
         for position in range(len(self)):
-            if position % READ_AHEAD_STEP == 0:
+            if position == due:
                 rows = range(position, min(len(self), position + READ_AHEAD_ROWS))
-                self._ahead().want(rows, in_order=True)
+                due += self._ahead().want(rows, in_order=True)
             yield self[position]
 
     def prefetch(

@@ -82,6 +82,9 @@ REMOTE = Pace(
 SHARE, IN_ORDER_SHARE = 0.5, 0.75
 # Small requests at once, and rows that are looked at for the shards that come next.
 FIRST_REQUESTS, ROWS_LOOKED_AT = 8, 64
+# Who reads in order says again what comes next when so much of the window was read, and after so
+# many rows at most: looking at all rows ahead takes as long as reading one.
+STEP_SHARE, MAX_STEP = 0.125, 64
 
 
 class ReadAhead:
@@ -124,13 +127,15 @@ class ReadAhead:
 
     def want(
         self, rows: Sequence[int], spans: Spans | None = None, *, in_order: bool = False
-    ) -> None:
+    ) -> int:
         """These come next, the first of them now; what an earlier call said is forgotten.
 
         Args:
             spans: The stretch of each, None for all of all of them.
             in_order: No block is needed again once the rows in it were read: more of the cache may
                 hold what comes.
+        Returns:
+            After how many of them the next call is due, where they are read one after the other.
         """
         share = IN_ORDER_SHARE if in_order else SHARE
         most = min(self._pace.max_bytes, int(share * self._cache.max_bytes))
@@ -152,6 +157,8 @@ class ReadAhead:
             self._submit_plan(part)
         if self._pace.shards_ahead:
             self._prepare_next(rows[count:])
+        step = int(np.searchsorted(ends, STEP_SHARE * most, "right"))
+        return min(max(1, step), MAX_STEP)
 
     def settle(self, position: int) -> None:
         """Wait until the requests for a row are made, if somebody is about to make them: a second

@@ -308,3 +308,76 @@ def test_sets_end_to_end_read_ahead_each_its_own(small: Path) -> None:
     assert [each.io.blocks_read > 0 for each in both.sets] == [True, True]
     check_row(both[19], 19)
     assert both[21].row_id == both.sets[1][1].row_id
+
+
+def test_long_rows_in_order_are_named_again_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows fill the window. With eight rows from call to call, five were not read ahead."""
+    write_set(tmp_path, n_rows=12, rows_per_shard=1, seconds=lambda _: 2.0)
+    ds = open_features(tmp_path, format="zarr")
+    cached = open_features(tmp_path, format="zarr", cache_bytes=ds.nbytes // 3)
+    firsts, want = [], ReadAhead.want
+
+    def noted(self: ReadAhead, rows: Sequence[int], **options: Any) -> int:
+        firsts.append(rows[0])
+        return want(self, rows, **options)
+
+    monkeypatch.setattr(ReadAhead, "want", noted)
+    for number, row in enumerate(cached):
+        np.testing.assert_array_equal(row.features["loudness"], ds[number].features["loudness"])
+    assert firsts == [*range(12)]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_no_more_threads_decode_than_there_are_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
+) -> None:
+    """Requests come in bursts, and whoever hands rows out needs a core too."""
+    import pyarrow.parquet as pq
+
+    from earmill.pipeline.formats import blocks
+    from earmill.pipeline.formats.zarr.arrays import FrameChunks
+
+    monkeypatch.setattr(blocks, "cores", lambda: 2)
+    uri = f"memory://decoding-{fmt}"
+    write_set(uri, n_rows=12, rows_per_shard=1)
+    lock, both, at_once, seen = threading.Lock(), threading.Barrier(2), [0], []
+
+    def slow(decode: Any) -> Any:
+        def decoded(*arguments: Any, **options: Any) -> Any:
+            with lock:
+                at_once[0] += 1
+                seen.append(at_once[0])
+            if len(seen) < 3:
+                both.wait(10)
+            threading.Event().wait(0.01)
+            with lock:
+                at_once[0] -= 1
+            return decode(*arguments, **options)
+
+        return decoded
+
+    owner: Any = FrameChunks if fmt == "zarr" else pq.ParquetFile
+    name = "decode" if fmt == "zarr" else "read_row_group"
+    ds = open_features(uri, format=fmt)
+    monkeypatch.setattr(owner, name, slow(getattr(owner, name)))
+    ds.prefetch(range(12))
+    finish(ds)
+    for number in range(12):
+        check_row(ds[number], number)
+    assert max(seen) == 2
+    ds.close()
+
+
+def test_the_next_call_is_due_after_an_eighth_of_the_window() -> None:
+    ahead = idle(pace=replace(REMOTE, max_bytes=80 * 300), cache=BlockCache(10**6, IoCounts()))
+    assert ahead.want(range(500), in_order=True) == 10
+    assert ahead.want(range(5), in_order=True) == 5
+    ahead.close()
+    wide = idle(pace=replace(LOCAL, max_bytes=10**6), cache=BlockCache(10**8, IoCounts()))
+    assert wide.want(range(500)) == 64
+    wide.close()
+    narrow = idle(pace=replace(LOCAL, max_bytes=400))
+    assert narrow.want(range(500)) == narrow.want([]) == 1
+    narrow.close()

@@ -158,7 +158,8 @@ class ParquetShard:
         spans = {(c, group): self._span_of(c, group) for group in columns for c in columns[group]}
         held = HeldRanges(self._stored, joined(spans.values(), self._gap_bytes))
         for group, names in columns.items():
-            table = self._decoded(held, group, names)
+            with self._cache.decoding:
+                table = self._decoded(held, group, names)
             if ID_COLUMN in names:
                 self._ids[group] = table.column(ID_COLUMN).to_pylist()
             for stream in names:

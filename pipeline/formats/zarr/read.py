@@ -269,20 +269,25 @@ class ZarrShard:
         Args:
             stored: The bytes of the object from `start` on.
         """
-        values, blocks = self._values[stream], []
-        for chunk in chunks:
-            place = values.object_of(chunk)[1]
-            low, high = found.spans[place] - start
-            if low < 0:
-                raise self._missing(stream, chunk)
-            try:
-                memory = self._cache.memory(values.chunk_bytes)
-                frames = values.decode(chunk, stored[low:high], memory)
-            except CommitError as err:
-                url = self._layout.url(found.file.rel)
-                raise CommitError(f"{url}, chunk {place}: {err}") from err
-            blocks.append((chunk, self._cache.put((self.rel, stream, chunk), (frames,))[0]))
-        return blocks
+        with self._cache.decoding:
+            return [(chunk, self._chunk(stream, chunk, found, stored, start)) for chunk in chunks]
+
+    def _chunk(
+        self, stream: str, chunk: int, found: FrameObject, stored: Bytes, start: int
+    ) -> np.ndarray:
+        """One of them; arguments as of `_decoded`."""
+        values = self._values[stream]
+        place = values.object_of(chunk)[1]
+        low, high = found.spans[place] - start
+        if low < 0:
+            raise self._missing(stream, chunk)
+        try:
+            memory = self._cache.memory(values.chunk_bytes)
+            frames = values.decode(chunk, stored[low:high], memory)
+        except CommitError as err:
+            url = self._layout.url(found.file.rel)
+            raise CommitError(f"{url}, chunk {place}: {err}") from err
+        return self._cache.put((self.rel, stream, chunk), (frames,))[0]
 
     def _runs(self, stream: str, number: int, chunks: Iterable[int]) -> Iterator[list[int]]:
         """Increasing chunks of an object in runs that lie end to end, of bounded size."""
