@@ -120,16 +120,19 @@ def test_its_parameters_are_checked_before_work(
     assert not (place / "nowhere").exists()
 
 
-def test_one_that_cannot_be_imported_is_told_when_it_is_asked_for(place: Path) -> None:
-    listed = _earmill(place, "models")
-    assert listed.returncode == 0, listed.stderr
-    assert "loud-things 1.0" in listed.stdout and "Levels below count as this" in listed.stdout
-    assert "ModuleNotFoundError" in listed.stdout and "paulick2024" in listed.stdout
+def test_one_that_cannot_be_imported_is_told_when_it_is_asked_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.chdir(place)
+    assert run(["models"]) == 0
+    listed = capsys.readouterr().out
+    assert "loud-things 1.0" in listed and "Levels below count as this" in listed
+    assert "ModuleNotFoundError" in listed and "paulick2024" in listed
     (place / "lost.yaml").write_text(
         f"source: {{kind: files, uri: {SPEECH}}}\noutput: {{uri: nowhere}}\n"
         "extract: [{model: lost}]\n"
     )
-    ran = _earmill(place, "extract", "lost.yaml")
-    told = " ".join(ran.stderr.split())
-    assert ran.returncode == 2
+    assert run(["extract", "lost.yaml"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
     assert "model 'lost' of loud-things 1.0 (nowhere:Model): cannot be loaded" in told

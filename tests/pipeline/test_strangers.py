@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 import earmill
 from earmill import open_features
+from earmill.jobs import cli
 from earmill.pipeline.common.errors import ExtensionError, SpecError
 from earmill.pipeline.dataset.orphans import remove_orphans
 from earmill.pipeline.dataset.verify import verify
@@ -114,7 +115,9 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_a_job_with_both_from_the_command_line(tmp_path: Path) -> None:
+def test_a_job_with_both_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     put(tmp_path / "site")
     write_zip(tmp_path / "clips.zip")
     job = {
@@ -157,9 +160,11 @@ def test_a_job_with_both_from_the_command_line(tmp_path: Path) -> None:
         card = (tmp_path / "out" / "README.md").read_text()
         assert 'webdataset.WebDataset("data/' in card
     shutil.rmtree(tmp_path / "site")
-    refused = run(tmp_path, "extract", "job.yaml", "--resume")
-    assert refused.returncode == 2
-    assert "source.kind: expected files, hf, manifest or webdataset, got 'zipped'" in refused.stderr
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert cli.run(["extract", "job.yaml", "--resume"]) == 2
+    refused = capsys.readouterr().err
+    assert "source.kind: expected files, hf, manifest or webdataset, got 'zipped'" in refused
 
 
 class TestReading:
