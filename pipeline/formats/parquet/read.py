@@ -158,8 +158,7 @@ class ParquetShard:
         spans = {(c, group): self._span_of(c, group) for group in columns for c in columns[group]}
         held = HeldRanges(self._stored, joined(spans.values(), self._gap_bytes))
         for group, names in columns.items():
-            with self._cache.decoding:
-                table = self._decoded(held, group, names)
+            table = self._decoded(held, group, names)
             if ID_COLUMN in names:
                 self._ids[group] = table.column(ID_COLUMN).to_pylist()
             for stream in names:
@@ -173,16 +172,20 @@ class ParquetShard:
         return form.frames(cells, *self._promise.columns[stream])
 
     def _decoded(self, held: HeldRanges, group: int, columns: Sequence[str]) -> pa.Table:
-        checked = True
-        for column in columns:
-            low, high = self._span_of(column, group)
-            try:
-                checked &= check_pages(held.part(low, high - low))
-            except CommitError as err:
-                place = f"{self._stored.layout.url(self.rel)}, row group {group}, {column}"
-                raise CommitError(f"{place}: {err}") from err
-        file = self._opened(held, checked=checked)
-        return file.read_row_group(group, columns=columns, use_threads=False)
+        with self._cache.decoding:
+            # A list: also behind one that cannot be told of, all are looked at.
+            checked = all([self._check_pages(held, group, column) for column in columns])
+            file = self._opened(held, checked=checked)
+            return file.read_row_group(group, columns=columns, use_threads=False)
+
+    def _check_pages(self, held: HeldRanges, group: int, column: str) -> bool:
+        """As `check_pages`, with its place in what is raised."""
+        low, high = self._span_of(column, group)
+        try:
+            return check_pages(held.part(low, high - low))
+        except CommitError as err:
+            place = f"{self._stored.layout.url(self.rel)}, row group {group}, {column}"
+            raise CommitError(f"{place}: {err}") from err
 
     def _opened(self, held: HeldRanges, *, checked: bool) -> pq.ParquetFile:
         """A reader of what is held; one of Arrow's is for one thread.
