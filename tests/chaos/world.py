@@ -9,7 +9,6 @@ quarantine whatever happens, and nothing else may be.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -33,6 +32,7 @@ from tests.chaos.faulty_server import Rule, fired
 from tests.chaos.jobs import ROOT, driver, write_corpus
 from tests.chaos.schedule import SOURCES
 from tests.pipeline.web_server import web_server
+from tests.s3_stand_in import s3_stand_in
 
 CLIPS, SECONDS = 23, 0.5
 BAD = b"this is no audio"
@@ -224,23 +224,17 @@ class World:
 @contextmanager
 def world(folder: Path, given: tuple[Path, Path] | None = None) -> Iterator[World]:
     """A world below `folder`, whose servers are gone when the block ends; see `World`."""
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with ExitStack() as stack:
-        store = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        store.start()
-        stack.callback(store.stop)
-        port = store.get_host_and_port()[1]
+        address = stack.enter_context(s3_stand_in())
         (folder / "web").mkdir(parents=True, exist_ok=True)
         web = stack.enter_context(web_server(folder / "web"))
         options = {
             "key": "user-key",
             "secret": "user-secret",
-            "endpoint_url": f"http://127.0.0.1:{port}",
+            "endpoint_url": address,
             "skip_instance_cache": True,
         }
-        made = World(folder, port, int(web.rpartition(":")[2]), options, given)
+        made = World(folder, _port(address), _port(web), options, given)
         for front in made.fronts.values():
             stack.callback(front.kill)
         stack.callback(made.clear_store)
@@ -248,6 +242,10 @@ def world(folder: Path, given: tuple[Path, Path] | None = None) -> Iterator[Worl
         if given is None:
             made.write_corpus()
         yield made
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def marked(mark: str) -> list[int]:

@@ -18,6 +18,7 @@ from earmill.pipeline.planning.plan import Shard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.messages import Runner
 from earmill.pipeline.worker.shard_worker import ShardWorker
+from tests.s3_stand_in import s3_stand_in
 
 
 class Clock:
@@ -75,27 +76,27 @@ def s3_error(status: str, code: str) -> tuple[str, bytes]:
 def s3_store() -> Iterator[tuple[FaultyStore, dict[str, Any]]]:
     """A bucket `corpus` on loopback with switchable faults, and its storage options."""
     import fsspec
-    from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options = {
-        "key": "key",
-        "secret": "hush",
-        "endpoint_url": f"http://{host}:{port}",
-        "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 2},
-    }
-    store = FaultyStore(server._server.app)
-    server._server.app = store
-    fs = fsspec.filesystem("s3", **options)
-    fs.mkdir("corpus")
-    try:
-        yield store, options
-    finally:
-        store.fault = lambda path: None
-        fs.rm("corpus", recursive=True)
-        server.stop()
+    stores: list[FaultyStore] = []
+
+    def faulty(app: Callable[..., Any]) -> FaultyStore:
+        stores.append(FaultyStore(app))
+        return stores[0]
+
+    with s3_stand_in(faulty) as address:
+        options = {
+            "key": "key",
+            "secret": "hush",
+            "endpoint_url": address,
+            "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 2},
+        }
+        fs = fsspec.filesystem("s3", **options)
+        fs.mkdir("corpus")
+        try:
+            yield stores[0], options
+        finally:
+            stores[0].fault = lambda path: None
+            fs.rm("corpus", recursive=True)
 
 
 def drive(

@@ -5,7 +5,6 @@ Values are seeded noise, different in every row, so that a swapped or shifted ro
 
 from __future__ import annotations
 
-import logging
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import plan_path
+from tests.s3_stand_in import s3_stand_in
 
 PLAN_ID = "plan0"
 SPEC_SHA256 = "ab" * 32
@@ -165,25 +165,17 @@ def contents(layout: Layout, folder: str) -> dict[str, bytes]:
 @contextmanager
 def s3_server(bucket: str = "out") -> Iterator[dict[str, Any]]:
     """A real S3 server on loopback with one empty bucket; yields fsspec storage options."""
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options = {
-        "key": "user-key",
-        "secret": "user-secret",
-        "endpoint_url": f"http://{host}:{port}",
-        "skip_instance_cache": True,
-    }
-    fs = Layout.open(f"s3://{bucket}", options).fs
-    try:
+    with s3_stand_in() as address:
+        options = {
+            "key": "user-key",
+            "secret": "user-secret",
+            "endpoint_url": address,
+            "skip_instance_cache": True,
+        }
+        fs = Layout.open(f"s3://{bucket}", options).fs
         fs.mkdir(bucket)
         yield options
         fs.rm(bucket, recursive=True)  # all servers of one process share their buckets
-    finally:
-        server.stop()
 
 
 @contextmanager

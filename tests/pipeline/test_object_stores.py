@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -133,11 +134,11 @@ def test_of_a_failed_upload_nothing_is_left(
     assert faults is not None
     monkeypatch.setattr(uploads, "PART_BYTES", 5 << 20)
     (tmp_path / "large").write_bytes(bytes(11 << 20))
-    left, kept = [3], faults.fault
+    requests, kept = itertools.count(1), faults.fault
 
     def third(path: str) -> tuple[str, bytes] | None:
-        left[0] -= "large" in path or "upload" in path
-        return ("403 Forbidden", b"") if left[0] == 0 else None
+        ours = "large" in path or "upload" in path
+        return ("403 Forbidden", b"") if ours and next(requests) == 3 else None
 
     faults.fault = third
     try:

@@ -23,6 +23,7 @@ from tests.pipeline.reader_data import (
     values,
     write_set,
 )
+from tests.s3_stand_in import s3_stand_in
 
 SECRET = "not-to-be-shown"
 
@@ -139,17 +140,12 @@ def test_a_forked_child_reads_with_its_own_handles(small: Path, fmt: str) -> Non
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, Any]]:
     """A real S3 protocol server on this machine; storage options for it."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield {
-        "key": "testing",
-        "secret": SECRET,
-        "client_kwargs": {"endpoint_url": f"http://{host}:{port}", "region_name": "eu-west-1"},
-    }
-    server.stop()
+    with s3_stand_in() as address:
+        yield {
+            "key": "testing",
+            "secret": SECRET,
+            "client_kwargs": {"endpoint_url": address, "region_name": "eu-west-1"},
+        }
 
 
 @pytest.mark.parametrize("finalised", [False, True], ids=["commits", "index"])

@@ -23,30 +23,26 @@ from tests.pipeline.source_helpers import (
     ids,
     manifest,
 )
+from tests.s3_stand_in import s3_stand_in
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, Any]]:
     """Storage options of an S3 server on loopback, with the speech corpus in bucket `corpus`."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options = {
-        "key": "key",
-        "secret": "hush",
-        "endpoint_url": f"http://{host}:{port}",
-        "skip_instance_cache": True,
-    }
-    fs = fsspec.filesystem("s3", **options)
-    fs.mkdir("corpus")
-    for name in SPEECH_IDS:
-        fs.pipe_file(f"corpus/speech/{name}", (SPEECH / name).read_bytes())
-    fs.pipe_file("corpus/speech/readme.txt", b"not audio")
-    yield options
-    fs.rm("corpus", recursive=True)  # all servers of one process share their buckets
-    server.stop()
+    with s3_stand_in() as address:
+        options = {
+            "key": "key",
+            "secret": "hush",
+            "endpoint_url": address,
+            "skip_instance_cache": True,
+        }
+        fs = fsspec.filesystem("s3", **options)
+        fs.mkdir("corpus")
+        for name in SPEECH_IDS:
+            fs.pipe_file(f"corpus/speech/{name}", (SPEECH / name).read_bytes())
+        fs.pipe_file("corpus/speech/readme.txt", b"not audio")
+        yield options
+        fs.rm("corpus", recursive=True)  # all servers of one process share their buckets
 
 
 class TestS3:
