@@ -11,8 +11,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import (
+    Distribution,
+    EntryPoint,
+    PackageNotFoundError,
+    distribution,
+    distributions,
+)
+from itertools import chain
 from typing import Any
+
+from packaging.utils import canonicalize_name
 
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.hints import alternatives, nearest
@@ -90,12 +99,44 @@ class ExtensionPoint:
 
 SOURCES = ExtensionPoint("earmill.sources", "source kind")
 FORMATS = ExtensionPoint("earmill.formats", "format")
+# How the headings of our groups begin where a distribution lists its entry points.
+_HEADING = "[earmill."
 
 
 @lru_cache(maxsize=8)
 def _listed(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """The entry points of a group; `path` is what they depend on."""
-    return tuple(entry_points(group=group))
+    offering: dict[str, Distribution] = {}
+    for each in chain.from_iterable(_offering(place) for place in path):
+        offering.setdefault(canonicalize_name(each.name), each)
+    return tuple(
+        point
+        for name, each in offering.items()
+        for point in _first(name, each).entry_points.select(group=group)
+    )
+
+
+@lru_cache(maxsize=256)
+def _offering(place: str) -> tuple[Distribution, ...]:
+    """Those at one place of the path that have entry points of ours.
+
+    Each place is read once, as Ray puts others before it. What has no metadata is the rest of a
+    removal that failed.
+    """
+    return tuple(
+        each
+        for each in distributions(path=[place])
+        if _HEADING in (each.read_text("entry_points.txt") or "")
+        and (each.read_text("METADATA") or each.read_text("PKG-INFO"))
+    )
+
+
+def _first(name: str, offering: Distribution) -> Distribution:
+    """Of the distributions of a name the first on the path counts, also if it offers nothing."""
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return offering  # its folder has another name than its metadata
 
 
 def _owner(found: EntryPoint) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from earmill.pipeline.common import extension_points
 from earmill.pipeline.common.errors import ExtensionError, SpecError
 from earmill.pipeline.common.extension_points import SOURCES
 from earmill.pipeline.sources import open_source
@@ -123,6 +126,41 @@ def test_metadata_older_than_the_code_says_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(SOURCES), "_registered", lambda self: ())
     with pytest.raises(ExtensionError, match=r"metadata is older than its code.*pip install"):
         SOURCES.load("files")
+
+
+def test_a_place_that_comes_before_others_is_all_that_is_read(
+    path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = silence(path, "c")
+    assert kind in SOURCES.names()
+    before, read = str(tmp_path_factory.mktemp("before")), list[str]()
+
+    def noted(path: list[str]) -> Iterable[Distribution]:
+        read.extend(path)
+        return distributions(path=path)
+
+    monkeypatch.setattr(extension_points, "distributions", noted)
+    monkeypatch.syspath_prepend(before)
+    assert {kind, "files"} <= set(SOURCES.names())
+    assert read == [before]
+
+
+def test_what_stands_behind_another_of_its_name_or_was_removed_offers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("first", "behind"):
+        monkeypatch.syspath_prepend(str(tmp_path / place))
+    removed = install(tmp_path / "first", "left_over", {GROUP: {"over": "x:X"}}, {})
+    (removed / "left_over-1.0.dist-info/METADATA").unlink()
+    install(tmp_path / "first", "two-of-them", {GROUP: {"old": "x:X"}}, {})
+    install(tmp_path / "behind", "Two.of_them", {"others": {"new": "x:X"}}, {})
+    assert not {"over", "old"} & set(SOURCES.names())
+
+
+def test_metadata_of_another_name_than_its_folder_counts(path: Path) -> None:
+    install(path, "folder-name", {GROUP: {"renamed": "x:X"}}, {})
+    (path / "folder_name-1.0.dist-info/METADATA").write_text("Name: other\nVersion: 2\n")
+    assert SOURCES.owner("renamed") == "other 2"
 
 
 def test_neither_the_import_nor_the_help_lists_entry_points() -> None:
