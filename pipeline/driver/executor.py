@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from earmill.pipeline.worker.messages import Lost, Outcome, Runner
 
 # glibc reads these when a process starts. Clips and features are megabytes that come and go:
-# memory that goes back to the system each time costs more in page faults than it holds. And in
-# pages of 2 MiB, where the system has them on request, a fault is met once for 512.
+# memory that goes back to the system each time costs more in page faults than it holds.
 KEPT_MEMORY = {
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "MALLOC_ARENA_MAX": "2",
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
