@@ -15,6 +15,7 @@ from earmill.pipeline.common.errors import SourceError, SourceOutage, Unreadable
 from earmill.pipeline.sources import fetch as fetch_module
 from earmill.pipeline.sources.durations import guess_seconds
 from tests.pipeline.audio_factory import clip
+from tests.pipeline.outputs import s3_server
 from tests.pipeline.source_helpers import (
     SPEECH,
     SPEECH_IDS,
@@ -23,26 +24,17 @@ from tests.pipeline.source_helpers import (
     ids,
     manifest,
 )
-from tests.s3_stand_in import s3_stand_in
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, Any]]:
     """Storage options of an S3 server on loopback, with the speech corpus in bucket `corpus`."""
-    with s3_stand_in() as address:
-        options = {
-            "key": "key",
-            "secret": "hush",
-            "endpoint_url": address,
-            "skip_instance_cache": True,
-        }
+    with s3_server("corpus") as options:
         fs = fsspec.filesystem("s3", **options)
-        fs.mkdir("corpus")
         for name in SPEECH_IDS:
             fs.pipe_file(f"corpus/speech/{name}", (SPEECH / name).read_bytes())
         fs.pipe_file("corpus/speech/readme.txt", b"not audio")
         yield options
-        fs.rm("corpus", recursive=True)  # all servers of one process share their buckets
 
 
 class TestS3:
@@ -59,7 +51,7 @@ class TestS3:
             assert item.mtime is not None
             assert item.seconds == guess_seconds(item.row_id, len(data))
         assert contents(source, items) == [(SPEECH / name).read_bytes() for name in SPEECH_IDS]
-        assert "hush" not in json.dumps(source.describe())
+        assert s3["secret"] not in json.dumps(source.describe())
 
     def test_a_glob_in_the_uri(self, s3: dict[str, Any]) -> None:
         source = files("s3://corpus/speech/**/*.flac", storage_options=s3)
