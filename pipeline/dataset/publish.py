@@ -18,11 +18,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from earmill.pipeline.common.checksum import sha256_of
 from earmill.pipeline.common.cpu_time import (
@@ -31,6 +32,7 @@ from earmill.pipeline.common.cpu_time import (
     ENCODE,
     FOR_FILES,
     HASH,
+    carried,
     current,
     doing,
     in_order,
@@ -64,6 +66,8 @@ from earmill.pipeline.storage.scratch import private_scratch
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
+
+T = TypeVar("T")
 
 __all__ = [
     "CommitRecord",
@@ -131,11 +135,9 @@ def publish_shard(
         check_rows(rows, bad, streams, dtype=dtype, plan_rows=plan_rows)
         rows, bad = in_plan_order(rows, bad, plan_rows)
         replaces = check_replacement(layout, shard_id, generation, rows) if generation else None
-        with doing(HASH):
-            digest = digest_rows(rows, streams, dtype)
-        with doing(CHECK):
-            moments = shard_moments(rows, streams)
         with shard.room(folder):
+            digest = shard.beside(HASH, lambda: digest_rows(rows, streams, dtype))
+            moments = shard.beside(CHECK, lambda: shard_moments(rows, streams))
             shard.encode(rows, bad, streams, formats, digest)
             record = CommitRecord(
                 shard=shard_id,
@@ -144,9 +146,9 @@ def publish_shard(
                 spec_sha256=attrs["spec_sha256"],
                 formats=tuple(formats),
                 dtype=dtype,
-                **_totals(rows, bad, plan_rows, digest),
-                files=shard.hash_files(),
-                moments=moments,
+                **_totals(rows, bad, plan_rows, digest.result()),
+                files=shard.hashed_files(),
+                moments=moments.result(),
                 info={**info, **_bad_by_class(bad)},
                 generation=generation,
                 replaces=replaces,
@@ -195,7 +197,11 @@ def _totals(
 
 
 class _Shard:
-    """One attempt on its way out: what it has written locally, uploaded, and how long it took."""
+    """One attempt on its way out: what it has written locally, uploaded, and how long it took.
+
+    Of a job's last shard every step is waited for while the other cores idle. So what needs the
+    rows or a finished part alone goes on in one thread beside the encoding.
+    """
 
     def __init__(
         self, layout: Layout, shard_id: str, attempt: str, encoding: Encoding, stages: Stages
@@ -205,6 +211,7 @@ class _Shard:
         self.attempt = attempt
         self.encoding = encoding
         self.folder, self.parts = Path(), dict[str, Path]()
+        self._hashed: list[Future[list[OutFile]]] = []
         self.timings_s: dict[str, float] = {}
 
     @contextmanager
@@ -213,11 +220,23 @@ class _Shard:
         with ExitStack() as stack:
             name = f"{self.shard_id}-{self.attempt}"
             self.folder = folder or stack.enter_context(private_scratch(self.layout, name))
-            try:
-                yield
-            finally:
-                for path in self.parts.values():
-                    remove(path)
+            stack.callback(self._remove_parts)
+            self._side = ThreadPoolExecutor(1, "publish")
+            stack.callback(self._side.shutdown, cancel_futures=True)
+            yield
+
+    def _remove_parts(self) -> None:
+        for path in self.parts.values():
+            remove(path)
+
+    def beside(self, part: str, work: Callable[[], T]) -> Future[T]:
+        """Begin work in the thread beside this one, behind what was begun there before."""
+
+        def step() -> T:
+            with self.stages.stage(part):
+                return work()
+
+        return self._side.submit(carried(part, step))
 
     @contextmanager
     def _timed(self, name: str, part: str, libraries: str = "") -> Iterator[None]:
@@ -232,7 +251,7 @@ class _Shard:
         bad: Sequence[QuarantineRow],
         streams: Sequence[StreamInfo],
         formats: Sequence[str],
-        digest: ShardDigest,
+        digest: Future[ShardDigest],
     ) -> None:
         """Write every part, and check the features."""
         with doing(ENCODE):
@@ -240,26 +259,30 @@ class _Shard:
         encoding = replace(self.encoding, scalars=scalars)
         for fmt in formats:
             chosen = format_of(fmt)
-            path = self._new_part(paths.data_path, chosen.suffix)
             with self._timed(f"encode_{fmt}", ENCODE, FOR_FILES):
-                chosen.write(path, rows, streams, encoding)
+                with self._new_part(paths.data_path, chosen.suffix) as path:
+                    chosen.write(path, rows, streams, encoding)
             with self._timed(f"check_{fmt}", CHECK, FOR_FILES):
-                _check_same(fmt, chosen.problems(path, rows, streams, digest))
+                _check_same(fmt, chosen.problems(path, rows, streams, digest.result()))
         with self._timed("encode_rows", ENCODE):
-            write_table(scalars, self._new_part(paths.rows_path))
+            with self._new_part(paths.rows_path) as path:
+                write_table(scalars, path)
             if bad:
-                write_table(quarantine_table(bad), self._new_part(paths.quarantine_path))
+                with self._new_part(paths.quarantine_path) as path:
+                    write_table(quarantine_table(bad), path)
 
-    def _new_part(self, named: Callable[..., str], *more: str) -> Path:
-        """Where a part is written: all lie side by side."""
+    @contextmanager
+    def _new_part(self, named: Callable[..., str], *more: str) -> Iterator[Path]:
+        """Where a part is written, all side by side; behind it its files are hashed."""
         name = named(self.shard_id, self.attempt, *more)
-        self.parts[name] = self.folder / name.replace("/", "-")
-        return self.parts[name]
+        path = self.parts[name] = self.folder / name.replace("/", "-")
+        yield path
+        self._hashed.append(self.beside(HASH, lambda: _files_of(name, path)))
 
-    def hash_files(self) -> tuple[OutFile, ...]:
+    def hashed_files(self) -> tuple[OutFile, ...]:
         """Size and sha256 of every file that was written, in the order of paths."""
         with self._timed("hash", HASH):
-            found = [file for name, path in self.parts.items() for file in _files_of(name, path)]
+            found = [file for files in self._hashed for file in files.result()]
             return tuple(sorted(found, key=lambda file: file.path.split("/")))
 
     def upload(self, files: Sequence[OutFile]) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 from earmill.pipeline.common.errors import CommitError, StorageError
+from earmill.pipeline.dataset import publish as publishing
 from earmill.pipeline.dataset.publish import (
     commits,
 )
@@ -232,6 +234,47 @@ def test_a_file_that_arrives_short_is_not_committed(tmp_path: Path) -> None:
     with pytest.raises(CommitError, match=r"expected \d+ bytes at the output"):
         publish(Truncating(plain.fs, plain.root), rows=ROWS)
     assert all_files(plain) == {}
+
+
+@pytest.mark.parametrize("step", ["digest_rows", "shard_moments", "sha256_of"])
+def test_what_fails_beside_the_encoding_commits_nothing_and_leaves_nothing(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("the rows cannot be read")
+
+    monkeypatch.setattr(publishing, step, fail)
+    layout = Layout.open(tmp_path)
+    with pytest.raises(CommitError, match="OSError: the rows cannot be read"):
+        publish(layout, rows=ROWS)
+    assert all_files(layout) == {}
+    assert not [thread for thread in threading.enumerate() if "publish" in thread.name]
+
+
+def test_a_part_is_not_removed_while_it_is_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoding fails meanwhile: what is read beside it stays until that ends."""
+    hashing, seen = threading.Event(), list[bool]()
+
+    def slow(file: Any) -> str:
+        hashing.set()
+        time.sleep(0.2)
+        seen.append(os.path.exists(file.name))
+        return "0" * 64
+
+    def full(*_: Any) -> None:
+        assert hashing.wait(10)
+        raise OSError(errno.ENOSPC, "no space left on the device")
+
+    monkeypatch.setattr(publishing, "sha256_of", slow)
+    monkeypatch.setattr(publishing, "write_table", full)
+    layout = Layout.open(tmp_path)
+    with pytest.raises(CommitError, match="no space left on the device"):
+        publish(layout, rows=ROWS, formats=("parquet",))
+    assert seen == [True]
+    assert all_files(layout) == {}
+    assert list(tmp_path.iterdir()) == []
 
 
 def _swapped(rows: Any) -> Any:
