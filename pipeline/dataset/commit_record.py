@@ -33,6 +33,8 @@ from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, 
 T = TypeVar("T")
 
 READ_THREADS = 16
+# Of those on a disk, as many small files are worth a thread.
+FILES_A_THREAD = 64
 # In `CommitRecord.info`; records of earlier releases have none.
 BAD_BY_CLASS = "bad_by_class"
 COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes the shard again"
@@ -222,9 +224,16 @@ def _reduced(
         stored = read_stored(layout, *item)
         return None if stored is None else part(stored)
 
-    with ThreadPoolExecutor(READ_THREADS) as pool:
+    with reading_pool(layout, len(newest)) as pool:
         found = zip(newest, pool.map(read, newest), strict=True)
         return {shard: one for (shard, _), one in found if one is not None}
+
+
+def reading_pool(layout: Layout, files: int) -> ThreadPoolExecutor:
+    """Threads that read so many small files of a dataset: a store makes each of them wait, while a
+    few on a disk are read in the time in which many threads begin."""
+    few = min(READ_THREADS, 2 + files // FILES_A_THREAD)
+    return ThreadPoolExecutor(few if layout.is_local else READ_THREADS)
 
 
 def bad_rows(layout: Layout, record: CommitRecord) -> pa.Table:

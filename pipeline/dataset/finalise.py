@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError, LockedError, OutputError
 from earmill.pipeline.dataset.card import write_cards
-from earmill.pipeline.dataset.commit_record import READ_THREADS, StoredCommit, stored_commits
+from earmill.pipeline.dataset.commit_record import StoredCommit, reading_pool, stored_commits
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.history import compare_snapshots, known_snapshots, next_entry
 from earmill.pipeline.dataset.lineage import write_lineage
@@ -96,7 +95,7 @@ def finalise(layout: Layout, add: Mapping[str, OutFile] | None = None) -> Finali
         problems = table_problems(tables, plan[shard])
         return problems or index_part(tables, plan[shard], dataset.streams)
 
-    with ThreadPoolExecutor(READ_THREADS) as pool:
+    with reading_pool(layout, len(plan)) as pool:
         found = list(pool.map(read, plan))
     _refuse([line for one in found if isinstance(one, list) for line in one])
     index = build_index([one for one in found if isinstance(one, IndexPart)])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import PurePosixPath
@@ -18,7 +17,7 @@ from pathlib import PurePosixPath
 import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError, OutputError
-from earmill.pipeline.dataset.commit_record import READ_THREADS, read_commit
+from earmill.pipeline.dataset.commit_record import read_commit, reading_pool
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
     Current,
@@ -210,7 +209,7 @@ def _audio(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, tuple[obj
         rows = (table.column(name).to_pylist() for name in ("row_id", *AUDIO))
         return ((row_id, tuple(facts)) for row_id, *facts in zip(*rows, strict=True))
 
-    with ThreadPoolExecutor(READ_THREADS) as pool:
+    with reading_pool(layout, len(refs)) as pool:
         return dict(pair for pairs in pool.map(of_shard, refs.items()) for pair in pairs)
 
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from earmill.pipeline.common.errors import CommitError, OutputError
 from earmill.pipeline.dataset.commit_record import (
-    READ_THREADS,
     generations,
     read_commit,
+    reading_pool,
 )
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.shard_facts import ShardFacts, count_reasons, shard_facts
@@ -129,7 +128,7 @@ class JobWatch:
         return {shard: one for shard, one in found if one is not None}
 
     def _read(self, entries: list[tuple[str, int]]) -> None:
-        with ThreadPoolExecutor(READ_THREADS) as pool:
+        with reading_pool(self._layout, len(entries)) as pool:
             for entry, seen in zip(entries, pool.map(self._one, entries), strict=True):
                 self._seen[entry] = seen
 

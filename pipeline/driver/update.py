@@ -9,13 +9,17 @@ bytes of a row that is committed: it is told by size, then by sha256, and its fe
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from earmill.pipeline.common.checksum import sha256_of
 from earmill.pipeline.common.errors import RowError, SourceError
-from earmill.pipeline.dataset.commit_record import READ_THREADS, CommitRecord, bad_rows, commits
+from earmill.pipeline.dataset.commit_record import (
+    CommitRecord,
+    bad_rows,
+    commits,
+    reading_pool,
+)
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
@@ -292,5 +296,5 @@ def _row_tables(
     def read(record: CommitRecord) -> list[dict[str, Any]]:
         return read_table(layout, str(record.path("rows")), columns).to_pylist()
 
-    with ThreadPoolExecutor(READ_THREADS) as pool:
+    with reading_pool(layout, len(records)) as pool:
         yield from zip(records, pool.map(read, records.values()), strict=True)

@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, SourceError
 from earmill.pipeline.dataset.commit_record import (
-    READ_THREADS,
     CommitRecord,
     bad_rows,
     commits,
     read_commit,
+    reading_pool,
 )
 from earmill.pipeline.dataset.description import DatasetFile, datasets_below, read_description
 from earmill.pipeline.dataset.history import Which, find_snapshot
@@ -337,7 +337,7 @@ def _rows_of(
         raise SourceError(
             f"{layout.url()}: no shard is committed yet; wait for the first one or run the job"
         )
-    with ThreadPoolExecutor(READ_THREADS) as pool:
+    with reading_pool(layout, len(paths)) as pool:
         return pa.concat_tables(pool.map(of_shard, sorted(paths)), promote_options="permissive")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.dataset.commit_record import reading_pool
 from earmill.pipeline.dataset.publish import (
     CommitRecord,
     commits,
@@ -214,3 +216,19 @@ def test_names_outside_the_grammar_are_refused(tmp_path: Path) -> None:
                 info=INFO,
             )
     assert all_files(Layout.open(tmp_path)) == {}
+
+
+def test_few_files_of_a_disk_are_read_by_two_threads_and_those_of_a_store_all_at_once(
+    tmp_path: Path,
+) -> None:
+    def threads(layout: Layout, files: int) -> int:
+        def who(_: int) -> int:
+            time.sleep(0.02)
+            return threading.get_ident()
+
+        with reading_pool(layout, files) as pool:
+            return len({*pool.map(who, range(64))})
+
+    disk, store = Layout.open(tmp_path), Layout.open(f"memory://{tmp_path.name}")
+    assert threads(disk, 12) == 2
+    assert threads(store, 12) == threads(disk, 100_000) == 16
