@@ -56,11 +56,14 @@ def put_together(
             into = np.empty(shape, dtype)
         convert_into(into[first : first + len(piece)], piece, scale)
         found += len(piece)
-    if found != shape[0]:
-        raise CommitError(
-            f"expected {shape[0]} frames, the file gave {found}: run `earmill verify`"
-        )
+    check_frames(found, shape[0])
     return into
+
+
+def check_frames(found: int, wanted: int) -> None:
+    """Raise CommitError unless there are as many as wanted."""
+    if found != wanted:
+        raise CommitError(f"expected {wanted} frames, the file gave {found}: run `earmill verify`")
 
 
 def whole(pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:

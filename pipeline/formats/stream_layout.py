@@ -25,7 +25,7 @@ from earmill.pipeline.formats.event_rows import (
     events_problem,
     read_events,
 )
-from earmill.pipeline.formats.half import put_together, whole
+from earmill.pipeline.formats.half import whole
 from earmill.pipeline.formats.int8_rows import (
     BLOCK_FRAMES,
     INT8,
@@ -33,6 +33,7 @@ from earmill.pipeline.formats.int8_rows import (
     read_frames,
     stored_rows,
 )
+from earmill.pipeline.formats.lent import LentFrames, given
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -196,10 +197,10 @@ class FrameLayout(StreamLayout):
 
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: tuple[int, int], dtype: np.dtype
-    ) -> np.ndarray:
+    ) -> np.ndarray | LentFrames:
         """Values in their unit; exact in float32, as scales are powers of two."""
         shape = span[1] - span[0], self.stored_width
-        return put_together(read(*span), shape, dtype, self.scale_factor)
+        return given(read(*span), shape, dtype, self.scale_factor)
 
     def value_attrs(self) -> dict[str, Any]:
         attrs: dict[str, Any] = {"long_name": f"{self.model} {self.name}", "units": self.unit}

@@ -13,18 +13,22 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
+from earmill.pipeline.formats.lent import LentFrames
 from earmill.pipeline.reader.shuffle import check_whole
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
+# The frames of a row that is collated.
+Part = torch.Tensor | LentFrames
 # Memory of this shape and dtype; None where there is no room.
 Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
 
@@ -185,6 +189,10 @@ def as_tensor(features: Any) -> torch.Tensor:
     return torch.from_numpy(features)
 
 
+def _part(features: Any) -> Part:
+    return features if isinstance(features, LentFrames) else as_tensor(features)
+
+
 def is_sparse(features: Any) -> bool:
     """Whether features are events: `SpikeEvents`, told without importing it."""
     return hasattr(features, "dense")
@@ -205,12 +213,12 @@ def collate_padded(
     if isinstance(pad_value, bool) or not isinstance(pad_value, numbers.Real):
         raise TypeError(f"pad_value must be a number, got {pad_value!r}")
 
-    def pad(parts: list[torch.Tensor]) -> Padded:
+    def pad(parts: list[Part]) -> Padded:
         lengths = _lengths(parts)
         n_frames = -(-int(lengths.max()) // multiple_of) * multiple_of
-        values = _empty((len(parts), n_frames, parts[0].shape[1]), parts[0].dtype)
+        values = _empty((len(parts), n_frames, parts[0].shape[1]), _dtype(parts[0]))
         for row, part in zip(values, parts, strict=True):
-            row[: len(part)] = part
+            _copy(part, row[: len(part)])
             row[len(part) :] = pad_value
         return Padded(values, lengths)
 
@@ -220,7 +228,7 @@ def collate_padded(
 def collate_packed(rows: Sequence[RowLike]) -> Batch:
     """Rows end to end: (sum of lengths, width) with int64 offsets (B + 1,)."""
 
-    def pack(parts: list[torch.Tensor]) -> Packed:
+    def pack(parts: list[Part]) -> Packed:
         return Packed(_joined(parts), _offsets(_lengths(parts)))
 
     return _collate(rows, pack)
@@ -229,7 +237,7 @@ def collate_packed(rows: Sequence[RowLike]) -> Batch:
 def collate_jagged(rows: Sequence[RowLike]) -> Batch:
     """Rows as `torch.nested` tensors of layout `torch.jagged`, shape (B, ragged, width)."""
 
-    def nest(parts: list[torch.Tensor]) -> torch.Tensor:
+    def nest(parts: list[Part]) -> torch.Tensor:
         lengths = _lengths(parts)
         return torch.nested.nested_tensor_from_jagged(
             _joined(parts),
@@ -259,12 +267,42 @@ def per_channel(features: Array, stream: StreamInfo) -> list[Array]:
     return [features[..., first:last].swapaxes(-1, -2) for first, last in pairwise(offsets)]
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    width, n_frames = parts[0].shape[1], sum(map(len, parts))
-    return torch.cat(parts, out=_empty((n_frames, width), parts[0].dtype))
+def takes_lent(collate_fn: Callable[..., Any]) -> bool:
+    """Whether a collate copies rows whose frames are `LentFrames`: those here do, also with options
+    bound to them."""
+    made = collate_fn.func if isinstance(collate_fn, partial) else collate_fn
+    return made in (collate_padded, collate_packed, collate_jagged)
 
 
-def _lengths(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _joined(parts: list[Part]) -> torch.Tensor:
+    found = _empty((sum(map(len, parts)), parts[0].shape[1]), _dtype(parts[0]))
+    at = 0
+    for part in parts:
+        _copy(part, found[at : at + len(part)])
+        at += len(part)
+    return found
+
+
+def _dtype(part: Part) -> torch.dtype:
+    if isinstance(part, torch.Tensor):
+        return part.dtype
+    return torch.from_numpy(np.empty(0, part.dtype)).dtype
+
+
+def _copy(part: Part, into: torch.Tensor) -> None:
+    """Put the frames of a row where they stay."""
+    if tuple(part.shape) != tuple(into.shape):
+        raise ValueError(
+            f"all rows of a batch need as many columns: expected {into.shape[1]}, got "
+            f"{part.shape[1]}"
+        )
+    if isinstance(part, torch.Tensor):
+        into.copy_(part)
+    else:
+        part.fill(into.numpy())
+
+
+def _lengths(parts: Sequence[Part]) -> torch.Tensor:
     return torch.tensor([len(part) for part in parts], dtype=torch.int64)
 
 
@@ -272,7 +310,7 @@ def _offsets(lengths: torch.Tensor) -> torch.Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
-def _collate(rows: Sequence[RowLike], join: Callable[[list[torch.Tensor]], Any]) -> Batch:
+def _collate(rows: Sequence[RowLike], join: Callable[[list[Part]], Any]) -> Batch:
     """The part all collates share: metadata, and one `join` per stream."""
     if not rows:
         raise ValueError("cannot collate an empty list of rows; give at least one")
@@ -288,7 +326,7 @@ def _collate(rows: Sequence[RowLike], join: Callable[[list[torch.Tensor]], Any])
         indices=torch.tensor([row.index for row in rows], dtype=torch.int64),
         seconds=torch.tensor([row.seconds for row in rows], dtype=torch.float64),
         extra=tuple(dict(row.extra) for row in rows),
-        features={name: join([as_tensor(row.features[name]) for row in rows]) for name in names},
+        features={name: join([_part(row.features[name]) for row in rows]) for name in names},
         start_s=torch.tensor([getattr(row, "start_s", 0.0) for row in rows], dtype=torch.float64),
         sets=torch.tensor([getattr(row, "set", 0) for row in rows], dtype=torch.int64),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from earmill.pipeline.reader.collate import Batch, collate_padded
+from earmill.pipeline.reader.collate import Batch, collate_padded, takes_lent
 from earmill.pipeline.reader.shared_batches import BatchRing, can_share
 from earmill.pipeline.reader.shuffle import check_whole
 from earmill.pipeline.reader.torch_datasets import FeatureStream
@@ -36,7 +36,8 @@ class _Batches(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        for rows in self.stream.worker_batches(worker, workers):
+        lent = takes_lent(self.collate_fn)
+        for rows in self.stream.worker_batches(worker, workers, lent=lent):
             read = list(rows)
             if self.ring is None:
                 yield self.collate_fn(read)

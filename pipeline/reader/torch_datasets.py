@@ -10,6 +10,7 @@ there the stream refuses to say where it stands.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -18,6 +19,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from earmill.pipeline.common.machine import cores
+from earmill.pipeline.formats.lent import LentFrames, lending
 from earmill.pipeline.reader import shuffle as order
 from earmill.pipeline.reader import stream_state as saved
 from earmill.pipeline.reader.batching import Batching, FixedBatches, Plan
@@ -42,8 +44,14 @@ SPARE_BYTES = 4 * 2**20
 
 
 def tensor_row(row: Row) -> Row:
-    """The same row with tensors for arrays; events stay sparse until they are collated."""
-    return row.map(lambda features: features if is_sparse(features) else as_tensor(features))
+    """The same row with tensors for arrays; events stay sparse until they are collated, and what is
+    lent stays where it is."""
+
+    def of(features: Any) -> Any:
+        stays = isinstance(features, LentFrames) or is_sparse(features)
+        return features if stays else as_tensor(features)
+
+    return row.map(of)
 
 
 class FeatureDataset(Dataset["Row"]):
@@ -201,31 +209,42 @@ class FeatureStream(IterableDataset["Row"]):
         for batch in self.worker_batches(info.id, info.num_workers):
             yield from batch
 
-    def worker_batches(self, worker: int, workers: int) -> Iterator[Iterator[Row]]:
+    def worker_batches(
+        self, worker: int, workers: int, *, lent: bool = False
+    ) -> Iterator[Iterator[Row]]:
         """What one worker of a DataLoader reads, without a trace: batch j is of worker j % workers.
 
         The loader takes its workers in the same turn, so it hands out the plan in order.
+
+        Args:
+            lent: See `read`.
         """
         plan, ahead = self.left(), self._reads_ahead(workers)
         mine = range(worker, plan.n_batches, workers)
         for turn, number in enumerate(mine):
             if ahead:
                 self._announce(plan, mine[turn : turn + AHEAD_BATCHES])
-            yield self.read(plan, number)
+            yield self.read(plan, number, lent=lent)
 
     def left(self) -> Plan:
         """The plan from the resume point on."""
         epoch, start, skip = self._state[:DONE].tolist()
         return self._share(epoch, start).after(skip)
 
-    def read(self, plan: Plan, number: int) -> Iterator[Row]:
-        """The rows of a batch of a plan, one by one as they are read."""
+    def read(self, plan: Plan, number: int, *, lent: bool = False) -> Iterator[Row]:
+        """The rows of a batch of a plan, one by one as they are read.
+
+        Args:
+            lent: Frames come as they lie in the cache where they need no arithmetic, for a collate
+                of `reader.collate`, which copies them (`formats.lent`).
+        """
         rows, passes = plan.batch(number)
         starts: list[float | None] = [None] * len(rows)
         if self._cropper is not None:
             starts = self._cropper.starts_s(rows, passes)
         for index, start_s in zip(rows.tolist(), starts, strict=True):
-            row = self._row(index, start_s)
+            with lending() if lent and self._normaliser is None else nullcontext():
+                row = self._row(index, start_s)
             if self._normaliser is not None:
                 row = replace(row, features=self._normaliser(row.features))
             yield tensor_row(row)

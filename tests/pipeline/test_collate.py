@@ -156,6 +156,13 @@ def ragged_stream(*sizes: int) -> Any:
     return SimpleNamespace(name="modulation", channel_offsets=(0, *np.cumsum(sizes).tolist()))
 
 
+@pytest.mark.parametrize("name", [*COLLATES])
+def test_rows_of_other_widths_are_refused_and_not_spread(name: str) -> None:
+    rows = [AnyRow(i, f"{i}", {"m": np.ones((3, width))}) for i, width in enumerate((4, 1))]
+    with pytest.raises(ValueError, match="as many columns: expected 4, got 1"):
+        COLLATES[name](rows)
+
+
 @pytest.mark.parametrize("as_torch", [False, True], ids=["array", "tensor"])
 def test_per_channel_cuts_columns_and_turns_time_last(as_torch: bool) -> None:
     features: Any = np.arange(4 * 6, dtype=np.float32).reshape(4, 6)
