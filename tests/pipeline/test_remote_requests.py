@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Event
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.parquet import read as parquet_read
 from earmill.pipeline.formats.zarr import arrays as zarr_arrays
+from earmill.pipeline.formats.zarr import read as zarr_read
 from earmill.pipeline.reader.row_places import RowPlaces
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.stored_file import StoredFile
 from tests.pipeline.reader_data import (
     check_row,
     chunked_seconds,
@@ -86,6 +89,49 @@ def test_small_remote_objects_come_with_their_index(asked: list[tuple[str, int]]
             np.testing.assert_array_equal(ds[number].features["modulation"], wanted)
         ds.close()
     assert counts == [{1}, {2}]
+
+
+def test_the_ends_of_large_objects_come_beside_the_metadata(
+    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not behind it: the metadata is held back until the ends of a shard's objects are asked for.
+    They are not asked for again."""
+    write_chunked("memory://ends")
+    monkeypatch.setattr(zarr_read, "REMOTE_REQUEST_BYTES", 600)
+    ends, real = Event(), Layout.read_range
+
+    def in_order(self: Layout, rel: str, start: int, length: int) -> bytes:
+        if "/values/" in rel:
+            ends.set()
+        elif rel.endswith("zarr.json"):
+            assert ends.wait(10)
+            ends.clear()
+        return real(self, rel, start, length)
+
+    monkeypatch.setattr(Layout, "read_range", in_order)
+    ds = open_features("memory://ends", format="zarr")
+    for number, row in enumerate(ds):
+        wanted = make_row(number, chunked_seconds(number)).streams["modulation"]
+        np.testing.assert_array_equal(row.features["modulation"], wanted)
+    assert len(asked) == len({*asked})
+    ds.close()
+
+
+def test_an_end_that_cannot_be_read_now_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_chunked("memory://no-ends")
+    monkeypatch.setattr(zarr_read, "REMOTE_REQUEST_BYTES", 600)
+    failed = list[str]()
+
+    def fail(file: StoredFile) -> None:
+        failed.append(file.rel)
+        raise OSError("not now")
+
+    monkeypatch.setattr(zarr_read, "read_end", fail)
+    ds = open_features("memory://no-ends", format="zarr")
+    wanted = make_row(5, chunked_seconds(5)).streams["modulation"]
+    np.testing.assert_array_equal(ds[5].features["modulation"], wanted)
+    assert failed
+    ds.close()
 
 
 def test_remote_row_groups_come_in_few_requests(asked: list[tuple[str, int]]) -> None:

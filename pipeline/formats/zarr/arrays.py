@@ -23,6 +23,7 @@ from earmill.pipeline.formats.trust import Promise, refused
 from earmill.pipeline.formats.zarr.chunk_codecs import CRC, ChunkCodec, strings
 from earmill.pipeline.formats.zarr.encode import vector_chunk, vlen_utf8
 from earmill.pipeline.formats.zarr.trust import MAX_METADATA_BYTES
+from earmill.pipeline.formats.zarr.write import CHUNKS_PER_OBJECT
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 
@@ -107,27 +108,36 @@ class FrameChunks:
         return frames[: self.n_frames - chunk * self.chunk_frames]
 
 
-def read_index(file: StoredFile, n_chunks: int, content: Bytes | None = None) -> NDArray[np.int64]:
+def read_end(file: StoredFile) -> Bytes:
+    """As much of an object's end as the longest index takes that our writers make."""
+    nbytes = min(file.nbytes, CHUNKS_PER_OBJECT * ENTRY_BYTES + CRC.nbytes)
+    return file.read(file.nbytes - nbytes, nbytes)
+
+
+def read_index(file: StoredFile, n_chunks: int, end: Bytes | None = None) -> NDArray[np.int64]:
     """Where the chunks of an object lie: (chunk, [first byte, byte behind]); -1 where none is.
 
     Args:
-        content: All of the object, where that is there.
+        end: Last bytes of the object, or all, where they are there.
     Raises:
         CommitError: The index is damaged, or points elsewhere.
     """
     nbytes = n_chunks * ENTRY_BYTES + CRC.nbytes
     place = file.layout.url(file.rel)
     try:
-        start = max(0, file.nbytes - nbytes)
-        found = file.read(start, file.nbytes - start) if content is None else content[start:]
+        size = min(file.nbytes, nbytes)
+        if end is not None and len(end) >= size:
+            found = end[len(end) - size :]
+        else:
+            found = file.read(file.nbytes - size, size)
         body = CRC.checked(found)
     except CommitError as err:
         raise CommitError(f"{place}, index of chunks: {err}") from err
     entries = body.view("<u8").reshape(-1, 2)
     there = (entries != np.iinfo(np.uint64).max).any(axis=1)
     offsets, sizes = entries[:, 0], entries[:, 1]
-    end = np.uint64(file.nbytes - nbytes)
-    inside = (offsets <= end) & (sizes <= end) & (offsets + sizes <= end)
+    limit = np.uint64(file.nbytes - nbytes)
+    inside = (offsets <= limit) & (sizes <= limit) & (offsets + sizes <= limit)
     if len(entries) != n_chunks or not (inside | ~there).all():
         raise refused(place, "its index of chunks points out of the object")
     spans = np.stack([offsets, offsets + sizes], axis=1).astype(np.int64)

@@ -7,9 +7,10 @@ zarr reads as silence, a chunk that is not there, is an error here, as writers w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby, islice
 from threading import Lock
 from typing import Any
 
@@ -29,6 +30,7 @@ from earmill.pipeline.formats.half import put_together
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.formats.zarr.arrays import (
     FrameChunks,
+    read_end,
     read_index,
     read_numbers,
     read_strings,
@@ -41,6 +43,8 @@ from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 # of the processor until they are decoded.
 REMOTE_REQUEST_BYTES, LOCAL_REQUEST_BYTES = 8 * 2**20, 2 * 2**20
 VECTORS = ("row_id", "row_start")
+# Of which the ends come with the metadata.
+MOST_ENDS = 8
 
 
 @dataclass(frozen=True)
@@ -61,17 +65,42 @@ class ZarrShard:
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
         self._layout, self._promise, self._cache = layout, promise, cache
         self.rel = rel
-        self._arrays: Mapping[str, Any] = read_metadata(layout, rel, promise)
+        self._request_bytes = LOCAL_REQUEST_BYTES if layout.is_local else REMOTE_REQUEST_BYTES
+        # By object.
+        self._ends: dict[str, Bytes] = {}
+        self._arrays = self._metadata()
         self._values = {
             stream: FrameChunks.of(f"{rel}/{stream}", self._arrays[f"{stream}/values"])
             for stream in promise.columns
         }
-        self._request_bytes = LOCAL_REQUEST_BYTES if layout.is_local else REMOTE_REQUEST_BYTES
         self._rows: dict[str, tuple[list[str], np.ndarray]] = {}
         self._vectors: dict[str, Any] = {}
         self._objects: dict[tuple[str, int], FrameObject] = {}
         # Two that read ahead do not ask for the same.
         self._asking = Lock()
+
+    def _metadata(self) -> Mapping[str, Any]:
+        """What the store holds. From a remote one the ends of objects that take several requests
+        come in the same round trip: it stands there where their chunks lie."""
+        large = [] if self._layout.is_local else [*islice(self._large_objects(), MOST_ENDS)]
+        if not large:
+            return read_metadata(self._layout, self.rel, self._promise)
+        with ThreadPoolExecutor(len(large), "ends") as pool:
+            ends = [pool.submit(read_end, file) for file in large]
+            arrays = read_metadata(self._layout, self.rel, self._promise)
+        for file, end in zip(large, ends, strict=True):
+            with suppress(Exception):  # whoever needs it reads it again, and hears why not
+                self._ends[file.rel] = end.result()
+        return arrays
+
+    def _large_objects(self) -> Iterator[StoredFile]:
+        for stream in self._promise.columns:
+            for number in count():
+                if self._object_path(stream, number) not in self._promise.files:
+                    break
+                file = self._file(stream, number)
+                if file.nbytes > self._request_bytes:
+                    yield file
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
         """A fresh array; see `ShardReader`."""
@@ -328,12 +357,16 @@ class ZarrShard:
         Args:
             content: All of it, where that is there.
         """
-        spans = read_index(file, self._values[stream].object_chunks, content)
+        end = self._ends.pop(file.rel, None) if content is None else content
+        spans = read_index(file, self._values[stream].object_chunks, end)
         found = self._objects[stream, number] = FrameObject(file, spans)
         return found
 
+    def _object_path(self, stream: str, number: int) -> str:
+        return f"{self.rel}/{stream}/values/c/{number}/0"
+
     def _file(self, stream: str, number: int) -> StoredFile:
-        rel = f"{self.rel}/{stream}/values/c/{number}/0"
+        rel = self._object_path(stream, number)
         if rel not in self._promise.files:
             raise CommitError(
                 f"{self._layout.url(rel)} is missing from the commit; run `earmill verify`"
