@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import earmill.pipeline.formats.parquet.write as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
-from earmill import collate, compute_statistics, open_features
+from earmill import FeatureLoader, collate, compute_statistics, open_features
 from earmill.pipeline.common.errors import (
     CommitError,
     NonFiniteFeatureError,
@@ -251,6 +251,10 @@ def test_a_set_in_int8_reads_with_one_in_float16(place: Path, tmp_path: Path) ->
     both = open_features([place, tmp_path / "half"], streams=["modulation"], dtype="float32")
     assert len(both) == len(SECONDS) + 1
     assert both[len(SECONDS)].features["modulation"].dtype == np.float32
+    # Frames in float16 are copied from where they were decoded, those in int8 are made first.
+    (batch,) = FeatureLoader(both.iterable(shuffle=False, batch_size=len(both)))
+    for row, frames in zip(both, batch.features["modulation"].unpad(), strict=True):
+        np.testing.assert_array_equal(frames.numpy(), row.features["modulation"])
 
 
 def test_a_release_that_knows_no_int8_says_so(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
