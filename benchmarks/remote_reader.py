@@ -4,8 +4,8 @@ Client, server and reader share the cores, so what can be had is bounded by CPU 
 from the disk takes, and what the client for S3 and the server take to move the same files (in
 requests of 8 MB, sixteen at once, nothing decoded), divided by the cores. `at most` is that as a
 share of the rate from the disk. What is reached is less by the round trips before the first row:
-three to open a set and three more to its first values, which is as long as reading an hour from the
-disk takes; so a longer set is read too. The reader itself goes past s3fs
+three to open a set and two more to its first values, which is half as long as reading an hour from
+the disk takes; so a longer set is read too. The reader itself goes past s3fs
 (`storage/straight_ranges.py`), for less CPU time. Disk, store and s3fs take turns.
 """
 

@@ -9,7 +9,8 @@ A disk gives a block as fast as many, and the first is wanted soon: rows are tak
 A remote store makes every request wait and every request costs the client as much as a MB: rows are
 taken by the quarter of a window, and shards as a whole where they fit in it, so that requests are
 large and few; the shards they lie in are opened side by side, and the next ones before any of their
-rows is in the window, as it takes four round trips, one after the other, to know where rows lie.
+rows is in the window, as it takes two to three round trips, one after the other, to know where rows
+lie.
 """
 
 from __future__ import annotations
