@@ -6,6 +6,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import BoundedSemaphore, Condition, Lock
 from typing import Protocol, TypeVar
@@ -25,6 +26,8 @@ Block = tuple[str, int]
 # Memory of blocks that were thrown away, kept for the next ones: first touching new memory costs as
 # much as decoding into it.
 SPARE_BYTES = 32 * 2**20
+# Used blocks that stay while blocks come in order.
+SCANNED_BYTES = 16 * 2**20
 
 
 @dataclass
@@ -67,6 +70,9 @@ class BlockCache:
         # Blocks under way, and whether they are read ahead.
         self._under_way: dict[Hashable, bool] = {}
         self._spare: list[np.ndarray] = []
+        # Of `_blocks`, and how many of them stay in each scan under way.
+        self._used_bytes = 0
+        self._scans: list[int] = []
         # Held while blocks are decoded. Requests to a store come in bursts: sixteen threads that
         # decode on two cores leave a ninth of them to the one that hands rows out.
         self.decoding = BoundedSemaphore(cores())
@@ -115,6 +121,22 @@ class BlockCache:
                 self._under_way.pop(key, None)
             self._changed.notify_all()
 
+    @contextmanager
+    def scan(self, n_blocks: int) -> Iterator[None]:
+        """Inside, blocks are used in order and not again: those that were used are let go of soon,
+        and the next go into memory that the processor still has at hand. Of two that read in order
+        at a time the second may want what the first has used: all stays.
+
+        Args:
+            n_blocks: Used ones that stay, whatever their size.
+        """
+        # Without the lock: a generator may end wherever Python collects it, also inside of it.
+        self._scans.append(n_blocks)
+        try:
+            yield
+        finally:
+            self._scans.remove(n_blocks)
+
     def memory(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Memory for a block: that of one that was thrown away, where one has this size."""
         with self._changed:
@@ -133,15 +155,24 @@ class BlockCache:
             self.counts.bytes_read += size
             # Read twice, as by two openings of one shard, it is kept and weighed once.
             self.nbytes += size - _nbytes(self._used(key) or ())
-            self._blocks.pop(key, None)
+            self._used_bytes -= _nbytes(self._blocks.pop(key, ()))
             if self._under_way.get(key):
                 self._unused[key] = block, self.counts.bytes_read
             else:
                 self._blocks[key] = block
-            while self.nbytes > self.max_bytes and len(self._blocks) + len(self._unused) > 1:
+                self._used_bytes += size
+            while self._is_full():
                 self._throw_away(key)
             self._changed.notify_all()
         return block
+
+    def _is_full(self) -> bool:
+        if self.nbytes > self.max_bytes:
+            return len(self._blocks) + len(self._unused) > 1
+        if self._used_bytes <= SCANNED_BYTES:
+            return False
+        scans = tuple(self._scans)
+        return len(scans) == 1 and len(self._blocks) > max(1, *scans)
 
     def _keeps(self, key: Hashable) -> bool:
         return key in self._blocks or key in self._unused
@@ -149,7 +180,8 @@ class BlockCache:
     def _used(self, key: Hashable) -> DecodedBlock | None:
         """A kept block, now the most recently used, or None."""
         if key in self._unused:
-            self._blocks[key] = self._unused.pop(key)[0]
+            block = self._blocks[key] = self._unused.pop(key)[0]
+            self._used_bytes += _nbytes(block)
         elif key in self._blocks:
             self._blocks.move_to_end(key)
         return self._blocks.get(key)
@@ -162,6 +194,7 @@ class BlockCache:
             self._blocks.move_to_end(waiting, last=False)
         old, shared = _pop_oldest(self._blocks)
         self.nbytes -= _nbytes(old)
+        self._used_bytes -= _nbytes(old)
         if not shared:
             self._save_memory(old[0].base)
 
@@ -182,7 +215,7 @@ class BlockCache:
             self._blocks.clear()
             self._unused.clear()
             self._spare.clear()
-            self.nbytes = 0
+            self.nbytes = self._used_bytes = 0
 
 
 def _nbytes(block: DecodedBlock) -> int:

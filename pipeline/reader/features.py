@@ -11,6 +11,7 @@ import operator
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,8 @@ MAX_OPEN_SHARDS = 128
 CachePlace = tuple[Path, int]
 # Rows that iterating in order names ahead; `ReadAhead` bounds them in bytes.
 READ_AHEAD_ROWS = 512
+# Of each stream, where rows are read in order: two that a row lies in, and as many behind it.
+SCANNED_BLOCKS = 4
 
 
 class Features(TorchViews):
@@ -165,11 +168,19 @@ class Features(TorchViews):
 
     def __iter__(self) -> Iterator[Row]:
         due = 0
-        for position in range(len(self)):
-            if position == due:
-                rows = range(position, min(len(self), position + READ_AHEAD_ROWS))
-                due += self._ahead().want(rows, in_order=True)
-            yield self[position]
+        with self._scan():
+            for position in range(len(self)):
+                if position == due:
+                    rows = range(position, min(len(self), position + READ_AHEAD_ROWS))
+                    due += self._ahead().want(rows, in_order=True)
+                yield self[position]
+
+    def _scan(self) -> AbstractContextManager[None]:
+        """Of a set that the cache does not hold no block is there when its turn comes again."""
+        cache = self._here().shards.cache
+        if self._places.all_bytes <= cache.max_bytes:
+            return nullcontext()
+        return cache.scan(SCANNED_BLOCKS * len(self._names))
 
     def prefetch(
         self, rows: Sequence[int], spans_s: Sequence[tuple[float, float] | None] | None = None

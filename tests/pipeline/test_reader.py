@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill import open_features
+from earmill.pipeline.formats import blocks
 from tests.pipeline.reader_data import (
     FORMATS,
     LOUDNESS_HZ,
@@ -25,6 +26,7 @@ from tests.pipeline.reader_data import (
     make_row,
     n_frames,
     stream,
+    write_chunked,
     write_set,
 )
 
@@ -224,3 +226,26 @@ def test_provenance_is_the_row_own(small: Path) -> None:
     assert facts["gain_db"] == -8.0
     assert facts["calibration"] == "rms1_db_spl=100"
     assert not {"row_id", "modulation_start", "extra_label"} & set(facts)
+
+
+@pytest.mark.parametrize("fmt", ["zarr", "parquet"])
+def test_a_set_beyond_the_cache_is_scanned_and_one_within_stays_in_it(
+    fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "SCANNED_BYTES", 0)
+    write_chunked(tmp_path)
+    held = []
+    for cache_bytes in (10_000, 2**20):
+        ds = open_features(tmp_path, format=fmt, cache_bytes=cache_bytes)
+        assert ds.nbytes > 10_000
+        for number, row in enumerate(ds):
+            wanted = make_row(number, chunked_seconds(number)).streams["modulation"]
+            np.testing.assert_array_equal(row.features["modulation"], wanted)
+        before = ds.io.blocks_read
+        for _ in ds:
+            break  # the scan ends with who reads
+        assert ds._here().shards.cache._scans == []
+        assert len([*ds]) == 6
+        held.append(ds.io.blocks_read == before)
+        ds.close()
+    assert held == [False, True]
