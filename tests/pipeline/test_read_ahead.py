@@ -336,7 +336,8 @@ def test_no_more_threads_decode_than_there_are_cores(
     """Requests come in bursts, and whoever hands rows out needs a core too."""
     import pyarrow.parquet as pq
 
-        from earmill.pipeline.formats.zarr.arrays import FrameChunks
+    from earmill.pipeline.formats import blocks
+    from earmill.pipeline.formats.zarr.arrays import FrameChunks
 
     monkeypatch.setattr(blocks, "cores", lambda: 2)
     uri = f"memory://decoding-{fmt}"
