@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from earmill.pipeline.common.machine import cores
-from earmill.pipeline.formats.lent import LentFrames, lending
+from earmill.pipeline.formats.lent import lending
 from earmill.pipeline.reader import shuffle as order
 from earmill.pipeline.reader import stream_state as saved
 from earmill.pipeline.reader.batching import Batching, FixedBatches, Plan
@@ -44,14 +44,8 @@ SPARE_BYTES = 4 * 2**20
 
 
 def tensor_row(row: Row) -> Row:
-    """The same row with tensors for arrays; events stay sparse until they are collated, and what is
-    lent stays where it is."""
-
-    def of(features: Any) -> Any:
-        stays = isinstance(features, LentFrames) or is_sparse(features)
-        return features if stays else as_tensor(features)
-
-    return row.map(of)
+    """The same row with tensors for arrays; events stay sparse until they are collated."""
+    return row.map(lambda features: features if is_sparse(features) else as_tensor(features))
 
 
 class FeatureDataset(Dataset["Row"]):
@@ -235,8 +229,9 @@ class FeatureStream(IterableDataset["Row"]):
         """The rows of a batch of a plan, one by one as they are read.
 
         Args:
-            lent: Frames come as they lie in the cache where they need no arithmetic, for a collate
-                of `reader.collate`, which copies them (`formats.lent`).
+            lent: For a collate of `reader.collate`, which makes its own tensors: arrays stay what
+                they are, and where they need no arithmetic come as they lie in the cache, to be
+                copied by it (`formats.lent`).
         """
         rows, passes = plan.batch(number)
         starts: list[float | None] = [None] * len(rows)
@@ -247,7 +242,7 @@ class FeatureStream(IterableDataset["Row"]):
                 row = self._row(index, start_s)
             if self._normaliser is not None:
                 row = replace(row, features=self._normaliser(row.features))
-            yield tensor_row(row)
+            yield row if lent else tensor_row(row)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank stands, after the rows handed out so far; a few plain numbers.
