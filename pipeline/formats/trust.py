@@ -8,7 +8,7 @@ its reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -47,6 +47,7 @@ class Promise:
         files: Every file of the shard by its path.
         said: What the index says of the shard's rows, None where there is none. Nothing of it is
             believed before it is shown to be what was committed.
+        reads: Streams that are read; of others nothing is fetched before it is asked for.
     """
 
     rows: int
@@ -54,6 +55,7 @@ class Promise:
     columns: Mapping[str, tuple[int, str]]
     files: Mapping[str, OutFile]
     said: RowsSaid | None = field(default=None, compare=False)
+    reads: Sequence[str] = field(default=(), compare=False)
 
 
 @contextmanager

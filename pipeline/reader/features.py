@@ -294,7 +294,8 @@ class Features(TorchViews):
             layout = Layout.open(self._uri, self._storage_options)
             if self._local_cache is not None and not layout.is_local:
                 layout = replace(layout, cache=LocalCache(*self._local_cache))
-            shards = OpenShards(max_open=MAX_OPEN_SHARDS, max_bytes=self._cache_bytes)
+            bounds = {"max_open": MAX_OPEN_SHARDS, "max_bytes": self._cache_bytes}
+            shards = OpenShards(**bounds, reads=self._names)
             self._process = Process(layout, shards)
             weakref.finalize(self, self._process.close)
         return self._process

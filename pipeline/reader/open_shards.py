@@ -10,6 +10,8 @@ an index of other files gives an error and never the features of another row.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
 from threading import Condition
 
 from earmill.pipeline.formats.blocks import (
@@ -29,12 +31,13 @@ class OpenShards:
     Args:
         max_open: File handles at most.
         max_bytes: Bound of the block cache they share.
+        reads: Streams that are read.
     """
 
-    def __init__(self, *, max_open: int, max_bytes: int) -> None:
+    def __init__(self, *, max_open: int, max_bytes: int, reads: Sequence[str] = ()) -> None:
         self.counts = IoCounts()
         self.cache = BlockCache(max_bytes, self.counts)
-        self._max_open = max_open
+        self._max_open, self._reads = max_open, reads
         self._changed = Condition()
         self._under_way: set[str] = set()
         self._open: OrderedDict[str, ShardReader] = OrderedDict()
@@ -65,6 +68,7 @@ class OpenShards:
                 self._make_room()
             self._under_way.add(rel)
         try:
+            promise = replace(promise, reads=self._reads)
             return self._keep(rel, format_of(fmt).open(layout, rel, promise, self.cache))
         finally:
             with self._changed:

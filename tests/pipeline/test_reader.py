@@ -243,6 +243,7 @@ def test_a_set_beyond_the_cache_is_scanned_and_one_within_stays_in_it(
             np.testing.assert_array_equal(row.features["modulation"], wanted)
         before = ds.io.blocks_read
         for _ in ds:
+            assert bool(ds._here().shards.cache._scans) == (cache_bytes == 10_000)
             break  # the scan ends with who reads
         assert ds._here().shards.cache._scans == []
         assert len([*ds]) == 6

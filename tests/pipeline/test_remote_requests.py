@@ -117,6 +117,18 @@ def test_the_ends_of_large_objects_come_beside_the_metadata(
     ds.close()
 
 
+def test_of_streams_that_are_not_read_no_end_is_fetched(
+    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_chunked("memory://other-ends")
+    monkeypatch.setattr(zarr_read, "REMOTE_REQUEST_BYTES", 600)
+    ds = open_features("memory://other-ends", format="zarr", streams=["loudness"])
+    assert len(ds[5].features["loudness"]) == 475
+    values = {name for name, _ in asked if "/values/" in name}
+    assert values and all("/loudness/" in name for name in values)
+    ds.close()
+
+
 def test_an_end_that_cannot_be_read_now_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
     write_chunked("memory://no-ends")
     monkeypatch.setattr(zarr_read, "REMOTE_REQUEST_BYTES", 600)

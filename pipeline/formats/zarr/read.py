@@ -80,8 +80,8 @@ class ZarrShard:
         self._asking = Lock()
 
     def _metadata(self) -> Mapping[str, Any]:
-        """What the store holds. From a remote one the ends of objects that take several requests
-        come in the same round trip: it stands there where their chunks lie."""
+        """What the store holds. From a remote one the ends of objects that are read in several
+        requests come in the same round trip: it stands there where their chunks lie."""
         large = [] if self._layout.is_local else [*islice(self._large_objects(), MOST_ENDS)]
         if not large:
             return read_metadata(self._layout, self.rel, self._promise)
@@ -94,7 +94,7 @@ class ZarrShard:
         return arrays
 
     def _large_objects(self) -> Iterator[StoredFile]:
-        for stream in self._promise.columns:
+        for stream in self._promise.reads:
             for number in count():
                 if self._object_path(stream, number) not in self._promise.files:
                     break
