@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -31,7 +31,7 @@ from earmill.pipeline.storage.local_files import move_in, sync_names
 from earmill.pipeline.storage.store_calls import store_call
 from earmill.pipeline.storage.straight_ranges import (
     Bytes,
-    read_straight,
+    parts_straight,
     whole_straight,
 )
 from earmill.pipeline.storage.uploads import FILES_AT_ONCE, in_parts
@@ -170,14 +170,16 @@ class Layout:
         """Bytes [start, start + length) of one file; fewer where it ends before."""
         return bytes(self.fs.cat_file(self.inside(rel), start=start, end=start + length))
 
-    def read_straight(self, rel: str, start: int, into: Bytes) -> bool:
-        """Fill memory with the bytes from `start` on of a file that has so many, past the
-        filesystem; False where that cannot be or went wrong, and `read_range` is to be asked."""
-        return read_straight(self.fs, self.path(rel), start, into)
+    def parts_straight(
+        self, rel: str, start: int, sizes: Sequence[int], memory: Bytes
+    ) -> Iterator[Bytes]:
+        """The bytes from `start` on of a file that has so many in parts, past the filesystem, all
+        in `memory`; fewer where that cannot be or goes wrong, and `read_range` is to be asked."""
+        return parts_straight(self.fs, self.path(rel), start, sizes, memory)
 
     def read_whole_straight(self, rel: str, most: int) -> bytes | None:
-        """The whole content of a file of at most so many bytes, past the filesystem; None as False
-        of `read_straight`."""
+        """The whole content of a file of at most so many bytes, past the filesystem; None where
+        that cannot be or goes wrong."""
         return whole_straight(self.fs, self.path(rel), most)
 
     @store_call("written")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +51,7 @@ class StoredFile:
         Raises:
             CommitError: The file is missing, or has not so many.
         """
-        if not 0 <= start <= start + length <= self.nbytes:
-            raise self._short(start, length, f"was committed with {self.nbytes} bytes")
+        self._check(start, length)
         try:
             memory = _memory(length) if passing else np.empty(length, np.uint8)
             found = (
@@ -64,6 +65,27 @@ class StoredFile:
         if len(found) != length:
             raise self._short(start, length, f"ends after {start + len(found)}")
         return found
+
+    def parts(self, start: int, sizes: Sequence[int]) -> Iterator[Bytes]:
+        """Bytes from `start` on in parts of these sizes, each in memory that is filled anew with
+        the next one and by `read(passing=True)`: decoded at once they are still in the cache of the
+        processor. A remote store is asked once for all of them. Raises as `read`."""
+        self._check(start, sum(sizes))
+        done = 0
+        if not self.layout.is_local and self.layout.cache is None and sizes:
+            memory = _memory(max(sizes))
+            for part in self.layout.parts_straight(self.rel, start, sizes, memory):
+                yield part
+                done += 1
+        left, start = sizes[done:], start + sum(sizes[:done])
+        if self.layout.is_local:
+            for size in left:
+                yield self.read(start, size, passing=True)
+                start += size
+        elif left:
+            content = self.read(start, sum(left))
+            for end, size in zip(accumulate(left), left, strict=True):
+                yield content[end - size : end]
 
     def _local(self, start: int, into: Bytes) -> Bytes:
         done = 0
@@ -90,9 +112,13 @@ class StoredFile:
 
     def _fetched(self, start: int, into: Bytes) -> Bytes:
         """In `into` or elsewhere; fewer where the file ends before."""
-        if not len(into) or self.layout.read_straight(self.rel, start, into):
+        if not len(into) or [*self.layout.parts_straight(self.rel, start, [len(into)], into)]:
             return into
         return np.frombuffer(self.layout.read_range(self.rel, start, len(into)), np.uint8)
+
+    def _check(self, start: int, length: int) -> None:
+        if not 0 <= start <= start + length <= self.nbytes:
+            raise self._short(start, length, f"was committed with {self.nbytes} bytes")
 
     def _short(self, start: int, length: int, why: str) -> CommitError:
         return CommitError(

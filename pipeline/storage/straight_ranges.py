@@ -2,7 +2,8 @@
 
 s3fs is made for many requests at once in one thread: a request costs it 1.6 ms of Python, and what
 arrives goes through its event loop in small pieces that are joined at the end. Here it shows how
-URLs are signed (`storage/signed_urls.py`); the bytes come by `http.client`, in 0.2 ms.
+URLs are signed (`storage/signed_urls.py`); a request is a few lines of text, and the bytes come in
+0.1 ms.
 
 It is a way past s3fs and never in its place: whatever does not go smoothly, be it a refusal, a
 redirect, an outage or a signature past its time, is left to s3fs, which is asked as ever. For a
@@ -13,17 +14,14 @@ is missing is no trouble: s3fs says so too, and the way stays open.
 from __future__ import annotations
 
 import os
-import socket
-import ssl
-import struct
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -31,18 +29,17 @@ from urllib.request import getproxies
 import numpy as np
 from numpy.typing import NDArray
 
+from earmill.pipeline.storage.http_get import STALL_S, Answer, ask, connect
 from earmill.pipeline.storage.signed_urls import SignedUrls
 
 Bytes = NDArray[np.uint8]
 T = TypeVar("T")
-# What is made of an answer; None where it is not what was asked for.
-Take = Callable[[HTTPConnection, HTTPResponse], T | None]
-
+# Gives what is made of an answer, and returns whether that was what was asked for.
+Took = Generator[T, None, bool]
+Take = Callable[[Answer], Took[T]]
 Address = tuple[str, str]
 # Process, time of last use, address, connection.
 Idle = tuple[int, float, Address, HTTPConnection]
-# As botocore has it, where nothing else is set.
-STALL_S = 60.0
 # An idle connection may have been closed by the store; those that wait longer are not tried.
 IDLE_S, MAX_IDLE = 4.0, 32
 # For so long after something went wrong only s3fs is asked.
@@ -71,19 +68,22 @@ _PLAIN_CONFIG = frozenset(
 )
 
 
-def read_straight(fs: Any, path: str, start: int, into: Bytes) -> bool:
-    """Fill memory with the bytes of an object from `start` on; False where that cannot be or went
-    wrong, and the filesystem is to be asked. What `into` then holds is undefined.
+def parts_straight(
+    fs: Any, path: str, start: int, sizes: Sequence[int], memory: Bytes
+) -> Iterator[Bytes]:
+    """The bytes of an object from `start` on in parts of these sizes, by one request; fewer where
+    that cannot be or goes wrong, and the filesystem is to be asked for the others.
 
     Args:
         fs: fsspec filesystem. path: Of the object, as `fs` spells it.
+        memory: Where each of them lies until the next is asked for.
     """
-    return can_go_straight(fs) and _way(fs).read(path, start, into)
+    return _way(fs).parts(path, start, sizes, memory) if can_go_straight(fs) else iter(())
 
 
 def whole_straight(fs: Any, path: str, most: int) -> bytes | None:
     """All of an object; None where that cannot be, went wrong, or is more than `most` bytes, and
-    the filesystem is to be asked. Arguments as of `read_straight`."""
+    the filesystem is to be asked. Arguments as of `parts_straight`."""
     return _way(fs).whole(path, most) if can_go_straight(fs) else None
 
 
@@ -139,76 +139,75 @@ class _Way:
         self._rests_until = 0.0
         weakref.finalize(self, _close, self._idle)
 
-    def read(self, path: str, start: int, into: Bytes) -> bool:
-        """See `read_straight`."""
-        wanted = f"{start}-{start + len(into) - 1}"
+    def parts(self, path: str, start: int, sizes: Sequence[int], memory: Bytes) -> Iterator[Bytes]:
+        """See `parts_straight`."""
+        nbytes = sum(sizes)
+        wanted = f"{start}-{start + nbytes - 1}"
 
-        def take(connection: HTTPConnection, response: HTTPResponse) -> bool | None:
-            done = _is_answer(response, wanted, len(into)) and _fill(connection, response, into)
-            return done or None
+        def take(answer: Answer) -> Took[Bytes]:
+            if not answer.is_range(wanted, nbytes):
+                return False
+            with answer.receiving() as fill:
+                for size in sizes:
+                    if not fill(memory[:size].data):
+                        return False
+                    yield memory[:size]
+            return True
 
-        return bool(self._taken(path, {"Range": f"bytes={wanted}"}, take))
+        return self._taken(path, {"Range": f"bytes={wanted}"}, take)
 
     def whole(self, path: str, most: int) -> bytes | None:
         """See `whole_straight`."""
-        return self._taken(path, {}, partial(_body, most))
+        # To the end, as the connection is free only then.
+        found = [*self._taken(path, {}, partial(_body, most))]
+        return found[0] if found else None
 
-    def _taken(self, path: str, headers: Mapping[str, str], take: Take[T]) -> T | None:
+    def _taken(self, path: str, headers: Mapping[str, str], take: Take[T]) -> Iterator[T]:
         if time.monotonic() < self._rests_until:
-            return None
-        found = None
+            return
+        smooth = False
         try:
             url = urlsplit(self._urls.url(path))
             address, target = (url.scheme, url.netloc), f"{url.path}?{url.query}"
-            found = self._asked(address, target, headers, take)
+            smooth = yield from self._answered(address, target, headers, take)
         except _OthersAnswer:
-            return None
+            return
         # The filesystem is asked again, and tells what is wrong: stores raise their own roots.
         except Exception:
             pass
-        if found is None:
+        if not smooth:
             self._urls.forget()
             self._rests_until = time.monotonic() + REST_S
-        return found
-
-    def _asked(
-        self, address: Address, target: str, headers: Mapping[str, str], take: Take[T]
-    ) -> T | None:
-        connection = self._waiting(address)
-        if connection is not None:
-            try:
-                return self._answered(address, connection, target, headers, take)
-            # The store closes what waits for long.
-            except (HTTPException, ConnectionError):
-                pass
-        connection = _connection(*address, self._stall_s, self._certificates)
-        return self._answered(address, connection, target, headers, take)
 
     def _answered(
-        self,
-        address: Address,
-        connection: HTTPConnection,
-        target: str,
-        headers: Mapping[str, str],
-        take: Take[T],
-    ) -> T | None:
-        found, keeps = None, False
+        self, address: Address, target: str, headers: Mapping[str, str], take: Take[T]
+    ) -> Took[T]:
+        connection, answer = self._asked(address, target, headers)
+        smooth, keeps = False, not answer.will_close
         try:
-            connection.request("GET", target, headers=headers)
-            response = connection.getresponse()
-            keeps = not response.will_close
-            if response.status == HTTPStatus.NOT_FOUND:
+            if answer.status == HTTPStatus.NOT_FOUND:
                 raise _OthersAnswer
-            found = take(connection, response)
+            smooth = yield from take(answer)
         finally:
-            if found is not None and keeps:
+            if smooth and keeps:
                 self._idle.append((os.getpid(), time.monotonic(), address, connection))
             else:
                 connection.close()
         while len(self._idle) > MAX_IDLE:
             with suppress(IndexError):  # another thread took the last
                 self._idle.popleft()[-1].close()
-        return found
+        return smooth
+
+    def _asked(
+        self, address: Address, target: str, headers: Mapping[str, str]
+    ) -> tuple[HTTPConnection, Answer]:
+        connection = self._waiting(address)
+        if connection is not None:
+            # The store closes what waits for long.
+            with suppress(ConnectionError):
+                return connection, ask(connection, address[1], target, headers)
+        connection = connect(*address, self._stall_s, self._certificates)
+        return connection, ask(connection, address[1], target, headers)
 
     def _waiting(self, address: Address) -> HTTPConnection | None:
         """A connection of this process that was used a moment ago."""
@@ -229,70 +228,17 @@ def _close(idle: deque[Idle]) -> None:
         idle.pop()[-1].close()
 
 
-def _connection(
-    scheme: str, netloc: str, stall_s: float, certificates: str | None
-) -> HTTPConnection:
-    if scheme == "https":
-        return HTTPSConnection(netloc, timeout=stall_s, context=_trust(certificates))
-    return HTTPConnection(netloc, timeout=stall_s)
-
-
-@lru_cache
-def _trust(certificates: str | None) -> ssl.SSLContext:
-    from botocore.httpsession import get_cert_path
-
-    return ssl.create_default_context(cafile=certificates or get_cert_path(True))
-
-
-def _is_answer(response: HTTPResponse, wanted: str, nbytes: int) -> bool:
-    """Whether the body is exactly what was asked for."""
-    told = response.headers.get("Content-Range", "")
-    partial = response.status == HTTPStatus.PARTIAL_CONTENT
-    return partial and told.startswith(f"bytes {wanted}/") and response.length == nbytes
-
-
-def _body(most: int, _: HTTPConnection, response: HTTPResponse) -> bytes | None:
-    """All of an object; None where that is not what this is."""
-    if response.status != HTTPStatus.OK:
-        return None
-    if response.length is None or response.length > most:
+def _body(most: int, answer: Answer) -> Took[bytes]:
+    """All of an object."""
+    if answer.status != HTTPStatus.OK:
+        return False
+    if answer.length is None or answer.length > most:
         raise _OthersAnswer
-    # Raises where it ends too early.
-    return response.read()
-
-
-def _fill(connection: HTTPConnection, response: HTTPResponse, into: Bytes) -> bool:
-    """The body into memory; False where it ends too early."""
-    view, sock = into.data, connection.sock
-    # What came with the headers lies in the response's own memory.
-    done = response.fp.readinto1(view)
-    rest = _receive_at_once if type(sock) is socket.socket else _receive
-    whole = bool(done) and rest(sock, view[done:])
-    response.close()
-    return whole
-
-
-def _receive_at_once(sock: socket.socket, view: memoryview) -> bool:
-    """Fill `view` in as few calls as the kernel allows: after each, a thread waits for the
-    interpreter anew, behind all others."""
-    stall_s = sock.gettimeout() or STALL_S
-    # With a time-out of Python's the kernel would give what is there; this one is the kernel's own.
-    sock.settimeout(None)
-    stall = struct.pack("ll", int(stall_s), int(1e6 * (stall_s % 1)))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
-    try:
-        return _receive(sock, view, socket.MSG_WAITALL)
-    finally:
-        sock.settimeout(stall_s)
-
-
-def _receive(sock: socket.socket, view: memoryview, flags: int = 0) -> bool:
-    done = 0
-    while done < len(view):
-        count = sock.recv_into(view[done:], 0, flags)
-        if not count:
+    found = bytearray(answer.length)
+    with answer.receiving() as fill:
+        if not fill(memoryview(found)):
             return False
-        done += count
+    yield bytes(found)
     return True
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -14,10 +14,11 @@ import fsspec
 import numpy as np
 import pytest
 
+from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.storage import straight_ranges
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
-from earmill.pipeline.storage.straight_ranges import _Way, can_go_straight, read_straight
+from earmill.pipeline.storage.straight_ranges import _Way, can_go_straight, parts_straight
 from tests.pipeline.outages import s3_error, s3_store
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
@@ -48,6 +49,10 @@ class _Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.requests += 1
         how = self.server.behaviour
+        if how.startswith("raw "):
+            self.wfile.write(how.removeprefix("raw ").encode())
+            self.close_connection = True
+            return
         if how == "missing":
             self.send_error(404)
             return
@@ -63,7 +68,8 @@ class _Answers(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body) - (how == "too few")))
         self.end_headers()
         cut = len(body) // 2 if how in ("stalls", "breaks off") else len(body) - (how == "too few")
-        self.wfile.write(body[:cut])
+        for begin in range(0, cut, step := 1000 if how == "in pieces" else len(body)):
+            self.wfile.write(body[begin : min(begin + step, cut)])
         self.wfile.flush()
         if how == "stalls":
             time.sleep(1.0)
@@ -98,19 +104,72 @@ class _Urls:
         self.forgotten += 1
 
 
-def _read(way: _Way, server: _Server, start: int = 5, nbytes: int = 2_000_000) -> bool:
-    into = np.zeros(nbytes, np.uint8)
-    done = way.read("bucket/key", start, into)
-    if done:
-        np.testing.assert_array_equal(into, CONTENT[start : start + nbytes])
-    return done
+def _parts(way: _Way, sizes: Sequence[int], start: int = 5) -> int:
+    """How many parts come; that they are the right ones is checked."""
+    memory, count = np.zeros(max(sizes), np.uint8), 0
+    for part in way.parts("bucket/key", start, sizes, memory):
+        np.testing.assert_array_equal(part, CONTENT[start : start + sizes[count]])
+        start, count = start + sizes[count], count + 1
+    return count
+
+
+def _read(way: _Way, start: int = 5, nbytes: int = 2_000_000) -> bool:
+    return _parts(way, [nbytes], start) == 1
 
 
 def test_reads_what_is_there_over_one_connection() -> None:
     with _serving() as server:
         way = _Way(_Urls(server))
-        assert all(_read(way, server, *place) for place in ((0, 1), (5, 2_000_000), (2_999_999, 1)))
+        assert all(_read(way, *place) for place in ((0, 1), (5, 2_000_000), (2_999_999, 1)))
         assert (server.connections, server.requests) == (1, 3)
+
+
+@pytest.mark.parametrize("behaviour", ["", "in pieces", "stalls", "breaks off"])
+def test_parts_come_as_they_arrive_until_something_goes_wrong(behaviour: str) -> None:
+    sizes = [1, 3000, 900_000, 100, 800_000, 700_000]
+    with _serving() as server:
+        way = _Way(_Urls(server), stall_s=0.2)
+        server.behaviour = behaviour
+        whole = behaviour in ("", "in pieces")
+        # Of what breaks off half comes: three parts, the fourth, and not all of the fifth.
+        assert _parts(way, sizes) == (len(sizes) if whole else 4)
+        assert (way._rests_until > 0) == (not whole)
+        server.behaviour = ""
+        way._rests_until = 0.0
+        assert _parts(way, sizes) == len(sizes)
+        assert server.connections == (1 if whole else 2)
+
+
+def test_who_stops_in_the_middle_leaves_a_closed_connection_and_an_open_way() -> None:
+    with _serving() as server:
+        way = _Way(_Urls(server))
+        parts = iter(way.parts("bucket/key", 0, [1000, 2_000_000], np.zeros(2_000_000, np.uint8)))
+        np.testing.assert_array_equal(next(parts), CONTENT[:1000])
+        parts.close()  # type: ignore[attr-defined]
+        assert _read(way)
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        "HTTP/1.1 many things\r\n\r\n",
+        "HTTP/1.1 206 OK\r\nContent-Length: a few\r\nContent-Range: bytes 5-2000004/9\r\n\r\n",
+        "HTTP/1.1 206 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "HTTP/1.1 206 OK\r\n" + 70_000 * "a",
+        "",
+    ],
+    ids=lambda answer: answer[:30] or "nothing",
+)
+def test_what_is_no_answer_is_left_to_the_filesystem(answer: str) -> None:
+    with _serving() as server:
+        way = _Way(_Urls(server), stall_s=0.5)
+        server.behaviour = f"raw {answer}"
+        assert not _read(way)
+        assert way.whole("bucket/key", len(CONTENT)) is None
+        way._rests_until, server.behaviour = 0.0, ""
+        assert _read(way)
 
 
 @pytest.mark.parametrize(
@@ -120,20 +179,20 @@ def test_leaves_what_is_not_as_asked_and_rests(behaviour: str) -> None:
     with _serving() as server:
         way = _Way(_Urls(server), stall_s=0.2)
         server.behaviour = behaviour
-        assert not _read(way, server)
+        assert not _read(way)
         server.behaviour, asked = "", server.requests
-        assert not _read(way, server)
+        assert not _read(way)
         assert server.requests == asked
         way._rests_until = 0.0
-        assert _read(way, server)
+        assert _read(way)
 
 
 def test_a_connection_that_the_store_closed_is_made_anew() -> None:
     with _serving() as server:
         way = _Way(_Urls(server))
         server.behaviour = "hangs up"
-        assert _read(way, server)
-        assert _read(way, server)
+        assert _read(way)
+        assert _read(way)
         assert server.connections == 2
 
 
@@ -142,9 +201,9 @@ def test_a_forked_process_leaves_its_parents_connections_alone(
 ) -> None:
     with _serving() as server:
         way = _Way(_Urls(server))
-        assert _read(way, server)
+        assert _read(way)
         monkeypatch.setattr(os, "getpid", lambda: -1)
-        assert _read(way, server)
+        assert _read(way)
         assert server.connections == 2
 
 
@@ -177,9 +236,9 @@ def test_an_answer_that_the_filesystem_gives_leaves_the_way_open(behaviour: str)
         most = len(CONTENT) - (behaviour == "more than that")
         assert way.whole("bucket/key", most) is None
         if behaviour == "missing":
-            assert not _read(way, server)
+            assert not _read(way)
         server.behaviour = ""
-        assert _read(way, server)
+        assert _read(way)
         assert way.whole("bucket/key", len(CONTENT)) == CONTENT.tobytes()
         assert urls.forgotten == 0
 
@@ -239,6 +298,33 @@ def test_files_of_a_bucket_come_past_s3fs_and_through_it_in_an_outage(
         assert through == [2, 3]
 
 
+def test_parts_that_do_not_come_straight_come_through_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [1000, 1_000_000, 500, 900_000]
+    with s3_store() as (_, options), _serving() as server:
+        layout = Layout.open("s3://corpus", options)
+        layout.write_bytes("data/a", CONTENT.tobytes())
+        file = StoredFile(layout, "data/a", len(CONTENT), "")
+        through: list[int] = []
+        real = Layout.read_range
+
+        def counting(self: Layout, rel: str, start: int, length: int) -> bytes:
+            through.append(start)
+            return real(self, rel, start, length)
+
+        monkeypatch.setattr(Layout, "read_range", counting)
+        way = _Way(_Urls(server))
+        monkeypatch.setattr(straight_ranges, "_way", lambda fs: way)
+        for behaviour, first in (("", None), ("breaks off", 1007), ("busy", 7)):
+            server.behaviour, way._rests_until = behaviour, 0.0
+            found = [part.copy() for part in file.parts(7, sizes)]
+            assert [len(part) for part in found] == sizes
+            np.testing.assert_array_equal(np.concatenate(found), CONTENT[7 : 7 + sum(sizes)])
+            assert through == ([] if first is None else [first])
+            through.clear()
+        with pytest.raises(CommitError, match="was committed with 3000000 bytes"):
+            next(file.parts(1_500_000, sizes))
+
+
 @pytest.mark.parametrize(
     "odd",
     [
@@ -255,7 +341,7 @@ def test_what_a_url_does_not_say_goes_through_s3fs(odd: dict[str, Any]) -> None:
     fs = fsspec.filesystem("s3", key="key", secret="hush", skip_instance_cache=True, **odd)
     fs.session = object()  # as after a request
     assert not can_go_straight(fs)
-    assert not read_straight(fs, "bucket/key", 0, np.empty(1, np.uint8))
+    assert not [*parts_straight(fs, "bucket/key", 0, [1], np.empty(1, np.uint8))]
 
 
 def test_only_a_plain_s3fs_without_proxies_goes_straight(monkeypatch: pytest.MonkeyPatch) -> None:

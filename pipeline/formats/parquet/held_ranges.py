@@ -30,13 +30,18 @@ class HeldRanges(PlacedFile):
     """A file of which some ranges are held; Arrow takes their parts without a copy.
 
     Args:
-        file: Which.
-        spans: The ranges to fetch.
+        nbytes: Of the file.
+        held: First byte of each range, and what it holds.
     """
 
-    def __init__(self, file: StoredFile, spans: Iterable[Span] = ()) -> None:
-        super().__init__(file.nbytes)
-        self._held = [(low, file.read(low, high - low)) for low, high in spans]
+    def __init__(self, nbytes: int, held: Iterable[tuple[int, Bytes]] = ()) -> None:
+        super().__init__(nbytes)
+        self._held = [*held]
+
+    @classmethod
+    def fetched(cls, file: StoredFile, spans: Iterable[Span]) -> HeldRanges:
+        """These ranges of a file."""
+        return cls(file.nbytes, [(low, file.read(low, high - low)) for low, high in spans])
 
     def part(self, start: int, nbytes: int) -> Bytes:
         """Bytes [start, start + nbytes) of the file.

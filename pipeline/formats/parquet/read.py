@@ -6,9 +6,11 @@ and Arrow decodes what is there: any number of threads fetch and decode at the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from itertools import chain
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -54,7 +56,7 @@ class ParquetShard:
         self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
         self._gap_bytes = GAP_BYTES if layout.is_local else REMOTE_GAP_BYTES
         self._footer = read_footer(self._stored)
-        file = self._opened(HeldRanges(self._stored), checked=True)
+        file = self._opened(HeldRanges(named.bytes), checked=True)
         groups = range(self._footer.num_row_groups)
         sizes = [self._footer.row_group(group).num_rows for group in groups]
         self._ids: dict[int, list[str]] = {}
@@ -137,7 +139,7 @@ class ParquetShard:
     def _row_ids(self, group: int) -> list[str]:
         # The blocks may be in the cache since an earlier opening of the file.
         if group not in self._ids:
-            held = HeldRanges(self._stored, [self._span_of(ID_COLUMN, group)])
+            held = HeldRanges.fetched(self._stored, [self._span_of(ID_COLUMN, group)])
             table = self._decoded(held, group, [ID_COLUMN])
             self._ids[group] = table.column(ID_COLUMN).to_pylist()
         return self._ids[group]
@@ -152,18 +154,32 @@ class ParquetShard:
             column = self._columns[stream]
             check_column(self.rel, self._footer, group, stream, column, self._promise)
         columns: dict[int, list[str]] = {}
-        for stream, group in blocks:
+        for stream, group in sorted(blocks, key=itemgetter(1)):
             no_ids = group not in self._ids and group not in columns
             columns.setdefault(group, [ID_COLUMN] if no_ids else []).append(stream)
-        spans = {(c, group): self._span_of(c, group) for group in columns for c in columns[group]}
-        held = HeldRanges(self._stored, joined(spans.values(), self._gap_bytes))
-        for group, names in columns.items():
+        for group, held in self._arriving(columns):
+            names = columns[group]
             table = self._decoded(held, group, names)
             if ID_COLUMN in names:
                 self._ids[group] = table.column(ID_COLUMN).to_pylist()
             for stream in names:
                 if stream != ID_COLUMN:
                     yield stream, group, self._frames(table, stream)
+
+    def _arriving(self, columns: Mapping[int, Sequence[str]]) -> Iterator[tuple[int, HeldRanges]]:
+        """Row groups in order, each with columns of it to be decoded before the next one comes."""
+        spans = {g: [self._span_of(name, g) for name in names] for g, names in columns.items()}
+        wanted = [*joined(chain(*spans.values()), self._gap_bytes)]
+        if len(wanted) > 1:
+            held = HeldRanges.fetched(self._stored, wanted)
+            yield from ((group, held) for group in columns)
+            return
+        starts = [min(each)[0] for each in spans.values()]
+        ends = [*starts[1:], *(end for _, end in wanted)]
+        sizes = [end - start for start, end in zip(starts, ends, strict=True)]
+        parts = self._stored.parts(starts[0], sizes) if starts else ()
+        for group, start, part in zip(columns, starts, parts, strict=True):
+            yield group, HeldRanges(self._stored.nbytes, [(start, part)])
 
     def _frames(self, table: pa.Table, stream: str) -> DecodedBlock:
         chunks = table.column(stream).chunks

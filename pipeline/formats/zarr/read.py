@@ -42,6 +42,8 @@ from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 # Of one request: a local file gives a few chunks as fast as many, and their bytes stay in the cache
 # of the processor until they are decoded.
 REMOTE_REQUEST_BYTES, LOCAL_REQUEST_BYTES = 8 * 2**20, 2 * 2**20
+# Decoded together, while the rest of a request is under way.
+PART_BYTES = 2**20
 VECTORS = ("row_id", "row_start")
 # Of which the ends come with the metadata.
 MOST_ENDS = 8
@@ -146,8 +148,8 @@ class ZarrShard:
             )
         for stream, chunks in wanted.items():
             for number, places in self._by_object(stream, chunks):
-                whole = self._comes_whole(stream, number, len(places))
-                for run in [places] if whole else self._runs(stream, number, places):
+                whole, most = self._comes_whole(stream, number, len(places)), self._request_bytes
+                for run in [places] if whole else self._runs(stream, number, places, most):
                     yield [(stream, chunk) for chunk in run]
 
     def prepare(self, streams: Iterable[str], pool: Executor) -> None:
@@ -278,12 +280,21 @@ class ZarrShard:
                 found = self._keep_object(stream, number, file, content)
                 yield from self._decoded(stream, places, found, content)
                 continue
-            found, object_of = self._object(stream, number), self._values[stream].object_of
-            for run in self._runs(stream, number, places):
-                start = int(found.spans[object_of(run[0])[1], 0])
-                end = int(found.spans[object_of(run[-1])[1], 1])
-                stored = found.file.read(start, end - start, passing=True)
-                yield from self._decoded(stream, run, found, stored, start)
+            for run in self._runs(stream, number, places, self._request_bytes):
+                yield from self._arriving(stream, number, run)
+
+    def _arriving(
+        self, stream: str, number: int, run: Sequence[int]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Chunks that lie end to end in an object, by one request, decoded as they come."""
+        found, object_of = self._object(stream, number), self._values[stream].object_of
+        parts = [*self._runs(stream, number, run, PART_BYTES)]
+        starts = [int(found.spans[object_of(part[0])[1], 0]) for part in parts]
+        ends = [*starts[1:], int(found.spans[object_of(run[-1])[1], 1])]
+        sizes = [end - start for start, end in zip(starts, ends, strict=True)]
+        arriving = found.file.parts(starts[0], sizes)
+        for part, start, stored in zip(parts, starts, arriving, strict=True):
+            yield from self._decoded(stream, part, found, stored, start)
 
     def _decoded(
         self,
@@ -318,8 +329,10 @@ class ZarrShard:
             raise CommitError(f"{url}, chunk {place}: {err}") from err
         return self._cache.put((self.rel, stream, chunk), (frames,))[0]
 
-    def _runs(self, stream: str, number: int, chunks: Iterable[int]) -> Iterator[list[int]]:
-        """Increasing chunks of an object in runs that lie end to end, of bounded size."""
+    def _runs(
+        self, stream: str, number: int, chunks: Iterable[int], most: int
+    ) -> Iterator[list[int]]:
+        """Increasing chunks of an object in runs that lie end to end, of so many bytes at most."""
         spans, object_of = self._object(stream, number).spans, self._values[stream].object_of
         run: list[int] = []
         # Where the run begins and where it ends.
@@ -328,7 +341,7 @@ class ZarrShard:
             low, high = spans[object_of(chunk)[1]].tolist()
             if low < 0:
                 raise self._missing(stream, chunk)
-            if run and (low != end or high - begin > self._request_bytes):
+            if run and (low != end or high - begin > most):
                 yield run
                 run = []
             begin = begin if run else low
