@@ -24,7 +24,7 @@ from tests.pipeline.outages import s3_error, s3_store
 CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
 
 
-class _Server(ThreadingHTTPServer):
+class Server(ThreadingHTTPServer):
     """Answers with ranges of `CONTENT`; `behaviour` says what is wrong with them."""
 
     daemon_threads = True
@@ -32,15 +32,16 @@ class _Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
         self.behaviour, self.connections, self.requests = "", 0, 0
+        self.scheme = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/bucket/key?signature=s"
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/bucket/key?signature=s"
 
 
 class _Answers(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    server: Server
 
     def setup(self) -> None:
         super().setup()
@@ -80,8 +81,8 @@ class _Answers(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def _serving() -> Iterator[_Server]:
-    with _Server() as server:
+def serving() -> Iterator[Server]:
+    with Server() as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -91,10 +92,10 @@ def _serving() -> Iterator[_Server]:
             thread.join()
 
 
-class _Urls:
+class Urls:
     """One URL for all objects."""
 
-    def __init__(self, server: _Server) -> None:
+    def __init__(self, server: Server) -> None:
         self._server, self.forgotten = server, 0
 
     def url(self, path: str) -> str:
@@ -104,7 +105,7 @@ class _Urls:
         self.forgotten += 1
 
 
-def _parts(way: _Way, sizes: Sequence[int], start: int = 5) -> int:
+def parts_read(way: _Way, sizes: Sequence[int], start: int = 5) -> int:
     """How many parts come; that they are the right ones is checked."""
     memory, count = np.zeros(max(sizes), np.uint8), 0
     for part in way.parts("bucket/key", start, sizes, memory):
@@ -114,12 +115,12 @@ def _parts(way: _Way, sizes: Sequence[int], start: int = 5) -> int:
 
 
 def _read(way: _Way, start: int = 5, nbytes: int = 2_000_000) -> bool:
-    return _parts(way, [nbytes], start) == 1
+    return parts_read(way, [nbytes], start) == 1
 
 
 def test_reads_what_is_there_over_one_connection() -> None:
-    with _serving() as server:
-        way = _Way(_Urls(server))
+    with serving() as server:
+        way = _Way(Urls(server))
         assert all(_read(way, *place) for place in ((0, 1), (5, 2_000_000), (2_999_999, 1)))
         assert (server.connections, server.requests) == (1, 3)
 
@@ -127,22 +128,22 @@ def test_reads_what_is_there_over_one_connection() -> None:
 @pytest.mark.parametrize("behaviour", ["", "in pieces", "stalls", "breaks off"])
 def test_parts_come_as_they_arrive_until_something_goes_wrong(behaviour: str) -> None:
     sizes = [1, 3000, 900_000, 100, 800_000, 700_000]
-    with _serving() as server:
-        way = _Way(_Urls(server), stall_s=0.2)
+    with serving() as server:
+        way = _Way(Urls(server), stall_s=0.2)
         server.behaviour = behaviour
         whole = behaviour in ("", "in pieces")
         # Of what breaks off half comes: three parts, the fourth, and not all of the fifth.
-        assert _parts(way, sizes) == (len(sizes) if whole else 4)
+        assert parts_read(way, sizes) == (len(sizes) if whole else 4)
         assert (way._rests_until > 0) == (not whole)
         server.behaviour = ""
         way._rests_until = 0.0
-        assert _parts(way, sizes) == len(sizes)
+        assert parts_read(way, sizes) == len(sizes)
         assert server.connections == (1 if whole else 2)
 
 
 def test_who_stops_in_the_middle_leaves_a_closed_connection_and_an_open_way() -> None:
-    with _serving() as server:
-        way = _Way(_Urls(server))
+    with serving() as server:
+        way = _Way(Urls(server))
         parts = iter(way.parts("bucket/key", 0, [1000, 2_000_000], np.zeros(2_000_000, np.uint8)))
         np.testing.assert_array_equal(next(parts), CONTENT[:1000])
         parts.close()  # type: ignore[attr-defined]
@@ -163,8 +164,8 @@ def test_who_stops_in_the_middle_leaves_a_closed_connection_and_an_open_way() ->
     ids=lambda answer: answer[:30] or "nothing",
 )
 def test_what_is_no_answer_is_left_to_the_filesystem(answer: str) -> None:
-    with _serving() as server:
-        way = _Way(_Urls(server), stall_s=0.5)
+    with serving() as server:
+        way = _Way(Urls(server), stall_s=0.5)
         server.behaviour = f"raw {answer}"
         assert not _read(way)
         assert way.whole("bucket/key", len(CONTENT)) is None
@@ -176,8 +177,8 @@ def test_what_is_no_answer_is_left_to_the_filesystem(answer: str) -> None:
     "behaviour", ["all of it", "busy", "another range", "too few", "breaks off", "stalls"]
 )
 def test_leaves_what_is_not_as_asked_and_rests(behaviour: str) -> None:
-    with _serving() as server:
-        way = _Way(_Urls(server), stall_s=0.2)
+    with serving() as server:
+        way = _Way(Urls(server), stall_s=0.2)
         server.behaviour = behaviour
         assert not _read(way)
         server.behaviour, asked = "", server.requests
@@ -188,8 +189,8 @@ def test_leaves_what_is_not_as_asked_and_rests(behaviour: str) -> None:
 
 
 def test_a_connection_that_the_store_closed_is_made_anew() -> None:
-    with _serving() as server:
-        way = _Way(_Urls(server))
+    with serving() as server:
+        way = _Way(Urls(server))
         server.behaviour = "hangs up"
         assert _read(way)
         assert _read(way)
@@ -199,8 +200,8 @@ def test_a_connection_that_the_store_closed_is_made_anew() -> None:
 def test_a_forked_process_leaves_its_parents_connections_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with _serving() as server:
-        way = _Way(_Urls(server))
+    with serving() as server:
+        way = _Way(Urls(server))
         assert _read(way)
         monkeypatch.setattr(os, "getpid", lambda: -1)
         assert _read(way)
@@ -209,8 +210,8 @@ def test_a_forked_process_leaves_its_parents_connections_alone(
 
 @pytest.mark.parametrize("behaviour", ["busy", "too few", "breaks off", "stalls"])
 def test_a_whole_object_comes_or_is_left_and_rests(behaviour: str) -> None:
-    with _serving() as server:
-        urls = _Urls(server)
+    with serving() as server:
+        urls = Urls(server)
         way = _Way(urls, stall_s=0.2)
         assert way.whole("bucket/key", len(CONTENT)) == CONTENT.tobytes()
         assert (server.connections, urls.forgotten) == (1, 0)
@@ -229,8 +230,8 @@ def test_a_whole_object_comes_or_is_left_and_rests(behaviour: str) -> None:
 
 @pytest.mark.parametrize("behaviour", ["missing", "more than that"])
 def test_an_answer_that_the_filesystem_gives_leaves_the_way_open(behaviour: str) -> None:
-    with _serving() as server:
-        urls = _Urls(server)
+    with serving() as server:
+        urls = Urls(server)
         way = _Way(urls)
         server.behaviour = behaviour
         most = len(CONTENT) - (behaviour == "more than that")
@@ -300,7 +301,7 @@ def test_files_of_a_bucket_come_past_s3fs_and_through_it_in_an_outage(
 
 def test_parts_that_do_not_come_straight_come_through_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [1000, 1_000_000, 500, 900_000]
-    with s3_store() as (_, options), _serving() as server:
+    with s3_store() as (_, options), serving() as server:
         layout = Layout.open("s3://corpus", options)
         layout.write_bytes("data/a", CONTENT.tobytes())
         file = StoredFile(layout, "data/a", len(CONTENT), "")
@@ -312,7 +313,7 @@ def test_parts_that_do_not_come_straight_come_through_s3fs(monkeypatch: pytest.M
             return real(self, rel, start, length)
 
         monkeypatch.setattr(Layout, "read_range", counting)
-        way = _Way(_Urls(server))
+        way = _Way(Urls(server))
         monkeypatch.setattr(straight_ranges, "_way", lambda fs: way)
         for behaviour, first in (("", None), ("breaks off", 1007), ("busy", 7)):
             server.behaviour, way._rests_until = behaviour, 0.0
