@@ -1,12 +1,13 @@
 """Reading rows in order from a bucket on loopback that waits before each answer, beside the disk.
 
-Client, server and reader share the cores, so what can be had is bounded by CPU time: what reading
-from the disk takes, and what the client for S3 and the server take to move the same files (in
-requests of 8 MB, sixteen at once, nothing decoded), divided by the cores. `at most` is that as a
-share of the rate from the disk. What is reached is less by the round trips before the first row:
-three to open a set and two more to its first values, which is half as long as reading an hour from
-the disk takes; so a longer set is read too. The reader itself goes past s3fs
-(`storage/straight_ranges.py`), for less CPU time. Disk, store and s3fs take turns.
+Client, server and reader share the cores, and on the disk's side both are busy already: a share of
+its rate is a share of CPU time. `CPU share` is the CPU seconds that the disk takes to those that
+reader and server take with the bucket. `at most` is the same of a reader that costs no more than
+the disk's, whose client only moves the same files from the sockets into the same MB of memory, as
+the reader asks for them (requests of 8 MB, sixteen at once), instead of from the disk. What is
+reached is less by the round trips before the first row: three to open a set and two more to its
+first values, half as long as reading an hour from the disk takes; so a longer set is read too.
+Disk, store and bare client take turns.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
 from benchmarks.feature_sets import STREAMS, features, write_set
 from benchmarks.report import table, write_section
-from benchmarks.slow_store import SlowStore, slow_store
+from benchmarks.slow_store import BUCKET, SlowStore, slow_store
 from earmill import open_features
+from earmill.pipeline.storage.http_get import ask, connect
 from earmill.pipeline.storage.layout import Layout
 
 HOURS, ROUNDS = (1.0, 8.0), 5
@@ -33,9 +39,15 @@ LATENCY_S, WANTED = 0.02, "80 %"
 REQUEST_BYTES, REQUESTS = 8 * 2**20, 16
 # Where a format keeps values; the other files of a shard are a thousandth of it.
 VALUES = {"zarr": "/values/c/", "parquet": ".parquet"}
-HEAD = ("hours", "format", "disk MB/s", "store MB/s", "share", "after opening")
-HEAD += ("wanted", "at most", "CPU s: disk", "store", "s3fs alone", "server")
-HEAD += ("s3fs alone MB/s", "second epoch, local cache")
+# What the bare client keeps of what it has fetched.
+KEPT_BYTES = 2**20
+HEAD = ("hours", "format", "disk MB/s", "store MB/s", "share", "after opening", "wanted")
+HEAD += ("CPU share", "at most", "CPU s: disk", "files alone", "store", "server")
+HEAD += ("client alone", "its server", "client alone MB/s", "second epoch, local cache")
+
+# Brings bytes of a file, by path, first byte and size, into memory, a piece over the other.
+Move = Callable[[str, int, int, memoryview], None]
+Mover = Callable[[], AbstractContextManager[Move]]
 
 
 @dataclass(frozen=True)
@@ -52,9 +64,9 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """Seconds of fetching the values of a format and doing nothing with them; CPU seconds of client
-    and server."""
+class Moved:
+    """Seconds of moving the values of a format into memory and doing nothing with them; CPU seconds
+    of who does it, and of the server."""
 
     wall: float
     client: float
@@ -63,11 +75,13 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Round:
-    """One pass of each, right after one another."""
+    """One pass of each, right after one another; CPU seconds of the server with the store."""
 
     disk: Taken
     store: Taken
-    alone: Fetched
+    server: float
+    alone: Moved
+    files: Moved
 
 
 def taken(opened: Callable[[], Any]) -> Taken:
@@ -83,24 +97,69 @@ def taken(opened: Callable[[], Any]) -> Taken:
     return spent
 
 
-def fetched(store: SlowStore, fmt: str) -> Fetched:
-    """Of all files of a format that hold values."""
-    layout = Layout.open(store.uri, store.options)
-    files = [(name, size) for name, size in layout.sizes("data").items() if VALUES[fmt] in name]
-    parts = [
+def values_of(store: SlowStore, fmt: str) -> list[tuple[str, int, int]]:
+    """Path, first byte and size of every request for the values of a format."""
+    sizes = Layout.open(store.uri, store.options).sizes("data")
+    files = [(name, size) for name, size in sizes.items() if VALUES[fmt] in name]
+    return [
         (name, start, min(REQUEST_BYTES, size - start))
         for name, size in files
         for start in range(0, size, REQUEST_BYTES)
     ]
+
+
+def moved(store: SlowStore, parts: Sequence[tuple[str, int, int]], mover: Mover) -> Moved:
+    """Of all of them, sixteen at once."""
+    left: SimpleQueue[tuple[str, int, int] | None] = SimpleQueue()
+    for part in (*parts, *[None] * REQUESTS):
+        left.put(part)
+
+    def work(_: int) -> None:
+        memory = memoryview(bytearray(KEPT_BYTES))
+        with mover() as move:
+            while part := left.get():
+                move(*part, memory)
+
     with ThreadPoolExecutor(REQUESTS) as pool:
         begin, busy, served = time.perf_counter(), time.process_time(), store.cpu_s()
-        found = sum(pool.map(lambda part: len(layout.read_range(*part)), parts))
-        spent = Fetched(
+        list(pool.map(work, range(REQUESTS)))
+        return Moved(
             time.perf_counter() - begin, time.process_time() - busy, store.cpu_s() - served
         )
-    if found != sum(size for _, size in files):
-        raise RuntimeError("bytes are missing")
-    return spent
+
+
+@contextmanager
+def from_store(url: str) -> Iterator[Move]:
+    """Over a connection of its own."""
+    connection = connect("http", urlsplit(url).netloc, stall_s=60.0, certificates=None)
+
+    def move(name: str, start: int, nbytes: int, memory: memoryview) -> None:
+        fields = {"Range": f"bytes={start}-{start + nbytes - 1}"}
+        answer = ask(connection, "bucket", f"/{BUCKET}/{name}", fields)
+        with answer.receiving() as fill:
+            for done in range(0, nbytes, KEPT_BYTES):
+                if not fill(memory[: min(KEPT_BYTES, nbytes - done)]):
+                    raise RuntimeError("bytes are missing")
+
+    try:
+        yield move
+    finally:
+        connection.close()
+
+
+@contextmanager
+def from_disk(place: Path) -> Iterator[Move]:
+    """File by file, as a reader does."""
+
+    def move(name: str, start: int, nbytes: int, memory: memoryview) -> None:
+        file = os.open(place / name, os.O_RDONLY)
+        try:
+            for done in range(0, nbytes, KEPT_BYTES):
+                os.preadv(file, [memory[: nbytes - done]], start + done)
+        finally:
+            os.close(file)
+
+    yield move
 
 
 def again_s(store: SlowStore, fmt: str) -> float:
@@ -119,22 +178,26 @@ def again_s(store: SlowStore, fmt: str) -> float:
 def line(place: Path, store: SlowStore, hours: float, fmt: str) -> tuple[str, ...]:
     """One set in one format."""
     nbytes = open_features(place, format=fmt).nbytes / 1e6
-    cores = len(os.sched_getaffinity(0))
-    rounds = [
-        Round(
-            taken(lambda: open_features(place, format=fmt)),
-            taken(lambda: open_features(store.uri, format=fmt, storage_options=store.options)),
-            fetched(store, fmt),
-        )
-        for _ in range(1 + ROUNDS)
-    ][1:]  # the first one imports what reading needs
+    parts = values_of(store, fmt)
+    movers = [partial(from_store, store.options["endpoint_url"]), partial(from_disk, place)]
+
+    def turn() -> Round:
+        disk, served = taken(lambda: open_features(place, format=fmt)), store.cpu_s()
+        far = {"format": fmt, "storage_options": store.options}
+        found = taken(lambda: open_features(store.uri, **far))
+        served = store.cpu_s() - served
+        return Round(disk, found, served, *(moved(store, parts, mover) for mover in movers))
+
+    # The first one imports what reading needs.
+    rounds = [turn() for _ in range(1 + ROUNDS)][1:]
 
     def middle(of: Callable[[Round], float]) -> float:
         return median(map(of, rounds))
 
     shares = sorted(100 * each.disk.whole / each.store.whole for each in rounds)
+    reached = middle(lambda r: r.disk.cpu / (r.store.cpu + r.server))
     bound = middle(
-        lambda r: r.disk.whole / ((r.disk.cpu + r.alone.client + r.alone.server) / cores)
+        lambda r: r.disk.cpu / (r.disk.cpu - r.files.client + r.alone.client + r.alone.server)
     )
     return (
         *(f"{hours:g}", fmt),
@@ -142,9 +205,11 @@ def line(place: Path, store: SlowStore, hours: float, fmt: str) -> tuple[str, ..
         f"{nbytes / middle(lambda r: r.store.whole):.0f}",
         f"{median(shares):.0f} % ({shares[0]:.0f}-{shares[-1]:.0f})",
         f"{100 * middle(lambda r: r.disk.reading / r.store.reading):.0f} %",
-        *(WANTED, f"{100 * min(1.0, bound):.0f} %"),
+        *(WANTED, f"{100 * reached:.0f} %", f"{100 * bound:.0f} %"),
         f"{middle(lambda r: r.disk.cpu):.2f}",
+        f"{middle(lambda r: r.files.client):.2f}",
         f"{middle(lambda r: r.store.cpu):.2f}",
+        f"{middle(lambda r: r.server):.2f}",
         f"{middle(lambda r: r.alone.client):.2f}",
         f"{middle(lambda r: r.alone.server):.2f}",
         f"{nbytes / middle(lambda r: r.alone.wall):.0f}",
@@ -172,12 +237,14 @@ def main() -> None:
         "All Dau1997 streams, in order, from a bucket on loopback that waits "
         f"{1e3 * LATENCY_S:.0f} ms to answer (`benchmarks/slow_store.py`), and from the disk, on "
         "the same cores; an hour, and eight, ten minutes a shard. Medians of "
-        f"{ROUNDS} rounds of disk, store and s3fs; a share is that of one round, in brackets the "
-        "range. `share` counts opening, `after opening` does not. `s3fs alone` fetches the files "
-        "that hold values in requests of 8 MB, sixteen at once, and decodes nothing, in MB of the "
-        "features they hold. `at most` is the share that the cores allow: the CPU seconds of "
-        "reading from the disk, of s3fs alone and of the server, divided by the cores. The last "
-        "column reads again what is in the local cache."
+        f"{ROUNDS} rounds of disk, store and client; a share is that of one round, in brackets the "
+        "range. `share` counts opening, `after opening` does not. `CPU share`: CPU seconds of "
+        "reading from the disk, to those of reader and server with the bucket. `client alone` "
+        "receives the files that hold values, in requests of 8 MB, sixteen at once, into the same "
+        "MB of memory; `files alone` reads them so from the disk. `at most` is the `CPU share` of "
+        "a reader that costs as much as the disk's, with the first in place of the second. Where "
+        "both cores are busy a share can be no larger, but by using them better than the disk's "
+        "reader does. The last column reads again what is in the local cache."
     )
     command = "python -m benchmarks.remote_reader"
     write_section("Rows from a bucket", command, f"{note}\n\n{table(HEAD, found)}")
