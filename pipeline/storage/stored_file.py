@@ -67,9 +67,9 @@ class StoredFile:
         return found
 
     def parts(self, start: int, sizes: Sequence[int]) -> Iterator[Bytes]:
-        """Bytes from `start` on in parts of these sizes, each in memory that is filled anew with
-        the next one and by `read(passing=True)`: decoded at once they are still in the cache of the
-        processor. A remote store is asked once for all of them. Raises as `read`."""
+        """Bytes from `start` on in parts of these sizes, each in memory that may be filled anew
+        with the next one and by `read(passing=True)`: decoded at once they are still in the cache
+        of the processor. A remote store is asked once for all of them. Raises as `read`."""
         self._check(start, sum(sizes))
         done = 0
         if not self.layout.is_local and self.layout.cache is None and sizes:
@@ -77,13 +77,10 @@ class StoredFile:
             for part in self.layout.parts_straight(self.rel, start, sizes, memory):
                 yield part
                 done += 1
-        left, start = sizes[done:], start + sum(sizes[:done])
-        if self.layout.is_local:
-            for size in left:
-                yield self.read(start, size, passing=True)
-                start += size
-        elif left:
-            content = self.read(start, sum(left))
+        left = sizes[done:]
+        if left:
+            start += sum(sizes[:done])
+            content = self.read(start, sum(left), passing=self.layout.is_local)
             for end, size in zip(accumulate(left), left, strict=True):
                 yield content[end - size : end]
 

@@ -11,6 +11,8 @@ from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 
 # First byte of something in a file, and the byte behind.
 Span = tuple[int, int]
+# First byte of a range, and what it holds.
+Held = tuple[int, Bytes]
 
 
 def joined(spans: Iterable[Span], gap_bytes: int) -> Iterator[Span]:
@@ -26,22 +28,26 @@ def joined(spans: Iterable[Span], gap_bytes: int) -> Iterator[Span]:
         yield begin, end
 
 
+def fetched(file: StoredFile, spans: Iterable[Span]) -> list[Held]:
+    """These ranges of a file."""
+    return [(low, file.read(low, high - low)) for low, high in spans]
+
+
 class HeldRanges(PlacedFile):
     """A file of which some ranges are held; Arrow takes their parts without a copy.
 
     Args:
         nbytes: Of the file.
-        held: First byte of each range, and what it holds.
+        held: What is there of it.
     """
 
-    def __init__(self, nbytes: int, held: Iterable[tuple[int, Bytes]] = ()) -> None:
+    def __init__(self, nbytes: int, held: Iterable[Held] = ()) -> None:
         super().__init__(nbytes)
-        self._held = [*held]
+        self.hold(held)
 
-    @classmethod
-    def fetched(cls, file: StoredFile, spans: Iterable[Span]) -> HeldRanges:
-        """These ranges of a file."""
-        return cls(file.nbytes, [(low, file.read(low, high - low)) for low, high in spans])
+    def hold(self, held: Iterable[Held]) -> None:
+        """These from now on, in place of those of before."""
+        self._held = [*held]
 
     def part(self, start: int, nbytes: int) -> Bytes:
         """Bytes [start, start + nbytes) of the file.

@@ -6,10 +6,12 @@ and Arrow decodes what is there: any number of threads fetch and decode at the s
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from operator import itemgetter
 
 import numpy as np
@@ -28,7 +30,7 @@ from earmill.pipeline.formats.blocks import (
 )
 from earmill.pipeline.formats.half import put_together
 from earmill.pipeline.formats.parquet.footer import read_footer
-from earmill.pipeline.formats.parquet.held_ranges import HeldRanges, Span, joined
+from earmill.pipeline.formats.parquet.held_ranges import Held, HeldRanges, Span, fetched, joined
 from earmill.pipeline.formats.parquet.long_rows import LongRows
 from earmill.pipeline.formats.parquet.pages import check_pages
 from earmill.pipeline.formats.parquet.trust import check_column, check_parquet, leaf_columns
@@ -41,6 +43,14 @@ ID_COLUMN = "row_id"
 REMOTE_REQUEST_BYTES = 8 * 2**20
 # What lies between columns that are wanted is fetched with them up to here: a row group's scalars.
 GAP_BYTES, REMOTE_GAP_BYTES = 2**13, 2**17
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A reader of Arrow's, for one thread at a time, and what it reads."""
+
+    ranges: HeldRanges
+    file: pq.ParquetFile
 
 
 class ParquetShard:
@@ -56,7 +66,9 @@ class ParquetShard:
         self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
         self._gap_bytes = GAP_BYTES if layout.is_local else REMOTE_GAP_BYTES
         self._footer = read_footer(self._stored)
-        file = self._opened(HeldRanges(named.bytes), checked=True)
+        # To make one takes a tenth of decoding a row group: they are kept.
+        self._idle = deque([self._reader(checked=True)])
+        file = self._idle[0].file
         groups = range(self._footer.num_row_groups)
         sizes = [self._footer.row_group(group).num_rows for group in groups]
         self._ids: dict[int, list[str]] = {}
@@ -139,7 +151,7 @@ class ParquetShard:
     def _row_ids(self, group: int) -> list[str]:
         # The blocks may be in the cache since an earlier opening of the file.
         if group not in self._ids:
-            held = HeldRanges.fetched(self._stored, [self._span_of(ID_COLUMN, group)])
+            held = fetched(self._stored, [self._span_of(ID_COLUMN, group)])
             table = self._decoded(held, group, [ID_COLUMN])
             self._ids[group] = table.column(ID_COLUMN).to_pylist()
         return self._ids[group]
@@ -166,20 +178,23 @@ class ParquetShard:
                 if stream != ID_COLUMN:
                     yield stream, group, self._frames(table, stream)
 
-    def _arriving(self, columns: Mapping[int, Sequence[str]]) -> Iterator[tuple[int, HeldRanges]]:
-        """Row groups in order, each with columns of it to be decoded before the next one comes."""
+    def _arriving(
+        self, columns: Mapping[int, Sequence[str]]
+    ) -> Iterator[tuple[int, Sequence[Held]]]:
+        """Row groups, each with columns of it to be decoded before the next one comes."""
         spans = {g: [self._span_of(name, g) for name in names] for g, names in columns.items()}
         wanted = [*joined(chain(*spans.values()), self._gap_bytes)]
-        if len(wanted) > 1:
-            held = HeldRanges.fetched(self._stored, wanted)
+        starts = [min(low for low, _ in each) for each in spans.values()]
+        ends = [max(high for _, high in each) for each in spans.values()]
+        in_turn = all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+        if len(wanted) != 1 or not in_turn:
+            held = fetched(self._stored, wanted)
             yield from ((group, held) for group in columns)
             return
-        starts = [min(each)[0] for each in spans.values()]
-        ends = [*starts[1:], *(end for _, end in wanted)]
-        sizes = [end - start for start, end in zip(starts, ends, strict=True)]
-        parts = self._stored.parts(starts[0], sizes) if starts else ()
+        sizes = [b - a for a, b in pairwise([*starts, ends[-1]])]
+        parts = self._stored.parts(starts[0], sizes)
         for group, start, part in zip(columns, starts, parts, strict=True):
-            yield group, HeldRanges(self._stored.nbytes, [(start, part)])
+            yield group, [(start, part)]
 
     def _frames(self, table: pa.Table, stream: str) -> DecodedBlock:
         chunks = table.column(stream).chunks
@@ -187,12 +202,18 @@ class ParquetShard:
         form, _ = self._columns[stream]
         return form.frames(cells, *self._promise.columns[stream])
 
-    def _decoded(self, held: HeldRanges, group: int, columns: Sequence[str]) -> pa.Table:
+    def _decoded(self, held: Sequence[Held], group: int, columns: Sequence[str]) -> pa.Table:
         with self._cache.decoding:
+            ranges = HeldRanges(self._stored.nbytes, held)
             # A list: also behind one that cannot be told of, all are looked at.
-            checked = all([self._check_pages(held, group, column) for column in columns])
-            file = self._opened(held, checked=checked)
-            return file.read_row_group(group, columns=columns, use_threads=False)
+            checked = all([self._check_pages(ranges, group, column) for column in columns])
+            reader = self._free_reader() if checked else self._reader(checked=False)
+            reader.ranges.hold(held)
+            table = reader.file.read_row_group(group, columns=columns, use_threads=False)
+            reader.ranges.hold([])
+            if checked:
+                self._idle.append(reader)
+            return table
 
     def _check_pages(self, held: HeldRanges, group: int, column: str) -> bool:
         """As `check_pages`, with its place in what is raised."""
@@ -203,18 +224,26 @@ class ParquetShard:
             place = f"{self._stored.layout.url(self.rel)}, row group {group}, {column}"
             raise CommitError(f"{place}: {err}") from err
 
-    def _opened(self, held: HeldRanges, *, checked: bool) -> pq.ParquetFile:
-        """A reader of what is held; one of Arrow's is for one thread.
+    def _free_reader(self) -> _Reader:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._reader(checked=True)
+
+    def _reader(self, *, checked: bool) -> _Reader:
+        """One more.
 
         Args:
-            checked: The checksums of the pages have been.
+            checked: The checksums of the pages that it will read have been.
         """
-        return pq.ParquetFile(
-            pa.PythonFile(held, "r"),
+        ranges = HeldRanges(self._stored.nbytes)
+        file = pq.ParquetFile(
+            pa.PythonFile(ranges, "r"),
             metadata=self._footer,
             pre_buffer=False,
             page_checksum_verification=not checked,
         )
+        return _Reader(ranges, file)
 
     def _span_of(self, column: str, group: int) -> Span:
         found = self._footer.row_group(group).column(self._numbers[column])
