@@ -155,7 +155,9 @@ def from_disk(place: Path) -> Iterator[Move]:
         file = os.open(place / name, os.O_RDONLY)
         try:
             for done in range(0, nbytes, KEPT_BYTES):
-                os.preadv(file, [memory[: nbytes - done]], start + done)
+                piece = memory[: nbytes - done]
+                if os.preadv(file, [piece], start + done) != len(piece):
+                    raise RuntimeError("bytes are missing")
         finally:
             os.close(file)
 

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,23 +66,24 @@ class StoredFile:
             raise self._short(start, length, f"ends after {start + len(found)}")
         return found
 
-    def parts(self, start: int, sizes: Sequence[int]) -> Iterator[Bytes]:
-        """Bytes from `start` on in parts of these sizes, each in memory that may be filled anew
-        with the next one and by `read(passing=True)`: decoded at once they are still in the cache
-        of the processor. A remote store is asked once for all of them. Raises as `read`."""
-        self._check(start, sum(sizes))
+    def parts(self, bounds: Sequence[int]) -> Iterator[Bytes]:
+        """Bytes from the first bound to the last in parts, cut at those between, each in memory
+        that may be filled anew with the next one and by `read(passing=True)`: decoded at once they
+        are still in the cache of the processor. A remote store is asked once for all of them.
+        Raises as `read`."""
+        self._check(bounds[0], bounds[-1] - bounds[0])
         done = 0
-        if not self.layout.is_local and self.layout.cache is None and sizes:
+        if not self.layout.is_local and self.layout.cache is None:
+            sizes = [end - start for start, end in pairwise(bounds)]
             memory = _memory(max(sizes))
-            for part in self.layout.parts_straight(self.rel, start, sizes, memory):
+            for part in self.layout.parts_straight(self.rel, bounds[0], sizes, memory):
                 yield part
                 done += 1
-        left = sizes[done:]
-        if left:
-            start += sum(sizes[:done])
-            content = self.read(start, sum(left), passing=self.layout.is_local)
-            for end, size in zip(accumulate(left), left, strict=True):
-                yield content[end - size : end]
+        left = bounds[done:]
+        if len(left) > 1:
+            content = self.read(left[0], left[-1] - left[0], passing=self.layout.is_local)
+            for start, end in pairwise(left):
+                yield content[start - left[0] : end - left[0]]
 
     def _local(self, start: int, into: Bytes) -> Bytes:
         done = 0

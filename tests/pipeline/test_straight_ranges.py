@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
 from threading import Thread
 from typing import Any
 
@@ -273,21 +274,25 @@ def test_small_files_of_a_bucket_come_past_s3fs_and_are_missing_clearly(
         assert len(through) == 2
 
 
-def test_files_of_a_bucket_come_past_s3fs_and_through_it_in_an_outage(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def through(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where the ranges begin that s3fs is asked for."""
+    found: list[int] = []
+    real = Layout.read_range
+
+    def counting(self: Layout, rel: str, start: int, length: int) -> bytes:
+        found.append(start)
+        return real(self, rel, start, length)
+
+    monkeypatch.setattr(Layout, "read_range", counting)
+    return found
+
+
+def test_files_of_a_bucket_come_past_s3fs_and_through_it_in_an_outage(through: list[int]) -> None:
     with s3_store() as (store, options):
         layout = Layout.open("s3://corpus", options)
         layout.write_bytes("data/a", CONTENT.tobytes())
         file = StoredFile(layout, "data/a", len(CONTENT), "")
-        through: list[int] = []
-        real = Layout.read_range
-
-        def counting(self: Layout, rel: str, start: int, length: int) -> bytes:
-            through.append(start)
-            return real(self, rel, start, length)
-
-        monkeypatch.setattr(Layout, "read_range", counting)
         np.testing.assert_array_equal(file.read(1, 1000), CONTENT[1:1001])
         np.testing.assert_array_equal(file.read(7, 1000, passing=True), CONTENT[7:1007])
         assert through == []
@@ -299,31 +304,25 @@ def test_files_of_a_bucket_come_past_s3fs_and_through_it_in_an_outage(
         assert through == [2, 3]
 
 
-def test_parts_that_do_not_come_straight_come_through_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_do_not_come_straight_come_through_s3fs(
+    through: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = [1000, 1_000_000, 500, 900_000]
     with s3_store() as (_, options), serving() as server:
         layout = Layout.open("s3://corpus", options)
         layout.write_bytes("data/a", CONTENT.tobytes())
         file = StoredFile(layout, "data/a", len(CONTENT), "")
-        through: list[int] = []
-        real = Layout.read_range
-
-        def counting(self: Layout, rel: str, start: int, length: int) -> bytes:
-            through.append(start)
-            return real(self, rel, start, length)
-
-        monkeypatch.setattr(Layout, "read_range", counting)
         way = _Way(Urls(server))
         monkeypatch.setattr(straight_ranges, "_way", lambda fs: way)
         for behaviour, first in (("", None), ("breaks off", 1007), ("busy", 7)):
             server.behaviour, way._rests_until = behaviour, 0.0
-            found = [part.copy() for part in file.parts(7, sizes)]
+            found = [part.copy() for part in file.parts([*accumulate(sizes, initial=7)])]
             assert [len(part) for part in found] == sizes
             np.testing.assert_array_equal(np.concatenate(found), CONTENT[7 : 7 + sum(sizes)])
             assert through == ([] if first is None else [first])
             through.clear()
         with pytest.raises(CommitError, match="was committed with 3000000 bytes"):
-            next(file.parts(1_500_000, sizes))
+            next(file.parts([*accumulate(sizes, initial=1_500_000)]))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from operator import itemgetter
 
 import numpy as np
@@ -191,8 +191,7 @@ class ParquetShard:
             held = fetched(self._stored, wanted)
             yield from ((group, held) for group in columns)
             return
-        sizes = [b - a for a, b in pairwise([*starts, ends[-1]])]
-        parts = self._stored.parts(starts[0], sizes)
+        parts = self._stored.parts([*starts, ends[-1]])
         for group, start, part in zip(columns, starts, parts, strict=True):
             yield group, [(start, part)]
 

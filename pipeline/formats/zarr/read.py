@@ -290,9 +290,7 @@ class ZarrShard:
         found, object_of = self._object(stream, number), self._values[stream].object_of
         parts = [*self._runs(stream, number, run, PART_BYTES)]
         starts = [int(found.spans[object_of(part[0])[1], 0]) for part in parts]
-        ends = [*starts[1:], int(found.spans[object_of(run[-1])[1], 1])]
-        sizes = [end - start for start, end in zip(starts, ends, strict=True)]
-        arriving = found.file.parts(starts[0], sizes)
+        arriving = found.file.parts([*starts, int(found.spans[object_of(run[-1])[1], 1])])
         for part, start, stored in zip(parts, starts, arriving, strict=True):
             yield from self._decoded(stream, part, found, stored, start)
 
