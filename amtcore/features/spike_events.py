@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from amtcore.errors import ParameterError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: What an event is: step since the start of the signal, neuron, spikes.
 EVENT_COLUMNS = ("frame", "channel", "count")
@@ -128,6 +129,9 @@ class SpikeEvents:
 
     def sparse_tensor(self) -> Tensor:
         """Counts as a coalesced sparse COO tensor (step, neuron) of int32."""
+        # Here, as it takes seconds to load, and who reads rows may do without.
+        import torch
+
         indices = np.stack((self.frame - self.first_frame, self.channel.astype(np.int64)))
         values, size = torch.from_numpy(self.count.copy()), (self.n_frames, self.n_channels)
         with torch.sparse.check_sparse_tensor_invariants():

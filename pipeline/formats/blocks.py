@@ -26,6 +26,8 @@ Block = tuple[str, int]
 # Memory of blocks that were thrown away, kept for the next ones: first touching new memory costs as
 # much as decoding into it.
 SPARE_BYTES = 32 * 2**20
+# Memory is that much larger than its block at most.
+MOST_OF_MEMORY = 1.25
 # Used blocks that stay while blocks come in order.
 SCANNED_BYTES = 16 * 2**20
 
@@ -138,12 +140,13 @@ class BlockCache:
             self._scans.remove(n_blocks)
 
     def memory(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Memory for a block: that of one that was thrown away, where one has this size."""
+        """Memory for a block: that of one that was thrown away, where one has about this size."""
+        most = int(MOST_OF_MEMORY * nbytes)
         with self._changed:
             for number, spare in enumerate(self._spare):
-                if spare.nbytes == nbytes:
-                    return self._spare.pop(number)
-        return np.empty(nbytes, np.uint8)
+                if nbytes <= spare.nbytes <= most:
+                    return self._spare.pop(number)[:nbytes]
+        return np.empty(nbytes, np.uint8)[:]
 
     def put(self, key: Hashable, block: DecodedBlock) -> DecodedBlock:
         """Keep a block that was just read; its arrays become read-only."""
@@ -152,7 +155,7 @@ class BlockCache:
         size = _nbytes(block)
         with self._changed:
             self.counts.blocks_read += 1
-            self.counts.bytes_read += size
+            self.counts.bytes_read += sum(array.nbytes for array in block)
             # Read twice, as by two openings of one shard, it is kept and weighed once.
             self.nbytes += size - _nbytes(self._used(key) or ())
             self._used_bytes -= _nbytes(self._blocks.pop(key, ()))
@@ -219,7 +222,10 @@ class BlockCache:
 
 
 def _nbytes(block: DecodedBlock) -> int:
-    return sum(array.nbytes for array in block)
+    """Of the memory that it keeps."""
+    return sum(
+        array.base.nbytes if isinstance(array.base, np.ndarray) else array.nbytes for array in block
+    )
 
 
 def _counts(block: DecodedBlock) -> tuple[int, ...]:
@@ -232,8 +238,9 @@ def _counts(block: DecodedBlock) -> tuple[int, ...]:
 def _pop_oldest(blocks: OrderedDict[Hashable, DecodedBlock]) -> tuple[DecodedBlock, bool]:
     """The block used longest ago, and whether somebody may still read it."""
     _, old = blocks.popitem(last=False)
-    single = len(old) == 1 and isinstance(old[0].base, np.ndarray)
-    return old, not single or _counts(old) != _UNSHARED
+    # Before there is a tuple of both, which refers to it too.
+    shared = not isinstance(old[0].base, np.ndarray) or _counts(old) != _UNSHARED
+    return old, shared
 
 
 def _unshared() -> tuple[int, ...]:

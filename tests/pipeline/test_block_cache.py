@@ -205,6 +205,7 @@ class TestReadAhead:
         cache.put("old", (memory.view(np.int16),))
         del memory
         cache.put("new", (cache.memory(80).view(np.int16),))
+        assert [spare.ctypes.data for spare in cache._spare] == [address]
         assert cache.memory(80).ctypes.data == address
 
 

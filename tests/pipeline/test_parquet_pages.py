@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.parquet.held_ranges import HeldRanges, fetched, joined
-from earmill.pipeline.formats.parquet.pages import check_pages
+from earmill.pipeline.formats.parquet.pages import checked_pages
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
 
@@ -46,7 +46,7 @@ def arrow_finds_damage(path: Path) -> bool:
 def test_what_arrow_finds_is_found(tmp_path: Path, dictionary: bool) -> None:
     path = tmp_path / "x"
     start, column = column_chunk(path, use_dictionary=dictionary)
-    assert check_pages(column)
+    assert checked_pages(column)
     damage = 0
     for at in range(0, len(column), 2):
         column[at] ^= 1 << at % 8
@@ -56,7 +56,7 @@ def test_what_arrow_finds_is_found(tmp_path: Path, dictionary: bool) -> None:
         if arrow_finds_damage(path):
             damage += 1
             try:
-                assert not check_pages(column), at
+                assert checked_pages(column) is None, at
             except CommitError as error:
                 assert "CRC-32" in str(error)
         column[at] ^= 1 << at % 8
@@ -64,17 +64,17 @@ def test_what_arrow_finds_is_found(tmp_path: Path, dictionary: bool) -> None:
 
 
 def test_pages_without_checksum_are_left_to_arrow(tmp_path: Path) -> None:
-    assert check_pages(column_chunk(tmp_path / "x", compression="lz4")[1])
-    assert not check_pages(column_chunk(tmp_path / "y", write_page_checksum=False)[1])
+    assert checked_pages(column_chunk(tmp_path / "x", compression="lz4")[1])
+    assert checked_pages(column_chunk(tmp_path / "y", write_page_checksum=False)[1]) is None
 
 
 @given(st.binary(max_size=200))
 def test_other_bytes_are_never_called_good(content: bytes) -> None:
     try:
-        good = check_pages(np.frombuffer(content, np.uint8))
+        found = checked_pages(np.frombuffer(content, np.uint8))
     except CommitError:
         return
-    assert not good or not content
+    assert found is None or not content
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 20)), max_size=8), st.integers(0, 30))

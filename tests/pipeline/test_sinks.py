@@ -213,9 +213,11 @@ def test_parquet_spends_nothing_on_features_and_indexes_scalars(
     assert not features.is_stats_set
     assert "RLE_DICTIONARY" not in features.encodings and not features.has_dictionary_page
     assert columns["seconds"].statistics.max == max(row.seconds for row in rows)
-    assert columns["row_id"].has_dictionary_page and not columns["seconds"].has_dictionary_page
-    assert all(column.compression == "ZSTD" for column in columns.values())
     assert all(column.has_offset_index for column in columns.values())
+    ids = columns.pop("row_id")
+    assert ids.compression == "UNCOMPRESSED" and not ids.has_dictionary_page
+    assert columns["uri"].has_dictionary_page and not columns["seconds"].has_dictionary_page
+    assert all(column.compression == "ZSTD" for column in columns.values())
 
 
 def test_few_rows_have_no_codec_and_no_dictionary_that_make_them_larger(tmp_path: Path) -> None:

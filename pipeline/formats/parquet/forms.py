@@ -23,6 +23,8 @@ import pyarrow as pa
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.format import BINARY, NESTED
 
+# Of the ids of rows, beside the streams.
+ID_COLUMN = "row_id"
 # What a binary column says of itself.
 COLUMNS_KEY, DTYPE_KEY = b"earmill.columns", b"earmill.dtype"
 # Levels of a number, or the length of a cell, cost up to 4 bytes.

@@ -1,22 +1,26 @@
 """Random access to one Parquet file: row groups, decoded once.
 
-Bytes are fetched by ranges, several columns and row groups at once where they lie close together,
-and Arrow decodes what is there: any number of threads fetch and decode at the same time.
+Bytes are fetched by ranges, several columns and row groups at once where they lie close together.
+Cells of bytes are decoded here, straight into the block that is kept, and anything else by Arrow:
+any number of threads fetch and decode at the same time.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
+from functools import cached_property, partial
+from itertools import accumulate, chain
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import (
@@ -30,19 +34,42 @@ from earmill.pipeline.formats.blocks import (
 )
 from earmill.pipeline.formats.half import put_together
 from earmill.pipeline.formats.parquet.footer import read_footer
+from earmill.pipeline.formats.parquet.forms import ID_COLUMN, BinaryForm
 from earmill.pipeline.formats.parquet.held_ranges import Held, HeldRanges, Span, fetched, joined
 from earmill.pipeline.formats.parquet.long_rows import LongRows
-from earmill.pipeline.formats.parquet.pages import check_pages
+from earmill.pipeline.formats.parquet.pages import Page, checked_pages
+from earmill.pipeline.formats.parquet.plain_cells import (
+    ALIGNED_BYTES,
+    PLAIN,
+    Cells,
+    plain_cells,
+    texts,
+)
 from earmill.pipeline.formats.parquet.trust import check_column, check_parquet, leaf_columns
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.stored_file import StoredFile
+from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 
-ID_COLUMN = "row_id"
 # Of one request to a remote store; locally each row group by itself is as fast.
 REMOTE_REQUEST_BYTES = 8 * 2**20
 # What lies between columns that are wanted is fetched with them up to here: a row group's scalars.
 GAP_BYTES, REMOTE_GAP_BYTES = 2**13, 2**17
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Numbers of one frame of a stream: how many, and of which kind."""
+
+    width: int
+    dtype: np.dtype[Any]
+
+    @cached_property
+    def nbytes(self) -> int:
+        return self.width * self.dtype.itemsize
+
+    def frames(self, content: Bytes) -> NDArray[Any]:
+        """Bytes as (frames, width)."""
+        return content.view(self.dtype).reshape(-1, self.width)
 
 
 @dataclass(frozen=True)
@@ -72,10 +99,14 @@ class ParquetShard:
         groups = range(self._footer.num_row_groups)
         sizes = [self._footer.row_group(group).num_rows for group in groups]
         self._ids: dict[int, list[str]] = {}
-        self._first_row = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._first_row = [0, *accumulate(sizes)]
         self._long_rows = LongRows.from_metadata(file.schema_arrow.metadata)
         check_parquet(rel, file, self._long_rows, promise)
         self._columns = leaf_columns(file, promise.columns)
+        self._frame = {ID_COLUMN: _Frame(1, np.dtype(np.uint8))} | {
+            name: _Frame(width, np.dtype(dtype).newbyteorder("<"))
+            for name, (width, dtype) in promise.columns.items()
+        }
         paths = [file.schema.column(number).path for number in range(len(file.schema))]
         self._numbers = {name: number for name, (_, number) in self._columns.items()}
         self._numbers[ID_COLUMN] = paths.index(ID_COLUMN)
@@ -90,7 +121,7 @@ class ParquetShard:
         """Cells, or parts of them; see `GivesPieces`."""
         first_row = self._long_rows.first(span.row)
         if first_row >= self._first_row[-1]:
-            raise outside(self.rel, "rows", first_row + 1, int(self._first_row[-1]))
+            raise outside(self.rel, "rows", first_row + 1, self._first_row[-1])
         if span.row not in self._long_rows.frames:
             yield 0, self._read(stream, span, first_row, span.first, span.last)
             return
@@ -106,22 +137,26 @@ class ParquetShard:
         self, stream: str, span: FrameSpan, file_row: int, first: int, last: int
     ) -> np.ndarray:
         """Frames [first, last) of one row of the file, out of the cache."""
-        group = int(np.searchsorted(self._first_row, file_row, side="right")) - 1
+        group = self._group_of(file_row)
         key = (self.rel, stream, group)
-        values, offsets = self._cache.loaded(key, partial(self._load_one, stream, group))
-        row = file_row - int(self._first_row[group])
+        content, bounds = self._cache.loaded(key, partial(self._load_one, stream, group))
+        row = file_row - self._first_row[group]
         if self._row_ids(group)[row] != span.row_id:
             raise other_row(self.rel, span, self._row_ids(group)[row])
-        start, end = offsets[row : row + 2].tolist()
-        if start + last > end:
-            raise outside(self.rel, stream, last, end - start)
-        return values[start + first : start + last]
+        begin, end = bounds[row].tolist()
+        frame = self._frame[stream]
+        if begin + last * frame.nbytes > end:
+            raise outside(self.rel, stream, last, (end - begin) // frame.nbytes)
+        return frame.frames(content[begin + first * frame.nbytes : begin + last * frame.nbytes])
 
     def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
         """The row groups that hold a row; see `ReadsAhead`."""
         first = self._long_rows.first(span.row)
-        parts = np.arange(first, first + self._long_rows.parts(span.row))
-        return np.unique(np.searchsorted(self._first_row, parts, side="right") - 1).tolist()
+        last = first + self._long_rows.parts(span.row) - 1
+        return range(self._group_of(first), self._group_of(last) + 1)
+
+    def _group_of(self, file_row: int) -> int:
+        return bisect_right(self._first_row, file_row) - 1
 
     def prepare(self, streams: Iterable[str], pool: Executor) -> None:
         """Nothing to do, as all is in the footer; see `ReadsAhead`."""
@@ -152,8 +187,7 @@ class ParquetShard:
         # The blocks may be in the cache since an earlier opening of the file.
         if group not in self._ids:
             held = fetched(self._stored, [self._span_of(ID_COLUMN, group)])
-            table = self._decoded(held, group, [ID_COLUMN])
-            self._ids[group] = table.column(ID_COLUMN).to_pylist()
+            self._decoded(held, group, [ID_COLUMN])
         return self._ids[group]
 
     def _load_one(self, stream: str, group: int) -> DecodedBlock:
@@ -161,7 +195,7 @@ class ParquetShard:
         return block
 
     def _load(self, blocks: Sequence[Block]) -> Iterator[tuple[str, int, DecodedBlock]]:
-        """Columns of row groups as ((frames, width), row offsets); ids of the rows are kept."""
+        """Columns of row groups as (bytes, bounds of cells); ids of the rows are kept."""
         for stream, group in blocks:
             column = self._columns[stream]
             check_column(self.rel, self._footer, group, stream, column, self._promise)
@@ -170,13 +204,8 @@ class ParquetShard:
             no_ids = group not in self._ids and group not in columns
             columns.setdefault(group, [ID_COLUMN] if no_ids else []).append(stream)
         for group, held in self._arriving(columns):
-            names = columns[group]
-            table = self._decoded(held, group, names)
-            if ID_COLUMN in names:
-                self._ids[group] = table.column(ID_COLUMN).to_pylist()
-            for stream in names:
-                if stream != ID_COLUMN:
-                    yield stream, group, self._frames(table, stream)
+            for stream, cells in self._decoded(held, group, columns[group]):
+                yield stream, group, cells
 
     def _arriving(
         self, columns: Mapping[int, Sequence[str]]
@@ -195,33 +224,84 @@ class ParquetShard:
         for group, start, part in zip(columns, starts, parts, strict=True):
             yield group, [(start, part)]
 
-    def _frames(self, table: pa.Table, stream: str) -> DecodedBlock:
-        chunks = table.column(stream).chunks
-        cells = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
-        form, _ = self._columns[stream]
-        return form.frames(cells, *self._promise.columns[stream])
-
-    def _decoded(self, held: Sequence[Held], group: int, columns: Sequence[str]) -> pa.Table:
+    def _decoded(
+        self, held: Sequence[Held], group: int, columns: Sequence[str]
+    ) -> list[tuple[str, Cells]]:
+        """Streams of a row group; ids of its rows are kept where they are one of the columns."""
+        ranges = HeldRanges(self._stored.nbytes, held)
+        found: dict[str, Cells] = {}
         with self._cache.decoding:
-            ranges = HeldRanges(self._stored.nbytes, held)
-            # A list: also behind one that cannot be told of, all are looked at.
-            checked = all([self._check_pages(ranges, group, column) for column in columns])
-            reader = self._free_reader() if checked else self._reader(checked=False)
-            reader.ranges.hold(held)
-            table = reader.file.read_row_group(group, columns=columns, use_threads=False)
-            reader.ranges.hold([])
-            if checked:
-                self._idle.append(reader)
-            return table
+            # All are looked at before any is decoded.
+            pages = {column: self._pages(ranges, group, column) for column in columns}
+            for column, of_column in pages.items():
+                cells = self._plain(ranges, group, column, of_column)
+                if cells is not None:
+                    found[column] = cells
+            left = [column for column in columns if column not in found]
+            if left:
+                checked = all(pages[column] is not None for column in left)
+                table = self._by_arrow(held, group, left, checked=checked)
+        if ID_COLUMN in found:
+            self._ids[group] = texts(*found.pop(ID_COLUMN))
+        elif ID_COLUMN in left:
+            self._ids[group] = table.column(ID_COLUMN).to_pylist()
+        found |= {name: self._cells(table, name) for name in left if name != ID_COLUMN}
+        return [*found.items()]
 
-    def _check_pages(self, held: HeldRanges, group: int, column: str) -> bool:
-        """As `check_pages`, with its place in what is raised."""
-        low, high = self._span_of(column, group)
+    def _pages(self, held: HeldRanges, group: int, column: str) -> Sequence[Page] | None:
+        """As `checked_pages`, with its place in what is raised."""
         try:
-            return check_pages(held.part(low, high - low))
+            return checked_pages(self._chunk(held, group, column))
         except CommitError as err:
             place = f"{self._stored.layout.url(self.rel)}, row group {group}, {column}"
             raise CommitError(f"{place}: {err}") from err
+
+    def _chunk(self, held: HeldRanges, group: int, column: str) -> Bytes:
+        low, high = self._span_of(column, group)
+        return held.part(low, high - low)
+
+    def _plain(
+        self, held: HeldRanges, group: int, name: str, pages: Sequence[Page] | None
+    ) -> Cells | None:
+        """What can be decoded here: bytes of a stream, of which `check_column` has seen how many
+        there may be, and row ids as they are."""
+        if pages is None:
+            return None
+        column = self._footer.row_group(group).column(self._numbers[name])
+        frame, codec, memory = self._frame[name], column.compression, self._cache.memory
+        if name == ID_COLUMN:
+            is_known, memory = codec == PLAIN, _memory
+        else:
+            is_known = isinstance(self._columns[name][0], BinaryForm)
+        if not is_known or frame.dtype.itemsize > ALIGNED_BYTES:
+            return None
+        chunk, most = self._chunk(held, group, name), column.total_uncompressed_size
+        return plain_cells(chunk, pages, codec, most, frame.nbytes, memory)
+
+    def _cells(self, table: pa.Table, stream: str) -> Cells:
+        """A stream of a table that Arrow has read."""
+        chunks = table.column(stream).chunks
+        cells = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+        form, _ = self._columns[stream]
+        frames, offsets = form.frames(cells, *self._promise.columns[stream])
+        bounds = np.stack([offsets[:-1], offsets[1:]], 1) * self._frame[stream].nbytes
+        return frames.reshape(-1).view(np.uint8), bounds
+
+    def _by_arrow(
+        self, held: Sequence[Held], group: int, columns: Sequence[str], *, checked: bool
+    ) -> pa.Table:
+        """What is not decoded here.
+
+        Args:
+            checked: The checksums of its pages have been.
+        """
+        reader = self._free_reader() if checked else self._reader(checked=False)
+        reader.ranges.hold(held)
+        table = reader.file.read_row_group(group, columns=columns, use_threads=False)
+        reader.ranges.hold([])
+        if checked:
+            self._idle.append(reader)
+        return table
 
     def _free_reader(self) -> _Reader:
         try:
@@ -249,3 +329,7 @@ class ParquetShard:
         starts = (found.dictionary_page_offset, found.data_page_offset)
         start = min(start for start in starts if start is not None)
         return start, start + found.total_compressed_size
+
+
+def _memory(nbytes: int) -> Bytes:
+    return np.empty(nbytes, np.uint8)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.parquet.footer import seal
-from earmill.pipeline.formats.parquet.forms import FORMS, Form, form_of
+from earmill.pipeline.formats.parquet.forms import FORMS, ID_COLUMN, Form, form_of
 from earmill.pipeline.formats.parquet.long_rows import LongRows, cut, part_count
 from earmill.pipeline.formats.row_table import PAGES, scalar_options, scalars_of
 from earmill.pipeline.formats.rows import FeatureRow
@@ -176,6 +176,10 @@ def _stream_column(
 def _options(scalars: pa.Table, streams: Sequence[StreamInfo], form: Form) -> dict[str, Any]:
     """Codec, level and dictionary of every column, by where the footer has it."""
     found = scalar_options(scalars)
+    # As they are: no two are alike, a row group has few, and who reads one needs them all.
+    found["use_dictionary"] = [*filter(ID_COLUMN.__ne__, found["use_dictionary"] or [])]
+    for options in (found["compression"], found["compression_level"]):
+        options.pop(ID_COLUMN, None)
     leaves = [form.leaf(info.name) for info in streams]
     found["compression"] |= dict.fromkeys(leaves, form.compression)
     if form.level is not None:
@@ -189,7 +193,7 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     sizes: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in names}
     # Behind start and number of frames.
     further = {info.name: layout_of(info).place_columns[2:] for info in streams}
-    beside = ["row_id", *(column for each in further.values() for column in each)]
+    beside = [ID_COLUMN, *(column for each in further.values() for column in each)]
     scalars = []
     # By its name, Arrow would first look for a filesystem.
     with (
@@ -211,7 +215,7 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
                     hashers[name].update(frames)
     held = pa.concat_tables(scalars or [schema.empty_table().select(beside)])
     long_rows = LongRows.from_metadata(schema.metadata)
-    starts, row_ids = _undivided(long_rows, held.column("row_id").to_pylist())
+    starts, row_ids = _undivided(long_rows, held.column(ID_COLUMN).to_pylist())
     digests = {}
     for name in names:
         frames = np.add.reduceat(np.concatenate([*sizes[name], [0]]), starts)
