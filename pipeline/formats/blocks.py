@@ -143,8 +143,9 @@ class BlockCache:
         """Memory for a block: that of one that was thrown away, where one has about this size."""
         most = int(MOST_OF_MEMORY * nbytes)
         with self._changed:
-            for number, spare in enumerate(self._spare):
-                if nbytes <= spare.nbytes <= most:
+            # The last first: it may still be in the cache of the processor.
+            for number in reversed(range(len(self._spare))):
+                if nbytes <= self._spare[number].nbytes <= most:
                     return self._spare.pop(number)[:nbytes]
         return np.empty(nbytes, np.uint8)[:]
 
