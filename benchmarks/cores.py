@@ -1,4 +1,4 @@
-"""Fewer cores than this process has, for a while."""
+"""Fewer cores than processes have, for a while."""
 
 from __future__ import annotations
 
@@ -13,14 +13,28 @@ import psutil
 def on_cores(count: int) -> Iterator[None]:
     """All threads of this process, and what they start, have its first so many cores."""
     mine = sorted(os.sched_getaffinity(0))
-    _allow(mine[:count])
+    with _on(psutil.Process(), mine[:count]):
+        yield
+
+
+@contextmanager
+def apart_from(other: psutil.Process) -> Iterator[None]:
+    """This process has its first core, and another one the last."""
+    with on_cores(1), _on(other, sorted(os.sched_getaffinity(other.pid))[-1:]):
+        yield
+
+
+@contextmanager
+def _on(process: psutil.Process, cores: Sequence[int]) -> Iterator[None]:
+    before = sorted(os.sched_getaffinity(process.pid))
+    _allow(process, cores)
     try:
         yield
     finally:
-        _allow(mine)
+        _allow(process, before)
 
 
-def _allow(cores: Sequence[int]) -> None:
-    for thread in psutil.Process().threads():
+def _allow(process: psutil.Process, cores: Sequence[int]) -> None:
+    for thread in process.threads():
         with suppress(ProcessLookupError):  # it has ended since
             os.sched_setaffinity(thread.id, cores)

@@ -7,7 +7,8 @@ the disk's, whose client only moves the same files from the sockets into the sam
 the reader asks for them (requests of 8 MB, sixteen at once), instead of from the disk. What is
 reached is less by the round trips before the first row: three to open a set and two more to its
 first values, half as long as reading an hour from the disk takes; so a longer set is read too.
-Disk, store and bare client take turns.
+A store is another machine: so the reader has one core as well, from the disk and from the store,
+and the store the other one, which is what `apart` says. All of them take turns.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.cores import apart_from
 from benchmarks.feature_sets import STREAMS, features, write_set
 from benchmarks.report import table, write_section
 from benchmarks.slow_store import BUCKET, SlowStore, slow_store
@@ -42,6 +44,7 @@ VALUES = {"zarr": "/values/c/", "parquet": ".parquet"}
 # What the bare client keeps of what it has fetched.
 KEPT_BYTES = 2**20
 HEAD = ("hours", "format", "disk MB/s", "store MB/s", "share", "after opening", "wanted")
+HEAD += ("apart: disk MB/s", "apart: store MB/s", "apart: share", "apart: after opening")
 HEAD += ("CPU share", "at most", "CPU s: disk", "files alone", "store", "server")
 HEAD += ("client alone", "its server", "client alone MB/s", "second epoch, local cache")
 
@@ -75,11 +78,13 @@ class Moved:
 
 @dataclass(frozen=True)
 class Round:
-    """One pass of each, right after one another; CPU seconds of the server with the store."""
+    """One pass of each, right after one another; CPU seconds of the server with the store; with the
+    reader on one core and the server on the other."""
 
     disk: Taken
     store: Taken
     server: float
+    apart: tuple[Taken, Taken]
     alone: Moved
     files: Moved
 
@@ -183,12 +188,18 @@ def line(place: Path, store: SlowStore, hours: float, fmt: str) -> tuple[str, ..
     parts = values_of(store, fmt)
     movers = [partial(from_store, store.options["endpoint_url"]), partial(from_disk, place)]
 
-    def turn() -> Round:
-        disk, served = taken(lambda: open_features(place, format=fmt)), store.cpu_s()
+    def both() -> tuple[Taken, Taken]:
         far = {"format": fmt, "storage_options": store.options}
-        found = taken(lambda: open_features(store.uri, **far))
+        from_there = taken(lambda: open_features(place, format=fmt))
+        return from_there, taken(lambda: open_features(store.uri, **far))
+
+    def turn() -> Round:
+        served = store.cpu_s()
+        found = both()
         served = store.cpu_s() - served
-        return Round(disk, found, served, *(moved(store, parts, mover) for mover in movers))
+        with apart_from(store.process):
+            apart = both()
+        return Round(*found, served, apart, *(moved(store, parts, mover) for mover in movers))
 
     # The first one imports what reading needs.
     rounds = [turn() for _ in range(1 + ROUNDS)][1:]
@@ -196,18 +207,26 @@ def line(place: Path, store: SlowStore, hours: float, fmt: str) -> tuple[str, ..
     def middle(of: Callable[[Round], float]) -> float:
         return median(map(of, rounds))
 
-    shares = sorted(100 * each.disk.whole / each.store.whole for each in rounds)
+    def rates(pair: Callable[[Round], tuple[Taken, Taken]]) -> tuple[str, ...]:
+        pairs = [*map(pair, rounds)]
+        shares = sorted(100 * disk.whole / far.whole for disk, far in pairs)
+        return (
+            *(
+                f"{nbytes / median(each.whole for each in side):.0f}"
+                for side in zip(*pairs, strict=True)
+            ),
+            f"{median(shares):.0f} % ({shares[0]:.0f}-{shares[-1]:.0f})",
+            f"{100 * median(disk.reading / far.reading for disk, far in pairs):.0f} %",
+        )
+
     reached = middle(lambda r: r.disk.cpu / (r.store.cpu + r.server))
     bound = middle(
         lambda r: r.disk.cpu / (r.disk.cpu - r.files.client + r.alone.client + r.alone.server)
     )
     return (
         *(f"{hours:g}", fmt),
-        f"{nbytes / middle(lambda r: r.disk.whole):.0f}",
-        f"{nbytes / middle(lambda r: r.store.whole):.0f}",
-        f"{median(shares):.0f} % ({shares[0]:.0f}-{shares[-1]:.0f})",
-        f"{100 * middle(lambda r: r.disk.reading / r.store.reading):.0f} %",
-        *(WANTED, f"{100 * reached:.0f} %", f"{100 * bound:.0f} %"),
+        *(*rates(lambda r: (r.disk, r.store)), WANTED, *rates(lambda r: r.apart)),
+        *(f"{100 * reached:.0f} %", f"{100 * bound:.0f} %"),
         f"{middle(lambda r: r.disk.cpu):.2f}",
         f"{middle(lambda r: r.files.client):.2f}",
         f"{middle(lambda r: r.store.cpu):.2f}",
@@ -240,7 +259,8 @@ def main() -> None:
         f"{1e3 * LATENCY_S:.0f} ms to answer (`benchmarks/slow_store.py`), and from the disk, on "
         "the same cores; an hour, and eight, ten minutes a shard. Medians of "
         f"{ROUNDS} rounds of disk, store and client; a share is that of one round, in brackets the "
-        "range. `share` counts opening, `after opening` does not. `CPU share`: CPU seconds of "
+        "range. `share` counts opening, `after opening` does not. `apart`: the reader has one core "
+        "with disk and store alike, the store the other. `CPU share`: CPU seconds of "
         "reading from the disk, to those of reader and server with the bucket. `client alone` "
         "receives the files that hold values, in requests of 8 MB, sixteen at once, into the same "
         "MB of memory; `files alone` reads them so from the disk. `at most` is the `CPU share` of "

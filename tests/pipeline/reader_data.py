@@ -33,6 +33,9 @@ MODULATION_HZ, LOUDNESS_HZ = 100.0, 50.0
 N_ROWS = 20
 ROWS_PER_GROUP = 4
 GROUPED_ROWS = 160
+# Beside its numbers a decoded column of Parquet has levels, and room that aligns its first cell; a
+# cell its size, and where it begins and ends.
+PAGE_BYTES, CELL_BYTES = 8, 20
 FORMATS = ("zarr", "parquet", None)
 
 

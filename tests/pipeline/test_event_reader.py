@@ -35,6 +35,7 @@ from tests.pipeline.event_data import (
     counts,
     write_spikes,
 )
+from tests.pipeline.reader_data import CELL_BYTES, PAGE_BYTES
 
 FORMATS = ("zarr", "parquet")
 LONG = 3
@@ -148,7 +149,7 @@ def test_the_other_stream_is_not_fetched(finalised: Path, name: str) -> None:
     assert list(ds[0].features) == [name]
     sizes = ds.table.column(f"{name}_n_frames").to_pylist()[:3]
     row_bytes = EVENT_BYTES if name == "spikes" else 2 * 7
-    assert ds.io.bytes_read == row_bytes * sum(sizes) + 8 * 4  # and the row offsets of 3 rows
+    assert ds.io.bytes_read == row_bytes * sum(sizes) + PAGE_BYTES + 3 * CELL_BYTES
 
 
 def test_dtype_converts_frames_alone(finalised: Path) -> None:
@@ -222,3 +223,13 @@ def test_the_reader_is_imported_without_models() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_rows_with_spikes_are_read_without_torch(finalised: Path) -> None:
+    """It takes seconds to load."""
+    code = (
+        f"import sys, earmill; row = earmill.open_features({str(finalised)!r})[0]; "
+        "print(row.features['spikes'].n_spikes > 0, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]

@@ -353,9 +353,8 @@ def test_no_more_threads_decode_than_there_are_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
     """Requests come in bursts, and whoever hands rows out needs a core too."""
-    import pyarrow.parquet as pq
-
     from earmill.pipeline.formats import blocks
+    from earmill.pipeline.formats.parquet import read
     from earmill.pipeline.formats.zarr.arrays import FrameChunks
 
     monkeypatch.setattr(blocks, "cores", lambda: 2)
@@ -377,8 +376,8 @@ def test_no_more_threads_decode_than_there_are_cores(
 
         return decoded
 
-    owner: Any = FrameChunks if fmt == "zarr" else pq.ParquetFile
-    name = "decode" if fmt == "zarr" else "read_row_group"
+    owner: Any = FrameChunks if fmt == "zarr" else read
+    name = "decode" if fmt == "zarr" else "plain_cells"
     ds = open_features(uri, format=fmt)
     monkeypatch.setattr(owner, name, slow(getattr(owner, name)))
     ds.prefetch(range(12))
