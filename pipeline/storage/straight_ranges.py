@@ -78,17 +78,22 @@ def parts_straight(
         fs: fsspec filesystem. path: Of the object, as `fs` spells it.
         memory: Where each of them lies until the next is asked for.
     """
-    return _way(fs).parts(path, start, sizes, memory) if can_go_straight(fs) else iter(())
+    way = _way(fs)
+    return way.parts(path, start, sizes, memory) if way else iter(())
 
 
 def whole_straight(fs: Any, path: str, most: int) -> bytes | None:
     """All of an object; None where that cannot be, went wrong, or is more than `most` bytes, and
     the filesystem is to be asked. Arguments as of `parts_straight`."""
-    return _way(fs).whole(path, most) if can_go_straight(fs) else None
+    way = _way(fs)
+    return way.whole(path, most) if way else None
 
 
-def _way(fs: Any) -> _Way:
+def _way(fs: Any) -> _Way | None:
+    """Looked for until there is one: a client keeps the proxies and options it was made with."""
     if fs not in _ways:
+        if not can_go_straight(fs):
+            return None
         stall_s = fs.config_kwargs.get("read_timeout") or STALL_S
         certificates = fs.session.get_config_variable("ca_bundle")
         _ways[fs] = _Way(SignedUrls(fs), stall_s, certificates)

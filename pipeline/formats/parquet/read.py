@@ -99,6 +99,7 @@ class ParquetShard:
         groups = range(self._footer.num_row_groups)
         sizes = [self._footer.row_group(group).num_rows for group in groups]
         self._ids: dict[int, list[str]] = {}
+        self._spans: dict[tuple[str, int], Span] = {}
         self._first_row = [0, *accumulate(sizes)]
         self._long_rows = LongRows.from_metadata(file.schema_arrow.metadata)
         check_parquet(rel, file, self._long_rows, promise)
@@ -325,10 +326,12 @@ class ParquetShard:
         return _Reader(ranges, file)
 
     def _span_of(self, column: str, group: int) -> Span:
-        found = self._footer.row_group(group).column(self._numbers[column])
-        starts = (found.dictionary_page_offset, found.data_page_offset)
-        start = min(start for start in starts if start is not None)
-        return start, start + found.total_compressed_size
+        if (column, group) not in self._spans:
+            found = self._footer.row_group(group).column(self._numbers[column])
+            starts = (found.dictionary_page_offset, found.data_page_offset)
+            start = min(start for start in starts if start is not None)
+            self._spans[column, group] = start, start + found.total_compressed_size
+        return self._spans[column, group]
 
 
 def _memory(nbytes: int) -> Bytes:
