@@ -23,8 +23,8 @@ Key = TypeVar("Key", bound=Hashable)
 BlockKey = tuple[str, str, int]
 # Stream, number of the block in it.
 Block = tuple[str, int]
-# Memory of blocks that were thrown away, kept for the next ones: first touching new memory costs as
-# much as decoding into it.
+# Memory of blocks that were thrown away, kept for the next ones, and as much as the cache may hold at
+# most: first touching new memory costs as much as decoding into it.
 SPARE_BYTES = 32 * 2**20
 # Memory is that much larger than its block at most.
 MOST_OF_MEMORY = 1.25
@@ -209,7 +209,8 @@ class BlockCache:
         """Keep what `memory` gave."""
         if memory is None or memory.dtype != np.uint8 or not memory.flags.owndata:
             return
-        if sum(each.nbytes for each in self._spare) + memory.nbytes <= SPARE_BYTES:
+        most = min(SPARE_BYTES, self.max_bytes)
+        if sum(each.nbytes for each in self._spare) + memory.nbytes <= most:
             memory.flags.writeable = True
             self._spare.append(memory)
 

@@ -156,10 +156,11 @@ def test_arrow_reads_the_same_rows(
 
 
 def test_memory_of_cells_is_used_again(place: Path) -> None:
-    ds = open_features(place, format="parquet", cache_bytes=1)
+    ds = open_features(place, format="parquet", cache_bytes=5000)
     cache = ds._here().shards.cache
     spare: set[int] = set()
     for number in range(len(ds)):
         check_row(ds[number], number)
         spare |= {memory.ctypes.data for memory in cache._spare}
+        assert sum(memory.nbytes for memory in cache._spare) <= 5000
     assert 0 < len(spare) < len(ds)
