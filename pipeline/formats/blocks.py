@@ -23,8 +23,8 @@ Key = TypeVar("Key", bound=Hashable)
 BlockKey = tuple[str, str, int]
 # Stream, number of the block in it.
 Block = tuple[str, int]
-# Memory of blocks that were thrown away, kept for the next ones, and as much as the cache may hold at
-# most: first touching new memory costs as much as decoding into it.
+# Memory of blocks that were thrown away, kept for the next ones, no more than the cache may hold:
+# first touching new memory costs as much as decoding into it.
 SPARE_BYTES = 32 * 2**20
 # Memory is that much larger than its block at most.
 MOST_OF_MEMORY = 1.25

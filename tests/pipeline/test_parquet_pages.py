@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -66,6 +67,39 @@ def test_what_arrow_finds_is_found(tmp_path: Path, dictionary: bool) -> None:
 def test_pages_without_checksum_are_left_to_arrow(tmp_path: Path) -> None:
     assert checked_pages(column_chunk(tmp_path / "x", compression="lz4")[1])
     assert checked_pages(column_chunk(tmp_path / "y", write_page_checksum=False)[1]) is None
+
+
+def varint(number: int) -> bytes:
+    """A whole number with its sign, as headers have it."""
+    rest, found = (number << 1) ^ (number >> 63), bytearray()
+    while rest > 127:
+        found.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes([*found, rest])
+
+
+@pytest.mark.parametrize(
+    ("count", "encoding", "levels", "n_plain"),
+    [
+        (5, 0, 3, 5),
+        (70_000, 0, 3, 70_000),
+        (0, 0, 3, 0),
+        (-5, 0, 3, None),
+        (5, 8, 3, None),
+        (5, 0, 4, None),
+    ],
+)
+def test_a_header_says_how_many_cells_lie_in_a_page(
+    count: int, encoding: int, levels: int, n_plain: int | None
+) -> None:
+    page, crc = b"page", zlib.crc32(b"page")
+    crc -= (crc >> 31) << 32
+    numbers = b"".join(b"\x15" + varint(each) for each in (0, 99, len(page), crc))
+    data = b"".join(b"\x15" + varint(each) for each in (count, encoding, levels, 3))
+    content = numbers + b"\x1c" + data + b"\0\0" + page
+    (found,) = checked_pages(np.frombuffer(content, np.uint8)) or []
+    assert (found.nbytes, found.n_plain) == (99, n_plain)
+    assert content[found.begin : found.end] == page
 
 
 @given(st.binary(max_size=200))

@@ -113,8 +113,9 @@ def _n_plain(header: Header) -> int | None:
     data = header.get(DATA)
     if _number(header, KIND) != DATA_PAGE or not isinstance(data, Mapping):
         return None
+    count = _number(data, CELLS)
     is_plain = data.get(ENCODING) == PLAIN and data.get(LEVEL_ENCODING) == RLE
-    return _number(data, CELLS) if is_plain else None
+    return count if is_plain and count >= 0 else None
 
 
 def _number(header: Header, field: int) -> int:

@@ -265,18 +265,18 @@ class ParquetShard:
         self, held: HeldRanges, group: int, name: str, pages: Sequence[Page] | None
     ) -> Cells | None:
         """What can be decoded here: bytes of a stream, of which `check_column` has seen how many
-        there may be, and row ids as they are."""
+        there may be, and row ids as they lie."""
         if pages is None:
             return None
-        column = self._footer.row_group(group).column(self._numbers[name])
-        frame, codec, memory = self._frame[name], column.compression, self._cache.memory
+        column, frame = self._footer.row_group(group).column(self._numbers[name]), self._frame[name]
+        chunk, codec = self._chunk(held, group, name), column.compression
         if name == ID_COLUMN:
-            is_known, memory = codec == PLAIN, _memory
+            is_known, memory, most = codec == PLAIN, _memory, len(chunk)
         else:
             is_known = isinstance(self._columns[name][0], BinaryForm)
+            memory, most = self._cache.memory, column.total_uncompressed_size
         if not is_known or frame.dtype.itemsize > ALIGNED_BYTES:
             return None
-        chunk, most = self._chunk(held, group, name), column.total_uncompressed_size
         return plain_cells(chunk, pages, codec, most, frame.nbytes, memory)
 
     def _cells(self, table: pa.Table, stream: str) -> Cells:
