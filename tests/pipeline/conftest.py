@@ -1,4 +1,4 @@
-"""Feature sets that several test modules read and none changes."""
+"""Feature sets that several test modules read and none changes, and what is asked of stores."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import N_ROWS, write_chunked, write_set
 
 
@@ -31,3 +32,17 @@ def chunked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chunked")
     write_chunked(path)
     return path
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Every range that is read: file and bytes."""
+    found: list[tuple[str, int]] = []
+    real = Layout.read_range
+
+    def counting(self: Layout, rel: str, start: int, length: int) -> bytes:
+        found.append((f"{rel} {start}", length))
+        return real(self, rel, start, length)
+
+    monkeypatch.setattr(Layout, "read_range", counting)
+    return found

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import multiprocessing
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 from earmill import open_features
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.storage import local_cache
-from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_cache import HEAD_BYTES, LocalCache
 from tests.pipeline.reader_data import FORMATS, check_row, write_set
 
@@ -214,22 +212,10 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
         LocalCache(tmp_path / "new", 100)
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is asked of stores, by file."""
-    found: list[str] = []
-    real = Layout.read_range
-
-    def counting(self: Layout, rel: str, start: int, length: int) -> bytes:
-        found.append(rel)
-        return real(self, rel, start, length)
-
-    monkeypatch.setattr(Layout, "read_range", counting)
-    yield found
-
-
 @pytest.mark.parametrize("fmt", ["zarr", "parquet"])
-def test_a_second_epoch_asks_for_nothing(fmt: str, tmp_path: Path, asked: list[str]) -> None:
+def test_a_second_epoch_asks_for_nothing(
+    fmt: str, tmp_path: Path, asked: list[tuple[str, int]]
+) -> None:
     uri = f"memory://cached-{fmt}"
     write_set(uri, n_rows=8, rows_per_shard=4, finalised=True)
     for epoch in range(3):

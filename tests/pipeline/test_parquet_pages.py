@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,13 @@ from earmill.pipeline.formats.parquet.pages import checked_pages
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
 
+CELLS = [bytes([n % 7]) * (n % 50) for n in range(60)]
 
-def column_chunk(path: Path, **options: Any) -> tuple[int, np.ndarray]:
-    """A file with a column of 60 cells in pages of about 8; where it starts, and its bytes."""
-    cells = [bytes([n % 7]) * (n % 50) for n in range(60)]
+
+def column_chunk(
+    path: Path, cells: Sequence[bytes | None] = CELLS, **options: Any
+) -> tuple[int, np.ndarray]:
+    """A file with a column of cells in pages of about 8; where it starts, and its bytes."""
     table = pa.table({"a": pa.array(cells, pa.binary())})
     how: Mapping[str, Any] = {"write_page_checksum": True, "compression": "none"} | options
     pq.write_table(table, path, data_page_size=256, write_batch_size=8, **how)

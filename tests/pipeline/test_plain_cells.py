@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numcodecs import lz4
 
 from earmill.pipeline.formats.parquet.pages import Page, checked_pages
-from earmill.pipeline.formats.parquet.plain_cells import LZ4, PLAIN, Cells, plain_cells, texts
+from earmill.pipeline.formats.parquet.plain_cells import (
+    LZ4,
+    UNCOMPRESSED,
+    Cells,
+    plain_cells,
+    texts,
+)
+from tests.pipeline.test_parquet_pages import column_chunk
 
 FRAME_BYTES = 6
 MOST = 2**20
@@ -29,13 +34,8 @@ def memory(nbytes: int) -> np.ndarray:
 
 def chunk_of(cells: Sequence[bytes | None], path: Path, **options: Any) -> np.ndarray:
     """The column chunk that Arrow writes of cells."""
-    how = {"write_page_checksum": True, "compression": "lz4", "use_dictionary": False} | options
-    table = pa.table({"a": pa.array(cells, pa.binary())})
-    pq.write_table(table, path, data_page_size=256, write_batch_size=8, **how)
-    column = pq.read_metadata(path).row_group(0).column(0)
-    start = column.dictionary_page_offset or column.data_page_offset
-    content = path.read_bytes()[start : start + column.total_compressed_size]
-    return np.frombuffer(content, np.uint8).copy()
+    how = {"compression": "lz4", "use_dictionary": False} | options
+    return column_chunk(path, cells, **how)[1]
 
 
 def decoded(column: np.ndarray, most: int = MOST, codec: str = LZ4) -> Cells | None:
@@ -66,7 +66,7 @@ def contents(found: Cells | None) -> list[bytes]:
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_cells_are_those_that_were_written(tmp_path: Path, cells: list[bytes]) -> None:
-    for codec, name in ((LZ4, "lz4"), (PLAIN, "none")):
+    for codec, name in ((LZ4, "lz4"), (UNCOMPRESSED, "none")):
         column = chunk_of(cells, tmp_path / "x", compression=name)
         before = column.copy()
         found = decoded(column, codec=codec)
@@ -156,7 +156,7 @@ def test_cells_fill_their_page(content: bytes, count: int, is_good: bool) -> Non
 @pytest.mark.parametrize("nbytes", [5, 7])
 def test_a_page_as_it_is_has_its_size(nbytes: int) -> None:
     page = Page(4, 10, nbytes, 1)
-    assert plain_cells(memory(10), [page], PLAIN, MOST, 1, memory) is None
+    assert plain_cells(memory(10), [page], UNCOMPRESSED, MOST, 1, memory) is None
 
 
 def test_codecs_that_are_not_known_are_left_to_arrow() -> None:
@@ -167,7 +167,7 @@ def test_codecs_that_are_not_known_are_left_to_arrow() -> None:
 def test_texts_are_read(tmp_path: Path) -> None:
     told = ["a.wav", "", "\u00e4/\u4e2d.flac", "x" * 500] * 40
     column = chunk_of([each.encode() for each in told], tmp_path / "x", compression="none")
-    found = plain_cells(column, checked_pages(column) or [], PLAIN, MOST, 1, memory)
+    found = plain_cells(column, checked_pages(column) or [], UNCOMPRESSED, MOST, 1, memory)
     assert found is not None and texts(*found) == told
 
 

@@ -26,20 +26,6 @@ from tests.pipeline.reader_data import (
 )
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Every range that is read: file and bytes."""
-    found: list[tuple[str, int]] = []
-    real = Layout.read_range
-
-    def counting(self: Layout, rel: str, start: int, length: int) -> bytes:
-        found.append((f"{rel} {start}", length))
-        return real(self, rel, start, length)
-
-    monkeypatch.setattr(Layout, "read_range", counting)
-    return found
-
-
 def test_what_reading_asks_for_first_is_there_before_rows_are_wanted(
     asked: list[tuple[str, int]],
 ) -> None:

@@ -21,7 +21,7 @@ from earmill.pipeline.formats.parquet.pages import Page
 from earmill.pipeline.storage.stored_file import Bytes
 
 # As footers name them; a block of lz4 has no frame around it.
-LZ4, PLAIN = "LZ4", "UNCOMPRESSED"
+LZ4, UNCOMPRESSED = "LZ4", "UNCOMPRESSED"
 SIZE = struct.Struct("<I")
 # Memory begins at a multiple of this, and no number is larger.
 ALIGNED_BYTES = 4
@@ -47,17 +47,19 @@ def plain_cells(
         frame_bytes: What makes up cells.
         memory: Gives so many bytes.
     """
-    places = [*_places(pages)]
+    counts = [page.n_plain for page in pages if page.n_plain is not None]
     decode = DECODERS.get(codec)
-    if not decode or len(places) < len(pages) or sum(page.nbytes for page in pages) > most:
+    if not decode or len(counts) < len(pages) or sum(page.nbytes for page in pages) > most:
         return None
+    levels = [*map(_levels, counts)]
+    places = [*_places(pages, levels)]
     found = memory(places[-1] + pages[-1].nbytes if pages else 0)
     cells: list[tuple[int, int]] = []
-    for page, place in zip(pages, places, strict=True):
+    for page, count, before, place in zip(pages, counts, levels, places, strict=True):
         into = found[place : place + page.nbytes]
         if not decode(column, page, into):
             return None
-        bounds = _bounds(into, page.n_plain or 0, frame_bytes)
+        bounds = _bounds(into, before, count, frame_bytes)
         if bounds is None:
             return None
         cells += [(place + begin, place + end) for begin, end in bounds]
@@ -69,14 +71,11 @@ def texts(content: Bytes, bounds: NDArray[np.int64]) -> list[str]:
     return [content[begin:end].tobytes().decode() for begin, end in bounds.tolist()]
 
 
-def _places(pages: Sequence[Page]) -> Iterator[int]:
-    """Where each page goes, one behind the other, so that its first cell is aligned; of none but
-    the first pages where one has something else."""
+def _places(pages: Sequence[Page], levels: Sequence[bytes]) -> Iterator[int]:
+    """Where each page goes, one behind the other, so that its first cell is aligned."""
     end = 0
-    for page in pages:
-        if page.n_plain is None:
-            return
-        head = len(_levels(page.n_plain)) + SIZE.size
+    for page, before in zip(pages, levels, strict=True):
+        head = len(before) + SIZE.size
         place = -(-(end + head) // ALIGNED_BYTES) * ALIGNED_BYTES - head
         yield place
         end = place + page.nbytes
@@ -109,7 +108,10 @@ def _decompressed(column: Bytes, page: Page, into: Bytes) -> bool:
 
 
 # What fills memory with a page; False where that is none of this size.
-DECODERS: Mapping[str, Callable[[Bytes, Page, Bytes], bool]] = {LZ4: _decompressed, PLAIN: _copied}
+DECODERS: Mapping[str, Callable[[Bytes, Page, Bytes], bool]] = {
+    LZ4: _decompressed,
+    UNCOMPRESSED: _copied,
+}
 
 
 def _levels(count: int) -> bytes:
@@ -123,9 +125,11 @@ def _levels(count: int) -> bytes:
     return SIZE.pack(len(run)) + run
 
 
-def _bounds(page: Bytes, count: int, frame_bytes: int) -> list[tuple[int, int]] | None:
-    """Where so many cells of a page begin and end; None where it has others."""
-    content, levels = page.data, _levels(count)
+def _bounds(
+    page: Bytes, levels: bytes, count: int, frame_bytes: int
+) -> list[tuple[int, int]] | None:
+    """Where so many cells of a page begin and end, behind its levels; None where it has others."""
+    content = page.data
     if content[: len(levels)] != levels:
         return None
     found, at, size_at = [], len(levels), SIZE.unpack_from

@@ -40,7 +40,7 @@ from earmill.pipeline.formats.parquet.long_rows import LongRows
 from earmill.pipeline.formats.parquet.pages import Page, checked_pages
 from earmill.pipeline.formats.parquet.plain_cells import (
     ALIGNED_BYTES,
-    PLAIN,
+    UNCOMPRESSED,
     Cells,
     plain_cells,
     texts,
@@ -232,15 +232,16 @@ class ParquetShard:
         ranges = HeldRanges(self._stored.nbytes, held)
         found: dict[str, Cells] = {}
         with self._cache.decoding:
+            chunks = {name: self._chunk(ranges, group, name) for name in columns}
             # All are looked at before any is decoded.
-            pages = {column: self._pages(ranges, group, column) for column in columns}
-            for column, of_column in pages.items():
-                cells = self._plain(ranges, group, column, of_column)
+            pages = {name: self._pages(chunk, group, name) for name, chunk in chunks.items()}
+            for name, chunk in chunks.items():
+                cells = self._plain(chunk, group, name, pages[name])
                 if cells is not None:
-                    found[column] = cells
-            left = [column for column in columns if column not in found]
+                    found[name] = cells
+            left = [name for name in columns if name not in found]
             if left:
-                checked = all(pages[column] is not None for column in left)
+                checked = all(pages[name] is not None for name in left)
                 table = self._by_arrow(held, group, left, checked=checked)
         if ID_COLUMN in found:
             self._ids[group] = texts(*found.pop(ID_COLUMN))
@@ -249,35 +250,35 @@ class ParquetShard:
         found |= {name: self._cells(table, name) for name in left if name != ID_COLUMN}
         return [*found.items()]
 
-    def _pages(self, held: HeldRanges, group: int, column: str) -> Sequence[Page] | None:
-        """As `checked_pages`, with its place in what is raised."""
-        try:
-            return checked_pages(self._chunk(held, group, column))
-        except CommitError as err:
-            place = f"{self._stored.layout.url(self.rel)}, row group {group}, {column}"
-            raise CommitError(f"{place}: {err}") from err
-
     def _chunk(self, held: HeldRanges, group: int, column: str) -> Bytes:
         low, high = self._span_of(column, group)
         return held.part(low, high - low)
 
+    def _pages(self, chunk: Bytes, group: int, column: str) -> Sequence[Page] | None:
+        """As `checked_pages`, with its place in what is raised."""
+        try:
+            return checked_pages(chunk)
+        except CommitError as err:
+            place = f"{self._stored.layout.url(self.rel)}, row group {group}, {column}"
+            raise CommitError(f"{place}: {err}") from err
+
     def _plain(
-        self, held: HeldRanges, group: int, name: str, pages: Sequence[Page] | None
+        self, chunk: Bytes, group: int, name: str, pages: Sequence[Page] | None
     ) -> Cells | None:
         """What can be decoded here: bytes of a stream, of which `check_column` has seen how many
         there may be, and row ids as they lie."""
         if pages is None:
             return None
         column, frame = self._footer.row_group(group).column(self._numbers[name]), self._frame[name]
-        chunk, codec = self._chunk(held, group, name), column.compression
+        codec = column.compression
         if name == ID_COLUMN:
-            is_known, memory, most = codec == PLAIN, _memory, len(chunk)
+            is_known, most = codec == UNCOMPRESSED, len(chunk)
         else:
             is_known = isinstance(self._columns[name][0], BinaryForm)
-            memory, most = self._cache.memory, column.total_uncompressed_size
+            most = column.total_uncompressed_size
         if not is_known or frame.dtype.itemsize > ALIGNED_BYTES:
             return None
-        return plain_cells(chunk, pages, codec, most, frame.nbytes, memory)
+        return plain_cells(chunk, pages, codec, most, frame.nbytes, self._cache.memory)
 
     def _cells(self, table: pa.Table, stream: str) -> Cells:
         """A stream of a table that Arrow has read."""
@@ -332,7 +333,3 @@ class ParquetShard:
             start = min(start for start in starts if start is not None)
             self._spans[column, group] = start, start + found.total_compressed_size
         return self._spans[column, group]
-
-
-def _memory(nbytes: int) -> Bytes:
-    return np.empty(nbytes, np.uint8)

@@ -175,11 +175,8 @@ def _stream_column(
 
 def _options(scalars: pa.Table, streams: Sequence[StreamInfo], form: Form) -> dict[str, Any]:
     """Codec, level and dictionary of every column, by where the footer has it."""
-    found = scalar_options(scalars)
-    # As they are: no two are alike, a row group has few, and who reads one needs them all.
-    found["use_dictionary"] = [*filter(ID_COLUMN.__ne__, found["use_dictionary"] or [])]
-    for options in (found["compression"], found["compression_level"]):
-        options.pop(ID_COLUMN, None)
+    # Ids as they are: no two are alike, a row group has few, and who reads one needs them all.
+    found = scalar_options(scalars.drop_columns([ID_COLUMN]))
     leaves = [form.leaf(info.name) for info in streams]
     found["compression"] |= dict.fromkeys(leaves, form.compression)
     if form.level is not None:
