@@ -40,6 +40,11 @@ def silence() -> Rows:
     return [replace(make_row("silence"), streams=zeros)]
 
 
+def long() -> Rows:
+    """Enough for frames of blosc that kernels make, of more than one block."""
+    return [make_row("long", 30_000, dtype="float16")]
+
+
 def spilled() -> Rows:
     row, held = make_row("long", 77), {}
     for info in STREAMS:
@@ -62,6 +67,7 @@ CASES: dict[str, tuple[Rows, Sequence[StreamInfo], str]] = {
     "float16": (frames("float16"), STREAMS, "float16"),
     "float32": (frames("float32"), STREAMS, "float32"),
     "silence": (silence(), STREAMS, "float16"),
+    "long": (long(), STREAMS, "float16"),
     "spilled": (spilled(), STREAMS, "float16"),
     "events": (event_data.spike_rows(), event_data.STREAMS, "float16"),
     "int8": (int8(), INT8_STREAMS, "int8"),

@@ -16,13 +16,13 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-from numcodecs import blosc, zstd
+from numcodecs import zstd
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.formats.zarr import blosc_frames
 from earmill.pipeline.storage.stored_file import Bytes
 
-BLOSC_HEADER_BYTES = 16
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # Compressors inside of blosc that our writers use or may use.
 BLOSC_NAMES = frozenset({"lz4", "zstd"})
@@ -116,7 +116,7 @@ class ChunkCodec:
     def _decompress(self, body: Bytes, into: Bytes) -> None:
         try:
             if self.compressor == "blosc":
-                blosc.decompress(body, into)
+                blosc_frames.decompress(body, into)
             elif self.compressor == "zstd":
                 zstd.decompress(body, into)
             else:
@@ -151,7 +151,7 @@ def strings(content: Bytes) -> list[str]:
 
 
 def _blosc_size(body: Bytes) -> int:
-    if len(body) < BLOSC_HEADER_BYTES or _number(body[12:16]) != len(body):
+    if len(body) < blosc_frames.HEADER_BYTES or _number(body[12:16]) != len(body):
         raise CommitError("a chunk is no blosc frame: run `earmill verify`")
     return _number(body[4:8])
 

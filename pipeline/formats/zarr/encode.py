@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import google_crc32c
 import numpy as np
-from numcodecs import blosc, zstd
+from numcodecs import zstd
 from numpy.typing import NDArray
 
+from earmill.pipeline.formats.zarr import blosc_frames
 from earmill.pipeline.formats.zarr.chunk_codecs import CRC
+from earmill.pipeline.storage.stored_file import Bytes
 
-# For values as measured on features of all models, see the section on codecs of
-# benchmarks/RESULTS.md.
-BLOSC: dict[str, Any] = {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
 ZSTD: dict[str, Any] = {"level": 3, "checksum": False}
 # Both numbers of an index entry where no chunk is.
 NO_CHUNK = np.iinfo(np.uint64).max
-# What threads of its own compress lies in the order in which they are done.
-blosc.use_threads = False
 
 
 def write_frames(path: Path, chunks: Iterable[NDArray[Any]], places: int) -> None:
@@ -35,17 +32,11 @@ def write_frames(path: Path, chunks: Iterable[NDArray[Any]], places: int) -> Non
     with path.open("wb") as file:
         for place, chunk in enumerate(chunks):
             at = file.tell()
-            body = blosc.compress(
-                chunk.reshape(-1).view(np.uint8),
-                BLOSC["cname"].encode(),
-                BLOSC["clevel"],
-                blosc.BITSHUFFLE,
-                BLOSC["blocksize"],
-                typesize=chunk.itemsize,
-            )
-            _write_checked(file, body)
+            frame = blosc_frames.compress(chunk)
+            file.write(frame.data)
+            file.write(_checksum(frame))
             spans[place] = at, file.tell() - at
-        _write_checked(file, spans.tobytes())
+        file.write(_checked(spans.tobytes()))
 
 
 def write_vector(path: Path, content: bytes) -> None:
@@ -55,8 +46,7 @@ def write_vector(path: Path, content: bytes) -> None:
 
 def vector_chunk(content: bytes) -> bytes:
     """The one chunk of a short array as it is written."""
-    body = zstd.compress(content, ZSTD["level"], ZSTD["checksum"])
-    return bytes(body) + _checksum(body)
+    return _checked(bytes(zstd.compress(content, ZSTD["level"], ZSTD["checksum"])))
 
 
 def vlen_utf8(texts: Sequence[str]) -> bytes:
@@ -68,11 +58,10 @@ def vlen_utf8(texts: Sequence[str]) -> bytes:
     return b"".join(parts)
 
 
-def _write_checked(file: BinaryIO, body: bytes) -> None:
-    file.write(body)
-    file.write(_checksum(body))
+def _checked(body: bytes) -> bytes:
+    return body + _checksum(body)
 
 
-def _checksum(body: bytes) -> bytes:
+def _checksum(body: bytes | Bytes) -> bytes:
     """Behind what is written: the last step of writing, hence the first of reading."""
     return google_crc32c.value(body).to_bytes(CRC.nbytes, "little")

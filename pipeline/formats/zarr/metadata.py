@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from earmill.pipeline.formats.zarr.encode import BLOSC, ZSTD
+from earmill.pipeline.formats.zarr.blosc_frames import BLOSC
+from earmill.pipeline.formats.zarr.encode import ZSTD
 
 Document = dict[str, Any]
 STRING = "string"
