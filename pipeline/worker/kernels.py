@@ -62,7 +62,8 @@ def entries_of_all() -> list[dict[str, Any]]:
 def compile_into(
     folder: Path, entries: Sequence[Mapping[str, Any]], *, cpu: str | None, features: str | None
 ) -> list[str]:
-    """Compile the kernels of models into a folder, each model in a process of its own.
+    """Compile the kernels of models, and of how features are stored, into a folder, each model in a
+    process of its own.
 
     Args:
         folder: For EARMILL_KERNELS; made where it is missing.
@@ -97,11 +98,13 @@ def compile_into(
 
 def _compile_one(entry: Mapping[str, Any]) -> None:
     from amtcore.features.build import build_extractor
+    from earmill.pipeline.formats.zarr import blosc_frames
     from earmill.pipeline.worker.models import exercise_casts, exercised
 
     logging.getLogger("amtcore").setLevel(logging.ERROR)
     exercised([build_extractor(**entry)])
     exercise_casts()
+    blosc_frames.exercise()
 
 
 if __name__ == "__main__":

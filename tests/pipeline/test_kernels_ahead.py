@@ -34,3 +34,4 @@ def test_every_model_compiles_into_a_folder(tmp_path: Path) -> None:
     assert not compile_into(tmp_path, entries_of_all(), cpu=None, features=None)
     names = {path.name.split("-")[0] for path in tmp_path.rglob("*.kernel")}
     assert {"run_chain", "run_lower_skirt", "run_attack_release"} <= names
+    assert {"_narrow", "_encode_blocks", "_decode_blocks"} <= names

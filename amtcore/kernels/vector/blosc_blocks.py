@@ -49,7 +49,7 @@ def decode_blocks(
     if not _is_possible(into, block_bytes):
         return False
     room = _room(block_bytes)
-    return bool(_decode(_read_only(frame), into, block_bytes, room, lz4_decompress_safe))
+    return bool(_decode_blocks(_read_only(frame), into, block_bytes, room, lz4_decompress_safe))
 
 
 def encode_blocks(
@@ -72,7 +72,9 @@ def encode_blocks(
         return 0
     room = _room(block_bytes)
     return int(
-        _encode(_read_only(numbers), frame, block_bytes, room, acceleration, lz4_compress_fast)
+        _encode_blocks(
+            _read_only(numbers), frame, block_bytes, room, acceleration, lz4_compress_fast
+        )
     )
 
 
@@ -96,7 +98,7 @@ def _room(nbytes: int) -> NDArray[np.uint8]:
 
 
 @kernel
-def _decode(frame, into, block_bytes, room, lz4):  # type: ignore[no-untyped-def]
+def _decode_blocks(frame, into, block_bytes, room, lz4):  # type: ignore[no-untyped-def]
     total, size = into.size * into.itemsize, into.itemsize
     starts = np.empty(size, np.int64)
     n_blocks = (total + block_bytes - 1) // block_bytes
@@ -152,7 +154,7 @@ def _unpack(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _encode(  # type: ignore[no-untyped-def]
+def _encode_blocks(  # type: ignore[no-untyped-def]
     numbers, frame, block_bytes, room, acceleration, lz4
 ):
     total, size = numbers.size * numbers.itemsize, numbers.itemsize

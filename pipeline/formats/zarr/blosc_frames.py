@@ -16,8 +16,8 @@ from earmill.pipeline.storage.stored_file import Bytes
 # For values as measured on features of all models, see the section on codecs of
 # benchmarks/RESULTS.md.
 BLOSC: dict[str, Any] = {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
-# c-blosc's rule.
-LZ4_ACCELERATION = 10 - BLOSC["clevel"]
+# What c-blosc makes of these settings.
+LZ4_ACCELERATION, STREAM_BYTES = 5, 2**17
 HEADER_BYTES = 16
 # A frame of our writers begins so: versions of format and packer, then flags, which say that LZ4
 # packed blocks split into streams behind a shuffle of bits.
@@ -33,7 +33,7 @@ blosc.use_threads = False
 def compress(numbers: NDArray[Any]) -> Bytes:
     """A frame of an array in C order, as c-blosc makes it."""
     frame = _compressed(numbers)
-    return _by_c_blosc(numbers, numbers.itemsize) if frame is None else frame
+    return _by_c_blosc(numbers) if frame is None else frame
 
 
 def decompress(frame: Bytes, into: Bytes) -> None:
@@ -47,13 +47,17 @@ def decompress(frame: Bytes, into: Bytes) -> None:
         blosc.decompress(frame, into)
 
 
+def exercise() -> None:
+    """A frame there and back for every size of numbers, which compiles or loads the kernels."""
+    for size in sorted(KERNEL_SIZES):
+        numbers = np.zeros(LEAST_BYTES, f"u{size}")
+        decompress(compress(numbers), numbers.view(np.uint8))
+
+
 def _compressed(numbers: NDArray[Any]) -> Bytes | None:
     """What a kernel makes of the numbers, if it can."""
     lz4 = _lz4("LZ4_compress_fast")
     if not lz4 or numbers.nbytes < LEAST_BYTES or numbers.itemsize not in KERNEL_SIZES:
-        return None
-    header = _header(numbers.nbytes, numbers.itemsize)
-    if not _is_ours(header):
         return None
     # Here, so that whoever writes no frames pays for no compiler.
     from amtcore.kernels.vector.blosc_blocks import encode_blocks
@@ -61,48 +65,36 @@ def _compressed(numbers: NDArray[Any]) -> Bytes | None:
     # As much as c-blosc has.
     frame = np.empty(numbers.nbytes + HEADER_BYTES, np.uint8)
     flat = numbers.reshape(-1).view(f"u{numbers.itemsize}")
-    nbytes = encode_blocks(flat, frame, _block_bytes(header), LZ4_ACCELERATION, lz4)
+    block_bytes = min(numbers.nbytes, STREAM_BYTES * numbers.itemsize)
+    nbytes = encode_blocks(flat, frame, block_bytes, LZ4_ACCELERATION, lz4)
     if not nbytes:
         return None
-    frame[:HEADER_BYTES] = header
-    frame[12:HEADER_BYTES].view("<i4")[0] = nbytes
+    frame[:4] = *OUR_FRAME, numbers.itemsize
+    frame[4:HEADER_BYTES].view("<i4")[:] = numbers.nbytes, block_bytes, nbytes
     return frame[:nbytes]
 
 
 def _decompressed(frame: Bytes, into: Bytes) -> bool:
     """Whether a kernel has filled the memory."""
-    lz4, size = _lz4("LZ4_decompress_safe"), int(frame[3])
-    if not lz4 or len(into) < LEAST_BYTES or size not in KERNEL_SIZES or not _is_ours(frame):
+    lz4, (*kind, size) = _lz4("LZ4_decompress_safe"), frame[:4].tolist()
+    is_ours = tuple(kind) == OUR_FRAME and size in KERNEL_SIZES and len(into) % size == 0
+    if not lz4 or not is_ours or len(into) < LEAST_BYTES:
         return False
     # As above.
     from amtcore.kernels.vector.blosc_blocks import decode_blocks
 
-    whole = len(into) % size == 0
-    return whole and decode_blocks(frame, into.view(f"u{size}"), _block_bytes(frame), lz4)
+    block_bytes = int(frame[8:12].view("<i4")[0])
+    return decode_blocks(frame, into.view(f"u{size}"), block_bytes, lz4)
 
 
-def _is_ours(frame: Bytes) -> bool:
-    return tuple(frame[:3].tolist()) == OUR_FRAME
-
-
-def _block_bytes(frame: Bytes) -> int:
-    return int(frame[8:12].view("<i4")[0])
-
-
-@functools.lru_cache(64)
-def _header(nbytes: int, number_bytes: int) -> Bytes:
-    """What c-blosc writes before so many bytes; how many they become is not theirs."""
-    return _by_c_blosc(np.zeros(nbytes, np.uint8), number_bytes)[:HEADER_BYTES].copy()
-
-
-def _by_c_blosc(numbers: NDArray[Any], number_bytes: int) -> Bytes:
+def _by_c_blosc(numbers: NDArray[Any]) -> Bytes:
     frame = blosc.compress(
         numbers.reshape(-1).view(np.uint8),
         BLOSC["cname"].encode(),
         BLOSC["clevel"],
         blosc.BITSHUFFLE,
         BLOSC["blocksize"],
-        typesize=number_bytes,
+        typesize=numbers.itemsize,
     )
     return np.frombuffer(frame, np.uint8)
 
