@@ -13,7 +13,9 @@ is interpolated, reach -120 dB with either.) The name is provenance. Equal rates
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,8 @@ RESAMPLERS = (*QUALITIES, ON_DEVICES)
 # Fed to soxr piece by piece: faster than one call, as what comes out is still in the cache of the
 # processor when it is put where it stays; and memory does not grow with the clip.
 CHUNK_SAMPLES = 1 << 14
+# Of soxr, ready for the next clip: more than threads that resample at the same time.
+MAX_IDLE = 32
 
 
 def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
@@ -112,6 +116,40 @@ class AudioResampler:
         return ResampleStream(self)
 
 
+class _Converters:
+    """soxr's streams, used again: a new one costs as much as a second of audio. Cleared, one gives
+    the same bits as a new one does. Safe in several threads, and without locks in forked ones."""
+
+    def __init__(self) -> None:
+        self._idle: deque[tuple[tuple[float, float, str], soxr.ResampleStream]] = deque()
+
+    def take(self, from_hz: float, to_hz: float, quality: str) -> soxr.ResampleStream:
+        """One that has seen nothing."""
+        wanted = from_hz, to_hz, quality
+        for _ in range(MAX_IDLE):
+            try:
+                kind, found = self._idle.pop()
+            except IndexError:
+                break
+            if kind == wanted:
+                found.clear()
+                return found
+            self._idle.appendleft((kind, found))
+        return soxr.ResampleStream(from_hz, to_hz, 1, dtype="float32", quality=QUALITIES[quality])
+
+    def give_back(
+        self, converter: soxr.ResampleStream, from_hz: float, to_hz: float, quality: str
+    ) -> None:
+        """What has come to its end."""
+        self._idle.append(((from_hz, to_hz, quality), converter))
+        while len(self._idle) > MAX_IDLE:
+            with suppress(IndexError):  # another thread took the last
+                self._idle.popleft()
+
+
+_converters = _Converters()
+
+
 class ResampleStream:
     """State of one clip on its way through a resampler.
 
@@ -124,6 +162,7 @@ class ResampleStream:
 
     def __init__(self, resampler: AudioResampler) -> None:
         self._rates = (resampler.from_hz, resampler.to_hz)
+        self._kind = (*self._rates, resampler.quality)
         self._taken = 0
         self._given = 0
         self._finished = False
@@ -136,9 +175,7 @@ class ResampleStream:
 
             self._sinc = SincStream(*self._rates)
         else:
-            self._soxr = soxr.ResampleStream(
-                *self._rates, 1, dtype="float32", quality=QUALITIES[resampler.quality]
-            )
+            self._soxr = _converters.take(*self._kind)
 
     def push(self, x: Waveform) -> Waveform:
         """Output that became ready, possibly none."""
@@ -163,6 +200,7 @@ class ResampleStream:
         if last:
             # soxr rounds an exact half either way, as its floats fall; the formula decides.
             y = y[: resampled_length(self._taken, *self._rates) - self._given]
+            _converters.give_back(self._soxr, *self._kind)
         self._given += len(y)
         return y
 
