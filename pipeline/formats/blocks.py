@@ -23,8 +23,8 @@ Key = TypeVar("Key", bound=Hashable)
 BlockKey = tuple[str, str, int]
 # Stream, number of the block in it.
 Block = tuple[str, int]
-# Memory of blocks that were thrown away, kept for the next ones, no more than the cache may hold:
-# first touching new memory costs as much as decoding into it.
+# Memory of blocks that were thrown away, kept for the next ones: first touching new memory costs as
+# much as decoding into it. No more than the cache may hold; of a full one so much.
 SPARE_BYTES = 32 * 2**20
 # Memory is that much larger than its block at most.
 MOST_OF_MEMORY = 1.25
@@ -209,7 +209,7 @@ class BlockCache:
         """Keep what `memory` gave."""
         if memory is None or memory.dtype != np.uint8 or not memory.flags.owndata:
             return
-        most = min(SPARE_BYTES, self.max_bytes)
+        most = max(min(SPARE_BYTES, self.max_bytes), self.max_bytes - self.nbytes)
         if sum(each.nbytes for each in self._spare) + memory.nbytes <= most:
             memory.flags.writeable = True
             self._spare.append(memory)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earmill.pipeline.formats.blocks import BlockCache, IoCounts
+from earmill.pipeline.formats.blocks import SPARE_BYTES, BlockCache, IoCounts
 
 
 @pytest.mark.parametrize("held", ["nothing", "block", "array", "view"])
@@ -49,3 +49,29 @@ def test_memory_of_about_the_size_is_used_again_and_weighed_whole(nbytes: int, f
     cache.put("again", (again,))
     assert cache.nbytes == (80 if fits else nbytes)
     assert cache.counts.bytes_read == 180 + nbytes
+
+
+def test_what_the_cache_may_hold_is_kept_for_the_next_blocks() -> None:
+    """A burst of blocks, as of many requests at a time: its memory is there for the next one."""
+    block_bytes, burst = SPARE_BYTES // 8, 30
+    cache = BlockCache(32 * block_bytes, IoCounts())
+
+    def come(first: int) -> list[int]:
+        keys = cache.claim(range(first, first + burst), ahead=True)
+        addresses = []
+        for key in keys:
+            memory = cache.memory(block_bytes)
+            addresses.append(memory.ctypes.data)
+            cache.put(key, (memory,))
+            del memory
+        cache.release(keys)
+        return addresses
+
+    before = come(0)
+    with cache.scan(1):  # one that reads in order lets go of what was used
+        assert all(cache.get(key) is not None for key in range(burst))
+        cache.put("next", (np.empty(1, np.uint8),))
+    spare = [memory.ctypes.data for memory in cache._spare]
+    assert len({*before} & {*spare}) > SPARE_BYTES // block_bytes
+    assert cache.nbytes + sum(memory.nbytes for memory in cache._spare) <= cache.max_bytes
+    assert {*spare} & {*come(burst)}
