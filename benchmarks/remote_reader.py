@@ -6,7 +6,7 @@ reader and server take with the bucket. `at most` is the same of a reader that c
 the disk's, whose client only moves the same files from the sockets into the same MB of memory, as
 the reader asks for them (requests of 8 MB, sixteen at once), instead of from the disk. What is
 reached is less by the round trips before the first row: three to open a set and two more to its
-first values, half as long as reading an hour from the disk takes; so a longer set is read too.
+first values, half as long as reading an hour from the disk takes; so longer sets are read too.
 A store is another machine: so the reader has one core as well, from the disk and from the store,
 and the store the other one, which is what `apart` says. All of them take turns.
 """
@@ -36,7 +36,7 @@ from earmill import open_features
 from earmill.pipeline.storage.http_get import ask, connect
 from earmill.pipeline.storage.layout import Layout
 
-HOURS, ROUNDS = (1.0, 8.0), 5
+HOURS, ROUNDS = (1.0, 8.0, 16.0), 5
 LATENCY_S, WANTED = 0.02, "80 %"
 REQUEST_BYTES, REQUESTS = 8 * 2**20, 16
 # Where a format keeps values; the other files of a shard are a thousandth of it.
@@ -257,7 +257,7 @@ def main() -> None:
     note = (
         "All Dau1997 streams, in order, from a bucket on loopback that waits "
         f"{1e3 * LATENCY_S:.0f} ms to answer (`benchmarks/slow_store.py`), and from the disk, on "
-        "the same cores; an hour, and eight, ten minutes a shard. Medians of "
+        "the same cores; an hour, eight and sixteen, ten minutes a shard. Medians of "
         f"{ROUNDS} rounds of disk, store and client; a share is that of one round, in brackets the "
         "range. `share` counts opening, `after opening` does not. `apart`: the reader has one core "
         "with disk and store alike, the store the other. `CPU share`: CPU seconds of "
