@@ -152,7 +152,7 @@ def main() -> None:
         "Where the CPU time of the job of an hour went, by its own counters. Everything but the "
         f"model is wanted to be at most {BESIDE_MODEL:.0%} of it."
     )
-    body = "\n\n".join([intro, table(_HEAD, rows), costs, cpu_table({RATE_HZ: hour.end})])
+    body = "\n\n".join([intro, table(_HEAD, rows), costs, cpu_table({f"{RATE_HZ} Hz": hour.end})])
     write_section("A stereo job", "python -m benchmarks.stereo_job", body)
 
 
