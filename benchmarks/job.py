@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -43,7 +44,6 @@ JOBS = 3
 SAMPLE_EVERY_S = 0.25
 # Looking for the job's processes costs more than reading their memory.
 PROCESSES_EVERY_S = 2.0
-SECTION = "The whole job"
 # By sampling rate of the files and hours of them.
 TARGETS = {(16000, 1): 0.85, (44100, 1): 0.80, (16000, 4): 0.85}
 # CPU seconds of everything but the model, for each of the model's.
@@ -359,10 +359,8 @@ def main() -> None:
         ]
     )
     # Of another machine beside those of the one that the pages tell of.
-    name, command = SECTION, "python -m benchmarks.job"
-    for machine in sys.argv[1:]:
-        name, command = f"{name}, {machine}", f'{command} "{machine}"'
-    write_section(name, command, body)
+    command = shlex.join(["python", "-m", "benchmarks.job", *sys.argv[1:]])
+    write_section(", ".join(["The whole job", *sys.argv[1:]]), command, body)
 
 
 if __name__ == "__main__":

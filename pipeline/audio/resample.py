@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from earmill.pipeline.audio.sinc_resample import SincStream
 
 Waveform = npt.NDArray[np.float32]
+# Of a resampler: from and to, in Hz, and its quality.
+Kind = tuple[float, float, str]
 
 QUALITIES = {"soxr_vhq": "VHQ", "soxr_hq": "HQ"}
 DEFAULT_QUALITY = "soxr_vhq"
@@ -121,11 +123,10 @@ class _Converters:
     the same bits as a new one does. Safe in several threads, and without locks in forked ones."""
 
     def __init__(self) -> None:
-        self._idle: deque[tuple[tuple[float, float, str], soxr.ResampleStream]] = deque()
+        self._idle: deque[tuple[Kind, soxr.ResampleStream]] = deque()
 
-    def take(self, from_hz: float, to_hz: float, quality: str) -> soxr.ResampleStream:
+    def take(self, wanted: Kind) -> soxr.ResampleStream:
         """One that has seen nothing."""
-        wanted = from_hz, to_hz, quality
         for _ in range(MAX_IDLE):
             try:
                 kind, found = self._idle.pop()
@@ -135,13 +136,12 @@ class _Converters:
                 found.clear()
                 return found
             self._idle.appendleft((kind, found))
-        return soxr.ResampleStream(from_hz, to_hz, 1, dtype="float32", quality=QUALITIES[quality])
+        *rates, quality = wanted
+        return soxr.ResampleStream(*rates, 1, dtype="float32", quality=QUALITIES[quality])
 
-    def give_back(
-        self, converter: soxr.ResampleStream, from_hz: float, to_hz: float, quality: str
-    ) -> None:
+    def give_back(self, kind: Kind, converter: soxr.ResampleStream) -> None:
         """What has come to its end."""
-        self._idle.append(((from_hz, to_hz, quality), converter))
+        self._idle.append((kind, converter))
         while len(self._idle) > MAX_IDLE:
             with suppress(IndexError):  # another thread took the last
                 self._idle.popleft()
@@ -175,7 +175,7 @@ class ResampleStream:
 
             self._sinc = SincStream(*self._rates)
         else:
-            self._soxr = _converters.take(*self._kind)
+            self._soxr = _converters.take(self._kind)
 
     def push(self, x: Waveform) -> Waveform:
         """Output that became ready, possibly none."""
@@ -200,7 +200,7 @@ class ResampleStream:
         if last:
             # soxr rounds an exact half either way, as its floats fall; the formula decides.
             y = y[: resampled_length(self._taken, *self._rates) - self._given]
-            _converters.give_back(self._soxr, *self._kind)
+            _converters.give_back(self._kind, self._soxr)
         self._given += len(y)
         return y
 

@@ -72,6 +72,7 @@ class BlockCache:
         # Blocks under way, and whether they are read ahead.
         self._under_way: dict[Hashable, bool] = {}
         self._spare: list[np.ndarray] = []
+        self._spare_bytes = 0
         # Of `_blocks`, and how many of them stay in each scan under way.
         self._used_bytes = 0
         self._scans: list[int] = []
@@ -146,7 +147,9 @@ class BlockCache:
             # The last first: it may still be in the cache of the processor.
             for number in reversed(range(len(self._spare))):
                 if nbytes <= self._spare[number].nbytes <= most:
-                    return self._spare.pop(number)[:nbytes]
+                    found = self._spare.pop(number)
+                    self._spare_bytes -= found.nbytes
+                    return found[:nbytes]
         return np.empty(nbytes, np.uint8)[:]
 
     def put(self, key: Hashable, block: DecodedBlock) -> DecodedBlock:
@@ -210,9 +213,10 @@ class BlockCache:
         if memory is None or memory.dtype != np.uint8 or not memory.flags.owndata:
             return
         most = max(min(SPARE_BYTES, self.max_bytes), self.max_bytes - self.nbytes)
-        if sum(each.nbytes for each in self._spare) + memory.nbytes <= most:
+        if self._spare_bytes + memory.nbytes <= most:
             memory.flags.writeable = True
             self._spare.append(memory)
+            self._spare_bytes += memory.nbytes
 
     def clear(self) -> None:
         """Drop every block."""
@@ -220,7 +224,7 @@ class BlockCache:
             self._blocks.clear()
             self._unused.clear()
             self._spare.clear()
-            self.nbytes = self._used_bytes = 0
+            self.nbytes = self._used_bytes = self._spare_bytes = 0
 
 
 def _nbytes(block: DecodedBlock) -> int:

@@ -37,6 +37,19 @@ def made(kind: str, count: int, dtype: str) -> np.ndarray:
         return np.asarray(values.astype(dtype))
 
 
+def by_c_blosc(numbers: np.ndarray) -> bytes:
+    """As our writers have it."""
+    flat = numbers.view(np.uint8)
+    return bytes(blosc.compress(flat, b"lz4", 5, blosc.BITSHUFFLE, typesize=numbers.itemsize))
+
+
+def check_back(frame: np.ndarray, numbers: np.ndarray) -> None:
+    """A frame gives the numbers again."""
+    into = np.full(numbers.nbytes, 0xA5, np.uint8)
+    blosc_frames.decompress(frame, into)
+    assert into.tobytes() == numbers.tobytes()
+
+
 @pytest.fixture
 def by_kernel(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often the kernels did it, and did not."""
@@ -64,13 +77,8 @@ def test_frames_are_those_of_c_blosc(kind: str, dtype: str, by_kernel: dict[str,
             continue
         by_kernel.update({"kernel": 0, "c-blosc": 0})
         frame = blosc_frames.compress(numbers)
-        wanted = blosc.compress(
-            numbers.view(np.uint8), b"lz4", 5, blosc.BITSHUFFLE, typesize=numbers.itemsize
-        )
-        assert frame.tobytes() == wanted
-        into = np.full(numbers.nbytes, 0xA5, np.uint8)
-        blosc_frames.decompress(frame, into)
-        assert into.tobytes() == numbers.tobytes()
+        assert frame.tobytes() == by_c_blosc(numbers)
+        check_back(frame, numbers)
         # What cannot be packed is stored plain, which is no kernel's.
         plain = bool(frame[2] & 2)
         assert by_kernel == {"kernel": 0 if plain else 2, "c-blosc": 1 if plain else 0}, count
@@ -79,12 +87,9 @@ def test_frames_are_those_of_c_blosc(kind: str, dtype: str, by_kernel: dict[str,
 @pytest.mark.parametrize("count", LEFT_TO_C_BLOSC)
 def test_blocks_of_another_kind_are_left_to_c_blosc(count: int, by_kernel: dict[str, int]) -> None:
     numbers = made("ramp", count, "float16")
-    frame, into = blosc_frames.compress(numbers), np.empty(numbers.nbytes, np.uint8)
-    blosc_frames.decompress(frame, into)
-    assert into.tobytes() == numbers.tobytes()
-    assert frame.tobytes() == blosc.compress(
-        numbers.view(np.uint8), b"lz4", 5, blosc.BITSHUFFLE, typesize=2
-    )
+    frame = blosc_frames.compress(numbers)
+    check_back(frame, numbers)
+    assert frame.tobytes() == by_c_blosc(numbers)
     assert by_kernel == {"kernel": 0, "c-blosc": 2}
 
 
@@ -95,9 +100,7 @@ def test_blocks_of_another_kind_are_left_to_c_blosc(count: int, by_kernel: dict[
 def test_frames_of_others_are_read(settings: Any, by_kernel: dict[str, int]) -> None:
     numbers = made("ramp", 100_000, "float32")
     frame = np.frombuffer(blosc.compress(numbers.view(np.uint8), *settings, typesize=4), np.uint8)
-    into = np.empty(numbers.nbytes, np.uint8)
-    blosc_frames.decompress(frame, into)
-    assert into.tobytes() == numbers.tobytes()
+    check_back(frame, numbers)
     assert by_kernel == {"kernel": 0, "c-blosc": 0}
 
 
@@ -108,9 +111,7 @@ def test_blocks_of_any_size_are_read(block_bytes: int) -> None:
     frame = np.frombuffer(
         blosc.compress(numbers.view(np.uint8), b"lz4", 5, 2, block_bytes, typesize=2), np.uint8
     )
-    into = np.empty(numbers.nbytes, np.uint8)
-    blosc_frames.decompress(frame, into)
-    assert into.tobytes() == numbers.tobytes()
+    check_back(frame, numbers)
 
 
 def test_memory_that_begins_anywhere_is_filled() -> None:
@@ -174,7 +175,5 @@ def test_without_the_functions_of_lz4_c_blosc_does_it(
 ) -> None:
     monkeypatch.setattr(blosc_frames, "_lz4", lambda name: 0)
     numbers = made("features", 100_000, "float16")
-    frame, into = blosc_frames.compress(numbers), np.empty(numbers.nbytes, np.uint8)
-    blosc_frames.decompress(frame, into)
-    assert into.tobytes() == numbers.tobytes()
+    check_back(blosc_frames.compress(numbers), numbers)
     assert by_kernel == {"kernel": 0, "c-blosc": 0}

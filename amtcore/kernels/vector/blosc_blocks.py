@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from amtcore.kernels.vector.bit_planes import TILE, join, split
-from amtcore.kernels.vector.jit import kernel, part
+from amtcore.kernels.vector.jit import kernel, part, read_only
 
 HEADER_BYTES = 16
 # Of a stream: a block with less for each byte of a number is not split.
@@ -49,7 +49,7 @@ def decode_blocks(
     if not _is_possible(into, block_bytes):
         return False
     room = _room(block_bytes)
-    return bool(_decode_blocks(_read_only(frame), into, block_bytes, room, lz4_decompress_safe))
+    return bool(_decode_blocks(read_only(frame), into, block_bytes, room, lz4_decompress_safe))
 
 
 def encode_blocks(
@@ -73,20 +73,13 @@ def encode_blocks(
     room = _room(block_bytes)
     return int(
         _encode_blocks(
-            _read_only(numbers), frame, block_bytes, room, acceleration, lz4_compress_fast
+            read_only(numbers), frame, block_bytes, room, acceleration, lz4_compress_fast
         )
     )
 
 
 def _is_possible(numbers: NDArray[Any], block_bytes: int) -> bool:
     return 0 < block_bytes <= numbers.nbytes and block_bytes % numbers.itemsize == 0
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A view: so only one type of argument is compiled."""
-    found = array[:]
-    found.flags.writeable = False
-    return found
 
 
 def _room(nbytes: int) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from amtcore.kernels.vector.jit import kernel
+from amtcore.kernels.vector.jit import kernel, read_only
 
 COLUMNS = 3
 # Lowest and highest frame, lowest and highest channel; of no events, those of an empty range.
@@ -21,8 +21,7 @@ def split(table: NDArray[np.int32]) -> tuple[Columns, Extremes]:
     """Fresh arrays of frames, channels and counts, and between which values the first two lie."""
     if table.ndim != 2 or table.shape[1] != COLUMNS or table.dtype != np.int32:
         raise ValueError(f"expected int32 (events, {COLUMNS}), got {table.dtype} {table.shape}")
-    flat = np.ascontiguousarray(table).reshape(-1)
-    flat.flags.writeable = False  # of this view; one type of argument is compiled
+    flat = read_only(np.ascontiguousarray(table).reshape(-1))
     columns = (
         np.empty(len(table), np.int64),
         np.empty(len(table), np.int32),
