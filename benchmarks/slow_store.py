@@ -55,7 +55,6 @@ class _Answers(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         """Answer until the client hangs up."""
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)
         asked = b""
         with suppress(ConnectionError):
             while True:
@@ -144,6 +143,11 @@ class _Answers(socketserver.BaseRequestHandler):
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address, daemon_threads = True, True
     request_queue_size = 128
+
+    def server_bind(self) -> None:
+        """Connections take after this socket: one that has begun with BBR is paced for ever."""
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)
+        super().server_bind()
 
 
 @dataclass(frozen=True)
