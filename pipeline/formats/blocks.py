@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
 from earmill.pipeline.common.machine import cores
+from earmill.pipeline.formats.huge_pages import SLAB_BYTES, Slabs
 
 DecodedBlock = tuple[np.ndarray, ...]
 Key = TypeVar("Key", bound=Hashable)
@@ -30,6 +31,8 @@ SPARE_BYTES = 32 * 2**20
 MOST_OF_MEMORY = 1.25
 # Used blocks that stay while blocks come in order.
 SCANNED_BYTES = 16 * 2**20
+# A cache that holds so many slabs takes memory by them.
+LEAST_SLABS = 8
 
 
 @dataclass
@@ -73,6 +76,7 @@ class BlockCache:
         self._under_way: dict[Hashable, bool] = {}
         self._spare: list[np.ndarray] = []
         self._spare_bytes = 0
+        self._slabs = Slabs()
         # Of `_blocks`, and how many of them stay in each scan under way.
         self._used_bytes = 0
         self._scans: list[int] = []
@@ -140,8 +144,12 @@ class BlockCache:
         finally:
             self._scans.remove(n_blocks)
 
-    def memory(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Memory for a block: that of one that was thrown away, where one has about this size."""
+    def memory(self, nbytes: int, *, many: bool = False) -> npt.NDArray[np.uint8]:
+        """Memory for a block: that of one that was thrown away, where one has about this size.
+
+        Args:
+            many: More of exactly this size are asked for.
+        """
         most = int(MOST_OF_MEMORY * nbytes)
         with self._changed:
             # The last first: it may still be in the cache of the processor.
@@ -150,6 +158,8 @@ class BlockCache:
                     found = self._spare.pop(number)
                     self._spare_bytes -= found.nbytes
                     return found[:nbytes]
+            if many and self.max_bytes >= LEAST_SLABS * SLAB_BYTES:
+                return self._slabs.take(nbytes)[:]
         return np.empty(nbytes, np.uint8)[:]
 
     def put(self, key: Hashable, block: DecodedBlock) -> DecodedBlock:
@@ -210,7 +220,7 @@ class BlockCache:
 
     def _save_memory(self, memory: np.ndarray | None) -> None:
         """Keep what `memory` gave."""
-        if memory is None or memory.dtype != np.uint8 or not memory.flags.owndata:
+        if memory is None or memory.dtype != np.uint8 or not self._slabs.owns(memory):
             return
         most = max(min(SPARE_BYTES, self.max_bytes), self.max_bytes - self.nbytes)
         if self._spare_bytes + memory.nbytes <= most:
@@ -224,6 +234,7 @@ class BlockCache:
             self._blocks.clear()
             self._unused.clear()
             self._spare.clear()
+            self._slabs.clear()
             self.nbytes = self._used_bytes = self._spare_bytes = 0
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earmill.pipeline.formats.blocks import SPARE_BYTES, BlockCache, IoCounts
+from earmill.pipeline.formats.blocks import LEAST_SLABS, SPARE_BYTES, BlockCache, IoCounts
+from earmill.pipeline.formats.huge_pages import MOST_SIZES, PAGE_BYTES, SLAB_BYTES, Slabs
 
 
 @pytest.mark.parametrize("held", ["nothing", "block", "array", "view"])
@@ -75,3 +76,66 @@ def test_what_the_cache_may_hold_is_kept_for_the_next_blocks() -> None:
     assert len({*before} & {*spare}) > SPARE_BYTES // block_bytes
     assert cache.nbytes + sum(memory.nbytes for memory in cache._spare) <= cache.max_bytes
     assert {*spare} & {*come(burst)}
+
+
+MB = 2**20
+
+
+def test_memory_of_many_blocks_is_cut_from_large_pages_and_never_given_twice() -> None:
+    slabs, nbytes = Slabs(), MB - 100
+    taken = [slabs.take(nbytes) for _ in range(20)]
+    assert all(len(memory) == nbytes and memory.flags.writeable for memory in taken)
+    for number, memory in enumerate(taken):
+        memory[:] = number
+    assert all((memory == number).all() for number, memory in enumerate(taken))
+    ends = sorted(memory.ctypes.data for memory in taken)
+    assert min(np.diff(ends)) >= nbytes
+    # As many as fit, and every slab begins with a page.
+    assert [memory.ctypes.data % PAGE_BYTES for memory in taken[::8]] == [0, 0, 0]
+    assert all(slabs.owns(memory) for memory in taken)
+
+
+def test_a_slab_is_cut_for_few_sizes_and_for_blocks_that_are_worth_it() -> None:
+    slabs = Slabs()
+    for nbytes in (100, SLAB_BYTES // 2 + 1, 2 * SLAB_BYTES):
+        assert slabs.take(nbytes).flags.owndata
+    sizes = [MB + 64 * k for k in range(MOST_SIZES + 2)]
+    assert [slabs.take(nbytes).flags.owndata for nbytes in sizes] == MOST_SIZES * [False] + [
+        True,
+        True,
+    ]
+    assert not slabs.take(MB).flags.owndata
+
+
+def test_memory_that_was_not_taken_here_is_never_written_to() -> None:
+    slabs, foreign = Slabs(), np.arange(MB, dtype=np.uint8)
+    assert not slabs.owns(np.frombuffer(foreign.data[:100], np.uint8))
+    assert not slabs.owns(np.frombuffer(bytes(100), np.uint8))
+    assert not slabs.owns(Slabs().take(MB))
+    assert not slabs.owns(slabs.take(MB)[:100][:])
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_part_of_a_slab_is_used_again_when_nobody_reads_it(held: bool) -> None:
+    cache = BlockCache(LEAST_SLABS * SLAB_BYTES, IoCounts())
+    addresses, kept = set(), None
+    for key in range(cache.max_bytes // MB + 1):
+        memory = cache.memory(MB, many=True)
+        assert not memory.base.flags.owndata  # type: ignore[union-attr]
+        memory[:] = key
+        addresses.add(memory.ctypes.data)
+        (array,) = cache.put(key, (memory.view(np.int16).reshape(-1, 8),))
+        kept = array[:1] if held and key == 0 else kept
+        del memory, array
+    assert cache.nbytes == cache.max_bytes
+    assert len(cache._spare) == (not held)
+    again = cache.memory(MB, many=True)
+    assert (again.ctypes.data in addresses) == (not held)
+    again[:] = 99
+    assert kept is None or (kept.view(np.uint8) == 0).all()
+    assert [int(cache.get(key)[0][0, 0]) for key in (1, 63)] == [257, 257 * 63]  # type: ignore[index]
+
+
+def test_a_small_cache_takes_no_slabs() -> None:
+    cache = BlockCache(LEAST_SLABS * SLAB_BYTES - 1, IoCounts())
+    assert cache.memory(MB, many=True).base.flags.owndata  # type: ignore[union-attr]
