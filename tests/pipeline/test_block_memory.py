@@ -10,6 +10,8 @@ import pytest
 from earmill.pipeline.formats.blocks import LEAST_SLABS, SPARE_BYTES, BlockCache, IoCounts
 from earmill.pipeline.formats.huge_pages import MOST_SIZES, PAGE_BYTES, SLAB_BYTES, Slabs
 
+MB = 2**20
+
 
 @pytest.mark.parametrize("held", ["nothing", "block", "array", "view"])
 def test_memory_of_a_block_is_used_again_when_nobody_reads_it(held: str) -> None:
@@ -78,9 +80,6 @@ def test_what_the_cache_may_hold_is_kept_for_the_next_blocks() -> None:
     assert {*spare} & {*come(burst)}
 
 
-MB = 2**20
-
-
 def test_memory_of_many_blocks_is_cut_from_large_pages_and_never_given_twice() -> None:
     slabs, nbytes = Slabs(), MB - 100
     taken = [slabs.take(nbytes) for _ in range(20)]
@@ -88,8 +87,8 @@ def test_memory_of_many_blocks_is_cut_from_large_pages_and_never_given_twice() -
     for number, memory in enumerate(taken):
         memory[:] = number
     assert all((memory == number).all() for number, memory in enumerate(taken))
-    ends = sorted(memory.ctypes.data for memory in taken)
-    assert min(np.diff(ends)) >= nbytes
+    addresses = sorted(memory.ctypes.data for memory in taken)
+    assert min(np.diff(addresses)) >= nbytes
     # As many as fit, and every slab begins with a page.
     assert [memory.ctypes.data % PAGE_BYTES for memory in taken[::8]] == [0, 0, 0]
     assert all(slabs.owns(memory) for memory in taken)
