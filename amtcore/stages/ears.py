@@ -9,6 +9,7 @@ loudness models' ear, given in dB, see `outer_middle_ear`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -253,9 +254,19 @@ class MiddleEarFilter(_TableFilter):
         magnitude = torch.fft.rfft(self.design().detach(), 2 * _PEAK_POINTS)[:_PEAK_POINTS].abs()
         return 20.0 * math.log10(float(magnitude.max()))
 
+    def derive(self) -> dict[str, Callable[[], Tensor]]:
+        """The taps as they are and with the normalisation, whose power another device rounds
+        otherwise."""
+
+        def applied() -> Tensor:
+            gain = 10.0 ** (self.gain_normalization / 20.0)
+            return self.design().to(self.dtype) * gain
+
+        return super().derive() | {"applied": applied}
+
     def applied_taps(self) -> Tensor:
         """The taps with the normalisation."""
-        return self.fir_coeffs * 10.0 ** (self.gain_normalization / 20.0)
+        return self.derived("applied")
 
     def get_parameters(self) -> dict[str, Any]:
         """The settings and the extent of the table."""

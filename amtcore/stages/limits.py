@@ -28,6 +28,8 @@ _SATURATED, _AT_BOUND = 50.0, 64.0
 _ROUNDING = 1e-6
 #: Reflection coefficients stay this far from 1, and the first coefficient in e^-4 .. e^4.
 _LEAST_DAMPING, _MOST_LOG = 1e-6, 4.0
+#: A slope of tanh that is rounding.
+_HELD = 1e-14
 
 
 class Limit(Protocol):
@@ -139,8 +141,22 @@ class StableDenominator:
 
     def gradient(self, raw: Tensor, of_raw: Tensor) -> Tensor:
         """The gradient by the value from the gradient by `raw`."""
-        slopes = torch.autograd.functional.jacobian(self.value, raw)
-        return torch.linalg.pinv(slopes.T) @ of_raw
+        first, k = torch.tanh(raw[0] / _MOST_LOG), torch.tanh(raw[1:])
+        value = self.value(raw)
+        # value = first (1, k) or first (1, k0 (1 + k1), k1), solved from its far end: a matrix
+        # would be inverted by a library that makes the CPU wait for the device.
+        most = 1.0 - _LEAST_DAMPING
+        others = _unless_held(of_raw[1:], most * (1.0 - k.square())) / value[0]
+        if len(others) == 2:
+            nearer = others[0] / (1.0 + most * k[1])
+            others = torch.stack((nearer, others[1] - most * k[0] * nearer))
+        along = _unless_held(of_raw[0], 1.0 - first.square())
+        return torch.cat((((along - (value[1:] * others).sum()) / value[0])[None], others))
+
+
+def _unless_held(of_raw: Tensor, slope: Tensor) -> Tensor:
+    """A gradient by what a sigmoid bounds; 0 where the bound holds it."""
+    return torch.where(slope > _HELD, of_raw / slope, 0.0)
 
 
 #: Time constants in s.

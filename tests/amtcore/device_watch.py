@@ -2,12 +2,14 @@
 
 What looks at a value (`item`, `bool`, `tolist`, `numpy`), picks a shape by values, or mixes devices
 raises under torch's fake tensors. On a GPU all but the last would make the CPU wait. `Watch` also
-raises at copies between the device and the CPU, which wait as well, and which fake tensors allow.
+raises at what waits as well and fake tensors allow: copies between the device and the CPU, and
+decompositions of matrices.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +30,10 @@ def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+#: Libraries of linear algebra tell the CPU how it went.
+_LINEAR_ALGEBRA = re.compile(r"aten\._?linalg_(p?inv|svd|eigh?|solve|lstsq|qr|cholesky|check)")
+
+
 class Watch(TorchDispatchMode):
     """Raises at every operation that goes between the CPU and a device."""
 
@@ -42,6 +48,8 @@ class Watch(TorchDispatchMode):
         to_cpu = {each.device.type == "cpu" for each in made}
         waits = not (kwargs or {}).get("non_blocking") or False not in to_cpu
         between = given and made and from_cpu.isdisjoint(to_cpu)
+        if on_cpu != {True} and _LINEAR_ALGEBRA.match(str(func)):
+            raise AssertionError(f"{func} waits for its library to say how it went")
         if len(on_cpu) == 2 or (between and waits):
             places = ", ".join(f"{each.device.type}{tuple(each.shape)}" for each in given)
             raise AssertionError(f"{func} goes between devices: {places}")

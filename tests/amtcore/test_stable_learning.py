@@ -156,6 +156,18 @@ def test_a_denominator_is_inverted_and_stays_stable(a: list[float]) -> None:
         limit.check("a", limit.value(far))
 
 
+@pytest.mark.parametrize("raw", [[0.3, -1.2], [-2.0, 0.4, 1.7], [4.0, -3.0, -0.1]])
+def test_the_gradient_by_a_denominator_follows_that_by_its_raw_values(raw: list[float]) -> None:
+    limit, at = StableDenominator(), torch.tensor(raw, dtype=F64)
+    slopes = torch.autograd.functional.jacobian(limit.value, at)
+    of_value = torch.arange(1.0, len(raw) + 1, dtype=F64)
+    got = limit.gradient(at, slopes.T @ of_value)
+    assert_close(got, of_value, Tolerance(1e-9, "rounding of small slopes"))
+    held = at.index_fill(0, torch.tensor(1), 40.0)
+    assert torch.isfinite(limit.gradient(held, of_value)).all()
+    assert limit.gradient(held, of_value)[1] == 0.0
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_hard_limiter_has_gradients_below_its_onset(backend: str) -> None:
     """With an overshoot of 0.006 its exponential overflows float32 where the limiter is off."""

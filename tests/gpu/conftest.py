@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -19,3 +23,15 @@ def device() -> torch.device:
 @pytest.fixture(autouse=True)
 def on_a_gpu(device: torch.device) -> None:
     """Every test here, whether or not it asks for the device."""
+
+
+@contextmanager
+def refusing_to_wait() -> Iterator[None]:
+    """Torch raises at its operations that wait for the device; so no later test is in this mode."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

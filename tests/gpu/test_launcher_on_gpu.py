@@ -15,6 +15,7 @@ from amtcore.kernels.warp.driver.device_facts import device_facts
 from amtcore.kernels.warp.driver.failures import device_errors
 from amtcore.kernels.warp.driver.probe import PROBE, probe
 from amtcore.kernels.warp.launching import Kernel
+from tests.gpu.conftest import refusing_to_wait
 
 pytestmark = pytest.mark.gpu
 SIZE = 1000
@@ -60,15 +61,11 @@ def test_a_launch_is_on_the_current_stream_and_waits_for_nothing(
     launcher.launch(PROBE, WARPS, [x, y, out, SIZE])
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(200_000_000)  # a tenth of a second
-            x.add_(1.0)
-            launcher.launch(PROBE, WARPS, [x, y, out, SIZE])
-            assert not stream.query()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with refusing_to_wait(), torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)  # a tenth of a second
+        x.add_(1.0)
+        launcher.launch(PROBE, WARPS, [x, y, out, SIZE])
+        assert not stream.query()
     stream.synchronize()
     assert torch.equal(out, x + y)
 

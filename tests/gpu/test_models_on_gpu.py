@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.amtcore.model_cases import CASES, in_chunks, leaves, whole
 from tests.compare import Tolerance, assert_close
+from tests.gpu.conftest import refusing_to_wait
 
 pytestmark = pytest.mark.gpu
 #: Transforms and matrix products are another library's on a GPU.
@@ -119,11 +120,8 @@ def test_nothing_waits_for_the_device(name: str, device: torch.device) -> None:
 
     step()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with refusing_to_wait():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", CASES)
