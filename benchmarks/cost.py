@@ -26,8 +26,9 @@ _WIDTH = 118
 _THREADS = 2
 _HEAD = ("model", "one core", "price on cores", "GPU", "GPU alone", "cores to feed it", "node",
          "price on the node", "node / cores")  # fmt: skip
-#: Rows of the loudness section, and what the reckoned section calls them.
+#: Rows of the loudness section, and what the reckoned section calls them; the same of the GPU's.
 _LOUDNESS = {"moore2016": "Moore2016, two ears", "glasberg2002": "Glasberg2002"}
+_ON_GPU = {"Moore2016": "Moore2016, two ears"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,11 @@ class Node:
 
 
 #: Assumptions: list prices differ between providers and years by factors.
-ASSUMED = (Node("H100 SXM", 3.0, 24, 0.04), Node("A100 80 GB", 1.5, 12, 0.04))
+ASSUMED = (
+    Node("H100 SXM", 3.0, 24, 0.04),
+    Node("A100 80 GB", 1.5, 12, 0.04),
+    Node("H200, measured", 3.5, 24, 0.04),
+)
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,16 @@ class Speeds:
     of_gpu: dict[tuple[str, str], float]
 
 
+def _section(text: str, name: str) -> str:
+    body = re.search(rf"^## {re.escape(name)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    if body is None:
+        raise ValueError(f"expected a section {name!r} in RESULTS.md; run its benchmark")
+    return body[1]
+
+
 def rows_of(text: str, section: str) -> list[dict[str, str]]:
     """The first table of a section, a row a mapping from column to cell."""
-    body = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
-    if body is None:
-        raise ValueError(f"expected a section {section!r} in RESULTS.md; run its benchmark")
-    lines = re.search(r"(^\|.*\|\n)+", body[1], re.M)
+    lines = re.search(r"(^\|.*\|\n)+", _section(text, section), re.M)
     assert lines, f"section {section!r} has no table"
     head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]]
                       for line in lines[0].splitlines())  # fmt: skip
@@ -88,11 +97,22 @@ def speeds(text: str) -> Speeds:
     for row in rows_of(text, "Loudness"):
         if (row["signal"], row["streams"], row["threads"]) == ("speech", "traces, summary", "1"):
             of_core[_LOUDNESS[row["model"]]] = float(row["seconds of audio per second"])
-    of_gpu = {
+    return Speeds(max(rests), of_core, gpu_rates(text))
+
+
+def gpu_rates(text: str) -> dict[tuple[str, str], float]:
+    """(model, GPU) -> seconds of audio a second: as reckoned, and whole calls as measured."""
+    rates = {
         (row["model"], row["chip"]): float(row["times real time"])
         for row in rows_of(text, "GPU, reckoned")
     }
-    return Speeds(max(rests), of_core, of_gpu)
+    chip = re.search(r"^NVIDIA ([^,]+),", _section(text, "GPU"), re.M)
+    assert chip, "section 'GPU' names no chip"
+    for row in rows_of(text, "GPU"):
+        key = _ON_GPU.get(row["model"], row["model"]), f"{chip[1]}, measured"
+        rates[key] = max(rates.get(key, 0.0), float(row["GPU"]))
+    models = dict.fromkeys(model for model, _ in rates)
+    return {key: rate for each in models for key, rate in rates.items() if key[0] == each}
 
 
 def price_on_cores(core_rate: float, rest_s: float, core_hour: float) -> float:
@@ -156,7 +176,8 @@ def threshold_text(known: Speeds, node: Node) -> str:
     """From how many cores on a GPU pays, of a few models."""
     named = ("Paulick2024", "Osses2021", "Dau1997", "King2019, phase_insens='none'")
     cores = "; ".join(f"{model} {cores_that_pay(known, model, node):.0f}" for model in named)
-    return fill(f"Cores from which an {node.gpu} pays at these prices: {cores}.", width=_WIDTH)
+    text = f"Cores from which an {node.gpu} as reckoned pays at these prices: {cores}."
+    return fill(text, width=_WIDTH)
 
 
 def written(page: str, known: Speeds) -> str:

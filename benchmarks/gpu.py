@@ -35,8 +35,9 @@ from earmill.jobs.doctor.speed import as_large_as_fits, best_of, cycles_of
 
 THREADS = 2
 CLIP_S = 4.0
-#: Clips of a launch, each tried down to what memory holds; of the processor.
-BATCHES, CPU_CLIPS = (1500, 4500), 10
+#: Clips of a launch, each tried down to what memory holds; of models that go through whole clips
+#: or blocks of them in waves; of the processor.
+BATCHES, IN_WAVES, CPU_CLIPS = (1500, 4500), (240,), 10
 #: Signals of a second in a training step.
 STEP_BATCHES = (1, 16, 64)
 _REPEATS = 3
@@ -72,11 +73,18 @@ class Case:
 def cases() -> list[Case]:
     """Every model on speech at 74 dB SPL; Dau1997 also in a larger launch."""
     found = [
-        Case(each.label, each.model, _speech(each.model), each.params) for each in models.CASES
+        Case(
+            each.label,
+            each.model,
+            _speech(each.model),
+            each.params,
+            batches=IN_WAVES if "Hilbert" in each.label else BATCHES[:1],
+        )
+        for each in models.CASES
     ]
     for name, ears in (("moore2016", 2), ("glasberg2002", 1)):
         clip = loudness.signal_of("speech", ears, CLIP_S)
-        found.append(Case(name.capitalize(), name, [clip], {}))
+        found.append(Case(name.capitalize(), name, [clip], {}, batches=IN_WAVES))
     wanted = {"dau1997": "25000 on an H100", "moore2016": "20 times the CPU"}
     found = [replace(each, wanted=wanted.get(each.model, "")) for each in found]
     return [replace(found[0], batches=BATCHES), *found[1:]]
@@ -105,6 +113,7 @@ def pooled_rows(case: Case, gpu: str = "cuda") -> list[tuple[str, ...]]:
             (case.label, str(count), f"{cpu:.0f}", f"{rate:.0f}", f"{rate / cpu:.0f}", case.wanted,
              *(f"{100 * share:.0f} %" for share in shares))
         )  # fmt: skip
+        print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)  # minutes go by
     return rows
 
 

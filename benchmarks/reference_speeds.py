@@ -1,7 +1,7 @@
 """The built-in reference of `earmill plan`: core seconds of a second of audio, model by model.
 
 Every model of this package with its default parameters, rate and streams, timed as
-`earmill plan --measure` times a job's; and what the section of RESULTS.md on GPUs says of them.
+`earmill plan --measure` times a job's; and what the sections of RESULTS.md on GPUs say of them.
 Written into the package.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import earmill.pipeline.planning.speeds as speeds
 from amtcore.features.build import build_extractor, list_models
-from benchmarks.cost import rows_of
+from benchmarks.cost import gpu_rates
 from benchmarks.report import RESULTS
 from earmill.pipeline.common.machine import processor_name
 from earmill.pipeline.planning.timing import seconds_of_a_second, warm_up
@@ -32,11 +32,10 @@ ON_GPUS = {
 def gpus_of(text: str) -> dict[str, dict[str, dict[str, float]]]:
     """GPU -> model -> its rate and seconds of audio a second, as RESULTS.md has them."""
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for row in rows_of(text, "GPU, reckoned"):
-        if row["model"] in ON_GPUS:
-            name, fs_hz = ON_GPUS[row["model"]]
-            speed = {"fs_hz": fs_hz, "times_real_time": float(row["times real time"])}
-            found.setdefault(row["chip"], {})[name] = speed
+    for (model, gpu), rate in gpu_rates(text).items():
+        if model in ON_GPUS:
+            name, fs_hz = ON_GPUS[model]
+            found.setdefault(gpu, {})[name] = {"fs_hz": fs_hz, "times_real_time": rate}
     return found
 
 

@@ -17,13 +17,14 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_device_it_says_so_and_measures_nothing() -> None:
+@pytest.mark.parametrize("name", ["gpu", "gpu_job"])
+def test_without_a_device_it_says_so_and_measures_nothing(name: str) -> None:
     results = (ROOT / "benchmarks" / "RESULTS.md").read_bytes()
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", f"benchmarks.{name}"], cwd=ROOT, capture_output=True, text=True
     )
     (line,) = done.stderr.splitlines()
-    assert done.returncode == 2 and line.startswith("benchmarks.gpu: no GPU: ")
+    assert done.returncode == 2 and line.startswith(f"benchmarks.{name}: no GPU: ")
     assert (ROOT / "benchmarks" / "RESULTS.md").read_bytes() == results
 
 
@@ -36,6 +37,7 @@ def test_every_model_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = gpu.cases()
     assert {case.model for case in cases} == set(BUILT_IN)
     assert [case.batches for case in cases if case.model == "dau1997"] == [gpu.BATCHES]
+    assert sum(case.batches == gpu.IN_WAVES for case in cases) == 3
     for case in cases:
         ears = 2 if case.model == "moore2016" else 1
         assert all(clip.ndim == ears for clip in case.clips)

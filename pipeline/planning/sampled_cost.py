@@ -208,11 +208,12 @@ def _on_gpu(
     whole_s = sum(shard.seconds for shard in plan.computed) * audio_s / planned_s
     of_gpus = {gpu: whole_s * gpu_s for gpu, gpu_s in known.items()}
     fastest, slowest = min(of_gpus.values()), max(of_gpus.values())
-    names = " and ".join(sorted(of_gpus))
+    names = "; ".join(sorted(of_gpus))
     middle = (fastest + slowest) / 2
     return (
         Range(fastest, middle, RECKONED_SLOWER * slowest),
-        f"GPU hours are stored figures for {names}, reckoned and not measured: no GPU is here",
+        f"GPU hours are stored figures for {names}, of full launches, reckoned where none says "
+        "measured: no GPU is here",
     )
 
 

@@ -105,7 +105,7 @@ def _key(spec: JobSpec, entries: Sequence[Any]) -> str | None:
 @lru_cache(maxsize=1)
 def reference() -> dict[str, Any]:
     """The built-in figures: `processor`, of each of `models` its `fs_hz` and `core_s`, and of each
-    of `gpus` what its models reach, as reckoned."""
+    of `gpus` what its models reach, reckoned unless its name says measured."""
     text = resources.files(__package__).joinpath(REFERENCE_FILE).read_text()
     found: dict[str, Any] = json.loads(text)
     return found
@@ -113,7 +113,7 @@ def reference() -> dict[str, Any]:
 
 def gpu_speeds(models: Mapping[str, float]) -> dict[str, float]:
     """GPU to seconds that it takes for a second of audio through these models, by stored figures,
-    which are reckoned from machine code; those that have one for every model.
+    reckoned from machine code or measured elsewhere; those that have one for every model.
 
     Args:
         models: Name to the rate of its input in Hz.

@@ -50,7 +50,8 @@ def test_gpu_hours_are_stored_figures_and_named_so_where_no_gpu_is_here() -> Non
     gpu_s = found.figures["gpu_s"]
     assert gpu_s.low == pytest.approx(800.0 / max(rates))
     assert gpu_s.high == pytest.approx(RECKONED_SLOWER * 800.0 / min(rates))
-    assert "reckoned and not measured" in found.gpu and "H100 SXM" in found.gpu
+    assert "reckoned where none says measured: no GPU is here" in found.gpu
+    assert "H100 SXM" in found.gpu and "H200, measured" in found.gpu
     on_cores = cost_of(job(device="cpu"), {"dau1997": 44100.0})
     assert "gpu_s" not in on_cores.figures and on_cores.gpu == ""
     assert found.figures["cpu_s"].expected < 0.2 * on_cores.figures["cpu_s"].expected
