@@ -15,6 +15,7 @@ SCRIPTS = (
     "one_recording",
     "models",
     "kernel",
+    "kernel_processes",
     "stages",
     "training",
     "lif",

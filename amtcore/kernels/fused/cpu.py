@@ -16,7 +16,7 @@ from typing import Any
 from amtcore.kernels.fused.filters import run_filter_block
 from amtcore.kernels.fused.operations import run_op_block
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import aligned
+from amtcore.kernels.vector.memory import aligned, cut, cut_copy
 from amtcore.kernels.vector.simd import LANES, fma, vload, vmax, vsplat, vsqrt, vstore
 from amtcore.kernels.vector.transpose import copy_row, transpose
 
@@ -150,8 +150,12 @@ def run_chain(
     out (rows, time), or (frames, columns) when pooled.
     """
     block = BLOCK if mode == POOL_BANK else LONG_BLOCK
-    a, b = aligned(block * LANES, x), aligned(block * LANES, x)
-    side, turned = aligned(BLOCK * LANES, x), aligned(BLOCK * LANES, x)
+    room = aligned(2 * (block + BLOCK) * LANES + coef.shape[0] + state.shape[0], x)
+    a, room = cut(room, block * LANES)
+    b, room = cut(room, block * LANES)
+    coef, room = cut_copy(room, coef)
+    own, room = cut_copy(room, state)
+    side, turned = cut(room, BLOCK * LANES)
     emitted, t = 0, 0  # frames and samples so far
     made, f, begin, end, last = first_frame(mode, frame)
     while t < length:
@@ -160,18 +164,19 @@ def run_chain(
             n = min(n, last - t)
         load_rows(x, shared, channels, t, n, a)
         t += n
-        n = _run_ops(ops, a, b, side, n, coef, state)
+        n = _run_ops(ops, a, b, side, n, coef, own)
         if mode == STORE:
             store_rows(a, n, rows[0], made, out, turned)
         for m in range(filters.shape[0]):
-            run_filter_block(filters[m], a, b, n, coef, state)
+            run_filter_block(filters[m], a, b, n, coef, own)
             if mode == STORE_BANK:
                 store_rows(b, n, rows[m], made, out, turned)
             else:
-                pool_samples(b, n, pool, made == begin, state, filters[m, 3])
+                pool_samples(b, n, pool, made == begin, own, filters[m, 3])
         made += n
         if mode == POOL_BANK and made == end:
-            _emit(filters, rows, pool, end - begin, state, out[emitted])
+            _emit(filters, rows, pool, end - begin, own, out[emitted])
             emitted += 1
             f += 1
             begin, end, last = frame_bounds(f, frame)
+    copy_row(own, 0, state, 0, state.shape[0])
