@@ -26,7 +26,7 @@ _WIDTH = 118
 _THREADS = 2
 _HEAD = ("model", "one core", "price on cores", "GPU", "GPU alone", "cores to feed it", "node",
          "price on the node", "node / cores")  # fmt: skip
-#: Rows of the loudness section, and what the reckoned section calls them; the same of the GPU's.
+#: Rows of the loudness section and of the GPU's, and what the reckoned section calls them.
 _LOUDNESS = {"moore2016": "Moore2016, two ears", "glasberg2002": "Glasberg2002"}
 _ON_GPU = {"Moore2016": "Moore2016, two ears"}
 

@@ -207,13 +207,18 @@ def cycles(facts: DeviceFacts, gpu: str = "cuda") -> str:
     return f"Pooled Dau1997: {said}."
 
 
+def facts_or_exit(script: str) -> DeviceFacts:
+    """What this machine's GPU is; without one the script says so in a line and exits with 2."""
+    try:
+        return device_facts()
+    except BackendError as error:
+        print(f"benchmarks.{script}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
 def main() -> None:
     """Measure and write the section."""
-    try:
-        facts = device_facts()
-    except BackendError as error:
-        print(f"benchmarks.gpu: {error}", file=sys.stderr)
-        sys.exit(2)
+    facts = facts_or_exit("gpu")
     set_num_threads(THREADS)
     torch.set_num_threads(THREADS)
     begin = time.perf_counter()

@@ -13,8 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from amtcore.errors import BackendError
-from amtcore.kernels.warp.driver.device_facts import device_facts
+from benchmarks.gpu import facts_or_exit
 from benchmarks.job import CLIP_S, HOUR_CLIPS, MODEL_FS_HZ, cpu_table, run_job, write_corpus
 from benchmarks.report import table, write_section
 
@@ -57,11 +56,7 @@ def measured(corpus: Path, way: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure all and write the section."""
-    try:
-        facts = device_facts()
-    except BackendError as error:
-        print(f"benchmarks.gpu_job: {error}", file=sys.stderr)
-        sys.exit(2)
+    facts = facts_or_exit("gpu_job")
     hours, rows, ends = int((sys.argv[1:] or [HOURS])[0]), [], {}
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus"

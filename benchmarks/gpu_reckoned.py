@@ -274,14 +274,14 @@ def _torch_note(label: str, work: TorchWork) -> str:
 
 
 _METHOD = f"""\
-Reckoned, not measured: no GPU has run this. float32, 100 frames a second (the loudness models: one
-a ms). The interpreter ran each model's kernels on speech at 74 dB SPL; ptxas (as triton ships it)
-assembled the same PTX for the chip. Registers, spilled bytes and warps a multiprocessor are those
-of the kernel that takes longest. Fewest: instructions once round the loop over samples, where
-nothing rare happens. Executed, and cycles of one warp alone: per sample and warp (loudness: per
-frame), of all kernels, everything included that the speech made happen. Time of a scheduler is the
-largest of: instructions issued, one a cycle; the busiest pipe, by its lanes; cycles alone over the
-warps that a scheduler holds. {H100.name}: {H100.multiprocessors} multiprocessors at
+Reckoned, not measured: neither chip has run this. float32, 100 frames a second (the loudness
+models: one a ms). The interpreter ran each model's kernels on speech at 74 dB SPL; ptxas (as triton
+ships it) assembled the same PTX for the chip. Registers, spilled bytes and warps a multiprocessor
+are those of the kernel that takes longest. Fewest: instructions once round the loop over samples,
+where nothing rare happens. Executed, and cycles of one warp alone: per sample and warp (loudness:
+per frame), of all kernels, everything included that the speech made happen. Time of a scheduler is
+the largest of: instructions issued, one a cycle; the busiest pipe, by its lanes; cycles alone over
+the warps that a scheduler holds. {H100.name}: {H100.multiprocessors} multiprocessors at
 {H100.clock_hz / 1e9:.3f} GHz, {A100.name}: {A100.multiprocessors} at {A100.clock_hz / 1e9:.2f} GHz,
 both full of clips. Left out: misses of the first-level cache, copies to and from the host, power
 limits. Operations of torch in the loudness models and Hilbert envelopes are added by bandwidth (a

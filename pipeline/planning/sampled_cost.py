@@ -30,7 +30,8 @@ from earmill.pipeline.spec.job import JobSpec
 # From the call to a warm worker, beside what models take: driver, Ray, and processes that begin.
 EXECUTOR_START_S = {"ray": 3.5, "local": 0.5, "slurm-array": 0.5}
 START_DIFFERS = 0.2
-# Figures of GPUs that nobody has measured: the slowest may be half as fast, the fastest is a limit.
+# Figures are of full launches, most of them reckoned: the slowest may be half as fast, the fastest
+# is a limit.
 RECKONED_SLOWER = 2.0
 FIGURES = ("time_s", "cpu_s", "core_s", "gpu_s", "stored_bytes", "objects", "puts", "gets", "money")
 
