@@ -18,10 +18,17 @@ from typing import BinaryIO, Self
 import numpy as np
 
 from earmill.pipeline.audio.channels import AudioBlock, Channels, channel_ids, mix
-from earmill.pipeline.audio.containers import Probe, open_prefixed, probe
+from earmill.pipeline.audio.containers import Probe, probe
+from earmill.pipeline.audio.decoder_error import DecoderError
 from earmill.pipeline.audio.decoder_input import DecoderInput
-from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, Decoder, DecoderError, open_decoder
-from earmill.pipeline.audio.time_span import TimeSpan, ends_before, frame_span
+from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, Decoder, open_decoder
+from earmill.pipeline.audio.time_span import (
+    END_SLACK_S,
+    TimeSpan,
+    ends_before,
+    frame_span,
+    seconds_to_frames,
+)
 from earmill.pipeline.common.checksum import digest_of
 from earmill.pipeline.common.cpu_time import HASH, doing
 from earmill.pipeline.common.errors import (
@@ -35,6 +42,7 @@ from earmill.pipeline.common.errors import (
     TooLongError,
     TruncatedError,
     UnreadableError,
+    UnsupportedError,
     ZeroLengthError,
 )
 
@@ -44,11 +52,21 @@ BLOCK_FRAMES = 1 << 16
 
 @dataclass(frozen=True)
 class Limits:
-    """Sample rates taken for real, in Hz, and the longest clip, in s."""
+    """What a job takes of files.
+
+    Args:
+        min_rate_hz: Lowest sample rate.
+        max_rate_hz: Highest sample rate.
+        max_seconds: Longest clip.
+        span_tolerance_s: A span may end so much behind its file.
+        unterminated: Take Ogg files without an end mark.
+    """
 
     min_rate_hz: float = 1000.0
     max_rate_hz: float = 768000.0
     max_seconds: float = 86400.0
+    span_tolerance_s: float = END_SLACK_S
+    unterminated: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,10 @@ class AudioFacts:
         pcm_sha256: Checksum of the span before mixing: float32 little-endian, interleaved channels.
         decoder: Library that decoded.
         decoder_version: Its version.
+        header_size: `ignored` where the header's size of the samples cannot be right and those that
+            are there were read, `unknown` where the header says so itself, else None.
+        unterminated: The stream has no end mark; None where it has one or needs none.
+        span_short_s: The file ended so many seconds before the span; None where it did not.
     """
 
     container: str
@@ -80,6 +102,9 @@ class AudioFacts:
     pcm_sha256: str
     decoder: str
     decoder_version: str
+    header_size: str | None = None
+    unterminated: bool | None = None
+    span_short_s: float | None = None
 
 
 class Blocks(ABC):
@@ -154,7 +179,7 @@ class BlockReader(Blocks):
         # A failure here is the disk's, not the file's: it stays an OSError.
         with doing(HASH):
             self._bytes_sha256 = digest_of(stream)
-        self._input = DecoderInput(open_prefixed(stream, self._probe.prefix, self._probe.offset))
+        self._input = DecoderInput(stream)
         self._file = self._opened()
         self.rate_hz = int(self._file.samplerate)
         try:
@@ -208,25 +233,30 @@ class BlockReader(Blocks):
     def _opened(self) -> Decoder:
         try:
             whole = self._span == (None, None)
-            file = open_decoder(self._input, self._probe.kind, whole=whole)
+            return open_decoder(self._input, self._probe, whole=whole)
         except DecoderError as error:
             raise self._open_error(error) from error
-        self._input.opened()
-        return file
 
     def _open_error(self, error: DecoderError) -> RowError:
         self._check_input()
         known = self._probe.kind != "other"
         if self._probe.rate_hz == 0:
             return SampleRateError(f"{self._uri}: expected a sample rate above 0 Hz, got 0")
-        if self._probe.damage is not None:
-            return TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
+        if (refused := self._refused()) is not None:
+            return refused
+        if error.unsupported:
+            return self._unsupported(error)
         if error.not_audio or not known:
             return NotAudioError(
                 f"{self._uri}: expected audio (wav, flac, ogg, mp3, opus, m4a, ...), got bytes of "
                 f"no supported format ({error})"
             )
         return TruncatedError(f"{self._uri}: the {self._probe.kind} header is broken: {error}")
+
+    def _unsupported(self, error: DecoderError) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self._uri}: expected one stream in a supported codec, got {error}; convert it"
+        )
 
     def _check_input(self) -> None:
         if self._input.error is not None:
@@ -254,8 +284,21 @@ class BlockReader(Blocks):
 
     def _check_damage(self) -> None:
         whole = self._span == (None, None)
-        if self._probe.damage is not None and (whole or self._probe.shifts_time):
-            raise TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
+        if (whole or self._probe.shifts_time or self._probe.unterminated) and (
+            refused := self._refused()
+        ) is not None:
+            raise refused
+
+    def _refused(self) -> TruncatedError | None:
+        """The error for what the probe found and the job does not take."""
+        if self._probe.damage is not None:
+            return TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
+        if self._probe.unterminated and not self._limits.unterminated:
+            return TruncatedError(
+                f"{self._uri}: cut, or written without an end: the last Ogg page has no "
+                "end-of-stream mark; audio.unterminated: accept takes such files"
+            )
+        return None
 
     def _promised_frames(self) -> int:
         """Frames of the span as far as the file says; 0 where it does not."""
@@ -273,7 +316,8 @@ class BlockReader(Blocks):
 
     def _frame_span(self) -> tuple[int, int | None]:
         try:
-            return frame_span(self._span, self.rate_hz, self._declared)
+            tolerance_s = self._limits.span_tolerance_s
+            return frame_span(self._span, self.rate_hz, self._declared, tolerance_s)
         except SpanError as error:
             raise SpanError(f"{self._uri}: {error}") from error
 
@@ -314,7 +358,9 @@ class BlockReader(Blocks):
         self._check_input()
         return block
 
-    def _broken(self, error: DecoderError, frame: int) -> TruncatedError:
+    def _broken(self, error: DecoderError, frame: int) -> RowError:
+        if error.unsupported:
+            return self._unsupported(error)
         return TruncatedError(f"{self._uri}: decoding breaks after sample {frame}: {error}")
 
     def _check_finite(self, block: AudioBlock, position: int) -> None:
@@ -342,7 +388,16 @@ class BlockReader(Blocks):
             pcm_sha256=self._pcm_sha256.hexdigest(),
             decoder=self._file.name,
             decoder_version=self._file.version,
+            header_size=self._probe.header_size,
+            unterminated=self._probe.unterminated or None,
+            span_short_s=self._span_short_s(),
         )
+
+    def _span_short_s(self) -> float | None:
+        if self._span[1] is None:
+            return None
+        missing = seconds_to_frames(self._span[1], self.rate_hz) - self._start - self._frames
+        return missing / self.rate_hz if missing > 0 else None
 
     def _check_complete(self, position: int) -> None:
         """Compare what was delivered with what was promised, once reading has stopped."""
@@ -352,14 +407,31 @@ class BlockReader(Blocks):
                 f"more, got {position}"
             )
         if self._declared is None:
-            short = self._frames == 0 or position < (self._stop or 0)
-            if short and self._probe.damage is not None:
-                raise TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
-            if short and self._span != (None, None):
-                raise SpanError(f"{self._uri}: {ends_before(self._span, position, self.rate_hz)}")
+            self._check_open_end(position)
             return
         expected = self._declared if self._to is None else self._to
         if position + self._probe.slack_frames < expected:
             raise TruncatedError(
                 f"{self._uri}: cut or damaged: expected {expected} samples, got {position}"
             )
+        if position + self._probe.slack_frames >= self._declared:
+            self._check_end()
+
+    def _check_open_end(self, position: int) -> None:
+        """The file did not say where it ends."""
+        missing = 0 if self._stop is None else self._stop - position
+        tolerance = seconds_to_frames(self._limits.span_tolerance_s, self.rate_hz)
+        if self._frames and missing <= tolerance:
+            return
+        if self._probe.damage is not None:
+            raise TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
+        if self._span != (None, None):
+            short = ends_before(self._span, position, self.rate_hz, self._limits.span_tolerance_s)
+            raise SpanError(f"{self._uri}: {short}")
+
+    def _check_end(self) -> None:
+        """Refuse a file that goes on behind the samples that it promises."""
+        more = self._file.goes_on()
+        self._check_input()
+        if more is not None:
+            raise TruncatedError(f"{self._uri}: goes on behind the end that it states: {more}")

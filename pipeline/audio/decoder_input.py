@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 from typing import Any, BinaryIO
 
+from earmill.pipeline.audio.containers.window import open_window
+
 # Pictures and seek tables in a header take a few MB; a walk over chunks a few reads each.
 HEADER_BYTES = 64 << 20
 HEADER_READS = 200_000
@@ -19,15 +21,24 @@ class DecoderInput:
 
     Args:
         stream: Seekable bytes.
-    Attributes:
-        error: The first failure of the stream.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self.error: OSError | None = None
+        self._failures: list[OSError] = []
         self._bytes_left, self._reads_left = HEADER_BYTES, HEADER_READS
         self._bounded = True
+
+    @property
+    def error(self) -> OSError | None:
+        """The first failure of the stream, or of a window on it."""
+        return self._failures[0] if self._failures else None
+
+    def window(self, start: int, stop: int | None, prefix: bytes = b"") -> DecoderInput:
+        """Return the input for a part of the stream, at its start; see `open_window`."""
+        part = DecoderInput(open_window(self._stream, start, stop, prefix))
+        part._failures = self._failures
+        return part
 
     def opened(self) -> None:
         """The header is read: what follows are samples, of any length."""
@@ -45,7 +56,7 @@ class DecoderInput:
         try:
             chunk = self._stream.read(size)
         except OSError as error:
-            self.error = error
+            self._failures.append(error)
             return b""
         self._bytes_left -= len(chunk)
         return chunk

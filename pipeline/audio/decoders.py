@@ -1,22 +1,28 @@
 """The libraries that decode, behind one face: open, read forward, say what the file is.
 
-libsndfile reads what it can; MP4, Matroska, ASF and ADTS are FFmpeg's, through PyAV, whose wheels
-bring it along; a FLAC that is read whole is dr_flac's, see `whole_flac`. All deliver (frames,
-channels) float32 in pieces of any size with equal samples: decoding goes forward in one thread, and
-a piece is cut from what was decoded. Encoder delay and padding are left out where the container
-marks them, as FFmpeg does.
+libsndfile reads what it can; what it does not know is FFmpeg's, through PyAV, whose wheels bring it
+along; a FLAC that is read whole is dr_flac's, see `whole_flac`. All deliver (frames, channels)
+float32 in pieces of any size with equal samples: decoding goes forward in one thread, and a piece
+is cut from what was decoded. Encoder delay and padding are left out where the container marks them,
+as FFmpeg does.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 import numpy as np
 import soundfile
 
 from earmill.pipeline.audio.channels import AudioBlock
+from earmill.pipeline.audio.containers import Probe
+from earmill.pipeline.audio.containers.lossless import flac_goes_on
+from earmill.pipeline.audio.containers.mpeg import mpeg_goes_on
+from earmill.pipeline.audio.decoder_error import DecoderError
 from earmill.pipeline.audio.decoder_input import DecoderInput
 from earmill.pipeline.audio.whole_flac import whole_flac
 from earmill.pipeline.common.one_line import one_line
@@ -38,38 +44,52 @@ NOT_AUDIO_CODES = frozenset({1, 4, 18})
 # libsndfile answers SF_COUNT_MAX where the header holds no length.
 UNKNOWN_FRAMES = 1 << 62
 
-# FFmpeg's demuxer and our name of each container that is its business; the demuxer is forced, so
-# that no file can ask for one that opens further files.
+# FFmpeg's demuxer and our name of each container; the demuxer is forced, so that no file can ask
+# for one that opens further files.
 FFMPEG = {
     "mp4": ("mov", "MP4"),
     "matroska": ("matroska", "MATROSKA"),
     "asf": ("asf", "ASF"),
     "adts": ("aac", "ADTS"),
+    "ac3": ("ac3", "AC3"),
+    "eac3": ("eac3", "EAC3"),
+    "amr": ("amr", "AMR"),
+    "wavpack": ("wv", "WAVPACK"),
+    "tta": ("tta", "TTA"),
 }
+# Containers that libsndfile reads, for what it does not know in them.
+BOTH = {
+    "riff": ("wav", "WAV"),
+    "w64": ("w64", "W64"),
+    "aiff": ("aiff", "AIFF"),
+    "caf": ("caf", "CAF"),
+    "au": ("au", "AU"),
+    "ogg": ("ogg", "OGG"),
+    "mpeg": ("mp3", "MP3"),
+}
+# Of these FFmpeg guesses the length by bit rates.
+GUESSED = frozenset({"adts", "ac3", "eac3", "amr", "ogg", "mpeg"})
+# Of these nothing but the length of the track tells that the file is cut.
+TIMED = frozenset({"mp4", "matroska", "asf"})
 # A container's duration is rounded, and counts delay and padding of the encoder.
 DURATION_SLACK_S = 0.25
-FULL_SCALE = {"u8": 128.0, "s16": 32768.0, "s32": 2147483648.0}
-
-
-class DecoderError(Exception):
-    """A library cannot open the bytes, or breaks while decoding.
-
-    Args:
-        reason: Its own words. not_audio: The bytes are nothing that it knows.
-    """
-
-    def __init__(self, reason: str, *, not_audio: bool = False) -> None:
-        super().__init__(reason)
-        self.not_audio = not_audio
+# Codecs whose packets have checksums, which FFmpeg compares only if asked.
+CHECKED_CODECS = frozenset({"flac", "wavpack", "tta"})
+# Opus decodes at this rate, whatever the rate of what was encoded (RFC 7845 5.1).
+OPUS_HZ = 48000
+FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63}
 
 
 class Decoder(Protocol):
     """An open file.
 
     Attributes:
-        format, subtype: Container and codec. frames: Promised, `UNKNOWN_FRAMES` where nothing is.
+        format: Container.
+        subtype: Codec.
+        frames: Promised, `UNKNOWN_FRAMES` where nothing is.
         least_frames: Fewer than this many in the whole file mean that it is cut.
-        name, version: The library.
+        name: The library.
+        version: Its version.
     """
 
     format: str
@@ -88,19 +108,53 @@ class Decoder(Protocol):
 
     def read(self, frames: int) -> AudioBlock: ...
 
+    def goes_on(self) -> str | None:
+        """Return what follows the last frame that was promised and read; None for nothing."""
+
     def close(self) -> None: ...
 
 
-def open_decoder(source: DecoderInput, kind: str, *, whole: bool = False) -> Decoder:
-    """Open a stream with the library for its kind of container; DecoderError if it cannot.
+def open_decoder(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decoder:
+    """Open a stream with the library for it.
 
     Args:
         whole: All of it is to be read.
+    Raises:
+        DecoderError: No library can.
     """
-    if whole and kind == "flac" and (flac := whole_flac(source)) is not None:
+    if probe.parts:
+        return JoinedFile([partial(_opened, source, part) for part in probe.parts])
+    return _opened(source, probe, whole=whole)
+
+
+def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decoder:
+    part = source.window(probe.start, probe.stop, probe.prefix)
+    if whole and probe.kind == "flac" and (flac := whole_flac(part)) is not None:
         return flac
-    source.seek(0)
-    return AvFile(source, kind) if kind in FFMPEG else SndFile(source)
+    part.seek(0)
+    if probe.kind in FFMPEG or probe.by_ffmpeg:
+        return AvFile(part, probe)
+    try:
+        file = SndFile(part, probe)
+    except DecoderError:
+        if not probe.codec or probe.kind not in BOTH:
+            raise
+    else:
+        if _is_right(file, probe):
+            return file
+        file.close()
+    return AvFile(source.window(probe.start, probe.stop, probe.prefix), probe)
+
+
+def _is_right(file: SndFile, probe: Probe) -> bool:
+    """Return False where libsndfile would give too few samples, or at the wrong rate.
+
+    It decodes Opus at the header's "input sample rate", which is information only, and stops where
+    it guesses that MPEG audio of layer I or II ends.
+    """
+    if file.subtype == "OPUS":
+        return file.samplerate == OPUS_HZ
+    return probe.kind != "mpeg" or file.frames >= (probe.declared_frames or 0)
 
 
 class _ForwardFile(soundfile.SoundFile):
@@ -117,17 +171,30 @@ class SndFile:
     version: str = soundfile.__libsndfile_version__.removeprefix("libsndfile-")
     least_frames = 0
 
-    def __init__(self, source: DecoderInput) -> None:
+    def __init__(self, source: DecoderInput, probe: Probe) -> None:
+        self._source = source
+        options: dict[str, Any] = {}
+        if (bare := probe.samples) is not None:
+            options = {
+                "format": "RAW",
+                "samplerate": bare.rate_hz,
+                "channels": bare.channels,
+                "subtype": bare.subtype,
+                "endian": bare.order.upper(),
+            }
         try:
-            self._file = _ForwardFile(source)
-        except soundfile.LibsndfileError as error:
-            raise DecoderError(_reason(error), not_audio=error.code in NOT_AUDIO_CODES) from error
-        if self._file.format not in CONTAINERS:
+            self._file = _ForwardFile(source, **options)
+        except (soundfile.LibsndfileError, ValueError) as error:
+            code = getattr(error, "code", 0)
+            raise DecoderError(_reason(error), not_audio=code in NOT_AUDIO_CODES) from error
+        if self._file.format not in CONTAINERS and not options:
             self._file.close()
             raise DecoderError(f"a {self._file.format} container", not_audio=True)
-        self.format, self.subtype = str(self._file.format), str(self._file.subtype)
+        self.format = probe.container or str(self._file.format)
+        self.subtype = str(self._file.subtype)
         self.samplerate, self.channels = int(self._file.samplerate), int(self._file.channels)
         self.frames = int(self._file.frames)
+        source.opened()
 
     @property
     def exact_seek(self) -> bool:
@@ -146,59 +213,80 @@ class SndFile:
             raise DecoderError(_reason(error)) from error
         return block
 
+    def goes_on(self) -> str | None:
+        """What a FLAC or MP3 holds behind the samples that it counts, which libsndfile leaves."""
+        look = {"FLAC": flac_goes_on, "MP3": mpeg_goes_on}.get(str(self._file.format))
+        if look is None:
+            return None
+        position = self._source.tell()
+        nbytes = self._source.seek(0, io.SEEK_END)
+        return look(cast(BinaryIO, self._source), position, nbytes)
+
     def close(self) -> None:
         self._file.close()
 
 
-def _reason(error: soundfile.LibsndfileError) -> str:
-    return error.error_string.rstrip(".") or f"libsndfile error {error.code}"
+def _reason(error: Exception) -> str:
+    text = getattr(error, "error_string", str(error)).rstrip(".")
+    return text or f"libsndfile error {getattr(error, 'code', '')}"
 
 
 class AvFile:
     """A file that FFmpeg reads: its first audio track."""
 
     name = "ffmpeg"
-    frames = UNKNOWN_FRAMES
     exact_seek = False
 
-    def __init__(self, source: DecoderInput, kind: str) -> None:
+    def __init__(self, source: DecoderInput, probe: Probe) -> None:
         import av  # a fifth of a second, for the files that need it
 
         self.version = str(av.ffmpeg_version_info)
         self._av = av
-        demuxer, self.format = FFMPEG[kind]
+        demuxer, name = (FFMPEG | BOTH)[probe.kind]
+        self.format = probe.container or name
         try:
             self._container = av.open(source, format=demuxer, metadata_errors="ignore")
         except (av.FFmpegError, ValueError) as error:
             raise DecoderError(_words(error)) from error
         try:
-            self._open_track(kind)
+            self._open_track(probe)
         except DecoderError:
             self._container.close()
             raise
+        source.opened()
 
-    def _open_track(self, kind: str) -> None:
+    def _open_track(self, probe: Probe) -> None:
         track = next(iter(self._container.streams.audio), None)
         if track is None:
             raise DecoderError("a file without sound", not_audio=True)
         codec = track.codec_context
         if codec is None:
-            raise DecoderError("a codec that is not known or protected", not_audio=True)
+            what = probe.codec or "its codec"
+            raise DecoderError(f"{what}, which is not supported, or protected", unsupported=True)
         codec.thread_count = 1  # samples must not depend on timing
         self.subtype = codec.name.upper()
         self.samplerate, self.channels = int(codec.sample_rate or 0), int(codec.channels or 0)
+        self.samplerate = OPUS_HZ if codec.name == "opus" else self.samplerate
         if self.samplerate <= 0 or self.channels <= 0:
             raise DecoderError("a sound track without rate or channels")
-        self.seconds = self._duration(track, kind)
-        self.least_frames = math.floor((self.seconds - DURATION_SLACK_S) * self.samplerate)
+        options = {"err_detect": "crccheck"} if codec.name in CHECKED_CODECS else {}
+        self._to_skip, self._left, self.frames = 0, UNKNOWN_FRAMES, UNKNOWN_FRAMES
+        if (trim := probe.trim) is not None:
+            # FFmpeg cuts the padding off a last packet that has none.
+            options["flags2"] = "+skip_manual"
+            scale = self.samplerate / trim.rate_hz
+            self._to_skip = math.floor(trim.skip * scale + 0.5)
+            self.frames = self._left = math.floor(trim.frames * scale + 0.5)
+        codec.options = options
+        self.seconds = 0.0 if probe.kind in GUESSED else self._duration(track)
+        least_s = self.seconds - DURATION_SLACK_S if probe.kind in TIMED else 0.0
+        self.least_frames = math.floor(least_s * self.samplerate)
         self._packets = self._container.demux(track)
         self._pieces: list[AudioBlock] = []
         self._ready = 0
 
-    def _duration(self, track: Any, kind: str) -> float:
+    def _duration(self, track: Any) -> float:
         """Seconds of the track as far as the container says; 0 where it guesses or does not."""
-        if kind == "adts":
-            return 0.0
         if track.duration:
             return float(track.duration * track.time_base)
         alone = len(self._container.streams) == 1
@@ -229,7 +317,15 @@ class AvFile:
                 raise DecoderError("a damaged frame")
             if (frame.sample_rate, len(frame.layout.channels)) != (self.samplerate, self.channels):
                 raise DecoderError("rate or channels change within the file")
-            yield as_float(frame)
+            yield self._trimmed(as_float(frame))
+
+    def _trimmed(self, piece: AudioBlock) -> AudioBlock:
+        """The piece without what the container calls delay and padding."""
+        skipped = min(self._to_skip, len(piece))
+        self._to_skip -= skipped
+        piece = piece[skipped : skipped + self._left]
+        self._left -= len(piece)
+        return piece
 
     def _taken(self, frames: int) -> AudioBlock:
         nothing = np.zeros((0, self.channels), dtype=np.float32)
@@ -238,8 +334,61 @@ class AvFile:
         self._ready -= frames
         return whole[:frames]
 
+    def goes_on(self) -> str | None:
+        return None
+
     def close(self) -> None:
         self._container.close()
+
+
+class JoinedFile:
+    """Complete streams in a row, such as the links of a chained Ogg, decoded one after the other.
+
+    Args:
+        openers: Opens each of them.
+    """
+
+    frames = UNKNOWN_FRAMES
+    least_frames = 0
+    exact_seek = False
+
+    def __init__(self, openers: list[Callable[[], Decoder]]) -> None:
+        self._openers = openers[1:]
+        self._file, self._count = openers[0](), 0
+        self.format, self.subtype = self._file.format, self._file.subtype
+        self.name, self.version = self._file.name, self._file.version
+        self.samplerate, self.channels = self._file.samplerate, self._file.channels
+
+    def seek(self, frame: int) -> int:
+        raise NotImplementedError("streams in a row are decoded from their start")
+
+    def read(self, frames: int) -> AudioBlock:
+        """The next frames, all of one stream; none at the end."""
+        block = self._file.read(frames)
+        while not len(block) and self._openers:
+            self._open_next()
+            block = self._file.read(frames)
+        self._count += len(block)
+        return block
+
+    def _open_next(self) -> None:
+        if self._count < self._file.frames < UNKNOWN_FRAMES:
+            expected = f"expected {self._file.frames} samples of a link"
+            raise DecoderError(f"{expected} of a chained file, got {self._count}")
+        self._file.close()
+        self._file, self._count = self._openers.pop(0)(), 0
+        if (self._file.samplerate, self._file.channels) != (self.samplerate, self.channels):
+            raise DecoderError(
+                f"{self._file.samplerate} Hz and {self._file.channels} channel(s) behind "
+                f"{self.samplerate} Hz and {self.channels}, as in a chained file",
+                unsupported=True,
+            )
+
+    def goes_on(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def as_float(frame: av.AudioFrame) -> AudioBlock:

@@ -12,7 +12,8 @@ from earmill.pipeline.common.errors import SpanError
 
 TimeSpan = tuple[float | None, float | None]
 
-# Manifests round to hundredths of a second; an end this far behind the file's end means the end.
+# Manifests round to hundredths of a second; an end this far behind the file's end means the end,
+# where a job does not say another `audio.span_tolerance_s`.
 END_SLACK_S = 0.01
 
 
@@ -21,13 +22,16 @@ def seconds_to_frames(seconds: float, rate_hz: float) -> int:
     return math.floor(seconds * rate_hz + 0.5)
 
 
-def frame_span(span: TimeSpan, rate_hz: float, declared: int | None) -> tuple[int, int | None]:
+def frame_span(
+    span: TimeSpan, rate_hz: float, declared: int | None, tolerance_s: float = END_SLACK_S
+) -> tuple[int, int | None]:
     """First frame and the frame behind the last; SpanError where they select nothing of the file.
 
     Args:
         span: Start and end in seconds; None is the beginning, the end.
         rate_hz: Sample rate of the file.
         declared: Frames of the file, None if its header does not say.
+        tolerance_s: An end so much behind the file's end means the end.
     """
     if span == (None, None):
         return 0, declared
@@ -36,18 +40,27 @@ def frame_span(span: TimeSpan, rate_hz: float, declared: int | None) -> tuple[in
     stop = None if span[1] is None else seconds_to_frames(span[1], rate_hz)
     if declared is None:
         return start, stop
-    slack = seconds_to_frames(END_SLACK_S, rate_hz)
+    slack = seconds_to_frames(tolerance_s, rate_hz)
     if start >= declared or (stop is not None and stop > declared + slack):
-        raise ends_before(span, declared, rate_hz)
+        raise ends_before(span, declared, rate_hz, tolerance_s)
     stop = declared if stop is None else min(stop, declared)
     if start >= stop:
         raise _error(span, "expected at least one sample between them")
     return start, stop
 
 
-def ends_before(span: TimeSpan, frames: int, rate_hz: float) -> SpanError:
+def ends_before(
+    span: TimeSpan, frames: int, rate_hz: float, tolerance_s: float = END_SLACK_S
+) -> SpanError:
     """The error for a file that is shorter than the span."""
-    return _error(span, f"the file ends at {frames / rate_hz:.3f} s")
+    end_s = frames / rate_hz
+    if span[1] is None or (span[0] or 0.0) >= end_s:
+        return _error(span, f"the file ends at {end_s:.3f} s")
+    return _error(
+        span,
+        f"the file ends at {end_s:.3f} s, {span[1] - end_s:.3f} s before the span; "
+        f"audio.span_tolerance_s, {tolerance_s:g} here, takes spans that end so much behind",
+    )
 
 
 def _check_order(span: TimeSpan) -> None:

@@ -1,21 +1,23 @@
 """A FLAC of a clip's length decoded in one go by dr_flac, which takes half of libFLAC's time.
 
 dr_flac (of the library miniaudio) leaves out frames whose checksum is wrong, and goes on. So what
-it gives counts only where it is as many samples as the header says, and no more follow; whatever
-else it is (damaged, cut, of unknown length, longer) is left to libsndfile, whose word decides.
+it gives counts only where it is as many samples as the header says. A file with more is refused,
+which libsndfile would shorten; whatever else it is (damaged, cut, of unknown length) is left to
+libsndfile, whose word decides.
 Samples are the same: both hand on the integers that were encoded.
 """
 
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from earmill.pipeline.audio.channels import AudioBlock
+from earmill.pipeline.audio.containers.lossless import FLAC_BEGINS, FLAC_HEAD_BYTES, StreamInfo
+from earmill.pipeline.audio.decoder_error import DecoderError
 
 if TYPE_CHECKING:
     from earmill.pipeline.audio.decoder_input import DecoderInput
@@ -25,26 +27,6 @@ MOST_BYTES = 1 << 24
 MOST_SAMPLES = 1 << 23
 # Bits of a sample, libsndfile's name for them. What has others is left to it.
 SUBTYPES = {8: "PCM_S8", 16: "PCM_16", 24: "PCM_24"}
-_HEAD_BYTES = 26
-
-
-@dataclass(frozen=True)
-class StreamInfo:
-    """What the header of a FLAC says (RFC 9639, section 8.2); 0 frames where it does not know."""
-
-    rate_hz: int
-    channels: int
-    bits: int
-    frames: int
-
-    @classmethod
-    def of(cls, head: bytes) -> StreamInfo | None:
-        """Of a file that begins so; None if that is no FLAC."""
-        if len(head) < _HEAD_BYTES or head[:4] != b"fLaC" or head[4] & 0x7F:
-            return None
-        packed = int.from_bytes(head[18:_HEAD_BYTES], "big")
-        channels, bits = (packed >> 41 & 0x7) + 1, (packed >> 36 & 0x1F) + 1
-        return cls(packed >> 44, channels, bits, packed & (1 << 36) - 1)
 
 
 class WholeFlac:
@@ -80,36 +62,48 @@ class WholeFlac:
         made: AudioBlock = part * np.float32(2.0**-15)
         return made
 
+    def goes_on(self) -> str | None:
+        """Nothing: `whole_flac` looked."""
+        return None
+
     def close(self) -> None:
         self._samples = self._samples[:0]
 
 
 def whole_flac(source: DecoderInput) -> WholeFlac | None:
-    """The file, decoded; None where libsndfile is to look at it, from wherever it stands."""
+    """The file, decoded; None where libsndfile is to look at it, from wherever it stands.
+
+    Raises:
+        DecoderError: It holds more samples than its header counts, or another FLAC.
+    """
     try:
         import miniaudio
     except ImportError:  # there is no wheel for every machine
         return None
     nbytes = source.seek(0, io.SEEK_END)
     source.seek(0)
-    info = StreamInfo.of(source.read(_HEAD_BYTES)) if nbytes <= MOST_BYTES else None
+    info = StreamInfo.of(source.read(FLAC_HEAD_BYTES)) if nbytes <= MOST_BYTES else None
     if info is None or info.bits not in SUBTYPES:
         return None
     if not 0 < info.frames * info.channels <= MOST_SAMPLES:
         return None
     source.seek(0)
     data = source.read()
-    samples = _decoded(miniaudio, data, info) if _frames_follow(data) else None
+    begin = _first_frame(data)
+    samples = None if begin is None else _decoded(miniaudio, data, info)
+    if begin is not None and any(data.find(mark, begin) >= 0 for mark in FLAC_BEGINS):
+        raise DecoderError("another FLAC behind it")
     return None if samples is None else WholeFlac(info, samples, miniaudio.__version__)
 
 
-def _frames_follow(data: bytes) -> bool:
-    """Whether a frame begins where the blocks of the header end, which dr_flac would look for."""
+def _first_frame(data: bytes) -> int | None:
+    """Where the blocks of the header end; None if no frame begins there, which dr_flac would look
+    for."""
     at, last = 4, False
     while not last and at < len(data):
         last = bool(data[at] & 0x80)
         at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
-    return data[at : at + 2] in (b"\xff\xf8", b"\xff\xf9")
+    return at if data[at : at + 2] in (b"\xff\xf8", b"\xff\xf9") else None
 
 
 def _decoded(miniaudio: Any, data: bytes, info: StreamInfo) -> npt.NDArray[Any] | None:
@@ -135,6 +129,9 @@ def _decoded(miniaudio: Any, data: bytes, info: StreamInfo) -> npt.NDArray[Any] 
                 ffi.from_buffer("float[]", samples, True),
                 lib.ma_dr_flac_read_pcm_frames_f32,
             )
-        return samples[:-1] if read(flac, len(samples), into) == info.frames else None
+        count = read(flac, len(samples), into)
+        if count > info.frames:
+            raise DecoderError(f"more samples than the {info.frames} that its header counts")
+        return samples[:-1] if count == info.frames else None
     finally:
         lib.ma_dr_flac_close(flac)

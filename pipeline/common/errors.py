@@ -207,8 +207,14 @@ class NotAudioError(RowError):
     error_class = "not_audio"
 
 
+class UnsupportedError(RowError):
+    """The container is known, and the codec in it is not."""
+
+    error_class = "unsupported"
+
+
 class TruncatedError(RowError):
-    """The stream ends before its header says, or breaks in the middle."""
+    """The stream ends before or behind the end that its header states, or breaks in the middle."""
 
     error_class = "truncated"
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
-import soundfile
-
-from earmill.pipeline.audio.containers import HEAD_BYTES, ffmpeg_kind
+from earmill.pipeline.audio.containers import probe_header
+from earmill.pipeline.audio.decoder_error import DecoderError
 from earmill.pipeline.audio.decoder_input import DecoderInput
-from earmill.pipeline.audio.decoders import AvFile, DecoderError
+from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, AvFile, open_decoder
 from earmill.pipeline.common.errors import NotRegularError
 from earmill.pipeline.sources.ranges import Range, SparseFile
 from earmill.pipeline.sources.regular import open_regular
@@ -35,34 +34,37 @@ MAGIC = ((b"RIFF", "wav"), (b"fLaC", "flac"), (b"OggS", "ogg"), (b"ID3", "mp3"),
 LEAST_BYTES_PER_SECOND = 20
 
 
-def header_seconds(source: str | BinaryIO, nbytes: int) -> float | None:
+def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) -> float | None:
     """Duration by the header of a local path or stream; None if it has none to be believed.
 
     A path must be that of a regular file, and a header has an end: nothing here waits or reads on.
+
+    Args:
+        behind: Look at what stands behind the samples, which shows that a header is wrong.
     """
     try:
         if isinstance(source, str):
             with open_regular(source) as stream:
-                return header_seconds(stream, nbytes)
-        seconds = _declared_seconds(source)
-    except (DecoderError, soundfile.SoundFileError, TypeError, OSError, NotRegularError):
+                return header_seconds(stream, nbytes, behind=behind)
+        seconds = _declared_seconds(source, nbytes, behind=behind)
+    except (DecoderError, TypeError, OSError, NotRegularError):
         return None  # damaged, or not audio: the worker will say so
     if seconds <= 0:
         return None
     return seconds if seconds * LEAST_BYTES_PER_SECOND <= nbytes else None
 
 
-def _declared_seconds(stream: BinaryIO) -> float:
-    """What the header says; 0 where it says nothing."""
-    stream.seek(0)
-    kind = ffmpeg_kind(stream.read(HEAD_BYTES))
-    stream.seek(0)
-    if kind is not None:
-        file = AvFile(DecoderInput(stream), kind)
-        file.close()
+def _declared_seconds(stream: BinaryIO, nbytes: int, *, behind: bool) -> float:
+    """What the header says; 0 where it says nothing, or is known to be wrong."""
+    probe = probe_header(stream, nbytes, behind=behind)
+    if probe.damage is not None:
+        return 0.0
+    file = open_decoder(DecoderInput(stream), probe)
+    file.close()
+    frames = file.frames if probe.declared_frames is None else probe.declared_frames
+    if isinstance(file, AvFile):
         return file.seconds
-    info = soundfile.info(DecoderInput(stream))
-    return float(info.frames / info.samplerate) if info.samplerate > 0 else 0.0
+    return frames / file.samplerate if frames < UNKNOWN_FRAMES and file.samplerate > 0 else 0.0
 
 
 def guess_seconds(name: str | None, nbytes: float, head: bytes = b"") -> float:
@@ -88,7 +90,7 @@ def early_seconds(head: bytes, nbytes: int) -> float | None:
         return None
     head = head[:nbytes]
     file = SparseFile(io.BytesIO(head), [Range(0, len(head))], nbytes)
-    return header_seconds(io.BufferedReader(file), nbytes)
+    return header_seconds(io.BufferedReader(file), nbytes, behind=False)
 
 
 @dataclass(frozen=True)

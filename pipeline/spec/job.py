@@ -85,6 +85,12 @@ class AudioSpec(SpecModel):
         max_seconds: Rows above this duration are quarantined; a day when null.
         spans: Cut long recordings into spans that workers compute side by side; null computes each
             in order.
+        unterminated: Ogg files (Vorbis, Opus) without an end mark, as voice notes of Telegram are:
+            quarantine refuses them, as files that were cut look the same; accept reads them.
+            quarantine when null.
+        span_tolerance_s: A row of a manifest may end so many seconds behind its file; it gets the
+            samples that are there, and the fact `span_short_s` says how much is missing. 0.01 when
+            null, which is what manifests are rounded to.
     """
 
     channels: Literal["mean", "left", "right", "each", "binaural"] | int = "mean"
@@ -94,6 +100,8 @@ class AudioSpec(SpecModel):
     max_rate_hz: PositiveFloat = 768000.0
     max_seconds: PositiveFloat | None = None
     spans: SpansSpec | None = None
+    unterminated: Literal["accept", "quarantine"] | None = None
+    span_tolerance_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
     @field_validator("channels", mode="before")
     @classmethod
@@ -112,12 +120,18 @@ class AudioSpec(SpecModel):
             raise ValueError(f"expected one of {', '.join(RESAMPLERS)}, got {value!r}")
         return value
 
+    @field_validator("unterminated")
+    @classmethod
+    def _accept_or_nothing(cls, value: str | None) -> str | None:
+        return value if value == "accept" else None  # quarantine is what null is, and has its hash
+
     def limits(self) -> Limits:
         """What the decoder accepts."""
         from earmill.pipeline.audio.decode import Limits
 
-        length = {} if self.max_seconds is None else {"max_seconds": self.max_seconds}
-        return Limits(self.min_rate_hz, self.max_rate_hz, **length)
+        names = ("min_rate_hz", "max_rate_hz", "max_seconds", "span_tolerance_s")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return Limits(**given, unterminated=self.unterminated == "accept")
 
     @model_validator(mode="after")
     def _ordered_rates(self) -> AudioSpec:

@@ -178,6 +178,9 @@ class Preparer:
             "pcm_sha256": audio.pcm_sha256,
             "decoder": audio.decoder,
             "decoder_version": audio.decoder_version,
+            "header_size": audio.header_size,
+            "unterminated": audio.unterminated,
+            "span_short_s": audio.span_short_s,
             "resampler": self.audio.resampler if resampled else None,
             "resampled_from_hz": float(audio.rate_hz) if resampled else None,
             # Digital silence at a normalised level has no gain.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import earmill.pipeline.audio.decoder_input as decoder_input
-from earmill.pipeline.audio.containers import open_prefixed
+from earmill.pipeline.audio.containers import open_window
 from earmill.pipeline.audio.decoder_input import DecoderInput
 
 BODY = bytes(range(100, 160))

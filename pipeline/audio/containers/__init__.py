@@ -1,26 +1,27 @@
 """What a container says about itself that its decoder does not pass on.
 
-libsndfile shortens most cut files without a word, reads only the first link of a chained Ogg, and
-guesses the length of an MP3 that has no frame count (off by any factor for variable bit rate,
-losing the tail). `probe` reads the container's own bookkeeping, one module a family, and never
-decodes a sample. FLAC needs none of this: its decoder checks every frame, and its header holds the
-length. It may import nothing of the package.
+libsndfile shortens most cut files without a word, believes sizes that cannot be right, reads only
+the first link of a chained Ogg, and guesses the length of an MP3 that has no frame count (off by
+any factor for variable bit rate, losing the tail). `probe` reads the container's own bookkeeping,
+one module a family, and never decodes a sample. It may import nothing of the package.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import BinaryIO
 
-from earmill.pipeline.audio.containers.base import Probe
+from earmill.pipeline.audio.containers.base import BareSamples, Probe, Trim, read_at
 from earmill.pipeline.audio.containers.boxes import (
     ASF,
     EBML,
     is_mp4,
-    probe_adts,
     probe_asf,
     probe_matroska,
     probe_mp4,
 )
+from earmill.pipeline.audio.containers.frames import ADTS, is_amr, probe_ac3, probe_amr
 from earmill.pipeline.audio.containers.headers import (
     is_aiff,
     probe_aiff,
@@ -28,49 +29,102 @@ from earmill.pipeline.audio.containers.headers import (
     probe_caf,
     probe_nist,
 )
+from earmill.pipeline.audio.containers.lossless import (
+    FLAC,
+    TTA,
+    WAVPACK,
+    probe_flac,
+    probe_tta,
+    probe_wavpack,
+)
 from earmill.pipeline.audio.containers.mpeg import probe_mpeg
-from earmill.pipeline.audio.containers.ogg import probe_ogg
-from earmill.pipeline.audio.containers.prefixed import open_prefixed
+from earmill.pipeline.audio.containers.ogg import OGG, probe_ogg
 from earmill.pipeline.audio.containers.riff import W64_RIFF, is_riff, probe_riff, probe_w64
+from earmill.pipeline.audio.containers.tags import skip_tags
+from earmill.pipeline.audio.containers.window import open_window
 
-__all__ = ["HEAD_BYTES", "Probe", "ffmpeg_kind", "open_prefixed", "probe"]
+__all__ = ["BareSamples", "Probe", "Trim", "open_window", "probe", "probe_header"]
 
 HEAD_BYTES = 16
 
+Walk = Callable[..., Probe | None]
 
-def ffmpeg_kind(head: bytes) -> str | None:
-    """The kind of a container that FFmpeg decodes and whose header says a length, or None."""
-    if head[:4] == EBML:
-        return "matroska"
-    if head == ASF:
-        return "asf"
-    return "mp4" if is_mp4(head) else None
+# Sizes that stand in a header, and are held against what stands behind the samples.
+SIZED: tuple[tuple[Callable[[bytes], bool], Walk], ...] = (
+    (is_riff, probe_riff),
+    (lambda head: head == W64_RIFF, probe_w64),
+    (is_aiff, probe_aiff),
+    (lambda head: head[:4] == b"caff", probe_caf),
+    (lambda head: head[:4] in (b".snd", b"dns."), probe_au),
+    (lambda head: head[:8] == b"NIST_1A\n", probe_nist),
+)
+# The others, by kind.
+KINDS: tuple[tuple[str, Callable[[bytes], bool], Walk], ...] = (
+    ("flac", lambda head: head[:4] == FLAC, probe_flac),
+    ("tta", lambda head: head[:4] == TTA, probe_tta),
+    ("asf", lambda head: head == ASF, probe_asf),
+    ("matroska", lambda head: head[:4] == EBML, probe_matroska),
+    ("mp4", is_mp4, probe_mp4),
+    ("ogg", lambda head: head[:4] == OGG, probe_ogg),
+    ("wavpack", lambda head: head[:4] == WAVPACK, probe_wavpack),
+    ("amr", is_amr, probe_amr),
+)
 
 
 def probe(stream: BinaryIO, nbytes: int) -> Probe:
-    """Read the container's bookkeeping; the stream position is lost."""
-    stream.seek(0)
-    head = stream.read(HEAD_BYTES)
-    if is_riff(head):
-        return probe_riff(stream, nbytes)
-    if head == W64_RIFF:
-        return probe_w64(stream, nbytes)
-    if is_aiff(head):
-        return probe_aiff(stream, nbytes)
-    if head[:4] == b"caff":
-        return probe_caf(stream, nbytes)
-    if head[:4] in (b".snd", b"dns."):
-        return probe_au(stream, nbytes)
-    if head[:8] == b"NIST_1A\n":
-        return probe_nist(stream, nbytes)
-    if head[:4] == b"OggS":
-        return probe_ogg(stream, nbytes)
-    if head[:4] == b"fLaC":
-        return Probe("flac")
-    if head[:4] == EBML:
-        return probe_matroska(stream, nbytes)
-    if head == ASF:
-        return probe_asf(stream, nbytes)
-    if is_mp4(head):
-        return probe_mp4(stream, nbytes)
-    return probe_adts(stream, nbytes) or probe_mpeg(stream, nbytes) or Probe("other")
+    """Read the container's bookkeeping, all of it; the stream position is lost."""
+    return _behind_tags(stream, nbytes, _probe)
+
+
+def probe_header(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
+    """Read what stands in the container's header, and nothing that costs a walk over the file.
+
+    Args:
+        behind: Look at what stands behind the samples as well.
+    """
+    return _behind_tags(stream, nbytes, lambda *args: _probe_header(*args, behind=behind))
+
+
+def _behind_tags(stream: BinaryIO, nbytes: int, walk: Callable[[BinaryIO, int], Probe]) -> Probe:
+    """The probe of what stands behind the tags in front, in places of the whole stream."""
+    start = skip_tags(stream)
+    if start >= nbytes:
+        damage = f"tags of {start} bytes before the audio, in a file of {nbytes}" if start else None
+        return Probe("other", damage=damage)
+    return _moved(walk(open_window(stream, start), nbytes - start), start)
+
+
+def _moved(found: Probe, by: int) -> Probe:
+    return replace(
+        found,
+        start=found.start + by,
+        stop=None if found.stop is None else found.stop + by,
+        parts=tuple(_moved(part, by) for part in found.parts),
+    )
+
+
+def _probe(stream: BinaryIO, nbytes: int) -> Probe:
+    head = read_at(stream, 0, HEAD_BYTES)
+    found = _sized(stream, head, nbytes)
+    for _, is_one, walk in KINDS:
+        if found is None and is_one(head):
+            found = walk(stream, nbytes)
+    if found is None:
+        found = ADTS.probe(stream, nbytes) or probe_ac3(stream, nbytes)
+    return found or probe_mpeg(stream, nbytes) or Probe("other")
+
+
+def _probe_header(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
+    head = read_at(stream, 0, HEAD_BYTES)
+    found = _sized(stream, head, nbytes, behind=behind)
+    if found is not None:
+        return found
+    kinds = (kind for kind, is_one, _ in KINDS if is_one(head))
+    return Probe(next(kinds, "other"))
+
+
+def _sized(stream: BinaryIO, head: bytes, nbytes: int, *, behind: bool = True) -> Probe | None:
+    for is_one, walk in SIZED:
+        if is_one(head):
+            return walk(stream, nbytes, behind=behind)
+    return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 ByteOrder = Literal["big", "little"]
+HeaderSize = Literal["ignored", "unknown"]
 
 # Chunks, boxes or tags in front of the samples; real files have a few dozen at most.
 MAX_PARTS = 4096
@@ -18,19 +19,60 @@ FARTHEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
+class BareSamples:
+    """Samples without compression, which can be read without their header.
+
+    Args:
+        rate_hz: Sample rate.
+        channels: Channels.
+        subtype: libsndfile's name of the sample format.
+        order: Byte order.
+    """
+
+    rate_hz: int
+    channels: int
+    subtype: str
+    order: ByteOrder
+
+
+@dataclass(frozen=True)
+class Trim:
+    """Frames of a stream that are sound, where the container counts them.
+
+    Args:
+        rate_hz: Sample rate that the counts are in.
+        skip: Frames of encoder delay before the sound.
+        frames: Frames of sound.
+    """
+
+    rate_hz: int
+    skip: int
+    frames: int
+
+
+@dataclass(frozen=True)
 class Probe:
     """What the container says.
 
     Args:
-        kind: riff, w64, aiff, caf, au, nist, ogg, mpeg, flac, mp4, matroska, asf, adts or other;
-            from the first bytes, never from the name.
+        kind: Name of the container; from the first bytes, never from the name.
         damage: How the stream is known to be cut or broken, in words.
         shifts_time: The damage moves samples, so that no span of the file can be trusted.
-        declared_frames: Frames the header promises, where libsndfile reports another number.
+        declared_frames: Frames of the file, where the decoder reports another number or none.
         rate_hz: Sample rate of the header, where libsndfile refuses to open some.
         slack_frames: Frames the decoder may deliver fewer without the file being cut.
+        header_size: How many samples there are is not known from the header: it is `ignored` as it
+            cannot be right, or says itself that it is `unknown`.
+        unterminated: The stream ends without its end mark.
         prefix: Bytes to decode in front of the stream.
-        offset: Where the stream to decode starts, in bytes.
+        start: Where the bytes to decode start in the file.
+        stop: Where they end; None is the end of the file.
+        samples: They are to be read as bare samples.
+        container: Name of the container, where the decoder would give another one.
+        by_ffmpeg: libsndfile cannot decode it, or not rightly.
+        codec: Name of a codec that libsndfile may not know, for messages; FFmpeg is asked then.
+        trim: Which of the decoded frames are sound.
+        parts: Complete streams in a row, each with a `start` and a `stop` of its own.
     """
 
     kind: str
@@ -39,8 +81,17 @@ class Probe:
     declared_frames: int | None = None
     rate_hz: int | None = None
     slack_frames: int = 0
+    header_size: HeaderSize | None = None
+    unterminated: bool = False
     prefix: bytes = b""
-    offset: int = 0
+    start: int = 0
+    stop: int | None = None
+    samples: BareSamples | None = None
+    container: str | None = None
+    by_ffmpeg: bool = False
+    codec: str | None = None
+    trim: Trim | None = None
+    parts: tuple[Probe, ...] = ()
 
 
 def read_at(stream: BinaryIO, position: int, size: int) -> bytes:
@@ -56,20 +107,3 @@ def uint(raw: bytes, order: ByteOrder) -> int:
 def no_samples(kind: str, part: str, nbytes: int) -> Probe:
     """The finding that a header ends, or goes on without end, before it comes to the samples."""
     return Probe(kind, damage=f"no {part} in {nbytes} bytes")
-
-
-def samples_found(kind: str, declared: int, present: int, frame_bytes: int | None) -> Probe:
-    """The finding of a header that says how many bytes of samples follow.
-
-    Args:
-        frame_bytes: Bytes of one sample of every channel; less than that missing is no damage.
-            None where samples have no fixed size.
-    """
-    whole = frame_bytes or 1
-    if present // whole >= declared // whole:
-        return Probe(kind)
-    return Probe(
-        kind,
-        damage=f"expected {declared} bytes of samples, got {max(0, present)}",
-        declared_frames=declared // frame_bytes if frame_bytes else None,
-    )

@@ -1,10 +1,11 @@
-"""MPEG audio layer III frame headers: how many frames an MP3 holds.
+"""MPEG audio frame headers: how many frames an MP3, or a file of layer I or II, holds.
 
 An encoder may write the count into the first frame (a Xing or Info tag). Without it the length of a
 variable-bit-rate file is a guess, and libsndfile stops at its guess: a file that starts loud
 and ends quiet loses most of its samples. So frames are counted here by walking their headers, and
 the count is handed to the decoder as a tag frame in front (Xing layout: flags, frames, bytes).
-Field layout: ISO/IEC 11172-3 2.4.1.3 and its low-rate extension 13818-3.
+Field layout: ISO/IEC 11172-3 2.4.1.3 and its low-rate extension 13818-3; gabriel.mp3-tech.org,
+Mp3 info tag (delay and padding of the encoder).
 """
 
 from __future__ import annotations
@@ -13,15 +14,25 @@ import io
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from earmill.pipeline.audio.containers.base import MAX_PARTS, Probe
+from earmill.pipeline.audio.containers.base import Probe, read_at, uint
+from earmill.pipeline.audio.containers.tags import audio_end, skip_tags
 
-# kbit/s by bitrate index, layer III.
-BITRATES_MPEG1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-BITRATES_MPEG2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+# kbit/s by bitrate index, for MPEG 1 by layer and for its extensions by layer.
+BITRATES_MPEG1 = {
+    1: (0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
+    2: (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    3: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+}
+LOW_RATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+BITRATES_MPEG2 = {
+    1: (0, 32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
+    2: LOW_RATES,
+    3: LOW_RATES,
+}
 # Hz by rate index; MPEG 2 halves and MPEG 2.5 quarters them.
 RATES_MPEG1 = (44100, 48000, 32000)
 VERSION_MPEG1, VERSION_MPEG2, VERSION_MPEG25 = 3, 2, 0
-LAYER_III = 1
+LAYER_III = 3
 
 # The decoder may drop a first frame whose bit reservoir is missing, and its own start-up delay.
 SLACK_FRAMES = 2 * 1152
@@ -29,20 +40,27 @@ SLACK_FRAMES = 2 * 1152
 # How far a first frame may be from the start (padding, album art with a wrong size).
 SEARCH_BYTES = 1 << 16
 TAG_BITRATE_INDEX = 9  # 128 or 80 kbit/s: room for a tag at every rate
+# Tags behind the audio that its tag counts, and what else stands there.
 TAG_BYTES_TOLERANCE = 0.01
 # Behind the header and 32 bytes, however many of them are side information.
 VBRI_OFFSET = 36
+TABLE_BYTES, QUALITY_BYTES = 100, 4
+# The encoder's name, and from there to its delay and padding of 12 bits each.
+ENCODER_BYTES, DELAY_OFFSET = 36, 21
+# So many frames in a row, where less is known of what to look for.
+LONG_CHAIN = 4
 
 
 def probe_mpeg(stream: BinaryIO, nbytes: int) -> Probe | None:
     """None where the bytes are no MPEG frames."""
-    start = skip_id3(stream, nbytes)
-    first = first_frame(stream, start)
+    first = first_frame(stream, 0)
     if first is None:
         return None
+    if first.layer != LAYER_III:
+        return _counted(stream, first, nbytes)
     tag = read_count_tag(stream, first)
     present = audio_end(stream, nbytes) - first.position
-    if tag is not None and tag.fits(present):
+    if tag is not None and tag.is_of(stream, first, present):
         cut = tag.nbytes is not None and present < tag.nbytes
         damage = f"expected {tag.nbytes} bytes of MPEG frames, got {present}" if cut else None
         slack = 0 if cut else SLACK_FRAMES
@@ -51,13 +69,30 @@ def probe_mpeg(stream: BinaryIO, nbytes: int) -> Probe | None:
         # Of a concatenated file, whose tag counts the first part only, or Fraunhofer's tag, which
         # libsndfile does not know: leave the tag frame out, it is no sound.
         first = first_frame(stream, first.position + first.nbytes) or first
+    return _counted(stream, first, nbytes, tag)
+
+
+def _counted(
+    stream: BinaryIO, first: FrameHeader, nbytes: int, tag: CountTag | None = None
+) -> Probe:
+    """The finding of a file whose frames are counted from `first` on."""
     count, damage = count_frames(stream, first, nbytes)
+    if first.layer != LAYER_III:
+        return Probe(
+            "mpeg",
+            damage=damage,
+            declared_frames=count * first.samples,
+            slack_frames=SLACK_FRAMES,
+            codec=f"MPEG layer {first.layer}",
+        )
+    # The tag's padding is the last part's, if its count is the last part's as well.
+    encoder = b"" if tag is None else tag.delay_of(first, count)
     return Probe(
         "mpeg",
         damage=damage,
         slack_frames=SLACK_FRAMES,
-        prefix=count_tag_frame(first, count),
-        offset=first.position,
+        prefix=count_tag_frame(first, count, encoder),
+        start=first.position,
     )
 
 
@@ -71,6 +106,8 @@ class FrameHeader:
         nbytes: Whole frame, header included.
         samples: Samples per channel in the frame.
         side_bytes: Side information between header and data.
+        rate_hz: Sample rate.
+        layer: 1 to 3.
     """
 
     position: int
@@ -78,6 +115,8 @@ class FrameHeader:
     nbytes: int
     samples: int
     side_bytes: int
+    rate_hz: int
+    layer: int
 
     def same_kind(self, other: FrameHeader) -> bool:
         """Same MPEG version, layer and sample rate: these never change inside a stream."""
@@ -86,95 +125,123 @@ class FrameHeader:
 
 @dataclass(frozen=True)
 class CountTag:
-    """A Xing or Info tag: frames, and bytes of all frames when given."""
+    """A Xing or Info tag.
+
+    Args:
+        frames: Frames behind the tag's.
+        nbytes: Bytes of all frames when given.
+        encoder: Name, delay and padding of the encoder; empty where they are not given.
+    """
 
     frames: int
     nbytes: int | None
+    encoder: bytes = b""
 
-    def fits(self, present_bytes: int) -> bool:
-        """Whether the tag can be this stream's: concatenated files keep the first one's tag."""
-        return self.nbytes is None or present_bytes <= self.nbytes * (1 + TAG_BYTES_TOLERANCE)
+    def is_of(self, stream: BinaryIO, first: FrameHeader, present_bytes: int) -> bool:
+        """Return True if the tag can be this stream's.
+
+        Concatenated files keep the first one's tag; encoders that write to a pipe leave a tag
+        without a count.
+        """
+        if self.frames and self.nbytes is not None:
+            if present_bytes > self.nbytes * (1 + TAG_BYTES_TOLERANCE):
+                return False
+            end = skip_tags(stream, first.position + self.nbytes)
+            if present_bytes <= self.nbytes or first_frame(stream, end) is None:
+                return True
+        count, _ = count_frames(stream, first, first.position + present_bytes)
+        # Some encoders count the tag's own frame.
+        return self.frames in (count - 1, count)
+
+    def delay_of(self, first: FrameHeader, count: int) -> bytes:
+        """The encoder's part for a stream of `count` frames: its padding counts at the end only."""
+        if not self.encoder or self.frames in (0, count):
+            return self.encoder
+        at = DELAY_OFFSET + 1
+        delay = self.encoder[at] & 0xF0
+        return self.encoder[:at] + bytes([delay, 0]) + self.encoder[at + 2 :]
 
 
 def parse_header(raw: bytes, position: int = 0) -> FrameHeader | None:
-    """The frame header in four bytes, or None where they are none (or not layer III)."""
+    """The frame header in four bytes, or None where they are none."""
     if len(raw) < 4 or raw[0] != 0xFF or raw[1] & 0xE0 != 0xE0:
         return None
-    version, layer = raw[1] >> 3 & 3, raw[1] >> 1 & 3
+    version, layer = raw[1] >> 3 & 3, 4 - (raw[1] >> 1 & 3)
     bitrate_index, rate_index, padding = raw[2] >> 4, raw[2] >> 2 & 3, raw[2] >> 1 & 1
-    bad = version == 1 or layer != LAYER_III or bitrate_index in (0, 15) or rate_index == 3
-    if bad:
+    if version == 1 or layer == 4 or bitrate_index in (0, 15) or rate_index == 3:
         return None
     mpeg1, mono = version == VERSION_MPEG1, raw[3] >> 6 == 3
     rate_hz = RATES_MPEG1[rate_index] // {VERSION_MPEG1: 1, VERSION_MPEG2: 2}.get(version, 4)
-    kbits = (BITRATES_MPEG1 if mpeg1 else BITRATES_MPEG2)[bitrate_index]
-    samples = 1152 if mpeg1 else 576
+    kbits = (BITRATES_MPEG1 if mpeg1 else BITRATES_MPEG2)[layer][bitrate_index]
+    samples = 384 if layer == 1 else 1152 if mpeg1 or layer == 2 else 576
+    slot = 4 if layer == 1 else 1
     return FrameHeader(
         position=position,
         raw=raw[:4],
-        nbytes=samples // 8 * kbits * 1000 // rate_hz + padding,
+        nbytes=(samples // 8 // slot * kbits * 1000 // rate_hz + padding) * slot,
         samples=samples,
         side_bytes=(17 if mono else 32) if mpeg1 else (9 if mono else 17),
+        rate_hz=rate_hz,
+        layer=layer,
     )
 
 
-def skip_id3(stream: BinaryIO, nbytes: int) -> int:
-    """Offset behind any ID3v2 tags at the start."""
-    position = 0
-    for _ in range(MAX_PARTS):
-        stream.seek(position)
-        head = stream.read(10)
-        if head[:3] != b"ID3" or len(head) < 10:
-            break
-        # Four 7-bit groups; a footer (flag 0x10) repeats the ten header bytes.
-        size = head[6] << 21 | head[7] << 14 | head[8] << 7 | head[9]
-        position += 10 + size + (10 if head[5] & 0x10 else 0)
-    return position
-
-
-def audio_end(stream: BinaryIO, nbytes: int) -> int:
-    """Offset where an ID3v1 tag at the end starts, else the end."""
-    stream.seek(max(0, nbytes - 128))
-    return nbytes - 128 if stream.read(3) == b"TAG" and nbytes >= 128 else nbytes
-
-
-def first_frame(stream: BinaryIO, start: int) -> FrameHeader | None:
-    """The first header that another header of its kind follows; random bytes rarely do that.
+def first_frame(stream: BinaryIO, start: int, *, chain: int = 2) -> FrameHeader | None:
+    """The first header that others of its kind follow; random bytes rarely do that.
 
     A lone frame, or one cut before its successor, counts only at `start` itself.
+
+    Args:
+        chain: So many frames in a row; of layers I and II always `LONG_CHAIN`.
     """
-    stream.seek(start)
-    window = stream.read(SEARCH_BYTES)
+    window = read_at(stream, start, SEARCH_BYTES)
     index = window.find(b"\xff")
     while index >= 0:
         header = parse_header(window[index : index + 4], start + index)
         if header is not None:
-            stream.seek(header.position + header.nbytes)
-            after = stream.read(4)
-            follower = parse_header(after)
-            if follower is not None and follower.same_kind(header):
-                return header
-            if index == 0 and len(after) < 4:
+            wanted = chain if header.layer == LAYER_III else LONG_CHAIN
+            count, is_end = _chain(stream, header, wanted)
+            alone = index == 0 and is_end and chain == 2 and header.layer == LAYER_III
+            if count == wanted or alone:
                 return header
         index = window.find(b"\xff", index + 1)
     return None
 
 
+def _chain(stream: BinaryIO, first: FrameHeader, most: int) -> tuple[int, bool]:
+    """Frames in a row from `first` on, `most` at most, and if the bytes end behind them."""
+    count, position = 1, first.position + first.nbytes
+    while count < most:
+        raw = read_at(stream, position, 4)
+        header = parse_header(raw, position)
+        if header is None or not header.same_kind(first):
+            return count, len(raw) < 4
+        count, position = count + 1, position + header.nbytes
+    return count, False
+
+
 def read_count_tag(stream: BinaryIO, first: FrameHeader) -> CountTag | None:
     """The Xing or Info tag of the first frame, if it holds a frame count."""
-    stream.seek(first.position + 4 + first.side_bytes)
-    raw = stream.read(16)
-    flags = int.from_bytes(raw[4:8], "big")
+    at = first.position + 4 + first.side_bytes
+    raw = read_at(stream, at, 16)
+    flags = uint(raw[4:8], "big")
     if raw[:4] not in (b"Xing", b"Info") or not flags & 1 or len(raw) < 16:
         return None
-    nbytes = int.from_bytes(raw[12:16], "big") if flags & 2 else None
-    return CountTag(frames=int.from_bytes(raw[8:12], "big"), nbytes=nbytes or None)
+    nbytes = uint(raw[12:16], "big") if flags & 2 else None
+    at += 12 + (4 if flags & 2 else 0)
+    at += (TABLE_BYTES if flags & 4 else 0) + (QUALITY_BYTES if flags & 8 else 0)
+    encoder = read_at(stream, at, ENCODER_BYTES)
+    is_whole = len(encoder) == ENCODER_BYTES and at + ENCODER_BYTES <= first.position + first.nbytes
+    return CountTag(
+        frames=uint(raw[8:12], "big"),
+        nbytes=nbytes or None,
+        encoder=encoder if is_whole and encoder[0] else b"",
+    )
 
 
 def is_vbri(stream: BinaryIO, first: FrameHeader) -> bool:
     """Whether the first frame holds Fraunhofer's tag instead of sound."""
-    stream.seek(first.position + VBRI_OFFSET)
-    return stream.read(4) == b"VBRI"
+    return read_at(stream, first.position + VBRI_OFFSET, 4) == b"VBRI"
 
 
 def count_frames(stream: BinaryIO, first: FrameHeader, nbytes: int) -> tuple[int, str | None]:
@@ -182,9 +249,8 @@ def count_frames(stream: BinaryIO, first: FrameHeader, nbytes: int) -> tuple[int
     end = audio_end(stream, nbytes)
     count, position = 0, first.position
     while position < end:
-        stream.seek(position)
-        header = parse_header(stream.read(4), position)
-        if header is None:
+        header = parse_header(read_at(stream, position, 4), position)
+        if header is None or not header.same_kind(first):
             return count, _damage_at(stream, first, position)
         if position + header.nbytes > end:
             got = end - position
@@ -194,16 +260,43 @@ def count_frames(stream: BinaryIO, first: FrameHeader, nbytes: int) -> tuple[int
     return count, None
 
 
+def mpeg_goes_on(stream: BinaryIO, position: int, nbytes: int) -> str | None:
+    """Return what follows the frames that a tag counts, in words; None for nothing.
+
+    Args:
+        position: How far a decoder has read that came to the last of them.
+    """
+    if position >= audio_end(stream, nbytes):
+        return None
+    # The decoder may have read the next header.
+    for start in (skip_tags(stream, position), max(0, position - 4)):
+        found = first_frame(stream, start)
+        if found is not None:
+            return f"MPEG frames go on at byte {found.position}, behind those that its tag counts"
+    return None
+
+
 def _damage_at(stream: BinaryIO, first: FrameHeader, position: int) -> str | None:
     """What a break in the chain means: damage if frames go on behind it, else trailing tags."""
-    resumed = first_frame(stream, position)
-    if resumed is None or not resumed.same_kind(first):
+    start = skip_tags(stream, position)
+    resumed = first_frame(stream, start)
+    if resumed is not None and resumed.same_kind(first):
+        return f"MPEG frames break at byte {position} and go on at byte {resumed.position}"
+    other = first_frame(stream, start, chain=LONG_CHAIN)
+    if other is None:
         return None
-    return f"MPEG frames break at byte {position} and go on at byte {resumed.position}"
+    return (
+        f"MPEG frames of {first.rate_hz} Hz, layer {first.layer}, end at byte {position}; at byte "
+        f"{other.position} follow frames of {other.rate_hz} Hz, layer {other.layer}"
+    )
 
 
-def count_tag_frame(first: FrameHeader, count: int) -> bytes:
-    """A silent frame of the stream's kind whose Info tag says `count` frames follow."""
+def count_tag_frame(first: FrameHeader, count: int, encoder: bytes = b"") -> bytes:
+    """A silent frame of the stream's kind whose Info tag says `count` frames follow.
+
+    Args:
+        encoder: See `CountTag`.
+    """
     # The last bit of byte 1 set: no CRC, which would move the tag by two bytes. No padding.
     raw = bytes(
         (
@@ -218,5 +311,5 @@ def count_tag_frame(first: FrameHeader, count: int) -> bytes:
         raise ValueError(f"no tag frame can be made for header {first.raw.hex()}")
     body = bytes(first.side_bytes) + b"Info" + (1).to_bytes(4, "big") + count.to_bytes(4, "big")
     frame = io.BytesIO(bytes(header.nbytes))
-    frame.write(raw + body)
+    frame.write(raw + body + encoder)
     return frame.getvalue()

@@ -1,22 +1,31 @@
 """Ogg pages: checksums, sequence numbers and end marks, which libsndfile does not insist on.
 
-It shortens a cut file without a word, and reads only the first link of a chained one. A page is
+It shortens a cut file without a word. A page is
 [OggS, version, flags, granule: 8, serial: 4, sequence: 4, crc: 4, n, n lacing sizes, payload]; each
-logical stream opens with a BOS page and closes with an EOS page.
+logical stream opens with a BOS page and closes with an EOS page. Streams that lie beside each other
+open together; where others open behind them, the file is a chain, and its links are decoded one
+after the other. Layouts: RFC 3533, RFC 7845 (Opus), RFC 6716 3.1 (length of a packet).
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
-from earmill.pipeline.audio.containers.base import Probe
+from earmill.pipeline.audio.containers.base import Probe, read_at, uint
 
+OGG = b"OggS"
 OGG_HEADER_BYTES = 27
-OGG_FLAG_BOS, OGG_FLAG_EOS = 2, 4
+OGG_FLAG_CONTINUED, OGG_FLAG_BOS, OGG_FLAG_EOS = 1, 2, 4
 # Pages without a byte of payload in a row; a writer has no use for more than one.
 MAX_EMPTY_PAGES = 1000
+# A page is no longer: behind a break the next one begins within.
+MOST_PAGE_BYTES = 65307
+
+VORBIS, OPUS = b"\x01vorbis", b"OpusHead"
+# Samples at 48 kHz of a frame, by the configuration number of a packet.
+OPUS_FRAME = (480, 960, 1920, 2880) * 3 + (480, 960) * 2 + (120, 240, 480, 960) * 4
 
 # The Ogg checksum is CRC-32 without bit reflection; zlib's is reflected. Reversing the bits of
 # every byte turns one into the other, which keeps the loop over bytes in C.
@@ -25,46 +34,154 @@ BIT_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 def probe_ogg(stream: BinaryIO, nbytes: int) -> Probe:
     """Every page of the file, in order."""
-    damage = _ogg_damage(stream, nbytes)
-    return Probe("ogg", damage=damage, shifts_time=damage is not None)
+    links, damage = _walk(stream, nbytes)
+    if damage is not None:
+        return Probe("ogg", damage=damage, shifts_time=True)
+    unterminated = any(not link.is_ended for link in links)
+    parts = tuple(
+        Probe("ogg", start=link.start, stop=link.stop, by_ffmpeg=not link.is_plain)
+        for link in links
+    )
+    if len(parts) > 1:
+        return Probe("ogg", unterminated=unterminated, parts=parts)
+    return replace(parts[0], start=0, stop=None, unterminated=unterminated)
 
 
 @dataclass
-class _OggStream:
-    """Progress of one logical stream: the next page's number, and whether it was closed."""
+class _LogicalStream:
+    """Progress of one logical stream.
+
+    Args:
+        next_page: Number of its next page.
+        head: Its first packet.
+        is_ended: Its end mark was seen.
+        begin: Granule position at which its sound begins; None before that is known.
+    """
 
     next_page: int
-    ended: bool
+    head: bytes
+    is_ended: bool = False
+    begin: int | None = None
 
 
-def _ogg_damage(stream: BinaryIO, nbytes: int) -> str | None:
-    streams: dict[int, _OggStream] = {}
+@dataclass
+class _Link:
+    """Logical streams beside each other: all of a file, or one link of a chain.
+
+    Args:
+        start: Its first byte.
+        stop: The byte behind its last one.
+        streams: Its streams by their serial numbers.
+        has_data: A page was seen that opens no stream.
+    """
+
+    start: int
+    stop: int = 0
+    streams: dict[int, _LogicalStream] = field(default_factory=dict)
+    has_data: bool = False
+
+    @property
+    def is_ended(self) -> bool:
+        return all(logical.is_ended for logical in self.streams.values())
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if libsndfile decodes it rightly.
+
+        It knows no other stream beside, needs the end mark, and leaves out the delay of Opus only
+        where the sound begins at 0.
+        """
+        if len(self.streams) != 1 or not self.is_ended:
+            return False
+        (logical,) = self.streams.values()
+        return logical.head.startswith((VORBIS, OPUS)) and not logical.begin
+
+
+def _walk(stream: BinaryIO, nbytes: int) -> tuple[list[_Link], str | None]:
+    """The links of the file, and the damage found on the way."""
+    links: list[_Link] = []
     position, empty = 0, 0
     while position < nbytes:
         page = _read_ogg_page(stream, position)
-        if page[:4] != b"OggS":
-            if streams and all(logical.ended for logical in streams.values()):
-                return None  # a tag that some tool appended
-            return f"no Ogg page at byte {position} of {nbytes}"
+        if page[:4] != OGG:
+            rest = read_at(stream, position, MOST_PAGE_BYTES)
+            if links and links[-1].is_ended and OGG not in rest:
+                return links, None  # a tag that some tool appended
+            return links, f"no Ogg page at byte {position} of {nbytes}"
         expected = _ogg_page_bytes(page)
         if len(page) < OGG_HEADER_BYTES or len(page) < expected:
-            return f"Ogg page at byte {position}: expected {expected} bytes, got {len(page)}"
-        problem = _ogg_page_damage(page, streams)
+            return links, f"Ogg page at byte {position}: expected {expected} bytes, got {len(page)}"
+        problem = _page_damage(page, position, links)
         if problem:
-            return f"Ogg page at byte {position}: {problem}"
+            return links, f"Ogg page at byte {position}: {problem}"
         position += expected
+        links[-1].stop = position
         empty = empty + 1 if page[26] == 0 else 0
         if empty > MAX_EMPTY_PAGES:
-            return f"more than {MAX_EMPTY_PAGES} Ogg pages without a payload"
-    if not all(logical.ended for logical in streams.values()):
-        return "the last Ogg page has no end-of-stream mark"
+            return links, f"more than {MAX_EMPTY_PAGES} Ogg pages without a payload"
+    return links, None
+
+
+def _page_damage(page: bytes, position: int, links: list[_Link]) -> str | None:
+    """Add a page to the links; what is wrong with it, if anything."""
+    if ogg_crc(page) != uint(page[22:26], "little"):
+        return "wrong checksum"
+    flags, serial, number = page[5], uint(page[14:18], "little"), uint(page[18:22], "little")
+    if flags & OGG_FLAG_BOS:
+        if not links or links[-1].has_data:
+            links.append(_Link(position))
+        if serial in links[-1].streams:
+            return f"stream {serial} begins twice"
+        links[-1].streams[serial] = _LogicalStream(number, _payload(page))
+    elif links:
+        links[-1].has_data = True
+    logical = links[-1].streams.get(serial) if links else None
+    if logical is None:
+        return f"stream {serial} has no first page"
+    if number != logical.next_page:
+        return f"expected page {logical.next_page}, got page {number}"
+    if logical.is_ended:
+        return f"stream {serial} goes on behind its end"
+    logical.next_page += 1
+    logical.is_ended = bool(flags & OGG_FLAG_EOS)
+    if logical.begin is None and logical.head.startswith(OPUS):
+        logical.begin = _opus_begin(page)
     return None
 
 
+def _payload(page: bytes) -> bytes:
+    return page[OGG_HEADER_BYTES + page[26] :]
+
+
+def _opus_begin(page: bytes) -> int | None:
+    """Granule position at which the sound of a page begins; None where the page does not say.
+
+    Pages of headers have position 0 or -1; on the last page the position cuts the sound off.
+    """
+    granule = int.from_bytes(page[6:14], "little", signed=True)
+    if granule in (0, -1) or page[5] & (OGG_FLAG_EOS | OGG_FLAG_CONTINUED):
+        return None
+    total, position, samples = 0, OGG_HEADER_BYTES + page[26], None
+    for size in page[OGG_HEADER_BYTES : OGG_HEADER_BYTES + page[26]]:
+        if samples is None:
+            samples = _opus_samples(page[position : position + 2])
+        position += size
+        if size < 255:  # the packet ends here
+            total, samples = total + samples, None
+    return granule - total
+
+
+def _opus_samples(packet: bytes) -> int:
+    """Samples of a packet at 48 kHz, by its first two bytes."""
+    if not packet:
+        return 0
+    frames = (1, 2, 2, packet[1] & 63 if len(packet) > 1 else 0)[packet[0] & 3]
+    return frames * OPUS_FRAME[packet[0] >> 3]
+
+
 def _read_ogg_page(stream: BinaryIO, position: int) -> bytes:
-    stream.seek(position)
-    header = stream.read(OGG_HEADER_BYTES)
-    if header[:4] != b"OggS" or len(header) < OGG_HEADER_BYTES:
+    header = read_at(stream, position, OGG_HEADER_BYTES)
+    if header[:4] != OGG or len(header) < OGG_HEADER_BYTES:
         return header
     lacing = stream.read(header[26])
     return header + lacing + stream.read(sum(lacing))
@@ -75,25 +192,6 @@ def _ogg_page_bytes(page: bytes) -> int:
         return OGG_HEADER_BYTES
     lacing = page[OGG_HEADER_BYTES : OGG_HEADER_BYTES + page[26]]
     return OGG_HEADER_BYTES + page[26] + sum(lacing)
-
-
-def _ogg_page_damage(page: bytes, streams: dict[int, _OggStream]) -> str | None:
-    if ogg_crc(page) != int.from_bytes(page[22:26], "little"):
-        return "wrong checksum"
-    flags, serial = page[5], int.from_bytes(page[14:18], "little")
-    number = int.from_bytes(page[18:22], "little")
-    if flags & OGG_FLAG_BOS:
-        if serial in streams or any(logical.ended for logical in streams.values()):
-            return "a second chained stream starts, which the decoder would not read"
-        streams[serial] = _OggStream(next_page=number, ended=False)
-    logical = streams.get(serial)
-    if logical is None:
-        return f"stream {serial} has no first page"
-    if number != logical.next_page:
-        return f"expected page {logical.next_page}, got page {number}"
-    logical.next_page += 1
-    logical.ended = bool(flags & OGG_FLAG_EOS)
-    return None
 
 
 def ogg_crc(page: bytes) -> int:

@@ -1,31 +1,46 @@
-"""WAV in its three sizes: RIFF (32 bit), RF64 (a chunk `ds64` holds the sizes) and Sony's W64.
+"""WAV in its sizes: RIFF (32 bit), RF64 and BW64 (a chunk `ds64` holds the sizes), Sony's W64.
 
 Lists of (name, size, payload); sizes are written last, by seeking back, so that a copy that stopped
 half-way promises more than it holds. libsndfile shortens such a file without a word.
+Layouts: Microsoft's multimedia programming reference, EBU Tech 3306, ITU-R BS.2088.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import BinaryIO
 
 from earmill.pipeline.audio.containers.base import (
-    MAX_PARTS,
+    BareSamples,
     ByteOrder,
     Probe,
     no_samples,
     read_at,
-    samples_found,
     uint,
 )
+from earmill.pipeline.audio.containers.mpeg import probe_mpeg
+from earmill.pipeline.audio.containers.sizes import ChunkForm, Promise, chunks
+from earmill.pipeline.audio.containers.window import open_window
 
-# Data sizes that mean "not known when the header was written": ffmpeg and sox writing to a pipe.
-UNKNOWN_SIZES = frozenset({0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF})
-UNKNOWN_FROM = 0xFFFFFF00
+FORMS = (b"RIFF", b"RIFX", b"RF64", b"BW64")
 LONG_SIZE = 0xFFFFFFFF
 
-# Of these codecs a block is one sample of every channel: PCM, float, A-law, mu-law, extensible.
-PLAIN_CODECS = frozenset({1, 3, 6, 7, 0xFFFE})
+PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
+# Of these codecs a block is one sample of every channel.
+PLAIN_CODECS = frozenset({PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE})
+MPEG_CODECS = frozenset({0x50, 0x55})
+# libsndfile's names, by codec and bytes of a sample.
+SUBTYPES = {
+    (PCM, 1): "PCM_U8",
+    (PCM, 2): "PCM_16",
+    (PCM, 3): "PCM_24",
+    (PCM, 4): "PCM_32",
+    (FLOAT, 4): "FLOAT",
+    (FLOAT, 8): "DOUBLE",
+    (A_LAW, 1): "ALAW",
+    (MU_LAW, 1): "ULAW",
+}
 
 # W64 names are GUIDs that begin with the RIFF name in lower case; all but the first end alike.
 W64_RIFF = bytes.fromhex("726966662e91cf11a5d628db04c10000")
@@ -33,64 +48,151 @@ W64_TAIL = bytes.fromhex("f3acd3118cd100c04f8edb8a")
 W64_HEADER_BYTES = 24
 
 
+def riff_chunks(order: ByteOrder) -> ChunkForm:
+    """The chunks of RIFF and AIFF."""
+    return ChunkForm(8, lambda head: (head[:4], uint(head[4:], order)))
+
+
+def _w64_header(head: bytes) -> tuple[bytes, int]:
+    name = head[:4] if head[4:16] == W64_TAIL or head[:16] == W64_RIFF else b""
+    return name, max(0, uint(head[16:24], "little") - W64_HEADER_BYTES)
+
+
+W64_CHUNKS = ChunkForm(W64_HEADER_BYTES, _w64_header, align=8)
+
+
 def is_riff(head: bytes) -> bool:
-    return head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:12] == b"WAVE"
+    return head[:4] in FORMS and head[8:12] == b"WAVE"
 
 
-def probe_riff(stream: BinaryIO, nbytes: int) -> Probe:
-    """RIFF, big-endian RIFX, and RF64: payloads padded to even."""
-    order: ByteOrder = "big" if read_at(stream, 0, 4) == b"RIFX" else "little"
-    frame_bytes, rate_hz, long_size, position = None, None, None, 12
-    for _ in range(MAX_PARTS):
-        if position + 8 > nbytes:
-            break
-        head = read_at(stream, position, 8)
-        name, size = head[:4], uint(head[4:], order)
+@dataclass(frozen=True)
+class Format:
+    """What a format chunk says.
+
+    Args:
+        codec: Number of the codec; of extensible formats, that of the sub-format.
+        rate_hz: Sample rate.
+        frame_bytes: Bytes of one sample of every channel; None where they are not fixed.
+        bare: How the samples are read without a header, if they can be.
+        is_extensible: The chunk has the longer form.
+    """
+
+    codec: int = 0
+    rate_hz: int | None = None
+    frame_bytes: int | None = None
+    bare: BareSamples | None = None
+    is_extensible: bool = False
+
+    @property
+    def name(self) -> str | None:
+        """What messages call a codec that is more than bare samples."""
+        return None if self.bare else f"WAV codec {self.codec:#06x}"
+
+    @classmethod
+    def of(cls, fields: bytes, order: ByteOrder) -> Format:
+        tag, channels = uint(fields[0:2], order), uint(fields[2:4], order)
+        rate_hz, block = uint(fields[4:8], order), uint(fields[12:14], order)
+        codec = uint(fields[24:26], order) if tag == EXTENSIBLE else tag
+        if tag not in PLAIN_CODECS or not block:
+            return cls(codec, rate_hz)
+        subtype = SUBTYPES.get((codec, block // max(1, channels)))
+        bare = None
+        if subtype is not None and rate_hz and channels and block % channels == 0:
+            bare = BareSamples(rate_hz, channels, subtype, order)
+        return cls(codec, rate_hz, block, bare, tag == EXTENSIBLE)
+
+
+def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
+    """RIFF, big-endian RIFX, RF64 and BW64."""
+    magic = read_at(stream, 0, 4)
+    order: ByteOrder = "big" if magic == b"RIFX" else "little"
+    form, found, long_size = riff_chunks(order), Format(), None
+    for name, start, size in chunks(stream, 12, nbytes, form):
         if name == b"fmt ":
-            rate_hz, frame_bytes = _format(stream.read(16), order)
+            found = Format.of(read_at(stream, start, min(size, 40)), order)
         elif name == b"ds64":
-            long_size = uint(stream.read(16)[8:16], order)
+            long_size = uint(read_at(stream, start, 16)[8:16], order)
         elif name == b"data":
             # EBU Tech 3306: the long size counts only where the short one is -1.
-            declared = long_size if long_size is not None and size == LONG_SIZE else size
-            found = _riff_data(declared, nbytes - position - 8, frame_bytes)
-            return replace(found, rate_hz=rate_hz)
-        position += 8 + size + size % 2
+            is_long = long_size is not None and size == LONG_SIZE
+            promise = Promise(
+                "riff",
+                start=start,
+                size=long_size if is_long else size,
+                frame_bytes=found.frame_bytes,
+                bare=found.bare,
+                codec=found.name,
+                form=form,
+                others=() if long_size is None or is_long else (long_size,),
+                wraps=not is_long,
+                header=partial(_with_size, stream, start, order),
+            )
+            probe = promise.held_against(stream, nbytes, behind=behind)
+            if found.codec in MPEG_CODECS and behind:
+                probe = _mpeg_inside(stream, promise, probe, nbytes)
+            return _named(replace(probe, rate_hz=found.rate_hz), promise, found, magic)
     return no_samples("riff", "data chunk", nbytes)
 
 
-def _format(fields: bytes, order: ByteOrder) -> tuple[int, int | None]:
-    """Sample rate of a format chunk, and the bytes of one sample of every channel if fixed."""
-    plain = uint(fields[0:2], order) in PLAIN_CODECS
-    return uint(fields[4:8], order), uint(fields[12:14], order) or None if plain else None
+def _with_size(stream: BinaryIO, start: int, order: ByteOrder, size: int) -> bytes:
+    """The header in front of the samples with another size of them."""
+    return read_at(stream, 0, start - 4) + size.to_bytes(4, order)
 
 
-def _riff_data(declared: int, present: int, frame_bytes: int | None) -> Probe:
-    unknown = declared in UNKNOWN_SIZES or UNKNOWN_FROM <= declared <= 0xFFFFFFFF
-    return Probe("riff") if unknown else samples_found("riff", declared, present, frame_bytes)
+def _named(probe: Probe, promise: Promise, found: Format, magic: bytes) -> Probe:
+    """The probe with the container's name where the decoder has another one."""
+    if magic == b"BW64" and probe.samples is None and found.bare is not None:
+        # libsndfile does not know this form.
+        stop = None if promise.size is None else promise.start + promise.size
+        probe = replace(probe, samples=found.bare, start=promise.start, stop=stop)
+    if probe.samples is None and probe.container is None:
+        return probe
+    short = "WAVEX" if found.is_extensible else "WAV"
+    names = {b"RF64": "RF64", b"BW64": "BW64"}
+    return replace(probe, container=names.get(magic, short))
 
 
-def probe_w64(stream: BinaryIO, nbytes: int) -> Probe:
+def _mpeg_inside(stream: BinaryIO, promise: Promise, probe: Probe, nbytes: int) -> Probe:
+    """An MP3 with a WAV header: what libsndfile and FFmpeg know of an MP3 they ignore in here."""
+    if probe.damage is not None:
+        return probe
+    size = nbytes - promise.start if probe.header_size else promise.size or 0
+    inside = open_window(stream, promise.start, promise.start + size)
+    found = probe_mpeg(inside, size)
+    if found is None:
+        return replace(probe, damage="no MPEG frames in its data chunk")
+    start, stop = promise.start, promise.start + size
+    found = replace(found, header_size=probe.header_size, container="WAV", stop=stop)
+    if found.prefix and not found.start:
+        # No encoder's tag says how long its delay is.
+        return replace(found, by_ffmpeg=True, prefix=b"", start=start)
+    return replace(found, start=start + found.start)
+
+
+def probe_w64(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
     """W64: sizes of 64 bits that count their own header, payloads padded to 8 bytes.
 
     libsndfile takes all that is behind the samples for samples, padding and further chunks: only
     the header says how many there are.
     """
-    frame_bytes, position = None, 40
-    for _ in range(MAX_PARTS):
-        head = read_at(stream, position, W64_HEADER_BYTES)
-        if len(head) < W64_HEADER_BYTES:
-            break
-        name, size = head[:4] if head[4:16] == W64_TAIL else b"", uint(head[16:24], "little")
+    found = Format()
+    for name, start, size in chunks(stream, 40, nbytes, W64_CHUNKS):
         if name == b"fmt ":
-            _, frame_bytes = _format(stream.read(16), "little")
+            found = Format.of(read_at(stream, start, min(size, 40)), "little")
         elif name == b"data":
-            present = nbytes - position - W64_HEADER_BYTES
-            # From a pipe the size is zero or all ones.
-            if size < W64_HEADER_BYTES or size >= 1 << 62:
-                return Probe("w64")
-            declared = size - W64_HEADER_BYTES
-            found = samples_found("w64", declared, present, frame_bytes)
-            return replace(found, declared_frames=declared // frame_bytes if frame_bytes else None)
-        position += (max(size, W64_HEADER_BYTES) + 7) // 8 * 8
+            promise = Promise(
+                "w64",
+                start=start,
+                size=size,
+                frame_bytes=found.frame_bytes,
+                bare=found.bare,
+                codec=found.name,
+                form=W64_CHUNKS,
+                wraps=False,
+            )
+            probe = promise.held_against(stream, nbytes, behind=behind)
+            if probe.header_size is not None:
+                return replace(probe, container="W64")
+            frames = size // found.frame_bytes if found.frame_bytes else None
+            return replace(probe, declared_frames=frames)
     return no_samples("w64", "data chunk", nbytes)
