@@ -75,6 +75,8 @@ TIMED = frozenset({"mp4", "matroska", "asf"})
 DURATION_SLACK_S = 0.25
 # Codecs whose packets have checksums, which FFmpeg compares only if asked.
 CHECKED_CODECS = frozenset({"flac", "wavpack", "tta"})
+# FFmpeg's own decoders of AMR do not know frames of silence; the reference decoder does.
+AMR_DECODERS = {"amrnb": "libopencore_amrnb", "amrwb": "libopencore_amrwb"}
 # Opus decodes at this rate, whatever the rate of what was encoded (RFC 7845 5.1).
 OPUS_HZ = 48000
 FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63}
@@ -143,7 +145,13 @@ def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decod
         if _is_right(file, probe):
             return file
         file.close()
-    return AvFile(source.window(probe.start, probe.stop, probe.prefix), probe)
+    try:
+        return AvFile(source.window(probe.start, probe.stop, probe.prefix), probe)
+    except DecoderError as error:
+        if error.unsupported or error.not_audio or not probe.codec:
+            raise
+        why = f"{probe.codec}, which is not supported ({error})"
+        raise DecoderError(why, unsupported=True) from error
 
 
 def _is_right(file: SndFile, probe: Probe) -> bool:
@@ -269,7 +277,7 @@ class AvFile:
         self.samplerate = OPUS_HZ if codec.name == "opus" else self.samplerate
         if self.samplerate <= 0 or self.channels <= 0:
             raise DecoderError("a sound track without rate or channels")
-        options = {"err_detect": "crccheck"} if codec.name in CHECKED_CODECS else {}
+        options = {"err_detect": "crccheck+explode"} if codec.name in CHECKED_CODECS else {}
         self._to_skip, self._left, self.frames = 0, UNKNOWN_FRAMES, UNKNOWN_FRAMES
         if (trim := probe.trim) is not None:
             # FFmpeg cuts the padding off a last packet that has none.
@@ -278,12 +286,18 @@ class AvFile:
             self._to_skip = math.floor(trim.skip * scale + 0.5)
             self.frames = self._left = math.floor(trim.frames * scale + 0.5)
         codec.options = options
+        self._codec = self._reference_decoder(codec) if probe.kind == "amr" else codec
         self.seconds = 0.0 if probe.kind in GUESSED else self._duration(track)
         least_s = self.seconds - DURATION_SLACK_S if probe.kind in TIMED else 0.0
         self.least_frames = math.floor(least_s * self.samplerate)
         self._packets = self._container.demux(track)
         self._pieces: list[AudioBlock] = []
         self._ready = 0
+
+    def _reference_decoder(self, codec: Any) -> Any:
+        found = self._av.CodecContext.create(AMR_DECODERS[codec.name], "r")
+        found.sample_rate, found.layout = codec.sample_rate, codec.layout
+        return found
 
     def _duration(self, track: Any) -> float:
         """Seconds of the track as far as the container says; 0 where it guesses or does not."""
@@ -312,7 +326,7 @@ class AvFile:
     def _decoded(self, packet: av.Packet[Any]) -> Iterator[AudioBlock]:
         if packet.is_corrupt:
             raise DecoderError("a damaged packet")
-        for frame in packet.decode():
+        for frame in self._codec.decode(packet):
             if frame.is_corrupt:
                 raise DecoderError("a damaged frame")
             if (frame.sample_rate, len(frame.layout.channels)) != (self.samplerate, self.channels):

@@ -1,9 +1,8 @@
 """A FLAC of a clip's length decoded in one go by dr_flac, which takes half of libFLAC's time.
 
 dr_flac (of the library miniaudio) leaves out frames whose checksum is wrong, and goes on. So what
-it gives counts only where it is as many samples as the header says. A file with more is refused,
-which libsndfile would shorten; whatever else it is (damaged, cut, of unknown length) is left to
-libsndfile, whose word decides.
+it gives counts only where it is as many samples as the header says, and no more follow; whatever
+else it is (damaged, cut, of unknown length, longer) is left to libsndfile, whose word decides.
 Samples are the same: both hand on the integers that were encoded.
 """
 
@@ -17,7 +16,6 @@ import numpy.typing as npt
 
 from earmill.pipeline.audio.channels import AudioBlock
 from earmill.pipeline.audio.containers.lossless import FLAC_BEGINS, FLAC_HEAD_BYTES, StreamInfo
-from earmill.pipeline.audio.decoder_error import DecoderError
 
 if TYPE_CHECKING:
     from earmill.pipeline.audio.decoder_input import DecoderInput
@@ -63,7 +61,7 @@ class WholeFlac:
         return made
 
     def goes_on(self) -> str | None:
-        """Nothing: `whole_flac` looked."""
+        """Nothing: `whole_flac` has looked."""
         return None
 
     def close(self) -> None:
@@ -71,11 +69,7 @@ class WholeFlac:
 
 
 def whole_flac(source: DecoderInput) -> WholeFlac | None:
-    """The file, decoded; None where libsndfile is to look at it, from wherever it stands.
-
-    Raises:
-        DecoderError: It holds more samples than its header counts, or another FLAC.
-    """
+    """The file, decoded; None where libsndfile is to look at it, from wherever it stands."""
     try:
         import miniaudio
     except ImportError:  # there is no wheel for every machine
@@ -90,9 +84,8 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
     source.seek(0)
     data = source.read()
     begin = _first_frame(data)
-    samples = None if begin is None else _decoded(miniaudio, data, info)
-    if begin is not None and any(data.find(mark, begin) >= 0 for mark in FLAC_BEGINS):
-        raise DecoderError("another FLAC behind it")
+    alone = begin is not None and not any(data.find(mark, begin) >= 0 for mark in FLAC_BEGINS)
+    samples = _decoded(miniaudio, data, info) if alone else None
     return None if samples is None else WholeFlac(info, samples, miniaudio.__version__)
 
 
@@ -129,9 +122,6 @@ def _decoded(miniaudio: Any, data: bytes, info: StreamInfo) -> npt.NDArray[Any] 
                 ffi.from_buffer("float[]", samples, True),
                 lib.ma_dr_flac_read_pcm_frames_f32,
             )
-        count = read(flac, len(samples), into)
-        if count > info.frames:
-            raise DecoderError(f"more samples than the {info.frames} that its header counts")
-        return samples[:-1] if count == info.frames else None
+        return samples[:-1] if read(flac, len(samples), into) == info.frames else None
     finally:
         lib.ma_dr_flac_close(flac)

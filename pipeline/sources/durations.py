@@ -23,8 +23,14 @@ from earmill.pipeline.sources.regular import open_regular
 
 # Bytes of one second: 16 kHz mono for wav (16 bit) and flac, usual speech bit rates for the rest.
 BYTES_PER_SECOND = {"wav": 32000, "flac": 18000, "mp3": 8000, "ogg": 8000, "opus": 4000}
-BYTES_PER_SECOND |= dict.fromkeys(("aiff", "aif", "au", "caf", "w64", "rf64", "sph"), 32000)
-BYTES_PER_SECOND |= {"aac": 8000, "m4a": 8000, "mp4": 8000, "webm": 8000, "mka": 8000, "wma": 8000}
+for rate, names in {
+    32000: "aif aifc aiff au bw64 bwf caf nist rf64 snd sph w64 wave",
+    18000: "tta wv",
+    24000: "ac3 eac3 ec3 mp2 mpga",
+    8000: "aac m4a m4b m4r mka mp4 oga weba webm wma",
+    3000: "3ga 3gp amr awb spx",
+}.items():
+    BYTES_PER_SECOND |= dict.fromkeys(names.split(), rate)
 DEFAULT_BYTES_PER_SECOND = 16000
 
 # First bytes of a container, for rows that have no file name.

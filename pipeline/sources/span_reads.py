@@ -45,7 +45,7 @@ from earmill.pipeline.sources.fetch import (
 from earmill.pipeline.sources.ranges import LONG_BLOCK_BYTES, Range, RangedFile, read_range
 
 SEEKABLE = frozenset(
-    (".aif", ".aiff", ".au", ".caf", ".flac", ".rf64", ".snd", ".w64", ".wav", ".wave")
+    ".aif .aifc .aiff .au .bw64 .bwf .caf .flac .nist .rf64 .snd .sph .w64 .wav .wave".split()
 )
 # Read at once after a jump; libFLAC finds its place in jumps.
 BLOCK_BYTES = 64 << 10

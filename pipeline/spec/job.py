@@ -33,6 +33,7 @@ from earmill.pipeline.spec.format_names import FormatName
 from earmill.pipeline.spec.licenses import LicensesSpec
 from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.spec.section import Options, PositiveFloat, SpecModel, plain_uri
+from earmill.pipeline.spec.source import stored_extensions
 from earmill.pipeline.spec.source_kinds import SourceSpec
 from earmill.pipeline.spec.spans import SpansSpec
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
@@ -305,8 +306,11 @@ class JobSpec(SpecModel):
 
     def canonical(self) -> dict[str, Any]:
         """All that decides the output, as plain JSON values; equal jobs give equal mappings."""
+        source = _section(self.source, "source", drop={"allow", "storage_options"})
+        if (endings := source.get("extensions")) is not None:
+            source["extensions"] = list(stored_extensions(tuple(endings)))
         return {
-            "source": _section(self.source, "source", drop={"allow", "storage_options"}),
+            "source": source,
             "audio": _section(self.audio, "audio"),
             "extract": _canonical(self.extract, "extract"),
             "output": _section(self.output, "output", drop={"uri", "storage_options"}),

@@ -13,18 +13,35 @@ from pydantic import field_validator
 from earmill.pipeline.spec.section import Options, plain_uri, plain_uris
 from earmill.pipeline.spec.source_kinds import SourceSection
 
-# What libsndfile and ffmpeg read, by the names that such files have.
-AUDIO_EXTENSIONS = (
+# The default of releases that read fewer formats. Stored jobs and hashes name it for the default of
+# any release, so that a job begun before goes on.
+FIRST_EXTENSIONS = (
     *("aac", "aif", "aifc", "aiff", "au", "caf", "flac", "m4a", "mka", "mp3", "mp4", "nist", "oga"),
     *("ogg", "opus", "rf64", "snd", "sph", "w64", "wav", "wave", "webm", "wma"),
+)
+# What libsndfile and ffmpeg read, by the names that such files have; films are left out.
+AUDIO_EXTENSIONS = tuple(
+    sorted(
+        (
+            *FIRST_EXTENSIONS,
+            *("3ga", "3gp", "ac3", "amr", "awb", "bw64", "bwf", "eac3", "ec3", "m4b", "m4r"),
+            *("mp2", "mpga", "spx", "tta", "weba", "wv"),
+        )
+    )
 )
 
 
 def normal_extensions(value: tuple[str, ...]) -> tuple[str, ...]:
-    """File name endings in one spelling and order."""
+    """File name endings in one spelling and order; `FIRST_EXTENSIONS` are the default."""
     if not value:
         raise ValueError("expected at least one extension, e.g. [wav, flac]")
-    return tuple(sorted({word.lower().lstrip(".") for word in value}))
+    words = tuple(sorted({word.lower().lstrip(".") for word in value}))
+    return AUDIO_EXTENSIONS if words == FIRST_EXTENSIONS else words
+
+
+def stored_extensions(value: tuple[str, ...]) -> tuple[str, ...]:
+    """The same endings as stored jobs name them; see `FIRST_EXTENSIONS`."""
+    return FIRST_EXTENSIONS if value == AUDIO_EXTENSIONS else value
 
 
 class FilesSpec(SourceSection):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from earmill.pipeline.audio.channels import AudioBlock
-from earmill.pipeline.audio.decoders import DecoderError
+from earmill.pipeline.audio.decoder_error import DecoderError
 
 RATE_HZ = 8000
 
@@ -16,6 +16,7 @@ class Scripted:
     Args:
         frames: What it promises. there: What it delivers, silence but for `bad`.
         fails_at: The frame at which decoding breaks; bad: the frame that is no number.
+        more: What follows the frames that it promises.
     """
 
     format, subtype, name, version = "WAV", "PCM_16", "scripted", "1"
@@ -31,9 +32,10 @@ class Scripted:
         bad: int | None = None,
         least_frames: int = 0,
         exact_seek: bool = False,
+        more: str | None = None,
     ) -> None:
         self.frames, self.samplerate, self.least_frames = frames, samplerate, least_frames
-        self.exact_seek = exact_seek
+        self.exact_seek, self.more = exact_seek, more
         self._samples = np.zeros((there, 1), np.float32)
         if bad is not None:
             self._samples[bad] = np.nan
@@ -56,6 +58,9 @@ class Scripted:
         block = self._samples[self._position : self._position + frames]
         self._position += len(block)
         return block
+
+    def goes_on(self) -> str | None:
+        return self.more
 
     def close(self) -> None:
         self.closed = True

@@ -19,8 +19,9 @@ from earmill.pipeline.audio.block_reader import AudioFacts, BlockReader, Limits
 from earmill.pipeline.audio.channels import AudioBlock, Channels
 from earmill.pipeline.audio.containers import Probe
 from earmill.pipeline.audio.decode import decode
+from earmill.pipeline.audio.decoder_error import DecoderError
 from earmill.pipeline.audio.decoder_input import DecoderInput
-from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, DecoderError
+from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES
 from earmill.pipeline.audio.time_span import TimeSpan
 from earmill.pipeline.common.errors import (
     ChannelIndexError,
@@ -33,6 +34,7 @@ from earmill.pipeline.common.errors import (
     TooLongError,
     TruncatedError,
     UnreadableError,
+    UnsupportedError,
     ZeroLengthError,
 )
 from earmill.pipeline.common.faults import is_machine_fault
@@ -151,8 +153,8 @@ class TestPromises:
         self.probe = Probe("riff", rate_hz=RATE_HZ)
         self.file: Scripted | DecoderError = Scripted()
 
-        def open_decoder(source: DecoderInput, kind: str, *, whole: bool) -> Scripted:
-            assert kind == self.probe.kind
+        def open_decoder(source: DecoderInput, probe: Probe, *, whole: bool) -> Scripted:
+            assert probe is self.probe
             if isinstance(self.file, DecoderError):
                 raise self.file
             return self.file
@@ -182,6 +184,19 @@ class TestPromises:
     def test_more_than_promised_is_not_read(self) -> None:
         self.file = Scripted(frames=100, there=130)
         assert self.read() == 100
+
+    @pytest.mark.parametrize("span", [(None, None), (50, None), (50, 100)])
+    def test_what_goes_on_behind_its_end_is_refused(
+        self, span: tuple[int | None, int | None]
+    ) -> None:
+        """Nobody knows which is right, the count or the samples."""
+        self.file = Scripted(more="another file")
+        with pytest.raises(TruncatedError, match="behind the end that it states: another file"):
+            self.read(self.at(*span))
+
+    def test_what_goes_on_behind_the_end_is_nothing_to_a_span_before_it(self) -> None:
+        self.file = Scripted(more="another file")
+        assert self.read(self.at(50, 99)) == 49
 
     def test_fewer_than_promised_is_cut(self) -> None:
         self.file = Scripted(frames=100, there=99)
@@ -227,11 +242,43 @@ class TestPromises:
     def test_spans_behind_an_unknown_length(self, span: tuple[int, int | None]) -> None:
         self.file = Scripted(frames=UNKNOWN_FRAMES, there=77)
         with pytest.raises(SpanError, match=r"clip: span .* the file ends at 0\.010 s"):
-            self.read(self.at(*span))
+            self.read(self.at(*span), span_tolerance_s=0.0)
         self.probe = Probe("mp4", damage="cut somewhere")
         self.file = Scripted(frames=UNKNOWN_FRAMES, there=77)
         with pytest.raises(TruncatedError, match="cut somewhere"):
-            self.read(self.at(*span))
+            self.read(self.at(*span), span_tolerance_s=0.0)
+
+    @pytest.mark.parametrize("frames", [100, UNKNOWN_FRAMES])
+    @pytest.mark.parametrize(("tolerance", "fine"), [(20, True), (19, False)])
+    def test_a_span_may_end_behind_the_file_by_the_tolerance(
+        self, frames: int, tolerance: int, fine: bool
+    ) -> None:
+        """The same for a length that is known and one that is not; a fact says what is missing."""
+        self.file = Scripted(frames=frames)
+        limits = Limits(span_tolerance_s=tolerance / RATE_HZ)
+        if fine:
+            with opened(b"x", self.at(50, 120), limits=limits) as reader:
+                assert sum(block.shape[1] for block in reader) == 50
+                assert reader.facts.span_short_s == 20 / RATE_HZ
+            return
+        with pytest.raises(SpanError, match=r"0\.00. s before the span; audio\.span_tolerance_s"):
+            self.read(self.at(50, 120), span_tolerance_s=tolerance / RATE_HZ)
+
+    def test_a_span_that_the_file_holds_is_not_short(self) -> None:
+        with opened(b"x", self.at(50, 100)) as reader:
+            list(reader)
+            assert reader.facts.span_short_s is None
+
+    def test_a_stream_without_an_end_mark_is_taken_where_the_job_says_so(self) -> None:
+        self.probe = Probe("ogg", unterminated=True)
+        for span in (WHOLE, self.at(10, 20)):
+            self.file = Scripted()
+            with pytest.raises(TruncatedError, match=r"audio\.unterminated: accept"):
+                self.read(span)
+        self.file = Scripted()
+        with opened(b"x", limits=Limits(unterminated=True)) as reader:
+            list(reader)
+            assert reader.facts.unterminated is True
 
     def test_nothing_at_all_is_no_clip(self) -> None:
         for frames in (0, UNKNOWN_FRAMES):
@@ -314,6 +361,8 @@ class TestPromises:
             (Probe("riff"), DecoderError("w", not_audio=True), NotAudioError),
             (Probe("riff"), DecoderError("w"), TruncatedError),
             (Probe("other"), DecoderError("w"), NotAudioError),
+            (Probe("riff"), DecoderError("w", unsupported=True), UnsupportedError),
+            (Probe("ogg", unterminated=True), DecoderError("w"), TruncatedError),
         ],
     )
     def test_why_a_file_does_not_open(

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from earmill.pipeline.audio.containers import Probe, ffmpeg_kind, probe
+from earmill.pipeline.audio.containers import Probe, probe, probe_header
 from earmill.pipeline.audio.containers.boxes import (
     MP4_FIRST,
     is_mp4,
-    probe_adts,
     probe_asf,
     probe_matroska,
     probe_mp4,
 )
+from earmill.pipeline.audio.containers.frames import ADTS
 from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.common.errors import RowError, TruncatedError
 from tests.pipeline.av_factory import AV_FORMATS, av_clip
@@ -144,9 +144,8 @@ class TestMp4:
         for name in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot", b"styp"):
             assert name in MP4_FIRST
             assert is_mp4(box(name))
-            assert ffmpeg_kind(box(name, bytes(8))) == "mp4"
+            assert probe_header(io.BytesIO(box(name, bytes(8))), 16).kind == "mp4"
         assert not is_mp4(box(b"uuid"))
-        assert ffmpeg_kind(b"RIFF____WAVEfmt ") is None
 
 
 class TestMatroska:
@@ -221,6 +220,21 @@ class TestAsf:
             assert damage_of(probe_asf, data[:cut]) is not None
 
 
+class TestJoined:
+    """Two files in one: FFmpeg reads the first and calls it an end."""
+
+    @pytest.mark.parametrize("kind", ["m4a", "mka", "webm", "wma"])
+    def test_a_second_file_behind_the_first_is_found(self, kind: str) -> None:
+        one, two = av_clip(kind, 1.0, seed=1), av_clip(kind, 1.0, seed=2)
+        with pytest.raises(TruncatedError, match=r"another|a second"):
+            decode(io.BytesIO(one + two), uri="clip")
+
+    def test_aac_frames_are_read_to_the_last(self) -> None:
+        one, two = av_clip("aac", 1.0, seed=1), av_clip("aac", 1.0, seed=2)
+        frames = [decode(io.BytesIO(d), uri="clip").facts.frames for d in (one, two, one + two)]
+        assert frames[2] == frames[0] + frames[1]
+
+
 class TestAdts:
     FRAME = adts(bytes(60))
 
@@ -233,17 +247,20 @@ class TestAdts:
     @settings(max_examples=40, deadline=None)
     def test_a_chain_of_any_sizes(self, sizes: list[int], crc: bool) -> None:
         data = b"".join(adts(bytes(size), crc=crc) for size in sizes)
-        assert found(probe_adts, data) == Probe("adts")
-        assert found(probe_adts, id3(b"cover") + data + ID3V1) == Probe("adts")
+        assert found(ADTS.probe, data) == Probe("adts")
+        tag = id3(b"cover")
+        assert probe(io.BytesIO(tag + data + ID3V1), len(tag + data + ID3V1)) == Probe(
+            "adts", start=len(tag), stop=len(tag + data)
+        )
 
     def test_two_frames_are_no_chain(self) -> None:
-        assert found(probe_adts, self.FRAME * 2) is None
-        assert found(probe_adts, self.FRAME * 2 + self.FRAME[:30]) is None
-        assert found(probe_adts, self.FRAME * 3) == Probe("adts")
+        assert found(ADTS.probe, self.FRAME * 2) is None
+        assert found(ADTS.probe, self.FRAME * 2 + self.FRAME[:30]) is None
+        assert found(ADTS.probe, self.FRAME * 3) == Probe("adts")
 
     def test_cut_at_every_byte_of_the_last_frame(self) -> None:
         for size in range(1, len(self.FRAME)):
-            damage = damage_of(probe_adts, self.FRAME * 4 + self.FRAME[:size])
+            damage = damage_of(ADTS.probe, self.FRAME * 4 + self.FRAME[:size])
             if size < 7:
                 at = 4 * len(self.FRAME)
                 assert damage == f"an AAC frame header is cut at byte {at}"
@@ -251,25 +268,25 @@ class TestAdts:
                 assert damage == f"last AAC frame: expected {len(self.FRAME)} bytes, got {size}"
 
     def test_a_hole_that_frames_go_on_behind(self) -> None:
-        result = found(probe_adts, self.FRAME * 3 + bytes(50) + self.FRAME * 3)
+        result = found(ADTS.probe, self.FRAME * 3 + bytes(50) + self.FRAME * 3)
         assert result is not None
         assert result.damage == f"AAC frames break at byte {3 * len(self.FRAME)}"
         assert result.shifts_time
 
     def test_a_tag_behind_is_no_damage(self) -> None:
         for tag in (bytes(50), b"APETAGEX" + bytes(40), self.FRAME[:7] + bytes(3)):
-            assert damage_of(probe_adts, self.FRAME * 3 + ID3V1[:7] + tag) is None
+            assert damage_of(ADTS.probe, self.FRAME * 3 + ID3V1[:7] + tag) is None
 
     def test_layer_bits_tell_aac_from_mp3(self) -> None:
         mp3 = b"\xff\xfb" + self.FRAME[2:]
-        assert found(probe_adts, mp3 * 5) is None
+        assert found(ADTS.probe, mp3 * 5) is None
 
     @pytest.mark.parametrize("size", range(7))
     def test_a_frame_shorter_than_its_header_is_none(self, size: int) -> None:
         raw = bytearray(adts(b""))
         raw[3] &= 0xFC
         raw[4], raw[5] = size >> 3, (size & 7) << 5 | 0x1F
-        assert found(probe_adts, bytes(raw) * 10) is None
+        assert found(ADTS.probe, bytes(raw) * 10) is None
 
 
 @pytest.mark.parametrize("kind", AV_FORMATS)

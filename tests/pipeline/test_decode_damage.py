@@ -79,11 +79,6 @@ def test_mp3_without_a_frame_count_cut_inside_a_frame() -> None:
         decoded(bare[:-17])
 
 
-def test_chained_ogg_is_not_silently_shortened() -> None:
-    with pytest.raises(TruncatedError, match="chained"):
-        decoded(clip("ogg", 1.0) + clip("ogg", 1.0, seed=1))
-
-
 def test_a_span_before_the_damage_is_good_except_in_ogg() -> None:
     for kind in ("wav", "flac", "mp3"):
         data = clip(kind, 4.0)

@@ -1,4 +1,4 @@
-"""What stands between a file and a decoding library: prefixed streams, bounds, kept errors."""
+"""What stands between a file and a decoding library: windows, bounds, kept errors."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ def steps() -> st.SearchStrategy[list[Step]]:
     return st.lists(read | seek, max_size=12)
 
 
-class TestPrefixed:
+class TestWindow:
     @given(
         prefix=st.binary(max_size=20),
-        offset=st.integers(0, len(BODY)),
+        start=st.integers(0, len(BODY)),
+        stop=st.none() | st.integers(0, len(BODY) + 9),
         steps=steps(),
     )
     @settings(max_examples=150, deadline=None)
-    def test_it_is_the_joined_bytes(self, prefix: bytes, offset: int, steps: list[Step]) -> None:
-        """Any reads and seeks give what the same calls give on prefix + body[offset:]."""
-        ours = open_prefixed(io.BytesIO(BODY), prefix, offset)
-        plain = io.BytesIO(prefix + BODY[offset:])
+    def test_it_is_the_joined_bytes(
+        self, prefix: bytes, start: int, stop: int | None, steps: list[Step]
+    ) -> None:
+        """Any reads and seeks give what the same calls give on prefix + body[start:stop]."""
+        ours = open_window(io.BytesIO(BODY), start, stop, prefix)
+        plain = io.BytesIO(prefix + BODY[start:stop])
         for what, number, whence in steps:
             if what == "read":
                 assert ours.read(number) == plain.read(number)
@@ -45,17 +48,17 @@ class TestPrefixed:
             assert ours.seek(number, whence) == plain.seek(target) == target
             assert ours.tell() == target
 
-    def test_nothing_in_front_is_the_stream_itself(self) -> None:
+    def test_all_of_a_stream_is_the_stream_itself(self) -> None:
         """At its start, whoever has read before; no copy, no second buffer."""
         stream = io.BytesIO(BODY)
         stream.read(7)
-        assert open_prefixed(stream, b"", 0) is stream
+        assert open_window(stream) is stream
         assert stream.tell() == 0
 
     def test_another_reader_of_the_stream_does_not_move_it(self) -> None:
         """The decoder's place is its own: the stream may be sought in between."""
         stream = io.BytesIO(BODY)
-        ours = open_prefixed(stream, b"abc", 10).detach()  # type: ignore[attr-defined]
+        ours = open_window(stream, 10, None, b"abc").detach()  # type: ignore[attr-defined]
         assert ours.read(5) == b"abc"
         stream.seek(50)
         assert ours.read(4) == BODY[10:14]
@@ -63,22 +66,29 @@ class TestPrefixed:
         assert ours.read(4) == BODY[14:18]
 
     def test_a_read_over_the_border_stops_there_and_goes_on(self) -> None:
-        raw = open_prefixed(io.BytesIO(BODY), b"abc", 4).detach()  # type: ignore[attr-defined]
+        raw = open_window(io.BytesIO(BODY), 4, None, b"abc").detach()  # type: ignore[attr-defined]
         buffer = bytearray(10)
         assert raw.readinto(buffer) == 3
         assert raw.readinto(buffer) == 10
         assert bytes(buffer) == BODY[4:14]
 
     def test_seeking_before_the_start_is_the_start(self) -> None:
-        raw = open_prefixed(io.BytesIO(BODY), b"abc", 0).detach()  # type: ignore[attr-defined]
+        raw = open_window(io.BytesIO(BODY), prefix=b"abc").detach()  # type: ignore[attr-defined]
         assert raw.seek(-5) == 0
         assert raw.seek(-500, io.SEEK_END) == 0
         assert raw.read(1) == b"a"
 
     def test_behind_the_end_there_is_nothing(self) -> None:
-        ours = open_prefixed(io.BytesIO(BODY), b"abc", 0)
+        ours = open_window(io.BytesIO(BODY), prefix=b"abc")
         assert ours.seek(1000) == 1000
         assert ours.read(10) == b""
+
+    def test_windows_keep_the_failures_of_their_stream(self) -> None:
+        failure = OSError(5, "Input/output error")
+        source = DecoderInput(Broken(failure))
+        parts = [source.window(2, 9), source.window(9, None)]
+        assert parts[1].read(4) == b""
+        assert source.error is parts[0].error is failure
 
 
 class Broken(io.BytesIO):

@@ -18,17 +18,17 @@ from earmill.pipeline.audio.containers.mpeg import (
     SLACK_FRAMES,
     CountTag,
     FrameHeader,
-    audio_end,
     count_frames,
     count_tag_frame,
     first_frame,
     parse_header,
     read_count_tag,
-    skip_id3,
 )
+from earmill.pipeline.audio.containers.tags import audio_end, skip_tags
 from earmill.pipeline.audio.decode import Decoded, decode
 from earmill.pipeline.common.errors import RowError, TruncatedError
-from tests.pipeline.audio_factory import clip, without_count_tag
+from tests.pipeline.audio_factory import clip, encode, speech_like, without_count_tag
+from tests.pipeline.av_factory import encode_as
 from tests.pipeline.mpeg_bytes import DUAL, EVERY_KIND, ID3V1, JOINT, MONO, MPEG, STEREO, Kind, id3
 
 # The decoder's own delay, which libsndfile leaves out where a tag marks the first frame.
@@ -69,6 +69,8 @@ class TestHeader:
                 nbytes=kind.nbytes,
                 samples=kind.samples,
                 side_bytes=kind.side_bytes,
+                rate_hz=kind.rate_hz,
+                layer=3,
             )
 
     def test_figures_known_by_heart(self) -> None:
@@ -91,13 +93,13 @@ class TestHeader:
             bits = f"{pair:016b}"
             sync, version, layer = bits[0:3], bits[3:5], bits[5:7]
             bitrate, rate = bits[8:12], bits[12:14]
-            valid = sync == "111" and version != "01" and layer == "01" and rate != "11"
+            valid = sync == "111" and version != "01" and layer != "00" and rate != "11"
             valid = valid and bitrate not in ("0000", "1111")
             found = parse_header(b"\xff" + pair.to_bytes(2, "big") + b"\xc0")
             assert (found is not None) == valid, bits
             accepted += valid
-        # Versions 3, checksum 2, bitrates 14, rates 3, padding 2, private bit 2.
-        assert accepted == 3 * 2 * 14 * 3 * 2 * 2
+        # Versions 3, layers 3, checksum 2, bitrates 14, rates 3, padding 2, private bit 2.
+        assert accepted == 3 * 3 * 2 * 14 * 3 * 2 * 2
 
     @pytest.mark.parametrize("size", range(4))
     def test_a_cut_header_is_none(self, size: int) -> None:
@@ -130,24 +132,24 @@ class TestId3:
             id3(b"ID3\xff\xfb\x90\xc0".ljust(size, b"\1")[:size], footer=footer) for size in sizes
         )
         data = tags + FRAME * 3
-        assert skip_id3(io.BytesIO(data), len(data)) == len(tags)
-        assert probed(data).offset == len(tags)
+        assert skip_tags(io.BytesIO(data)) == len(tags)
+        assert probed(data).start == len(tags)
 
     def test_groups_of_seven_bits(self) -> None:
         """2^21 + 2^14 + 2^7 + 1 is one bit a group."""
         size = (1 << 21) + (1 << 14) + (1 << 7) + 1
         head = b"ID3\x04\0\0" + bytes([1, 1, 1, 1])
         assert id3(bytes(size))[:10] == head
-        assert skip_id3(io.BytesIO(head), 10) == 10 + size
+        assert skip_tags(io.BytesIO(head)) == 10 + size
 
     @pytest.mark.parametrize("size", range(10))
     def test_a_cut_tag_is_not_skipped(self, size: int) -> None:
         data = id3(b"")[:size]
-        assert skip_id3(io.BytesIO(data), size) == 0
+        assert skip_tags(io.BytesIO(data)) == 0
 
     def test_tags_without_end_are_given_up(self) -> None:
         many = id3(b"") * 5000
-        assert skip_id3(io.BytesIO(many), len(many)) == 10 * 4096
+        assert skip_tags(io.BytesIO(many)) == 10 * 4096
 
     def test_the_tag_at_the_end(self) -> None:
         for size in (0, 1, 127, 128, 129, 500):
@@ -264,12 +266,29 @@ class TestTag:
         data = KIND.tag_frame(b"Sing", 7)
         assert read_count_tag(io.BytesIO(data), first_of(data)) is None
 
-    def test_a_tag_of_fewer_bytes_than_there_are_is_another_file_s(self) -> None:
-        tag = CountTag(10, 1000)
-        assert tag.fits(900)
-        assert tag.fits(1010)
-        assert not tag.fits(1011)
-        assert CountTag(10, None).fits(1 << 40)
+    @pytest.mark.parametrize("nbytes", [None, 0, 6 * len(FRAME)])
+    @pytest.mark.parametrize("frames", [0, 2, 5, 9])
+    def test_a_tag_that_counts_other_frames_than_there_are(
+        self, frames: int, nbytes: int | None
+    ) -> None:
+        """Believed only where the bytes fit; else the frames are counted."""
+        data = KIND.tag_frame(b"Info", frames, nbytes) + FRAME * 5
+        found = probed(data)
+        if frames == 5 or (nbytes and frames):
+            assert found == Probe("mpeg", slack_frames=SLACK_FRAMES)
+        else:
+            assert found.prefix == count_tag_frame(first_of(FRAME * 2), 5)
+            assert found.start == len(FRAME)
+
+    def test_a_tag_that_counts_its_own_frame_is_right(self) -> None:
+        data = KIND.tag_frame(b"Info", 6) + FRAME * 5
+        assert probed(data) == Probe("mpeg", slack_frames=SLACK_FRAMES)
+
+    def test_a_tag_whose_bytes_end_a_little_before_the_frames(self) -> None:
+        """A jingle behind an hour is less than tags take."""
+        first = KIND.tag_frame(b"Info", 500, 501 * len(FRAME)) + FRAME * 500
+        assert probed(first + ID3V1) == Probe("mpeg", slack_frames=SLACK_FRAMES)
+        assert probed(first + FRAME * 4).prefix == count_tag_frame(first_of(FRAME * 2), 504)
 
     def test_a_file_shorter_than_its_tag_says(self) -> None:
         body = KIND.tag_frame(b"Xing", 5, 6 * len(FRAME)) + FRAME * 5
@@ -281,7 +300,7 @@ class TestTag:
     def test_a_file_longer_than_its_tag_says_is_counted(self) -> None:
         part = KIND.tag_frame(b"Xing", 5, 6 * len(FRAME)) + FRAME * 5
         found = probed(part + part)
-        assert found.offset == len(FRAME)
+        assert found.start == len(FRAME)
         assert found.prefix == count_tag_frame(first_of(FRAME), 5 + 6)
         assert decoded(part + part).facts.frames > 10 * KIND.samples
 
@@ -321,7 +340,7 @@ class TestSilence:
         kind = Kind(rate=first.raw[2] >> 2 & 3, bitrate=first.raw[2] >> 4)
         assert first.samples == kind.samples
         tagged = kind.vbri_frame(40, len(mp3) + kind.nbytes) + mp3
-        assert probed(tagged).offset == kind.nbytes
+        assert probed(tagged).start == kind.nbytes
         np.testing.assert_array_equal(decoded(tagged).waveform, decoded(mp3).waveform)
         assert samples_by_ffmpeg(tagged) == samples_by_ffmpeg(mp3)
 
@@ -338,10 +357,105 @@ class TestSilence:
         else:
             assert result.facts.frames >= 6 * KIND.samples
 
-    @pytest.mark.parametrize("layer", [2, 3])
-    def test_other_layers_are_not_counted(self, layer: int) -> None:
-        frame = KIND.header(layer=layer).ljust(417, b"\0")
-        assert probed(frame * 4).kind == "other"
+
+def with_count(mp3: bytes, frames: int, nbytes: int | None = None) -> bytes:
+    """The MP3 with another count of frames, and of bytes, in its tag."""
+    at = mp3.index(b"Info") if b"Info" in mp3 else mp3.index(b"Xing")
+    counts = frames.to_bytes(4, "big") + (mp3[at + 12 : at + 16] if nbytes is None else bytes(4))
+    return mp3[: at + 8] + counts + mp3[at + 16 :]
+
+
+class TestWrongCounts:
+    """What LAME and FFmpeg leave in a tag that they cannot go back to, and what tools leave."""
+
+    WHOLE = clip("mp3", 2.0)
+
+    @pytest.mark.parametrize("nbytes", [None, 0])
+    @pytest.mark.parametrize("span", [(None, None), (0.5, 1.0)])
+    def test_a_tag_that_counts_nothing_still_says_the_delay(
+        self, nbytes: int | None, span: tuple[float | None, float | None]
+    ) -> None:
+        data, options = with_count(self.WHOLE, 0, nbytes), {"start_s": span[0], "end_s": span[1]}
+        result = decode(io.BytesIO(data), uri="clip", **options)  # type: ignore[arg-type]
+        wanted = decode(io.BytesIO(self.WHOLE), uri="clip", **options)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(result.waveform, wanted.waveform)
+
+    def test_a_tag_that_counts_too_few_does_not_shorten_the_file(self) -> None:
+        with pytest.raises(TruncatedError, match="behind those that its tag counts"):
+            decoded(with_count(self.WHOLE, 20))
+        part = decode(io.BytesIO(with_count(self.WHOLE, 20)), uri="clip", end_s=0.3)
+        wanted = decode(io.BytesIO(self.WHOLE), uri="clip", end_s=0.3)
+        np.testing.assert_array_equal(part.waveform, wanted.waveform)
+
+    def test_joined_files_start_where_the_first_one_does(self) -> None:
+        """Its tag counts the first part alone, and says the delay of both."""
+        first, both = decoded(self.WHOLE).waveform[0], decoded(self.WHOLE * 2).waveform[0]
+        np.testing.assert_allclose(both[:80000], first[:80000], rtol=0, atol=2**-20)
+
+    @pytest.mark.parametrize("tags", [b"", ID3V1 + id3(bytes(100_000))], ids=["bare", "tags"])
+    @pytest.mark.parametrize("rate_hz", [44100, 48000])
+    def test_a_second_stream_is_never_lost(self, rate_hz: int, tags: bytes) -> None:
+        """The same kind without tags between is read on; anything else is refused."""
+        long = encode(speech_like(60.0, 44100), "mp3", 44100)
+        short = encode(speech_like(0.3, rate_hz, seed=1), "mp3", rate_hz)
+        for one in (self.WHOLE, long):
+            if rate_hz == 44100 and not tags:
+                frames = decoded(one + short).facts.frames - decoded(one).facts.frames
+                assert 0.3 * rate_hz <= frames < 0.3 * rate_hz + 5 * 1152
+                continue
+            with pytest.raises(TruncatedError, match="MPEG frames"):
+                decoded(one + tags + short)
+
+
+def layer_frame(layer: int, *, bitrate: int = 9, rate: int = 0, padding: int = 0) -> bytes:
+    """A silent frame of layer I or II, mono (11172-3 2.4.3.1): size by bitrate, slots of 4 or 1."""
+    kbits = {1: 32 * bitrate, 2: (32, 48, 56, 64, 80, 96, 112, 128, 160)[bitrate - 1]}[layer]
+    rate_hz = (44100, 48000, 32000)[rate]
+    slots = (12 if layer == 1 else 144) * kbits * 1000 // rate_hz + padding
+    header = bytes([0xFF, 0xF9 | (4 - layer) << 1, bitrate << 4 | rate << 2 | padding << 1, 0xC0])
+    return header.ljust(slots * (4 if layer == 1 else 1), b"\0")
+
+
+class TestLayers:
+    @pytest.mark.parametrize("layer", [1, 2])
+    @pytest.mark.parametrize("rate", range(3))
+    @pytest.mark.parametrize("padding", [0, 1])
+    def test_frames_are_counted(self, layer: int, rate: int, padding: int) -> None:
+        frame = layer_frame(layer, rate=rate, padding=padding)
+        header = first_of(frame * 5)
+        assert (header.layer, header.nbytes) == (layer, len(frame))
+        assert header.samples == {1: 384, 2: 1152}[layer]
+        assert probed(frame * 5).declared_frames == 5 * header.samples
+        cut = probed(frame * 5 + frame[:-3])
+        expected = f"expected {len(frame)} bytes, got {len(frame) - 3}"
+        assert cut.damage == f"last MPEG frame: {expected}"
+
+    def test_three_frames_may_be_chance(self) -> None:
+        assert probed(layer_frame(2) * 3).kind == "other"
+
+    @pytest.mark.parametrize("rate_hz", [32000, 44100, 48000])
+    def test_layer_two_is_read_to_its_end(self, rate_hz: int) -> None:
+        data = encode_as(speech_like(2.0, rate_hz), "mp2", "mp2", rate_hz)
+        result = decoded(id3(bytes(300)) + data)
+        by_ffmpeg = waveform_by_ffmpeg(data)
+        np.testing.assert_allclose(result.waveform, by_ffmpeg, rtol=0, atol=2**-14)
+        assert (result.facts.container, result.facts.codec) == ("MP3", "MPEG_LAYER_II")
+        with pytest.raises(TruncatedError):
+            decoded(data[:-5])
+
+    def test_of_a_variable_rate_nothing_is_lost(self) -> None:
+        """libsndfile reckons the length by the first frame, and would stop there."""
+        data = layer_frame(2, bitrate=9) * 5 + layer_frame(2, bitrate=1) * 200
+        assert soundfile.info(io.BytesIO(data)).frames < 100 * 1152
+        assert decoded(data).facts.frames >= 204 * 1152
+
+
+def waveform_by_ffmpeg(data: bytes, muxer: str = "mp3") -> np.ndarray:
+    """FFmpeg's samples in float, (channels, frames)."""
+    to_float = av.AudioResampler("fltp")
+    with av.open(io.BytesIO(data), format=muxer) as container:
+        frames = [f for frame in container.decode(audio=0) for f in to_float.resample(frame)]
+    return np.concatenate([frame.to_ndarray() for frame in frames], axis=1)
 
 
 def samples_by_ffmpeg(data: bytes) -> int:
@@ -367,7 +481,7 @@ def test_no_bytes_hang_or_escape(data: st.DataObject) -> None:
     found = probed(raw)
     # Four bytes and "skip" are how a box of four gigabytes begins: hypothesis reads our sources.
     assert found.kind in ("mpeg", "other", "adts", "mp4")
-    assert 0 <= found.offset <= len(raw)
+    assert 0 <= found.start <= len(raw)
     try:
         decoded(raw)
     except RowError as error:

@@ -1,29 +1,47 @@
-"""Ogg pages by RFC 3533: checksums by the definition, lacing, numbers, ends, chains, every cut."""
+"""Ogg pages by RFC 3533: checksums by the definition, lacing, numbers, ends, chains, every cut;
+Opus in them by RFC 7845."""
 
 from __future__ import annotations
 
 import io
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.containers import Probe, probe
 from earmill.pipeline.audio.containers.ogg import MAX_EMPTY_PAGES, ogg_crc
-from earmill.pipeline.audio.decode import decode
-from earmill.pipeline.common.errors import NotAudioError, RowError, TruncatedError
-from tests.pipeline.audio_factory import clip
+from earmill.pipeline.audio.decode import Decoded, Limits, decode
+from earmill.pipeline.common.errors import (
+    NotAudioError,
+    RowError,
+    SpanError,
+    TruncatedError,
+    UnsupportedError,
+)
+from tests.pipeline.audio_factory import clip, encode, speech_like
+from tests.pipeline.av_factory import encode_as, ogg_film
 from tests.pipeline.container_bytes import crc_bit_by_bit, ogg_page
 
 BOS, EOS, CONTINUED = 2, 4, 1
+
+
+def decoded(data: bytes, **options: Any) -> Decoded:
+    return decode(io.BytesIO(data), uri="clip", channels="each", **options)
 
 
 def probed(data: bytes) -> Probe:
     return probe(io.BytesIO(data), len(data))
 
 
+NO_END = "no end mark"
+
+
 def damage_of(data: bytes) -> str | None:
-    return probed(data).damage
+    found = probed(data)
+    return NO_END if found.damage is None and found.unterminated else found.damage
 
 
 def logical(payloads: list[bytes], *, serial: int = 7, ended: bool = True) -> list[bytes]:
@@ -103,7 +121,7 @@ class TestPages:
     def test_any_lacing(self, sizes: list[int]) -> None:
         """Packets of every length round the multiples of 255, a page each."""
         pages = logical([bytes([number]) * size for number, size in enumerate(sizes)])
-        assert probed(b"".join(pages)) == Probe("ogg")
+        assert probed(b"".join(pages)) == Probe("ogg", by_ffmpeg=True)
 
     def test_a_packet_over_many_pages(self) -> None:
         """65025 bytes fill a page's 255 lacing values; the packet goes on in the next."""
@@ -155,35 +173,70 @@ class TestStreams:
         one, two = logical([b"a"] * 4, serial=1), logical([b"b"] * 3, serial=2)
         mixed = [one[0], two[0], one[1], one[2], two[1], one[3], two[2]]
         assert damage_of(b"".join(mixed)) is None
-        assert damage_of(b"".join(mixed[:-1])) == "the last Ogg page has no end-of-stream mark"
+        assert damage_of(b"".join(mixed[:-1])) == NO_END
 
     @pytest.mark.parametrize("serial", [7, 8])
     @pytest.mark.parametrize("ended", [True, False])
-    def test_a_chain_is_refused_whatever_its_serials(self, serial: int, ended: bool) -> None:
-        """libsndfile reads the first link only. A recorder that was cut off and started again
-        leaves no end mark and may use the same serial number."""
-        links = logical([b"a", b"b"], ended=ended) + logical([b"c", b"d"], serial=serial)
-        damage = damage_of(b"".join(links))
-        assert damage is not None
-        if ended or serial == 7:
-            assert damage.endswith(
-                "a second chained stream starts, which the decoder would not read"
-            )
-        else:
-            assert damage == "the last Ogg page has no end-of-stream mark"
+    def test_a_chain_is_read_link_by_link_whatever_its_serials(
+        self, serial: int, ended: bool
+    ) -> None:
+        """A recorder that was cut off and started again leaves no end mark, and may use the same
+        serial number."""
+        first = b"".join(logical([b"a", b"b"], ended=ended))
+        second = b"".join(logical([b"c", b"d"], serial=serial))
+        found = probed(first + second)
+        assert [(part.start, part.stop) for part in found.parts] == [
+            (0, len(first)),
+            (len(first), len(first + second)),
+        ]
+        assert (found.damage, found.unterminated) == (None, not ended)
+
+    @pytest.mark.parametrize("kind", ["ogg", "opus"])
+    def test_links_give_the_samples_of_the_files_that_were_joined(self, kind: str) -> None:
+        files = [clip(kind, seconds, seed=n) for n, seconds in enumerate((1.0, 0.4, 1.5))]
+        alone = np.concatenate([decoded(one).waveform for one in files], axis=1)
+        result = decoded(b"".join(files))
+        np.testing.assert_array_equal(result.waveform, alone)
+        rate_hz = result.facts.rate_hz
+        part = decoded(b"".join(files), start_s=0.5, end_s=2.0)
+        np.testing.assert_array_equal(part.waveform, alone[:, rate_hz // 2 : 2 * rate_hz])
+        with pytest.raises(SpanError, match=r"file ends at 2\.900 s"):
+            decoded(b"".join(files), start_s=0.5, end_s=3.5)
+
+    def test_links_of_other_rates_or_channels_are_refused(self) -> None:
+        first = clip("ogg", 1.0)
+        for second in (encode(speech_like(1.0, 22050), "ogg", 22050), clip("opus", 1.0)):
+            with pytest.raises(UnsupportedError, match="as in a chained file"):
+                decoded(first + second)
+        with pytest.raises(UnsupportedError, match="2 channel"):
+            decoded(first + clip("ogg", 1.0, channels=2))
 
     @pytest.mark.parametrize("kind", ["ogg", "opus"])
     def test_a_real_recording_cut_off_and_begun_again(self, kind: str) -> None:
         first = pages_of(clip(kind, 2.0))
         serial = int.from_bytes(first[0][14:18], "little")
         second = [renumbered(page, serial=serial) for page in pages_of(clip(kind, 1.0, seed=1))]
-        with pytest.raises(TruncatedError, match="second chained stream"):
-            decode(io.BytesIO(b"".join(first[:-1] + second)), uri="clip")
+        data = b"".join(first[:-1] + second)
+        with pytest.raises(TruncatedError, match=r"audio\.unterminated: accept"):
+            decoded(data)
+        result = decoded(data, limits=Limits(unterminated=True))
+        whole = decoded(clip(kind, 1.0, seed=1)).waveform
+        np.testing.assert_allclose(result.waveform[:, -whole.shape[1] :], whole, atol=2**-15)
+        assert result.facts.unterminated is True
 
-    def test_a_page_behind_the_end_reopens_its_stream(self) -> None:
+    def test_a_page_behind_the_end_of_its_stream(self) -> None:
         pages = logical([b"a", b"b"])
         late = ogg_page(b"c", number=2)
-        assert damage_of(b"".join([*pages, late])) == "the last Ogg page has no end-of-stream mark"
+        where = len(b"".join(pages))
+        assert damage_of(b"".join([*pages, late])) == (
+            f"Ogg page at byte {where}: stream 7 goes on behind its end"
+        )
+
+    def test_a_page_behind_a_break_is_no_tag(self) -> None:
+        first, second = b"".join(logical([b"a", b"b"])), b"".join(logical([b"c", b"d"]))
+        assert damage_of(first + second[1:]) == (
+            f"no Ogg page at byte {len(first)} of {len(first + second) - 1}"
+        )
 
     @pytest.mark.parametrize("tag", [b"TAG" + bytes(125), b"APETAGEX", b"\0", b"Ogg"])
     def test_a_tag_behind_the_end_is_no_damage(self, tag: bytes) -> None:
@@ -202,10 +255,94 @@ def test_cut_at_every_byte() -> None:
         damage = damage_of(data[:cut])
         assert damage is not None
         if cut in borders:
-            assert damage == "the last Ogg page has no end-of-stream mark"
+            assert damage == NO_END
         else:
             start = max(border for border in borders if border < cut)
             assert f"byte {start}" in damage
+
+
+class TestOpus:
+    """RFC 7845: what the header says beside the sound decides no rate, and delay is left out."""
+
+    WHOLE = clip("opus", 2.0)
+
+    @staticmethod
+    def with_head(data: bytes, *, rate_hz: int) -> bytes:
+        pages = pages_of(data)
+        head = pages[0][: 28 + 12] + rate_hz.to_bytes(4, "little") + pages[0][28 + 16 :]
+        return renumbered(head) + b"".join(pages[1:])
+
+    @staticmethod
+    def shifted(data: bytes, by: int) -> bytes:
+        """The same sound, as a recorder has it that joined a stream under way."""
+        pages = pages_of(data)
+        for number, page in enumerate(pages):
+            granule = int.from_bytes(page[6:14], "little", signed=True)
+            if granule > 0:
+                moved = (granule + by).to_bytes(8, "little", signed=True)
+                pages[number] = renumbered(page[:6] + moved + page[14:])
+        return b"".join(pages)
+
+    @pytest.mark.parametrize("rate_hz", [0, 8000, 12000, 16000, 24000, 44100, 48000, 192000])
+    def test_the_rate_of_what_was_encoded_is_information_only(self, rate_hz: int) -> None:
+        result, whole = decoded(self.with_head(self.WHOLE, rate_hz=rate_hz)), decoded(self.WHOLE)
+        assert result.facts.rate_hz == 48000
+        np.testing.assert_allclose(result.waveform, whole.waveform, rtol=0, atol=2**-20)
+
+    @pytest.mark.parametrize("by", [1, 100, 480_000, 1 << 40])
+    @pytest.mark.parametrize("span", [(None, None), (0.5, 1.0)])
+    def test_positions_that_begin_later_keep_no_delay(
+        self, by: int, span: tuple[float | None, float | None]
+    ) -> None:
+        options = {"start_s": span[0], "end_s": span[1]}
+        result, whole = (
+            decoded(self.shifted(self.WHOLE, by), **options),
+            decoded(self.WHOLE, **options),
+        )
+        np.testing.assert_allclose(result.waveform, whole.waveform, rtol=0, atol=2**-20)
+
+    def test_a_usual_file_is_libsndfile_s(self) -> None:
+        assert decoded(self.WHOLE).facts.decoder == "libsndfile"
+        assert probed(self.WHOLE) == Probe("ogg")
+
+    def test_vorbis_may_begin_anywhere(self) -> None:
+        whole = clip("ogg", 2.0)
+        result = decoded(self.shifted(whole, 441_000))
+        np.testing.assert_array_equal(result.waveform, decoded(whole).waveform)
+
+
+def test_flac_in_ogg() -> None:
+    samples = speech_like(1.0, 16000, channels=2)
+    result = decoded(encode_as(samples, "ogg", "flac", 16000))
+    np.testing.assert_allclose(result.waveform, samples.T, rtol=0, atol=2**-15)
+    assert (result.facts.container, result.facts.codec) == ("OGG", "FLAC")
+
+
+def test_sound_beside_a_film() -> None:
+    sound, film = speech_like(2.0, 48000), ogg_film(speech_like(2.0, 48000))
+    alone = decoded(encode_as(sound, "ogg", "libopus", 48000))
+    result = decoded(film)
+    np.testing.assert_allclose(result.waveform, alone.waveform, rtol=0, atol=2**-15)
+
+
+@pytest.mark.parametrize("kind", ["ogg", "opus"])
+def test_a_file_without_an_end_mark(kind: str) -> None:
+    """A recorder that writes as it goes, as for voice notes: every page is whole."""
+    whole = clip(kind, 2.0)
+    pages = pages_of(whole)
+    last = renumbered(pages[-1][:5] + bytes([pages[-1][5] & ~EOS]) + pages[-1][6:])
+    data = b"".join(pages[:-1]) + last
+    with pytest.raises(TruncatedError, match=r"no end-of-stream mark; audio\.unterminated: accept"):
+        decoded(data)
+    result = decoded(data, limits=Limits(unterminated=True))
+    expected = decoded(whole)
+    assert 0 <= result.facts.frames - expected.facts.frames < 1024
+    frames = expected.facts.frames
+    np.testing.assert_allclose(result.waveform[:, :frames], expected.waveform, atol=2**-15)
+    assert (result.facts.unterminated, expected.facts.unterminated) == (True, None)
+    for cut in (len(data) - 1, len(data) - len(last) + 30):
+        with pytest.raises(TruncatedError, match="Ogg page at byte"):
+            decoded(data[:cut], limits=Limits(unterminated=True))
 
 
 @pytest.mark.parametrize("kind", ["ogg", "opus"])

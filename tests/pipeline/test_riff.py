@@ -39,6 +39,11 @@ from tests.pipeline.container_bytes import (
     wave_format,
 )
 
+# What programs write before they know it.
+UNKNOWN_SIZES = (
+    *(UNKNOWN_32, 0xFFFFFF00, 0xFFFFFEFF, 0xFFFFF000, 0x7FFFFFFF, 0x7FFFF000, 0x80000000),
+    *(0x7FFFFF00, 0x7FFFFFDB, 0x80000024, 0),
+)
 FRAMES = 21  # odd, so that 8-bit mono needs padding
 SAMPLES = ramp(FRAMES)
 RAW = as_pcm(SAMPLES, 16)
@@ -191,12 +196,13 @@ class TestChunks:
 
 
 class TestSizes:
-    @pytest.mark.parametrize("size", [UNKNOWN_32, 0xFFFFFF00, 0x7FFFFFFF, 0x7FFFF000])
+    @pytest.mark.parametrize("size", UNKNOWN_SIZES)
     def test_a_size_that_says_unknown_reads_to_the_end(self, size: int) -> None:
         data = wave(FMT, chunk(b"data", RAW, size=size))
+        assert decoded(data).facts.header_size == "ignored"
         np.testing.assert_array_equal(decoded(data).waveform[0] * 32768, SAMPLES[:, 0])
 
-    @pytest.mark.parametrize("size", [0xFFFFFEFF, 0x7FFFEFFF, 0x80000000, len(RAW) + 2])
+    @pytest.mark.parametrize("size", [0xFFFFEFFF, 0x7FFFEFFF, 0x80001001, len(RAW) + 2])
     def test_any_other_size_is_a_promise(self, size: int) -> None:
         data = wave(FMT, chunk(b"data", RAW, size=size))
         found = probed(data)

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio import whole_flac as module
+from earmill.pipeline.audio.containers import Probe
+from earmill.pipeline.audio.containers.lossless import StreamInfo
 from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.audio.decoder_input import DecoderInput
 from earmill.pipeline.audio.decoders import SndFile, open_decoder
-from earmill.pipeline.audio.whole_flac import StreamInfo, WholeFlac, whole_flac
+from earmill.pipeline.audio.whole_flac import WholeFlac, whole_flac
 from earmill.pipeline.common.errors import RowError
 
 pytest.importorskip("miniaudio", reason="no wheel for this machine: FLAC is libsndfile's")
@@ -37,7 +39,7 @@ def with_total(data: bytes, frames: int) -> bytes:
 
 
 def opened(data: bytes) -> object:
-    return open_decoder(DecoderInput(io.BytesIO(data)), "flac", whole=True)
+    return open_decoder(DecoderInput(io.BytesIO(data)), Probe("flac"), whole=True)
 
 
 def outcome(data: bytes) -> tuple[str, str] | bytes:
@@ -59,7 +61,7 @@ def outcome_of_libsndfile(data: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple
 @pytest.mark.parametrize("frames", [1, 4095, 70_001])
 def test_samples_are_those_of_libsndfile(bits: int, channels: int, frames: int) -> None:
     data = encoded(frames, channels, bits, rate_hz=44100)
-    ours, theirs = opened(data), SndFile(DecoderInput(io.BytesIO(data)))
+    ours, theirs = opened(data), SndFile(DecoderInput(io.BytesIO(data)), Probe("flac"))
     assert isinstance(ours, WholeFlac)
     for field in ("format", "subtype", "samplerate", "channels", "frames", "exact_seek"):
         assert getattr(ours, field) == getattr(theirs, field)
@@ -139,4 +141,4 @@ def test_what_is_no_flac() -> None:
     assert StreamInfo.of(b"") is None
     assert StreamInfo.of(b"RIFF" + bytes(40)) is None
     assert StreamInfo.of(b"fLaC\x04" + bytes(40)) is None
-    assert StreamInfo.of(encoded(3000, 2, 24)) == StreamInfo(RATE_HZ, 2, 24, 3000)
+    assert StreamInfo.of(encoded(3000, 2, 24)) == StreamInfo(RATE_HZ, 2, 24, 3000, 4096)

@@ -88,7 +88,7 @@ def probe_asf(stream: BinaryIO, nbytes: int) -> Probe:
         if head[:16] == ASF_FILE and len(head) >= 92:
             declared, is_live = uint(head[40:48], "little"), head[88] & 1
             if is_live or declared <= nbytes:
-                joined = not is_live and read_at(stream, declared, 16) == ASF
+                joined = 0 < declared and not is_live and read_at(stream, declared, 16) == ASF
                 damage = f"another ASF file starts at byte {declared}" if joined else None
                 return Probe("asf", damage=damage)
             return Probe("asf", damage=f"expected a file of {declared} bytes, got {nbytes}")

@@ -69,7 +69,7 @@ class FrameForm:
             text = f"{self._article} {self.name} frame header is cut at byte {position}"
             return Probe(self.kind, damage=text)
         if position == end or (self.sync is not None and not self._resumes(stream, position)):
-            return Probe(self.kind, stop=position)
+            return Probe(self.kind, stop=None if position == nbytes else position)
         text = f"{self.name} frames break at byte {position}"
         return Probe(self.kind, damage=text, shifts_time=True)
 

@@ -80,6 +80,7 @@ def probe_aiff(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
                 bare=bare,
                 codec=kind,
                 form=form,
+                extra=first,
                 others=(frames * frame_bytes,) if frame_bytes else (),
             )
             probe = promise.held_against(stream, nbytes, behind=behind)
@@ -128,6 +129,7 @@ def probe_caf(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
                 bare=bare,
                 codec=kind,
                 form=CAF_CHUNKS,
+                extra=4,
                 wraps=False,
             )
             found = promise.held_against(stream, nbytes, behind=behind)

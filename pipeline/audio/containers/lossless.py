@@ -5,6 +5,7 @@ Layouts: RFC 9639; wavpack.com, WavPack 4 and 5 binary file format; tta.sourcefo
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -17,9 +18,13 @@ FLAC = b"fLaC"
 FLAC_HEAD_BYTES = 26
 # A stream's mark and the head of its first block, which is 34 bytes long and may be the last.
 FLAC_BEGINS = (b"fLaC\x00\x00\x00\x22", b"fLaC\x80\x00\x00\x22")
-# Bytes that a decoder may have read behind the last frame that it needs.
-READ_AHEAD = 1 << 16
+# More than the longest frame and what a decoder may have read behind it.
+BEFORE_END = 1 << 18
 PIECE_BYTES = 1 << 20
+# Frame headers: mark, bytes at most, bits of a sample by code.
+FRAME_SYNC = re.compile(b"\xff[\xf8\xf9]")
+FRAME_HEADER_BYTES = 16
+FRAME_BITS = {1: 8, 2: 12, 4: 16, 5: 20, 6: 24, 7: 32}
 
 WAVPACK = b"wvpk"
 WAVPACK_HEADER_BYTES = 32
@@ -39,6 +44,7 @@ class StreamInfo:
     channels: int
     bits: int
     frames: int
+    block: int
 
     @classmethod
     def of(cls, head: bytes) -> StreamInfo | None:
@@ -47,7 +53,8 @@ class StreamInfo:
             return None
         packed = uint(head[18:FLAC_HEAD_BYTES], "big")
         channels, bits = (packed >> 41 & 0x7) + 1, (packed >> 36 & 0x1F) + 1
-        return cls(packed >> 44, channels, bits, packed & (1 << 36) - 1)
+        block = uint(head[10:12], "big")
+        return cls(packed >> 44, channels, bits, packed & (1 << 36) - 1, block)
 
 
 def probe_flac(stream: BinaryIO, nbytes: int) -> Probe:
@@ -65,19 +72,54 @@ def flac_goes_on(stream: BinaryIO, position: int, nbytes: int) -> str | None:
     Args:
         position: How far a decoder has read that came to the last of them.
     """
-    start = max(0, position - READ_AHEAD)
-    overlap = b""
-    for at in range(start, nbytes, PIECE_BYTES):
-        piece = overlap + read_at(stream, at, PIECE_BYTES)
+    info = StreamInfo.of(read_at(stream, 0, FLAC_HEAD_BYTES))
+    if info is None or not info.frames:
+        return None
+    kept = b""
+    for at in range(max(FLAC_HEAD_BYTES, position - BEFORE_END), nbytes, PIECE_BYTES):
+        piece, start = kept + read_at(stream, at, PIECE_BYTES), at - len(kept)
         for mark in FLAC_BEGINS:
-            found = piece.find(mark)
-            where = at - len(overlap) + found
-            if found >= 0 and where > 0:
-                return f"another FLAC starts at byte {where}"
-        overlap = piece[-7:]
-    if position < nbytes and not no_audio(stream, position, nbytes):
-        return f"{nbytes - position} bytes follow the samples that its header counts"
+            if (found := piece.find(mark)) >= 0:
+                return f"another FLAC starts at byte {start + found}"
+        for sync in FRAME_SYNC.finditer(piece):
+            header = piece[sync.start() : sync.start() + FRAME_HEADER_BYTES]
+            if info.frames in _frame_samples(header, info):
+                return f"a frame at byte {start + sync.start()} holds sample {info.frames}"
+        kept = piece[-FRAME_HEADER_BYTES:]
     return None
+
+
+def _frame_samples(header: bytes, info: StreamInfo) -> range:
+    """The samples of the frame that starts so (RFC 9639, section 9.1); none where none does."""
+    header = header.ljust(5, b"\0")
+    code, rate, depth = header[2] >> 4, header[2] & 15, header[3] >> 1 & 7
+    channels = header[3] >> 4
+    alike = (channels + 1 if channels < 8 else 2) == info.channels
+    alike = alike and (not depth or FRAME_BITS.get(depth) == info.bits) and not header[3] & 1
+    width = max(1, 8 - (header[4] ^ 0xFF).bit_length())  # bytes of a number as UTF-8 writes it
+    behind = 4 + width + {6: 1, 7: 2}.get(code, 0) + {12: 1, 13: 2, 14: 2}.get(rate, 0)
+    if not alike or not code or rate == 15 or len(header) <= behind:
+        return range(0)
+    if _crc8(header[:behind]) != header[behind]:
+        return range(0)
+    number = header[4] & (0x7F >> width if width > 1 else 0x7F)
+    for byte in header[5 : 4 + width]:
+        number = number << 6 | byte & 0x3F
+    at = 4 + width
+    size = {1: 192, 6: header[at] + 1, 7: uint(header[at : at + 2], "big") + 1}.get(code, 0)
+    size = size or (576 << code - 2 if code < 6 else 256 << code - 8)
+    first = number if header[1] & 1 else number * info.block
+    return range(first, first + size)
+
+
+def _crc8(raw: bytes) -> int:
+    """Checksum of a frame header: polynomial 0x07, highest bit first."""
+    register = 0
+    for byte in raw:
+        register ^= byte
+        for _ in range(8):
+            register = (register << 1 ^ (0x07 if register & 0x80 else 0)) & 0xFF
+    return register
 
 
 def probe_wavpack(stream: BinaryIO, nbytes: int) -> Probe:

@@ -188,6 +188,7 @@ def probe_w64(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
                 bare=found.bare,
                 codec=found.name,
                 form=W64_CHUNKS,
+                extra=W64_HEADER_BYTES,
                 wraps=False,
             )
             probe = promise.held_against(stream, nbytes, behind=behind)

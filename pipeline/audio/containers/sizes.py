@@ -73,6 +73,7 @@ class Promise:
         bare: How the samples are read without their header; None where they cannot be.
         codec: Name of the codec, where they cannot be.
         form: How chunks behind the samples look; None where the container has none.
+        extra: Bytes that the header's size counts besides the samples.
         others: Sizes that the header states in other places.
         wraps: The size has 32 bits.
         header: Returns the header with another size; None where that cannot be done.
@@ -85,6 +86,7 @@ class Promise:
     bare: BareSamples | None = None
     codec: str | None = None
     form: ChunkForm | None = None
+    extra: int = 0
     others: tuple[int, ...] = ()
     wraps: bool = True
     header: Callable[[int], bytes] | None = None
@@ -121,9 +123,10 @@ class Promise:
         return size // (self.frame_bytes or 1)
 
     def _is_placeholder(self, size: int) -> bool:
+        stated = size + self.extra
         if not self.wraps:
-            return size == 0 or size >= NO_SIZE
-        near = abs(size - WRAP // 2) <= NEAR_BYTES or WRAP - NEAR_BYTES <= size < WRAP
+            return size == 0 or stated >= NO_SIZE
+        near = abs(stated - WRAP // 2) <= NEAR_BYTES or WRAP - NEAR_BYTES <= stated < WRAP
         return near or size == 0
 
     def _other_sizes(self, present: int) -> Iterator[int]:
