@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 # Provenance of an example, in this order.
 FACTS = (
     "uri", "start_s", "end_s", "container", "codec", "rate_hz", "channels", "nbytes", "decoder",
-    "decoder_version", "resampler", "gain_db", "bytes_sha256", "pcm_sha256", "shard",
+    "decoder_version", "header_size", "unterminated", "span_short_s", "resampler", "gain_db",
+    "bytes_sha256", "pcm_sha256", "shard",
 )  # fmt: skip
 
 

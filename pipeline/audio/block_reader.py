@@ -414,7 +414,7 @@ class BlockReader(Blocks):
             raise TruncatedError(
                 f"{self._uri}: cut or damaged: expected {expected} samples, got {position}"
             )
-        if position + self._probe.slack_frames >= self._declared:
+        if expected == self._declared:
             self._check_end()
 
     def _check_open_end(self, position: int) -> None:

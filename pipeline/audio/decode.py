@@ -1,17 +1,20 @@
 """Encoded bytes to float32 samples and facts about them, whole or in blocks, with one result.
 
-Decoding is libsndfile's (through soundfile) and, for MP4, Matroska, ASF and ADTS, FFmpeg's (through
-PyAV), from a seekable stream. Bad input becomes a RowError:
+Decoding is libsndfile's (through soundfile) and, for what libsndfile does not read, FFmpeg's
+(through PyAV), from a seekable stream. Tags in front of the audio are skipped for every format. Bad
+input becomes a RowError:
 
-- certain to be found: empty, not audio, unreadable header, no samples, NaN or infinity, absurd
-  sample rate, missing channel, a span outside the file; a cut or damaged FLAC (frame checksums,
-  length in the header) and Ogg Vorbis or Opus (page checksums, numbers, end mark); a cut WAV, RF64,
-  W64, AIFF, CAF, AU, NIST, MP4, Matroska or ASF (sizes in the header); a cut MP3 that has a Xing or
-  Info tag with its length.
-- not detectable: a cut WAV, or FLAC at a frame border, whose writer never knew the length; an MP3
-  without such a tag, or ADTS, cut exactly between two frames; a fragmented MP4 or live Matroska
-  between two fragments; wrong sample values inside a WAV or inside intact frames of a lossy codec;
-  damage outside the span of a row, except in Ogg and ADTS, where it moves time.
+- certain to be found: empty, not audio, a codec that is not supported, unreadable header, no
+  samples, NaN or infinity, absurd sample rate, missing channel, a span outside the file; a cut or
+  damaged FLAC, WavPack or TTA (checksums, lengths in headers) and Ogg (page checksums, numbers, end
+  mark); a cut WAV, RF64, BW64, W64, AIFF, CAF, AU, NIST, MP4, Matroska or ASF (sizes in the
+  header); a cut MP3 that has a Xing or Info tag with its length; samples behind those that the
+  header counts, such as a second file behind the first.
+- not detectable: a cut WAV, or FLAC at a frame border, whose writer never knew the length
+  (`AudioFacts.header_size` says which these are); an MP3 without such a tag, ADTS, AC-3 or AMR, cut
+  exactly between two frames; a fragmented MP4 or live Matroska between two fragments; wrong sample
+  values inside a WAV or inside intact frames of a lossy codec; damage outside the span of a row,
+  except in Ogg, ADTS, AC-3 and AMR, where it moves time.
 
 Spans are cut from the samples of the whole file: lossy streams are decoded from their start.
 """
@@ -68,7 +71,7 @@ def decode(
         start_s: Start in seconds; None is the beginning.
         end_s: End in seconds; None is the end.
         channels: mean, left, right, each, or an index.
-        limits: Sample rates to accept.
+        limits: What is taken of files.
     """
     with open_blocks(
         stream, uri=uri, start_s=start_s, end_s=end_s, channels=channels, limits=limits

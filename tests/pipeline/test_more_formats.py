@@ -21,7 +21,7 @@ from earmill.pipeline.common.errors import (
 from earmill.pipeline.sources.durations import header_seconds
 from tests.pipeline.audio_factory import clip, encode, speech_like
 from tests.pipeline.av_factory import av_clip, encode_as
-from tests.pipeline.container_bytes import caf, caf_chunk, chunk, wave
+from tests.pipeline.container_bytes import caf, caf_chunk, chunk, ogg_page, wave
 from tests.pipeline.mpeg_bytes import ID3V1, Kind, id3
 from tests.pipeline.source_helpers import files, ids
 from tests.pipeline.test_decode_damage import mutated
@@ -381,6 +381,29 @@ def variable(number: int) -> bytes:
     while len(groups) > 1 and not groups[0]:
         groups.pop(0)
     return bytes(group | 0x80 for group in groups[:-1]) + bytes([groups[-1]])
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 16000])
+def test_speex_in_ogg(rate_hz: int) -> None:
+    """Frames of silence (submode 0 of the Speex manual 9), 20 ms each: the length is known."""
+    head = b"Speex   " + b"1.2".ljust(20, b"\0")
+    head += struct.pack(
+        "<13i", 1, 80, rate_hz, rate_hz // 16000, 4, 1, -1, rate_hz // 50, 0, 1, 0, 0, 0
+    )
+    comment = struct.pack("<I4sI", 4, b"test", 0)
+    pages = [ogg_page(head, number=0, flags=2), ogg_page(comment, number=1)]
+    for number in range(50):
+        pages.append(
+            ogg_page(
+                bytes([0b00000011, 0b11000000]),
+                number=number + 2,
+                granule=(number + 1) * rate_hz // 50,
+                flags=4 if number == 49 else 0,
+            )
+        )
+    facts = decoded(b"".join(pages)).facts
+    assert (facts.container, facts.codec) == ("OGG", "SPEEX")
+    assert (facts.rate_hz, facts.frames) == (rate_hz, rate_hz)
 
 
 def test_samples_of_64_bits_are_scaled() -> None:

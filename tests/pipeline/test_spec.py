@@ -12,10 +12,17 @@ import pytest
 from pydantic import ValidationError
 
 import earmill.pipeline.spec.job as spec_module
+from earmill.pipeline.audio.decode import Limits
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
-from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, FilesSpec, HfSpec, ManifestSpec
+from earmill.pipeline.spec.source import (
+    AUDIO_EXTENSIONS,
+    FIRST_EXTENSIONS,
+    FilesSpec,
+    HfSpec,
+    ManifestSpec,
+)
 from earmill.pipeline.spec.yaml_overrides import apply_overrides, load_yaml
 
 JOB: dict[str, Any] = {
@@ -86,6 +93,19 @@ class TestLoading:
         assert spec.output.formats == ("parquet", "zarr")
         assert (spec.output.dtype, spec.output.shard_seconds) == ("float16", 600.0)
         assert (spec.run.max_attempts, spec.run.max_bad_fraction) == (3, 0.05)
+
+    def test_limits_of_what_is_taken(self) -> None:
+        """A job that says nothing takes what it took before."""
+        assert JobSpec.load(JOB).audio.limits() == Limits()
+        audio = {"unterminated": "accept", "span_tolerance_s": 0.5, "max_seconds": 60}
+        assert JobSpec.load(job(audio=audio)).audio.limits() == Limits(
+            max_seconds=60.0, span_tolerance_s=0.5, unterminated=True
+        )
+
+    @pytest.mark.parametrize("value", ["-0.1", ".nan", ".inf", "much"])
+    def test_a_tolerance_is_a_time(self, value: str) -> None:
+        with pytest.raises(SpecError, match=r"audio\.span_tolerance_s: .*got"):
+            JobSpec.load(JOB, [f"audio.span_tolerance_s={value}"])
 
     def test_every_kind_of_source(self) -> None:
         manifest = JobSpec.load(job(source={"kind": "manifest", "uri": "clips.csv"}))
@@ -205,6 +225,30 @@ class TestHash:
         ],
     )
     def test_what_decides_the_output_is_inside(self, override: str) -> None:
+        assert JobSpec.load(JOB, [override]).sha256() != JobSpec.load(JOB).sha256()
+
+    @pytest.mark.parametrize(
+        "override",
+        [
+            "audio.unterminated=quarantine",
+            "audio.unterminated=null",
+            "audio.span_tolerance_s=null",
+            f"source.extensions=[{', '.join(FIRST_EXTENSIONS)}]",
+        ],
+    )
+    def test_what_jobs_of_before_did_is_what_they_say(self, override: str) -> None:
+        """A stored job names the endings of its time, and lists what is read now."""
+        spec = JobSpec.load(JOB, [override])
+        assert spec.sha256() == JobSpec.load(JOB).sha256()
+        assert isinstance(spec.source, FilesSpec)
+        assert spec.source.extensions == AUDIO_EXTENSIONS
+        assert spec.canonical()["source"]["extensions"] == list(FIRST_EXTENSIONS)
+
+    @pytest.mark.parametrize(
+        "override",
+        ["audio.unterminated=accept", "audio.span_tolerance_s=0.5", "source.extensions=[m4b]"],
+    )
+    def test_what_jobs_of_before_did_not_say_is_inside(self, override: str) -> None:
         assert JobSpec.load(JOB, [override]).sha256() != JobSpec.load(JOB).sha256()
 
     def test_key_order_does_not_matter(self) -> None:

@@ -149,9 +149,12 @@ class CountTag:
             end = skip_tags(stream, first.position + self.nbytes)
             if present_bytes <= self.nbytes or first_frame(stream, end) is None:
                 return True
-        count, _ = count_frames(stream, first, first.position + present_bytes)
-        # Some encoders count the tag's own frame.
-        return self.frames in (count - 1, count)
+        return self.counts(stream, first, first.position + present_bytes)
+
+    def counts(self, stream: BinaryIO, first: FrameHeader, nbytes: int) -> bool:
+        """Return True if there are as many frames as the tag says, its own counted or not."""
+        count, damage = count_frames(stream, first, nbytes)
+        return damage is None and self.frames in (count - 1, count)
 
     def delay_of(self, first: FrameHeader, count: int) -> bytes:
         """The encoder's part for a stream of `count` frames: its padding counts at the end only."""
@@ -266,14 +269,14 @@ def mpeg_goes_on(stream: BinaryIO, position: int, nbytes: int) -> str | None:
     Args:
         position: How far a decoder has read that came to the last of them.
     """
-    if position >= audio_end(stream, nbytes):
+    # The decoder may have read the next header, and leaves frames of padding unread.
+    starts = (skip_tags(stream, position), max(0, position - 4))
+    unread = next((found for at in starts if (found := first_frame(stream, at))), None)
+    first = first_frame(stream, 0)
+    tag = None if unread is None or first is None else read_count_tag(stream, first)
+    if tag is None or first is None or tag.counts(stream, first, nbytes):
         return None
-    # The decoder may have read the next header.
-    for start in (skip_tags(stream, position), max(0, position - 4)):
-        found = first_frame(stream, start)
-        if found is not None:
-            return f"MPEG frames go on at byte {found.position}, behind those that its tag counts"
-    return None
+    return f"more MPEG frames than the {tag.frames} that its tag counts"
 
 
 def _damage_at(stream: BinaryIO, first: FrameHeader, position: int) -> str | None:
