@@ -52,7 +52,7 @@ BLOCK_FRAMES = 1 << 16
 
 @dataclass(frozen=True)
 class Limits:
-    """What a job takes of files.
+    """Limits of the files that a job takes.
 
     Args:
         min_rate_hz: Lowest sample rate.

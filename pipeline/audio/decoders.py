@@ -1,9 +1,9 @@
 """The libraries that decode, behind one face: open, read forward, say what the file is.
 
-libsndfile reads what it can; what it does not know is FFmpeg's, through PyAV, whose wheels bring it
-along; a FLAC that is read whole is dr_flac's, see `whole_flac`. All deliver (frames, channels)
-float32 in pieces of any size with equal samples: decoding goes forward in one thread, and a piece
-is cut from what was decoded. Encoder delay and padding are left out where the container marks them,
+libsndfile reads what it can. FFmpeg reads the rest, through PyAV, whose wheels bring it along. A
+FLAC that is read whole is dr_flac's, see `whole_flac`. All deliver (frames, channels) float32 in
+pieces of any size with equal samples: decoding goes forward in one thread, and pieces are cut from
+its output. Encoder delay and padding are left out where the container marks them,
 as FFmpeg does.
 """
 
@@ -67,9 +67,9 @@ BOTH = {
     "ogg": ("ogg", "OGG"),
     "mpeg": ("mp3", "MP3"),
 }
-# Of these FFmpeg guesses the length by bit rates.
+# Containers whose length FFmpeg guesses by bit rates.
 GUESSED = frozenset({"adts", "ac3", "eac3", "amr", "ogg", "mpeg"})
-# Of these nothing but the length of the track tells that the file is cut.
+# Containers where only the length of the track tells that the file is cut.
 TIMED = frozenset({"mp4", "matroska", "asf"})
 # A container's duration is rounded, and counts delay and padding of the encoder.
 DURATION_SLACK_S = 0.25
@@ -77,7 +77,7 @@ DURATION_SLACK_S = 0.25
 CHECKED_CODECS = frozenset({"flac", "wavpack", "tta"})
 # FFmpeg's own decoders of AMR do not know frames of silence; the reference decoder does.
 AMR_DECODERS = {"amrnb": "libopencore_amrnb", "amrwb": "libopencore_amrwb"}
-# Opus decodes at this rate, whatever the rate of what was encoded (RFC 7845 5.1).
+# Opus decodes at this rate, whatever its header says (RFC 7845 5.1).
 OPUS_HZ = 48000
 FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63}
 
@@ -99,9 +99,11 @@ class Decoder(Protocol):
     samplerate: int
     channels: int
     frames: int
-    least_frames: int
     name: str
     version: str
+
+    @property
+    def least_frames(self) -> int: ...
 
     @property
     def exact_seek(self) -> bool: ...
@@ -222,7 +224,7 @@ class SndFile:
         return block
 
     def goes_on(self) -> str | None:
-        """What a FLAC or MP3 holds behind the samples that it counts, which libsndfile leaves."""
+        """Return what follows the samples that a FLAC or MP3 counts; libsndfile stops there."""
         look = {"FLAC": flac_goes_on, "MP3": mpeg_goes_on}.get(str(self._file.format))
         if look is None:
             return None
@@ -356,19 +358,18 @@ class AvFile:
 
 
 class JoinedFile:
-    """Complete streams in a row, such as the links of a chained Ogg, decoded one after the other.
+    """Complete streams in a row: the links of a chained Ogg, or files that were joined.
 
     Args:
         openers: Opens each of them.
     """
 
     frames = UNKNOWN_FRAMES
-    least_frames = 0
     exact_seek = False
 
     def __init__(self, openers: list[Callable[[], Decoder]]) -> None:
         self._openers = openers[1:]
-        self._file, self._count = openers[0](), 0
+        self._file, self._count, self._before = openers[0](), 0, 0
         self.format, self.subtype = self._file.format, self._file.subtype
         self.name, self.version = self._file.name, self._file.version
         self.samplerate, self.channels = self._file.samplerate, self._file.channels
@@ -385,16 +386,25 @@ class JoinedFile:
         self._count += len(block)
         return block
 
+    @property
+    def least_frames(self) -> int:
+        """As far as it is known by now."""
+        return self._before + self._least()
+
+    def _least(self) -> int:
+        promised = self._file.frames if self._file.frames < UNKNOWN_FRAMES else 0
+        return max(promised, self._file.least_frames)
+
     def _open_next(self) -> None:
-        if self._count < self._file.frames < UNKNOWN_FRAMES:
-            expected = f"expected {self._file.frames} samples of a link"
-            raise DecoderError(f"{expected} of a chained file, got {self._count}")
+        if self._count < self._least():
+            raise DecoderError(f"expected {self._least()} samples of a part, got {self._count}")
         self._file.close()
+        self._before += self._count
         self._file, self._count = self._openers.pop(0)(), 0
         if (self._file.samplerate, self._file.channels) != (self.samplerate, self.channels):
             raise DecoderError(
                 f"{self._file.samplerate} Hz and {self._file.channels} channel(s) behind "
-                f"{self.samplerate} Hz and {self.channels}, as in a chained file",
+                f"{self.samplerate} Hz and {self.channels}, as in joined files",
                 unsupported=True,
             )
 

@@ -16,7 +16,14 @@ from typing import BinaryIO
 from earmill.pipeline.audio.containers import probe_header
 from earmill.pipeline.audio.decoder_error import DecoderError
 from earmill.pipeline.audio.decoder_input import DecoderInput
-from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, AvFile, open_decoder
+from earmill.pipeline.audio.decoders import (
+    GUESSED,
+    UNKNOWN_FRAMES,
+    AvFile,
+    Decoder,
+    SndFile,
+    open_decoder,
+)
 from earmill.pipeline.common.errors import NotRegularError
 from earmill.pipeline.sources.ranges import Range, SparseFile
 from earmill.pipeline.sources.regular import open_regular
@@ -61,15 +68,20 @@ def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) 
 
 
 def _declared_seconds(stream: BinaryIO, nbytes: int, *, behind: bool) -> float:
-    """What the header says; 0 where it says nothing, or is known to be wrong."""
+    """Duration by the header; 0 where it says nothing, or is known to be wrong."""
     probe = probe_header(stream, nbytes, behind=behind)
     if probe.damage is not None:
         return 0.0
-    file = open_decoder(DecoderInput(stream), probe)
+    source = DecoderInput(stream)
+    if probe.kind in GUESSED:
+        # libsndfile says what the header does; at which rate it would decode is no matter here.
+        file: Decoder = SndFile(source.window(probe.start, probe.stop), probe)
+    else:
+        file = open_decoder(source, probe)
     file.close()
-    frames = file.frames if probe.declared_frames is None else probe.declared_frames
     if isinstance(file, AvFile):
         return file.seconds
+    frames = file.frames if probe.declared_frames is None else probe.declared_frames
     return frames / file.samplerate if frames < UNKNOWN_FRAMES and file.samplerate > 0 else 0.0
 
 

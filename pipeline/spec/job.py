@@ -127,7 +127,7 @@ class AudioSpec(SpecModel):
         return value if value == "accept" else None  # quarantine is what null is, and has its hash
 
     def limits(self) -> Limits:
-        """What the decoder accepts."""
+        """The limits for the decoder."""
         from earmill.pipeline.audio.decode import Limits
 
         names = ("min_rate_hz", "max_rate_hz", "max_seconds", "span_tolerance_s")

@@ -19,7 +19,7 @@ FIRST_EXTENSIONS = (
     *("aac", "aif", "aifc", "aiff", "au", "caf", "flac", "m4a", "mka", "mp3", "mp4", "nist", "oga"),
     *("ogg", "opus", "rf64", "snd", "sph", "w64", "wav", "wave", "webm", "wma"),
 )
-# What libsndfile and ffmpeg read, by the names that such files have; films are left out.
+# Names of the files that libsndfile and ffmpeg read; films are left out.
 AUDIO_EXTENSIONS = tuple(
     sorted(
         (
@@ -40,7 +40,7 @@ def normal_extensions(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def stored_extensions(value: tuple[str, ...]) -> tuple[str, ...]:
-    """The same endings as stored jobs name them; see `FIRST_EXTENSIONS`."""
+    """Return the endings as stored jobs name them; see `FIRST_EXTENSIONS`."""
     return FIRST_EXTENSIONS if value == AUDIO_EXTENSIONS else value
 
 

@@ -253,7 +253,7 @@ class TestPromises:
     def test_a_span_may_end_behind_the_file_by_the_tolerance(
         self, frames: int, tolerance: int, fine: bool
     ) -> None:
-        """The same for a length that is known and one that is not; a fact says what is missing."""
+        """A known length and an unknown one are alike; a fact says how much is missing."""
         self.file = Scripted(frames=frames)
         limits = Limits(span_tolerance_s=tolerance / RATE_HZ)
         if fine:

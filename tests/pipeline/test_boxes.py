@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from earmill.pipeline.audio.containers.boxes import (
 )
 from earmill.pipeline.audio.containers.frames import ADTS
 from earmill.pipeline.audio.decode import decode
-from earmill.pipeline.common.errors import RowError, TruncatedError
+from earmill.pipeline.common.errors import RowError, TruncatedError, UnsupportedError
 from tests.pipeline.av_factory import AV_FORMATS, av_clip
 from tests.pipeline.mpeg_bytes import ID3V1, id3
 
@@ -221,18 +222,32 @@ class TestAsf:
 
 
 class TestJoined:
-    """Two files in one: FFmpeg reads the first and calls it an end."""
+    """Two files in one: FFmpeg reads the first alone, or the second with its delay."""
 
-    @pytest.mark.parametrize("kind", ["m4a", "mka", "webm", "wma"])
-    def test_a_second_file_behind_the_first_is_found(self, kind: str) -> None:
+    @pytest.mark.parametrize("kind", AV_FORMATS)
+    def test_files_in_a_row_are_read_one_after_the_other(self, kind: str) -> None:
+        files = [av_clip(kind, seconds, seed=n) for n, seconds in enumerate((1.0, 0.6, 1.3))]
+        alone = [decode(io.BytesIO(data), uri="clip") for data in files]
+        joined = decode(io.BytesIO(b"".join(files)), uri="clip")
+        if kind == "aac":  # one stream, whose frames overlap
+            assert joined.facts.frames == sum(one.facts.frames for one in alone)
+            return
+        samples = np.concatenate([one.waveform for one in alone], axis=1)
+        np.testing.assert_array_equal(joined.waveform, samples)
+        half = joined.facts.seconds / 2
+        part = decode(io.BytesIO(b"".join(files)), uri="clip", start_s=half)
+        np.testing.assert_array_equal(part.waveform, samples[:, -part.facts.frames :])
+
+    @pytest.mark.parametrize("kind", ["m4a", "alac.m4a", "mka", "webm", "wma"])
+    def test_a_cut_of_any_of_them_is_found(self, kind: str) -> None:
         one, two = av_clip(kind, 1.0, seed=1), av_clip(kind, 1.0, seed=2)
-        with pytest.raises(TruncatedError, match=r"another|a second"):
-            decode(io.BytesIO(one + two), uri="clip")
+        for data in ((one + two)[:-300], one + two[: len(two) // 2], one + two[:200]):
+            with pytest.raises(TruncatedError):
+                decode(io.BytesIO(data), uri="clip")
 
-    def test_aac_frames_are_read_to_the_last(self) -> None:
-        one, two = av_clip("aac", 1.0, seed=1), av_clip("aac", 1.0, seed=2)
-        frames = [decode(io.BytesIO(d), uri="clip").facts.frames for d in (one, two, one + two)]
-        assert frames[2] == frames[0] + frames[1]
+    def test_other_rates_are_refused(self) -> None:
+        with pytest.raises(UnsupportedError, match="as in joined files"):
+            decode(io.BytesIO(av_clip("m4a", 1.0) + av_clip("mp4", 1.0)), uri="clip")
 
 
 class TestAdts:

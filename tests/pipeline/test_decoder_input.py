@@ -1,4 +1,4 @@
-"""What stands between a file and a decoding library: windows, bounds, kept errors."""
+"""Windows, bounds and kept errors between a file and a decoding library."""
 
 from __future__ import annotations
 

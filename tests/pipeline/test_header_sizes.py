@@ -196,9 +196,30 @@ class TestAmbiguous:
         with pytest.raises(TruncatedError, match="more that are no chunks"):
             decoded(data)
         assert header_seconds(io.BytesIO(data), len(data)) is None
-        # What lies within the size are samples in any case.
+        # The bytes within the size are samples in any case.
         part = decoded(data, start_s=0.0, end_s=0.1)
         np.testing.assert_array_equal(part.waveform, by_soundfile(whole)[:, :800])
+
+    @EVERY
+    def test_silence_is_no_padding(self, kind: str) -> None:
+        """A size that leaves out digital silence shortens the row all the same."""
+        sized, sound = CONTAINERS[kind], SOUND.copy()
+        sound[8000:] = 0
+        data = sized.file(sound=sound)
+        data = sized.with_size(sized_rf64(data) if kind == "rf64" else data, sized.extra + 32000)
+        if kind == "aiff":
+            at = data.index(b"COMM") + 10
+            data = data[:at] + struct.pack(">I", 8000) + data[at + 4 :]
+        with pytest.raises(TruncatedError, match="more that are no chunks"):
+            decoded(data)
+
+    def test_chunks_without_padding(self) -> None:
+        whole = whole_file("wav")
+        odd = b"LIST" + struct.pack("<I", 7) + b"INFOabc"
+        for behind in (odd + odd, odd + chunk(b"cue ", b"xyz") + odd, odd + bytes(9)):
+            np.testing.assert_array_equal(decoded(whole + behind).waveform, by_soundfile(whole))
+        with pytest.raises(TruncatedError, match="more samples, or another file"):
+            decoded(whole + odd + whole)
 
     @EVERY
     def test_two_files_in_one(self, kind: str) -> None:

@@ -366,7 +366,7 @@ def with_count(mp3: bytes, frames: int, nbytes: int | None = None) -> bytes:
 
 
 class TestWrongCounts:
-    """What LAME and FFmpeg leave in a tag that they cannot go back to, and what tools leave."""
+    """Tags that an encoder could not go back to, or that a tool left as they were."""
 
     WHOLE = clip("mp3", 2.0)
 
@@ -395,7 +395,7 @@ class TestWrongCounts:
     @pytest.mark.parametrize("tags", [b"", ID3V1 + id3(bytes(100_000))], ids=["bare", "tags"])
     @pytest.mark.parametrize("rate_hz", [44100, 48000])
     def test_a_second_stream_is_never_lost(self, rate_hz: int, tags: bytes) -> None:
-        """The same kind without tags between is read on; anything else is refused."""
+        """A second stream of one kind without tags between is read on; any other is refused."""
         long = encode(speech_like(60.0, 44100), "mp3", 44100)
         short = encode(speech_like(0.3, rate_hz, seed=1), "mp3", rate_hz)
         for one in (self.WHOLE, long):

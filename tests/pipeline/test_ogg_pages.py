@@ -206,7 +206,7 @@ class TestStreams:
     def test_links_of_other_rates_or_channels_are_refused(self) -> None:
         first = clip("ogg", 1.0)
         for second in (encode(speech_like(1.0, 22050), "ogg", 22050), clip("opus", 1.0)):
-            with pytest.raises(UnsupportedError, match="as in a chained file"):
+            with pytest.raises(UnsupportedError, match="as in joined files"):
                 decoded(first + second)
         with pytest.raises(UnsupportedError, match="2 channel"):
             decoded(first + clip("ogg", 1.0, channels=2))
@@ -274,7 +274,7 @@ class TestOpus:
 
     @staticmethod
     def shifted(data: bytes, by: int) -> bytes:
-        """The same sound, as a recorder has it that joined a stream under way."""
+        """Return the file of a recorder that joined the stream under way."""
         pages = pages_of(data)
         for number, page in enumerate(pages):
             granule = int.from_bytes(page[6:14], "little", signed=True)

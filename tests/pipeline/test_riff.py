@@ -39,7 +39,7 @@ from tests.pipeline.container_bytes import (
     wave_format,
 )
 
-# What programs write before they know it.
+# Sizes that programs write before they know them.
 UNKNOWN_SIZES = (
     *(UNKNOWN_32, 0xFFFFFF00, 0xFFFFFEFF, 0xFFFFF000, 0x7FFFFFFF, 0x7FFFF000, 0x80000000),
     *(0x7FFFFF00, 0x7FFFFFDB, 0x80000024, 0),

@@ -237,7 +237,7 @@ class TestHash:
         ],
     )
     def test_what_jobs_of_before_did_is_what_they_say(self, override: str) -> None:
-        """A stored job names the endings of its time, and lists what is read now."""
+        """A stored job names the endings of its time; listing takes all that are read now."""
         spec = JobSpec.load(JOB, [override])
         assert spec.sha256() == JobSpec.load(JOB).sha256()
         assert isinstance(spec.source, FilesSpec)

@@ -1,4 +1,4 @@
-"""What a job takes of odd files, and what its rows say of them: sizes, ends, spans."""
+"""Odd files that a job takes, and the facts of their rows: sizes, ends, spans."""
 
 from __future__ import annotations
 

@@ -1,18 +1,19 @@
-"""What a container says about itself that its decoder does not pass on.
+"""Bookkeeping of containers, which their decoders do not pass on.
 
-libsndfile shortens most cut files without a word, believes sizes that cannot be right, reads only
-the first link of a chained Ogg, and guesses the length of an MP3 that has no frame count (off by
-any factor for variable bit rate, losing the tail). `probe` reads the container's own bookkeeping,
-one module a family, and never decodes a sample. It may import nothing of the package.
+libsndfile shortens most cut files without a word. It believes sizes that cannot be right, and reads
+only the first link of a chained Ogg. It guesses the length of an MP3 that has no frame count, off
+by any factor for variable bit rate, and loses the tail. `probe` reads the container's own
+bookkeeping, one module a family, and never decodes a sample. It may import nothing of the package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import BinaryIO
+from functools import partial
+from typing import Any, BinaryIO
 
-from earmill.pipeline.audio.containers.base import BareSamples, Probe, Trim, read_at
+from earmill.pipeline.audio.containers.base import MAX_PARTS, BareSamples, Probe, Trim, read_at
 from earmill.pipeline.audio.containers.boxes import (
     ASF,
     EBML,
@@ -47,7 +48,31 @@ __all__ = ["BareSamples", "Probe", "Trim", "open_window", "probe", "probe_header
 
 HEAD_BYTES = 16
 
-Walk = Callable[..., Probe | None]
+Walk = Callable[..., Any]
+
+
+def _moved(found: Probe, by: int) -> Probe:
+    return replace(
+        found,
+        start=found.start + by,
+        stop=None if found.stop is None else found.stop + by,
+        parts=tuple(_moved(part, by) for part in found.parts),
+    )
+
+
+def _in_a_row(walk: Walk, stream: BinaryIO, nbytes: int) -> Probe:
+    """Probe files of one kind that were joined: each ends where the next one begins."""
+    parts: list[Probe] = []
+    start = 0
+    while start < nbytes and len(parts) < MAX_PARTS:
+        found = walk(open_window(stream, start), nbytes - start)
+        parts.append(_moved(found, start))
+        start = parts[-1].stop or nbytes
+    if len(parts) == 1:
+        return parts[0]
+    damage = next((part.damage for part in parts if part.damage), None)
+    return Probe(parts[0].kind, damage=damage, parts=tuple(parts))
+
 
 # Sizes that stand in a header, and are held against what stands behind the samples.
 SIZED: tuple[tuple[Callable[[bytes], bool], Walk], ...] = (
@@ -62,9 +87,9 @@ SIZED: tuple[tuple[Callable[[bytes], bool], Walk], ...] = (
 KINDS: tuple[tuple[str, Callable[[bytes], bool], Walk], ...] = (
     ("flac", lambda head: head[:4] == FLAC, probe_flac),
     ("tta", lambda head: head[:4] == TTA, probe_tta),
-    ("asf", lambda head: head == ASF, probe_asf),
-    ("matroska", lambda head: head[:4] == EBML, probe_matroska),
-    ("mp4", is_mp4, probe_mp4),
+    ("asf", lambda head: head == ASF, partial(_in_a_row, probe_asf)),
+    ("matroska", lambda head: head[:4] == EBML, partial(_in_a_row, probe_matroska)),
+    ("mp4", is_mp4, partial(_in_a_row, probe_mp4)),
     ("ogg", lambda head: head[:4] == OGG, probe_ogg),
     ("wavpack", lambda head: head[:4] == WAVPACK, probe_wavpack),
     ("amr", is_amr, probe_amr),
@@ -86,21 +111,12 @@ def probe_header(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe
 
 
 def _behind_tags(stream: BinaryIO, nbytes: int, walk: Callable[[BinaryIO, int], Probe]) -> Probe:
-    """The probe of what stands behind the tags in front, in places of the whole stream."""
+    """Probe the bytes behind the tags in front; places count from the start of the whole stream."""
     start = skip_tags(stream)
     if start >= nbytes:
         damage = f"tags of {start} bytes before the audio, in a file of {nbytes}" if start else None
         return Probe("other", damage=damage)
     return _moved(walk(open_window(stream, start), nbytes - start), start)
-
-
-def _moved(found: Probe, by: int) -> Probe:
-    return replace(
-        found,
-        start=found.start + by,
-        stop=None if found.stop is None else found.stop + by,
-        parts=tuple(_moved(part, by) for part in found.parts),
-    )
 
 
 def _probe(stream: BinaryIO, nbytes: int) -> Probe:

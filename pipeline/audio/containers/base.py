@@ -52,7 +52,7 @@ class Trim:
 
 @dataclass(frozen=True)
 class Probe:
-    """What the container says.
+    """The findings about one file.
 
     Args:
         kind: Name of the container; from the first bytes, never from the name.

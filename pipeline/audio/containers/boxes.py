@@ -1,8 +1,9 @@
 """MP4, Matroska (WebM) and ASF (WMA): whether the file is as long as it says.
 
-FFmpeg decodes what is left of a cut file and calls it an end, and reads the first of two files that
-were joined. All three say in front how many bytes belong to them, in boxes, a segment and a file
-size. Not found: a fragmented MP4 or a live Matroska cut exactly between two fragments.
+FFmpeg decodes the rest of a cut file without an error, and the first of joined files alone, or the
+others with their delay. All three say in front how many bytes belong to them, in boxes, a segment
+and a file size; `Probe.stop` is where another file of the kind begins. Not found: a fragmented MP4
+or a live Matroska cut exactly between two fragments.
 Layouts: ISO/IEC 14496-12 4.2, RFC 8794, Microsoft's ASF specification 3.2.
 """
 
@@ -14,8 +15,6 @@ from earmill.pipeline.audio.containers.base import Probe, read_at, uint
 
 # First boxes of MP4 and of the QuickTime files it comes from.
 MP4_FIRST = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot", b"styp"})
-# A file has one of each; files that were joined have more.
-ONE_OF_EACH = frozenset({b"ftyp", b"moov"})
 # A fragmented file has two boxes a fragment.
 MAX_BOXES = 1 << 20
 EBML = b"\x1a\x45\xdf\xa3"
@@ -44,8 +43,8 @@ def probe_mp4(stream: BinaryIO, nbytes: int) -> Probe:
         if size < 8 or position + size > nbytes:
             got = nbytes - position
             return Probe("mp4", damage=f"box {name!a}: expected {size} bytes, got {got}")
-        if name in ONE_OF_EACH and name in names:
-            return Probe("mp4", damage=f"a second {name!a} box at byte {position}, as of two files")
+        if name == b"ftyp" and {b"ftyp", b"moov"} <= names:
+            return Probe("mp4", stop=position)
         names.add(name)
         position += size
     return Probe("mp4", damage=None if b"moov" in names else f"no moov box in {nbytes} bytes")
@@ -64,8 +63,7 @@ def probe_matroska(stream: BinaryIO, nbytes: int) -> Probe:
         return Probe("matroska")
     if position + size <= nbytes:
         joined = read_at(stream, position + size, 4) == EBML
-        damage = f"another Matroska file starts at byte {position + size}" if joined else None
-        return Probe("matroska", damage=damage)
+        return Probe("matroska", stop=position + size if joined else None)
     return Probe("matroska", damage=f"expected {size} bytes of segment, got {nbytes - position}")
 
 
@@ -89,8 +87,7 @@ def probe_asf(stream: BinaryIO, nbytes: int) -> Probe:
             declared, is_live = uint(head[40:48], "little"), head[88] & 1
             if is_live or declared <= nbytes:
                 joined = 0 < declared and not is_live and read_at(stream, declared, 16) == ASF
-                damage = f"another ASF file starts at byte {declared}" if joined else None
-                return Probe("asf", damage=damage)
+                return Probe("asf", stop=declared if joined else None)
             return Probe("asf", damage=f"expected a file of {declared} bytes, got {nbytes}")
         position += max(24, uint(head[16:24], "little"))
     return Probe("asf", damage=f"no file properties in {nbytes} bytes")

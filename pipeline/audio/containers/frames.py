@@ -1,6 +1,6 @@
 """Streams that are nothing but frames whose headers say their lengths: AAC in ADTS, AC-3, AMR.
 
-FFmpeg decodes what is left of a cut or damaged one and calls it an end. Not found: a cut exactly
+FFmpeg decodes the rest of a cut or damaged stream without an error. Not found: a cut exactly
 between two frames. Layouts: ISO/IEC 13818-7 6.2, ETSI TS 102 366 4.3, 4.4 and E.1.2, RFC 4867 5.
 """
 
@@ -17,7 +17,7 @@ from earmill.pipeline.audio.containers.tags import audio_end
 SEARCH_BYTES = 1 << 16
 ADTS_HEADER_BYTES = 7
 AC3_HEADER_BYTES = 6
-# So many frames in a row make a stream.
+# Frames in a row that make a stream; fewer may be chance.
 MIN_CHAIN = 3
 # kbit/s by code, two codes each; bytes of a frame are 4, 6 or about 4.4 times these.
 AC3_KBITS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 576, 640)

@@ -40,7 +40,7 @@ CAF_CHUNKS = ChunkForm(
 CAF_UNKNOWN = -1
 CAF_IS_FLOAT, CAF_IS_LITTLE = 1, 2
 AU_UNKNOWN = 0xFFFFFFFF
-# Bytes of a sample and libsndfile's name by Sun's encoding number, for those of whole bytes.
+# Bytes of a sample and libsndfile's name, by Sun's number of an encoding without compression.
 AU_PLAIN = {
     1: (1, "ULAW"),
     2: (1, "PCM_S8"),

@@ -38,7 +38,7 @@ TTA_MOST_FRAMES = 1 << 22
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """What the header of a FLAC says (RFC 9639, section 8.2); 0 frames where it does not know."""
+    """The header of a FLAC (RFC 9639, section 8.2); 0 frames where it does not know."""
 
     rate_hz: int
     channels: int
@@ -48,7 +48,7 @@ class StreamInfo:
 
     @classmethod
     def of(cls, head: bytes) -> StreamInfo | None:
-        """Of a file that begins so; None if that is no FLAC."""
+        """Parse the first bytes of a file; None if it is no FLAC."""
         if len(head) < FLAC_HEAD_BYTES or head[:4] != FLAC or head[4] & 0x7F:
             return None
         packed = uint(head[18:FLAC_HEAD_BYTES], "big")

@@ -47,7 +47,7 @@ VBRI_OFFSET = 36
 TABLE_BYTES, QUALITY_BYTES = 100, 4
 # The encoder's name, and from there to its delay and padding of 12 bits each.
 ENCODER_BYTES, DELAY_OFFSET = 36, 21
-# So many frames in a row, where less is known of what to look for.
+# Frames in a row that are no chance, where the kind to look for is not known.
 LONG_CHAIN = 4
 
 
@@ -66,8 +66,8 @@ def probe_mpeg(stream: BinaryIO, nbytes: int) -> Probe | None:
         slack = 0 if cut else SLACK_FRAMES
         return Probe("mpeg", damage=damage, slack_frames=slack)
     if tag is not None or is_vbri(stream, first):
-        # Of a concatenated file, whose tag counts the first part only, or Fraunhofer's tag, which
-        # libsndfile does not know: leave the tag frame out, it is no sound.
+        # The tag of a concatenated file counts the first part only, and libsndfile does not know
+        # Fraunhofer's: leave the tag frame out, which is no sound.
         first = first_frame(stream, first.position + first.nbytes) or first
     return _counted(stream, first, nbytes, tag)
 
@@ -243,7 +243,7 @@ def read_count_tag(stream: BinaryIO, first: FrameHeader) -> CountTag | None:
 
 
 def is_vbri(stream: BinaryIO, first: FrameHeader) -> bool:
-    """Whether the first frame holds Fraunhofer's tag instead of sound."""
+    """Return True if the first frame holds Fraunhofer's tag instead of sound."""
     return read_at(stream, first.position + VBRI_OFFSET, 4) == b"VBRI"
 
 
@@ -280,7 +280,7 @@ def mpeg_goes_on(stream: BinaryIO, position: int, nbytes: int) -> str | None:
 
 
 def _damage_at(stream: BinaryIO, first: FrameHeader, position: int) -> str | None:
-    """What a break in the chain means: damage if frames go on behind it, else trailing tags."""
+    """Return the damage that a break in the chain means; None if only tags follow."""
     start = skip_tags(stream, position)
     resumed = first_frame(stream, start)
     if resumed is not None and resumed.same_kind(first):

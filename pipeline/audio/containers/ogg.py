@@ -1,10 +1,10 @@
 """Ogg pages: checksums, sequence numbers and end marks, which libsndfile does not insist on.
 
 It shortens a cut file without a word. A page is
-[OggS, version, flags, granule: 8, serial: 4, sequence: 4, crc: 4, n, n lacing sizes, payload]; each
-logical stream opens with a BOS page and closes with an EOS page. Streams that lie beside each other
-open together; where others open behind them, the file is a chain, and its links are decoded one
-after the other. Layouts: RFC 3533, RFC 7845 (Opus), RFC 6716 3.1 (length of a packet).
+[OggS, version, flags, granule: 8, serial: 4, sequence: 4, crc: 4, n, n lacing sizes, payload].
+Each logical stream opens with a BOS page and closes with an EOS page. Streams beside each other
+open together. A file in which others open behind them is a chain: its links are decoded in turn.
+Layouts: RFC 3533, RFC 7845 (Opus), RFC 6716 3.1 (length of a packet).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _walk(stream: BinaryIO, nbytes: int) -> tuple[list[_Link], str | None]:
 
 
 def _page_damage(page: bytes, position: int, links: list[_Link]) -> str | None:
-    """Add a page to the links; what is wrong with it, if anything."""
+    """Add a page to the links; return its damage, if any."""
     if ogg_crc(page) != uint(page[22:26], "little"):
         return "wrong checksum"
     flags, serial, number = page[5], uint(page[14:18], "little"), uint(page[18:22], "little")

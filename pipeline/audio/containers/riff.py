@@ -1,6 +1,6 @@
 """WAV in its sizes: RIFF (32 bit), RF64 and BW64 (a chunk `ds64` holds the sizes), Sony's W64.
 
-Lists of (name, size, payload); sizes are written last, by seeking back, so that a copy that stopped
+Lists of (name, size, payload). Sizes are written last, by seeking back, so a copy that stopped
 half-way promises more than it holds. libsndfile shortens such a file without a word.
 Layouts: Microsoft's multimedia programming reference, EBU Tech 3306, ITU-R BS.2088.
 """
@@ -27,7 +27,7 @@ FORMS = (b"RIFF", b"RIFX", b"RF64", b"BW64")
 LONG_SIZE = 0xFFFFFFFF
 
 PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
-# Of these codecs a block is one sample of every channel.
+# Codecs whose blocks are one sample of every channel.
 PLAIN_CODECS = frozenset({PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE})
 MPEG_CODECS = frozenset({0x50, 0x55})
 # libsndfile's names, by codec and bytes of a sample.
@@ -42,7 +42,8 @@ SUBTYPES = {
     (MU_LAW, 1): "ULAW",
 }
 
-# W64 names are GUIDs that begin with the RIFF name in lower case; all but the first end alike.
+# W64 names are GUIDs that begin with the RIFF name in lower case; all but the first end alike. Those
+# of Sony's own chunks (markers, summaries) have the last six bytes in common with them.
 W64_RIFF = bytes.fromhex("726966662e91cf11a5d628db04c10000")
 W64_TAIL = bytes.fromhex("f3acd3118cd100c04f8edb8a")
 W64_HEADER_BYTES = 24
@@ -54,7 +55,10 @@ def riff_chunks(order: ByteOrder) -> ChunkForm:
 
 
 def _w64_header(head: bytes) -> tuple[bytes, int]:
-    name = head[:4] if head[4:16] == W64_TAIL or head[:16] == W64_RIFF else b""
+    if head[4:16] == W64_TAIL or head[:16] == W64_RIFF:
+        name = head[:4]
+    else:
+        name = b"guid" if head[10:16] == W64_TAIL[6:] else bytes(4)
     return name, max(0, uint(head[16:24], "little") - W64_HEADER_BYTES)
 
 
@@ -67,7 +71,7 @@ def is_riff(head: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Format:
-    """What a format chunk says.
+    """The contents of a format chunk.
 
     Args:
         codec: Number of the codec; of extensible formats, that of the sub-format.
@@ -85,7 +89,7 @@ class Format:
 
     @property
     def name(self) -> str | None:
-        """What messages call a codec that is more than bare samples."""
+        """Name of a codec that is more than bare samples, for messages."""
         return None if self.bare else f"WAV codec {self.codec:#06x}"
 
     @classmethod

@@ -8,7 +8,7 @@ size does not fit and no other does, the row is refused: the bytes behind could 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -22,8 +22,8 @@ from earmill.pipeline.audio.containers.base import (
 from earmill.pipeline.audio.containers.tags import audio_end
 
 WRAP = 1 << 32
-# What programs write for a size that is not known yet: about 2 or 4 GiB, less or more a header or
-# rounded to frames. None of them writes a file of this size.
+# Programs write about 2 or 4 GiB for a size that they do not know yet, give or take a header or the
+# rounding to frames. Files of exactly these sizes are rarer.
 NEAR_BYTES = 4096
 # Sizes of 64 bits that no file has.
 NO_SIZE = 1 << 62
@@ -63,7 +63,7 @@ class ChunkForm:
 
 @dataclass(frozen=True)
 class Promise:
-    """What a header says of its samples.
+    """The size of the samples by the header, and how they are written.
 
     Args:
         kind: See `Probe`.
@@ -193,27 +193,30 @@ def no_audio(
         payload: Size of the chunk that ends at `position`, which may be padded.
     """
     end = audio_end(stream, nbytes)
-    # Some writers leave out the padding.
-    places = {position} if form is None else {position, position + -payload % form.align}
-    if end <= max(places):
-        return True
-    if nbytes - position <= MOST_PADDING and not any(read_at(stream, position, MOST_PADDING)):
-        return True
-    return form is not None and any(_only_chunks(stream, at, end, form) for at in places)
-
-
-def _only_chunks(stream: BinaryIO, position: int, end: int, form: ChunkForm) -> bool:
-    reached = position
-    for name, start, size in chunks(stream, position, end, form):
-        if name in MORE_AUDIO or not name.isascii() or not name.decode("ascii").isprintable():
+    for _ in range(MAX_PARTS):
+        padded = position + (-payload % form.align if form is not None else 0)
+        if end <= padded:
+            return True
+        if nbytes - position <= MOST_PADDING and not any(read_at(stream, position, MOST_PADDING)):
+            return True
+        # Some writers leave out the padding.
+        at = next((p for p in (padded, position) if _may_be_chunk(stream, p, form)), None)
+        if at is None or form is None:
             return False
-        reached = start + size + -size % form.align
-        if size < 0 or reached >= end:
-            is_whole = size >= 0 and start + size <= end
-            return is_whole or name in KNOWN_CHUNKS
-    rest = read_at(stream, reached, form.header_bytes)[: end - reached]
-    return len(rest) < form.header_bytes and _starts(rest[:4], KNOWN_CHUNKS | {b"TAG", b"APET"})
+        head = read_at(stream, at, form.header_bytes)[: end - at]
+        name = head[:4]
+        if len(head) < form.header_bytes:
+            return any(known.startswith(name) for known in KNOWN_CHUNKS)
+        name, payload = form.parse(head)
+        position = at + form.header_bytes + payload
+        if payload < 0 or position > end:
+            return name in KNOWN_CHUNKS
+    return False
 
 
-def _starts(begin: bytes, names: Iterable[bytes]) -> bool:
-    return any(name.startswith(begin) for name in names)
+def _may_be_chunk(stream: BinaryIO, position: int, form: ChunkForm | None) -> bool:
+    """Return True if the name at a position can be that of a chunk which holds no samples."""
+    if form is None:
+        return False
+    name, _ = form.parse(read_at(stream, position, form.header_bytes))
+    return name not in MORE_AUDIO and name.isascii() and name.decode("ascii").isprintable()

@@ -1,7 +1,7 @@
 """Tags around the audio of a file: ID3 (versions 1 and 2) and APE (version 2).
 
-Taggers put them around files of any format. Those in front are skipped for every format. Those
-behind matter only where nothing else says where the audio ends.
+Taggers put them around files of any format. Tags in front are skipped for every format. Tags behind
+the audio matter only where nothing else says where it ends.
 Layouts: id3.org, ID3 tag version 2.4.0, 3.1 and 3.4; wiki.hydrogenaud.io, APEv2 specification.
 """
 
