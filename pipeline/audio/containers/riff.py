@@ -42,8 +42,8 @@ SUBTYPES = {
     (MU_LAW, 1): "ULAW",
 }
 
-# W64 names are GUIDs that begin with the RIFF name in lower case; all but the first end alike. Those
-# of Sony's own chunks (markers, summaries) have the last six bytes in common with them.
+# W64 names are GUIDs that begin with the RIFF name in lower case; all but the first end alike. The
+# GUIDs of Sony's own chunks (markers, summaries) have the last six bytes in common with them.
 W64_RIFF = bytes.fromhex("726966662e91cf11a5d628db04c10000")
 W64_TAIL = bytes.fromhex("f3acd3118cd100c04f8edb8a")
 W64_HEADER_BYTES = 24
