@@ -22,6 +22,7 @@ from earmill.pipeline.audio.channels import AudioBlock
 from earmill.pipeline.audio.containers import Probe
 from earmill.pipeline.audio.containers.lossless import flac_goes_on
 from earmill.pipeline.audio.containers.mpeg import mpeg_goes_on
+from earmill.pipeline.audio.containers.ogg import OPUS_HZ
 from earmill.pipeline.audio.decoder_error import DecoderError
 from earmill.pipeline.audio.decoder_input import DecoderInput
 from earmill.pipeline.audio.whole_flac import whole_flac
@@ -77,8 +78,15 @@ DURATION_SLACK_S = 0.25
 CHECKED_CODECS = frozenset({"flac", "wavpack", "tta"})
 # FFmpeg's own decoders of AMR do not know frames of silence; the reference decoder does.
 AMR_DECODERS = {"amrnb": "libopencore_amrnb", "amrwb": "libopencore_amrwb"}
-# Opus decodes at this rate, whatever its header says (RFC 7845 5.1).
-OPUS_HZ = 48000
+# The order of channels of Vorbis and Opus in Ogg, which libsndfile keeps, in places of FFmpeg's.
+OGG_ORDER = {
+    3: (0, 2, 1),
+    5: (0, 2, 1, 3, 4),
+    6: (0, 2, 1, 4, 5, 3),
+    7: (0, 2, 1, 5, 6, 4, 3),
+    8: (0, 2, 1, 6, 7, 4, 5, 3),
+}
+MOST_PLANES = 7
 FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63}
 
 
@@ -157,13 +165,7 @@ def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decod
 
 
 def _is_right(file: SndFile, probe: Probe) -> bool:
-    """Return False where libsndfile would give too few samples, or at the wrong rate.
-
-    It decodes Opus at the header's "input sample rate", which is information only, and stops where
-    it guesses that MPEG audio of layer I or II ends.
-    """
-    if file.subtype == "OPUS":
-        return file.samplerate == OPUS_HZ
+    """Return False where libsndfile stops at its guess of where MPEG audio ends."""
     return probe.kind != "mpeg" or file.frames >= (probe.declared_frames or 0)
 
 
@@ -288,11 +290,14 @@ class AvFile:
             self._to_skip = math.floor(trim.skip * scale + 0.5)
             self.frames = self._left = math.floor(trim.frames * scale + 0.5)
         codec.options = options
+        is_ogg = probe.kind == "ogg" and codec.name in ("opus", "vorbis")
+        self._order = OGG_ORDER.get(self.channels) if is_ogg else None
         self._codec = self._reference_decoder(codec) if probe.kind == "amr" else codec
         self.seconds = 0.0 if probe.kind in GUESSED else self._duration(track)
         least_s = self.seconds - DURATION_SLACK_S if probe.kind in TIMED else 0.0
         self.least_frames = math.floor(least_s * self.samplerate)
         self._packets = self._container.demux(track)
+        self._interleave: av.AudioResampler | None = None
         self._pieces: list[AudioBlock] = []
         self._ready = 0
 
@@ -333,7 +338,17 @@ class AvFile:
                 raise DecoderError("a damaged frame")
             if (frame.sample_rate, len(frame.layout.channels)) != (self.samplerate, self.channels):
                 raise DecoderError("rate or channels change within the file")
-            yield self._trimmed(as_float(frame))
+            for whole in self._readable(frame):
+                samples = as_float(whole)
+                yield self._trimmed(samples if self._order is None else samples[:, self._order])
+
+    def _readable(self, frame: av.AudioFrame) -> list[av.AudioFrame]:
+        """The same samples in frames that PyAV reads: it crashes at the eighth plane of one."""
+        if not frame.format.is_planar or self.channels <= MOST_PLANES:
+            return [frame]
+        if self._interleave is None:
+            self._interleave = self._av.AudioResampler(frame.format.name.removesuffix("p"))
+        return self._interleave.resample(frame)
 
     def _trimmed(self, piece: AudioBlock) -> AudioBlock:
         """The piece without what the container calls delay and padding."""

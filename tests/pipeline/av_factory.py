@@ -24,6 +24,7 @@ AV_FORMATS: dict[str, tuple[str, str, int, str, str, dict[str, str]]] = {
     "mka": ("matroska", "flac", 16000, "MATROSKA", "FLAC", {}),
     "wma": ("asf", "wmav2", 44100, "ASF", "WMAV2", {}),
 }
+LAYOUTS = {1: "mono", 2: "stereo", 7: "6.1", 8: "7.1"}
 AV_LOSSLESS = ("alac.m4a", "mka")
 
 
@@ -44,7 +45,7 @@ def encode_as(
     options: dict[str, str] | None = None,
 ) -> bytes:
     """(frames, channels) samples by any muxer and encoder of FFmpeg."""
-    layout = {1: "mono", 2: "stereo"}[samples.shape[1]]
+    layout = LAYOUTS[samples.shape[1]]
     descriptor, path = tempfile.mkstemp()
     os.close(descriptor)
     try:
@@ -68,7 +69,7 @@ def _frames(samples: Samples, rate_hz: int, layout: str, track: av.AudioStream) 
     codec = track.codec_context
     cut = av.AudioResampler(codec.format, layout, rate_hz, frame_size=codec.frame_size or 1024)
     frame = av.AudioFrame.from_ndarray(
-        np.ascontiguousarray(samples.T), format="fltp", layout=layout
+        np.ascontiguousarray(samples).reshape(1, -1), format="flt", layout=layout
     )
     frame.sample_rate, frame.pts, frame.time_base = rate_hz, 0, Fraction(1, rate_hz)
     return [*cut.resample(frame), *cut.resample(None)]

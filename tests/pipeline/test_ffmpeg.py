@@ -21,7 +21,14 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.sources.durations import header_seconds
 from tests.pipeline.audio_factory import speech_like
-from tests.pipeline.av_factory import AV_FORMATS, AV_LOSSLESS, av_clip, encode_av, video_only
+from tests.pipeline.av_factory import (
+    AV_FORMATS,
+    AV_LOSSLESS,
+    av_clip,
+    encode_as,
+    encode_av,
+    video_only,
+)
 from tests.pipeline.source_helpers import files, ids
 from tests.pipeline.test_decode_damage import FailingDisk, mutated
 
@@ -148,6 +155,19 @@ def test_adts_with_tags_around_it() -> None:
     np.testing.assert_array_equal(
         decoded(data + b"TAG" + bytes(125)).waveform, decoded(data).waveform
     )
+
+
+@pytest.mark.parametrize("codec", ["aac", "wavpack", "flac"])
+@pytest.mark.parametrize("channels", [7, 8])
+def test_many_channels(codec: str, channels: int) -> None:
+    """PyAV itself crashes where eight channels have planes."""
+    samples = speech_like(1.0, 24000, channels=channels)
+    form = "s16p" if codec == "wavpack" else None
+    data = encode_as(samples, "matroska", codec, 24000, bit_rate=512000, sample_format=form)
+    result = decoded(data, channels="each")
+    assert result.facts.channels == len(result.waveform) == channels
+    if codec != "aac":
+        np.testing.assert_allclose(result.waveform, samples.T, rtol=0, atol=2**-15)
 
 
 def test_a_playlist_is_not_followed(tmp_path: Path) -> None:

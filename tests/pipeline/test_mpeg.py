@@ -251,8 +251,8 @@ class TestTag:
         ("frames", "nbytes", "expected"),
         [
             (7, None, CountTag(7, None)),
-            (None, 900, None),
-            (None, None, None),
+            (None, 900, CountTag(0, 900)),
+            (None, None, CountTag(0, None)),
             (7, 0, CountTag(7, None)),
         ],
     )
@@ -379,6 +379,15 @@ class TestWrongCounts:
         result = decode(io.BytesIO(data), uri="clip", **options)  # type: ignore[arg-type]
         wanted = decode(io.BytesIO(self.WHOLE), uri="clip", **options)  # type: ignore[arg-type]
         np.testing.assert_array_equal(result.waveform, wanted.waveform)
+
+    def test_a_tag_without_a_count_still_says_the_delay(self) -> None:
+        """Its flags announce what follows: nothing here but the encoder's part."""
+        at = self.WHOLE.index(b"Info") if b"Info" in self.WHOLE else self.WHOLE.index(b"Xing")
+        encoder = self.WHOLE[at + 120 : at + 156]
+        size = first_of(self.WHOLE).nbytes
+        tag = self.WHOLE[: at + 4] + bytes(4) + encoder
+        data = tag.ljust(size, b"\0") + self.WHOLE[size:]
+        np.testing.assert_array_equal(decoded(data).waveform, decoded(self.WHOLE).waveform)
 
     def test_a_tag_that_counts_too_few_does_not_shorten_the_file(self) -> None:
         with pytest.raises(TruncatedError, match="more MPEG frames than the 20 that"):

@@ -44,6 +44,8 @@ TAG_BITRATE_INDEX = 9  # 128 or 80 kbit/s: room for a tag at every rate
 TAG_BYTES_TOLERANCE = 0.01
 # Behind the header and 32 bytes, however many of them are side information.
 VBRI_OFFSET = 36
+# Fields that the flags of a tag announce, in their order, and the bytes of the last two.
+HAS_FRAMES, HAS_BYTES, HAS_TABLE, HAS_QUALITY = 1, 2, 4, 8
 TABLE_BYTES, QUALITY_BYTES = 100, 4
 # The encoder's name, and from there to its delay and padding of 12 bits each.
 ENCODER_BYTES, DELAY_OFFSET = 36, 21
@@ -224,22 +226,20 @@ def _chain(stream: BinaryIO, first: FrameHeader, most: int) -> tuple[int, bool]:
 
 
 def read_count_tag(stream: BinaryIO, first: FrameHeader) -> CountTag | None:
-    """The Xing or Info tag of the first frame, if it holds a frame count."""
-    at = first.position + 4 + first.side_bytes
-    raw = read_at(stream, at, 16)
+    """The Xing or Info tag of the first frame; 0 frames where it does not count them."""
+    raw = read_at(stream, first.position, first.nbytes)[4 + first.side_bytes :]
     flags = uint(raw[4:8], "big")
-    if raw[:4] not in (b"Xing", b"Info") or not flags & 1 or len(raw) < 16:
+    if raw[:4] not in (b"Xing", b"Info") or len(raw) < 8:
         return None
-    nbytes = uint(raw[12:16], "big") if flags & 2 else None
-    at += 12 + (4 if flags & 2 else 0)
-    at += (TABLE_BYTES if flags & 4 else 0) + (QUALITY_BYTES if flags & 8 else 0)
-    encoder = read_at(stream, at, ENCODER_BYTES)
-    is_whole = len(encoder) == ENCODER_BYTES and at + ENCODER_BYTES <= first.position + first.nbytes
-    return CountTag(
-        frames=uint(raw[8:12], "big"),
-        nbytes=nbytes or None,
-        encoder=encoder if is_whole and encoder[0] else b"",
-    )
+    counts, at = [0, 0], 8
+    for number, flag in enumerate((HAS_FRAMES, HAS_BYTES)):
+        if flags & flag:
+            counts[number] = uint(raw[at : at + 4], "big")
+            at += 4
+    at += (TABLE_BYTES if flags & HAS_TABLE else 0) + (QUALITY_BYTES if flags & HAS_QUALITY else 0)
+    encoder = raw[at : at + ENCODER_BYTES]
+    is_whole = len(encoder) == ENCODER_BYTES and encoder[0]
+    return CountTag(counts[0], counts[1] or None, encoder if is_whole else b"")
 
 
 def is_vbri(stream: BinaryIO, first: FrameHeader) -> bool:

@@ -24,6 +24,8 @@ MAX_EMPTY_PAGES = 1000
 MOST_PAGE_BYTES = 65307
 
 VORBIS, OPUS = b"\x01vorbis", b"OpusHead"
+# Place of the "input sample rate" in the first packet, and the rate at which Opus decodes.
+OPUS_RATE, OPUS_HZ = slice(12, 16), 48000
 # Samples at 48 kHz of a frame, by the configuration number of a packet.
 OPUS_FRAME = (480, 960, 1920, 2880) * 3 + (480, 960) * 2 + (120, 240, 480, 960) * 4
 
@@ -38,13 +40,10 @@ def probe_ogg(stream: BinaryIO, nbytes: int) -> Probe:
     if damage is not None:
         return Probe("ogg", damage=damage, shifts_time=True)
     unterminated = any(not link.is_ended for link in links)
-    parts = tuple(
-        Probe("ogg", start=link.start, stop=link.stop, by_ffmpeg=not link.is_plain)
-        for link in links
-    )
+    parts = tuple(link.probe(stream) for link in links)
     if len(parts) > 1:
         return Probe("ogg", unterminated=unterminated, parts=parts)
-    return replace(parts[0], start=0, stop=None, unterminated=unterminated)
+    return replace(parts[0], stop=None, unterminated=unterminated)
 
 
 @dataclass
@@ -95,6 +94,16 @@ class _Link:
             return False
         (logical,) = self.streams.values()
         return logical.head.startswith((VORBIS, OPUS)) and not logical.begin
+
+    def probe(self, stream: BinaryIO) -> Probe:
+        """Return how it is decoded."""
+        if not self.is_plain:
+            return Probe("ogg", start=self.start, stop=self.stop, by_ffmpeg=True)
+        first = _read_ogg_page(stream, self.start)
+        usual = _at_48_khz(first)
+        if usual == first:
+            return Probe("ogg", start=self.start, stop=self.stop)
+        return Probe("ogg", start=self.start + len(first), stop=self.stop, prefix=usual)
 
 
 def _walk(stream: BinaryIO, nbytes: int) -> tuple[list[_Link], str | None]:
@@ -169,6 +178,19 @@ def _opus_begin(page: bytes) -> int | None:
         if size < 255:  # the packet ends here
             total, samples = total + samples, None
     return granule - total
+
+
+def _at_48_khz(page: bytes) -> bytes:
+    """The first page of Opus with 48 kHz as the "input sample rate"; any other page as it is.
+
+    That rate is information only (RFC 7845 5.1), and libsndfile would decode at it.
+    """
+    at = OGG_HEADER_BYTES + page[26]
+    if page[at : at + len(OPUS)] != OPUS or len(page) < at + OPUS_RATE.stop:
+        return page
+    at += OPUS_RATE.start
+    page = page[:at] + OPUS_HZ.to_bytes(4, "little") + page[at + 4 :]
+    return page[:22] + ogg_crc(page).to_bytes(4, "little") + page[26:]
 
 
 def _opus_samples(packet: bytes) -> int:
