@@ -298,6 +298,7 @@ class AvFile:
         self.least_frames = math.floor(least_s * self.samplerate)
         self._packets = self._container.demux(track)
         self._interleave: av.AudioResampler | None = None
+        self._rare_codec, self._has_begun = probe.codec, False
         self._pieces: list[AudioBlock] = []
         self._ready = 0
 
@@ -326,7 +327,11 @@ class AvFile:
                 for piece in self._decoded(packet):
                     self._pieces.append(piece)
                     self._ready += len(piece)
+                    self._has_begun = True
         except (self._av.FFmpegError, ValueError) as error:
+            if self._rare_codec and not self._has_begun:
+                why = f"{self._rare_codec}, which cannot be decoded ({_words(error)})"
+                raise DecoderError(why, unsupported=True) from error
             raise DecoderError(_words(error)) from error
         return self._taken(min(frames, self._ready))
 

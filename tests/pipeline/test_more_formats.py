@@ -230,6 +230,12 @@ class TestWavOfOtherCodecs:
             decoded(data)
         assert caught.value.error_class == "unsupported"
 
+    @pytest.mark.parametrize("codec", [0x2000, 0x00FF, 0x0160])
+    def test_a_codec_that_the_bytes_are_not_of_is_unsupported(self, codec: int) -> None:
+        wav = clip("wav")
+        with pytest.raises(UnsupportedError, match=f"WAV codec {codec:#06x}"):
+            decoded(wav[:20] + struct.pack("<H", codec) + wav[22:])
+
     def test_so_it_is_in_other_containers(self) -> None:
         aiff = clip("aiff")
         aifc = bytearray(aiff[:8] + b"AIFC" + aiff[12:])
