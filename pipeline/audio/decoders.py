@@ -87,7 +87,7 @@ OGG_ORDER = {
     8: (0, 2, 1, 6, 7, 4, 5, 3),
 }
 MOST_PLANES = 7
-FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63}
+FULL_SCALE = {"u8": 128.0, "s16": 32768.0, "s32": 2147483648.0}
 
 
 class Decoder(Protocol):
