@@ -348,7 +348,7 @@ class AvFile:
                 yield self._trimmed(samples if self._order is None else samples[:, self._order])
 
     def _readable(self, frame: av.AudioFrame) -> list[av.AudioFrame]:
-        """The same samples in frames that PyAV reads: it crashes at the eighth plane of one."""
+        """Return the samples in frames that PyAV reads: it crashes at the eighth plane of a frame."""
         if not frame.format.is_planar or self.channels <= MOST_PLANES:
             return [frame]
         if self._interleave is None:
@@ -408,7 +408,7 @@ class JoinedFile:
 
     @property
     def least_frames(self) -> int:
-        """As far as it is known by now."""
+        """Frames of the parts that are open or done; later parts add theirs."""
         return self._before + self._least()
 
     def _least(self) -> int:

@@ -183,7 +183,7 @@ def _opus_begin(page: bytes) -> int | None:
 def _at_48_khz(page: bytes) -> bytes:
     """The first page of Opus with 48 kHz as the "input sample rate"; any other page as it is.
 
-    That rate is information only (RFC 7845 5.1), and libsndfile would decode at it.
+    The rate is information only (RFC 7845 5.1), and libsndfile would decode at it.
     """
     at = OGG_HEADER_BYTES + page[26]
     if page[at : at + len(OPUS)] != OPUS or len(page) < at + OPUS_RATE.stop:

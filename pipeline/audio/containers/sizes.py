@@ -215,7 +215,7 @@ def no_audio(
 
 
 def _may_be_chunk(stream: BinaryIO, position: int, form: ChunkForm | None) -> bool:
-    """Return True if the name at a position can be that of a chunk which holds no samples."""
+    """Return True if a chunk without samples may start at a position, by its name."""
     if form is None:
         return False
     name, _ = form.parse(read_at(stream, position, form.header_bytes))
