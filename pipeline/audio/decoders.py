@@ -348,7 +348,7 @@ class AvFile:
                 yield self._trimmed(samples if self._order is None else samples[:, self._order])
 
     def _readable(self, frame: av.AudioFrame) -> list[av.AudioFrame]:
-        """Return the samples in frames that PyAV reads: it crashes at the eighth plane of a frame."""
+        """Return the samples in frames that PyAV reads: it crashes at an eighth plane."""
         if not frame.format.is_planar or self.channels <= MOST_PLANES:
             return [frame]
         if self._interleave is None:
