@@ -126,9 +126,10 @@ def check_submitted(spec: JobSpec) -> None:
     Ray runs it in a copy of the submitted folder that it deletes afterwards, features and all.
     """
     from earmill.pipeline.common.errors import SpecError
+    from earmill.pipeline.storage.filesystems import is_local
 
     uri = spec.output.uri
-    relative = "://" not in uri and "::" not in uri and not os.path.isabs(uri)
+    relative = is_local(uri) and not os.path.isabs(uri)
     if SUBMITTED in os.environ and relative:
         raise SpecError(
             "output.uri: expected an absolute path or a bucket, as `ray job submit` runs this in a "

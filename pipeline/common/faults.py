@@ -1,18 +1,25 @@
 """What an exception of a disk, a network or a store says: no such thing, or ask again later.
 
 Backends raise classes of their own (botocore, aiohttp, httpx, errno in many dresses), and this is
-the one place that knows them. Three answers, looked for along the chain of causes:
+the one place that knows them. Four answers, looked for along the chain of causes:
 
 - REFUSED: the store answered and said no to this name: missing, forbidden, no such form of name. It
   is a property of the object only while others can be had.
 - OUTAGE: nobody answered, or the answer was "not now", or this machine ran out of something. It is
   never a property of the object.
-- UNKNOWN: neither; the caller decides.
+- DEFECT: a program failed over this very name or content. Asking again gives the same, so a row is
+  lost and no outage is waited for.
+- UNKNOWN: none of them; the caller decides.
 """
 
 from __future__ import annotations
 
 import errno
+import lzma
+import struct
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -24,9 +31,17 @@ class Fault(Enum):
 
     REFUSED = "refused"
     OUTAGE = "outage"
+    DEFECT = "defect"
     UNKNOWN = "unknown"
 
 
+DEFECT_CLASSES = (
+    # What a program raises that meets a name or value it was not written for.
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
+    *(NotImplementedError, RecursionError, TypeError),
+    # An archive that is damaged.
+    *(lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
+)
 # What the system says of a name. Every other number is about a device, a network or this process.
 REFUSED_ERRNOS = frozenset(
     {
@@ -107,7 +122,9 @@ def fault_of(error: BaseException) -> Fault:
         found = _by_class(one)
         if found is not Fault.UNKNOWN:
             return found
-    return Fault.UNKNOWN
+    # Last: clients that meet an outage may fail over it.
+    is_defect = any(isinstance(one, DEFECT_CLASSES) for one in chain(error))
+    return Fault.DEFECT if is_defect else Fault.UNKNOWN
 
 
 def http_status(error: BaseException) -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
 
 from earmill.pipeline.common.arrow_types import Columns
-from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.planning.shards import item_seconds
 from earmill.pipeline.sources import Item, Source, open_source
 from earmill.pipeline.sources.base import Fetched, is_local
@@ -79,6 +79,16 @@ class SpannedSource:
         if hasattr(self._source, "keep"):
             self._source.keep(kept)
 
+    @property
+    def missing(self) -> int:
+        """As of the source, where it has that."""
+        return int(getattr(self._source, "missing", 0))
+
+    @property
+    def first_missing(self) -> str:
+        """As of the source, where it has that."""
+        return str(getattr(self._source, "first_missing", ""))
+
     def _spans_of(self, item: Item) -> Iterator[Item]:
         known = self._measured(item)
         if known is not None and not self._is_long(known):
@@ -112,8 +122,11 @@ class SpannedSource:
             if not item.estimated:
                 return item
             whole_s = header_seconds(stream, item.size or 0)
-            # A header that did not come looks like one that says nothing.
-            check_arrived(stream, item.uri)
+            try:
+                # A header that did not come looks like one that says nothing.
+                check_arrived(stream, item.uri)
+            except RowError:
+                return None  # the worker says what is wrong
         if whole_s is None:
             return None
         end_s = whole_s if item.end_s is None else item.end_s

@@ -19,11 +19,26 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.counts import SOURCE
-from earmill.pipeline.common.errors import EarmillError, RowError, SourceError, SourceOutage
+from earmill.pipeline.common.errors import (
+    EarmillError,
+    RowError,
+    SourceError,
+    SourceOutage,
+    UnreadableError,
+)
 from earmill.pipeline.common.faults import Fault, fault_of, http_status
 from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.common.retries import Retries, T
-from earmill.pipeline.storage.filesystems import filesystem_of
+from earmill.pipeline.sources.places import CheckedClient, Place
+from earmill.pipeline.storage.filesystems import (
+    asks_for_another,
+    filesystem_of,
+    is_chain,
+    is_local,
+    local_path,
+)
+
+__all__ = ["is_local", "local_path"]
 
 FILE = "file://"
 # How Python writes the bytes of a file name that are not UTF-8.
@@ -114,20 +129,46 @@ class Source(Protocol):
         """Where the rows come from, for provenance; holds no credentials."""
 
 
-def is_local(uri: str) -> bool:
-    """Whether a uri is a plain path, with no protocol and no fsspec chain."""
-    return "://" not in uri and "::" not in uri
-
-
 def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """The filesystem of a uri and the path inside it; plain paths are taken literally."""
-    if is_local(uri):
-        fs = LocalFileSystem()
-        return fs, fs._strip_protocol(uri)
+    """Return the filesystem of a uri and the path inside it; names are taken literally.
+
+    Local places take no options: those of a table belong to its store.
+    """
+    path, odd = local_path(uri), _odd_path(uri)
+    if path is not None:
+        is_odd = odd is not None and not os.path.lexists(path)
+        return LocalFileSystem(), odd if is_odd else path
+    options = dict(storage_options or {})
+    if uri.startswith(("http://", "https://")):
+        # A redirect must not lead to other hosts of a private network.
+        host = Place.of("/".join(uri.split("/", 3)[:3]))
+        options.setdefault("get_client", CheckedClient((host,)))
+    return filesystem_of(uri, **options)
+
+
+def object_of(
+    uri: str, storage_options: Mapping[str, Any] | None = None, *, versions: bool = True
+) -> tuple[Any, str]:
+    """Return `filesystem` of a uri that names one object.
+
+    Args:
+        uri: The object, maybe with a version of its store.
+        storage_options: For the store.
+        versions: False for a name that was listed, whose `?versionId=` is a part of it.
+    Raises:
+        UnreadableError: The store's client would ask for another object.
+    """
     odd = _odd_path(uri)
     if odd is not None:
         return LocalFileSystem(), odd
-    return filesystem_of(uri, **(storage_options or {}))
+    fs, path = filesystem(uri, storage_options)
+    is_here = isinstance(fs, LocalFileSystem)
+    if not (is_here or is_chain(uri)) and asks_for_another(fs, path, uri, versions=versions):
+        raise UnreadableError(
+            f"{uri}: the client of this store cannot ask for an object of that name; rename it, or "
+            "in a web address write # as %23"
+        )
+    return fs, path
 
 
 def public_uri(fs: Any, path: str) -> str:
@@ -146,6 +187,20 @@ def as_text(name: str) -> str:
     if not UNDECODED.search(name):
         return name
     return UNDECODED.sub(lambda match: f"%{ord(match[0]) - 0xDC00:02X}", name.replace("%", "%25"))
+
+
+def row_names(names: Sequence[str]) -> list[str]:
+    """Return the row id of each path below the root of a source: text, and unique if the paths are.
+
+    `./` tells a name that is not UTF-8 from one that reads like its escaped form: no path below a
+    root begins so.
+    """
+    texts = [as_text(name) for name in names]
+    known = set(names)
+    return [
+        f"./{text}" if text != name and text in known else text
+        for name, text in zip(names, texts, strict=True)
+    ]
 
 
 def _odd_path(uri: str) -> str | None:

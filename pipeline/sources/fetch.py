@@ -5,7 +5,8 @@ to a temporary file (remote), so every stream is seekable and no decoder waits o
 Neighbours with the same uri (spans of one recording) share one copy and one checksum.
 
 A store that is away is asked again for `RETRIES.budget_s`, then `SourceOutage` ends the reading: an
-outage is no property of a row. Only a clear no to one name becomes a RowError in its place.
+outage is no property of a row. Only a clear no to one name, or a client that fails over the name or
+its content, becomes a RowError in its place.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from earmill.pipeline.common.checksum import sha256_of
 from earmill.pipeline.common.counts import SOURCE
 from earmill.pipeline.common.cpu_time import FETCH, carried
 from earmill.pipeline.common.errors import AbsentError, RowError, SourceOutage, UnreadableError
-from earmill.pipeline.common.faults import Fault, fault_of
+from earmill.pipeline.common.faults import Fault, chain, fault_of
 from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.common.retries import Retries, T
-from earmill.pipeline.sources.base import Fetched, Item, filesystem
+from earmill.pipeline.sources.base import Fetched, Item, object_of
 from earmill.pipeline.sources.regular import open_regular
 from earmill.pipeline.storage.owned_folders import own_folder
 
@@ -159,10 +160,19 @@ class WatchedFile(io.RawIOBase):
 
 
 def check_arrived(stream: BinaryIO, uri: str) -> None:
-    """Raise SourceOutage where a read failed below a decoder, whatever that made of it."""
+    """Raise what failed below a decoder, whatever the decoder made of it.
+
+    Raises:
+        SourceOutage: Bytes could not be had.
+        RowError: The object itself is at fault.
+    """
     failure = getattr(stream, "failure", None)
-    if failure is not None:
-        raise SourceOutage(f"{uri}: cannot be read: {named_line(failure)}") from failure
+    if failure is None:
+        return
+    cause = failure.__cause__
+    if isinstance(cause, Exception) and (row_error := row_error_of(uri, cause)) is not None:
+        raise row_error
+    raise SourceOutage(f"{uri}: cannot be read: {named_line(failure)}") from failure
 
 
 Options = Callable[[str], Mapping[str, Any]]
@@ -225,7 +235,7 @@ class _Task:
 
 def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
     """The whole object that an item's uri names."""
-    fs, path = filesystem(item.uri, options)
+    fs, path = object_of(item.uri, options)
     return _load(fs, path, item.size, touch)
 
 
@@ -320,17 +330,27 @@ def patiently(work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T
 
 
 def is_final(error: Exception) -> bool:
-    """A clear no of the store; asking again does not help."""
-    return isinstance(error, RowError) or fault_of(error) is Fault.REFUSED
+    """A clear no of the store, or a defect; asking again does not help."""
+    return row_error_of("", error) is not None or fault_of(error) is Fault.REFUSED
 
 
 def failed(uri: str, error: Exception) -> RowError:
-    """The row error of a clear no; SourceOutage is raised for everything else."""
-    if isinstance(error, RowError):
-        return error
+    """The row error of a clear no or a defect; SourceOutage is raised for everything else."""
+    if (row_error := row_error_of(uri, error)) is not None:
+        return row_error
     if fault_of(error) is Fault.REFUSED:
         return AbsentError(f"{uri}: cannot be fetched: {named_line(error)}")
     raise SourceOutage(f"{uri}: cannot be fetched: {named_line(error)}") from error
+
+
+def row_error_of(uri: str, error: Exception) -> RowError | None:
+    """Return the row error behind an exception that the object itself causes; None for others."""
+    for one in chain(error):
+        if isinstance(one, RowError):
+            return one
+    if fault_of(error) is not Fault.DEFECT:
+        return None
+    return UnreadableError(f"{uri}: cannot be read: {named_line(error, where=True)}")
 
 
 def _load(fs: Any, path: str, size: int | None, touch: Callable[[], None]) -> Blob:

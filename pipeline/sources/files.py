@@ -8,7 +8,6 @@ cost a request.
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,14 +19,15 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
 from earmill.pipeline.common.arrow_types import Columns
-from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,
     answered,
-    as_text,
     filesystem,
+    object_of,
     public_uri,
+    row_names,
     source_errors,
     stat_fields,
 )
@@ -37,6 +37,9 @@ from earmill.pipeline.sources.walk import HIDDEN, Entry, Walk, by_extension, fil
 from earmill.pipeline.spec.source import FilesSpec
 
 MAGIC_CHARACTERS = re.compile(r"[*?\[]")
+# Clients of some stores cut names at such characters, see `asks_for_another`.
+CUT_CHARACTERS = re.compile(r"[\x00-\x1f?#]|/$")
+UNREACHABLE = "unreachable name"
 
 
 class FilesSource:
@@ -57,11 +60,14 @@ class FilesSource:
     def _split(self, path: str) -> tuple[str, str]:
         """Root folder and glob below it; SourceError when there is no such root."""
         path = path.rstrip("/") or "/"
+        self._fs.invalidate_cache()
         if self._fs.exists(path):
             if self._fs.isfile(path):
-                folder, name = posixpath.split(path)
+                folder, _, name = path.rpartition("/")
+                if isinstance(self._fs, LocalFileSystem):
+                    folder = folder.rstrip("/")
                 self._single = name, self._info(path)
-                return folder, _literal(name)
+                return folder or "/", _literal(name)
             return path, self._spec.glob
         parts = path.split("/")
         magic = [index for index, part in enumerate(parts) if MAGIC_CHARACTERS.search(part)]
@@ -89,15 +95,17 @@ class FilesSource:
     def _listed(self) -> Iterator[tuple[Item, str]]:
         with source_errors(self._spec.uri):
             found = self._matching(answered(self._listing))
-        for position, (name, info) in enumerate(found):
-            yield self._item(position, name, info)
+        row_ids = row_names([name for name, _ in found])
+        for position, (row_id, (name, info)) in enumerate(zip(row_ids, found, strict=True)):
+            yield self._item(position, row_id, name, info)
 
     def columns(self) -> Columns:
         return Columns()
 
     def skipped(self) -> dict[str, int]:
-        """Files of the last listing that are no rows, by extension, the most frequent first."""
-        return dict(sorted(self._skipped.items(), key=lambda entry: (-entry[1], entry[0])))
+        """Files of the last listing that are no rows, by reason, the most frequent first."""
+        found = (entry for entry in self._skipped.items() if entry[1])
+        return dict(sorted(found, key=lambda entry: (-entry[1], entry[0])))
 
     def _listing(self) -> list[Entry]:
         """What matches the glob; hidden files only where it asks for them."""
@@ -108,20 +116,39 @@ class FilesSource:
         if isinstance(self._fs, LocalFileSystem):
             walk = Walk(self._root, hidden=hidden)
             listing = list(walk)
-            left_out = walk.left_out
+            self._skipped = Counter({HIDDEN: walk.left_out})
         else:
-            listing, left_out = self._remote_listing(hidden)
+            listing = self._remote_listing(hidden)
         self._found = len(listing)
-        self._skipped = Counter({HIDDEN: left_out} if left_out else {})
-        return [entry for entry in listing if pattern.match(entry[0])]
+        return [entry for entry in listing if pattern.match(_without_empty_parts(entry[0]))]
 
-    def _remote_listing(self, hidden: bool) -> tuple[list[Entry], int]:
+    def _remote_listing(self, hidden: bool) -> list[Entry]:
         self._fs.invalidate_cache(self._root)
+        self._skipped = Counter()
         prefix = self._root.rstrip("/") + "/"
         listing: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
-        found = [(path.removeprefix(prefix), info) for path, info in listing.items()]
-        shown = [entry for entry in found if hidden or not is_hidden(entry[0])]
-        return shown, len(found) - len(shown)
+        shown = []
+        for path, info in listing.items():
+            name = path.removeprefix(prefix)
+            if name.endswith("/") and not info.get("size"):
+                continue  # the mark of an empty folder
+            if is_hidden(name) and not hidden:
+                self._skipped[HIDDEN] += 1
+            elif not self._is_reachable(path):
+                self._skipped[UNREACHABLE] += 1
+            else:
+                shown.append((name, info))
+        return shown
+
+    def _is_reachable(self, path: str) -> bool:
+        """Return True if a worker can ask for an object of the store by its uri."""
+        if CUT_CHARACTERS.search(path) is None:
+            return True
+        try:
+            uri = public_uri(self._fs, path)
+            return object_of(uri, self._spec.storage_options, versions=False)[1] == path
+        except RowError:
+            return False
 
     def _matching(self, matched: list[Entry]) -> list[Entry]:
         audio = [entry for entry in matched if self._has_extension(entry[0])]
@@ -136,11 +163,19 @@ class FilesSource:
     def _has_extension(self, name: str) -> bool:
         return PurePosixPath(name).suffix.lower().lstrip(".") in self._spec.extensions
 
-    def _item(self, position: int, name: str, info: dict[str, Any]) -> tuple[Item, str]:
-        path = f"{self._root.rstrip('/')}/{name}"
+    def _path(self, name: str) -> str:
+        """Return the path of a row. The folder of a single key may end in `/`: `a//b.wav`."""
+        if self._single is not None and self._root != "/":
+            return f"{self._root}/{name}"
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _item(
+        self, position: int, row_id: str, name: str, info: dict[str, Any]
+    ) -> tuple[Item, str]:
+        path = self._path(name)
         stat = stat_fields(info)
         item = Item(
-            row_id=as_text(name),
+            row_id=row_id,
             uri=public_uri(self._fs, path),
             seconds=guess_seconds(name, stat["size"] or 0),
             estimated=True,
@@ -164,6 +199,11 @@ class FilesSource:
             "glob": self._glob,
             "extensions": list(self._spec.extensions),
         }
+
+
+def _without_empty_parts(name: str) -> str:
+    """Return a key as globs know paths: `a//b` is `a/b`."""
+    return "/".join(part for part in name.split("/") if part)
 
 
 def _literal(name: str) -> str:

@@ -30,7 +30,7 @@ from earmill.pipeline.common.errors import (
     UnreadableError,
 )
 from earmill.pipeline.common.one_line import named_line
-from earmill.pipeline.sources.base import Item, answered, filesystem, stat_fields
+from earmill.pipeline.sources.base import Item, answered, object_of, stat_fields
 from earmill.pipeline.sources.durations import ByteRate
 from earmill.pipeline.sources.fetch import Blob, check_arrived, fetch_all, patiently, waited_for
 from earmill.pipeline.sources.hf_open import ParquetSet
@@ -301,7 +301,7 @@ class ParquetRows:
         if not 0 <= shard < len(self._files.uris):
             raise IndexError(f"the dataset has {len(self._files.uris)} files, no file {shard}")
         uri = self._files.uris[shard]
-        table = read_footer(*filesystem(uri, self._files.options(uri)))
+        table = read_footer(*object_of(uri, self._files.options(uri)))
         with self._lock:
             self._tables[shard] = table
             if len(self._tables) > TABLES_KEPT:

@@ -34,4 +34,4 @@ def is_away(error: Exception) -> bool:
     """Whether the dataset's files could not be had, as against what is in them."""
     if isinstance(error, ValueError | IndexError | KeyError) and http_status(error) is None:
         return False  # a damaged or shorter file
-    return fault_of(error) is not Fault.UNKNOWN
+    return fault_of(error) in (Fault.REFUSED, Fault.OUTAGE)

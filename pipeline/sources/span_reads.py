@@ -26,7 +26,7 @@ from earmill.pipeline.sources.base import (
     Fetched,
     Item,
     answered,
-    filesystem,
+    object_of,
     source_errors,
     stat_fields,
 )
@@ -67,7 +67,7 @@ def fetch_rows(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
 def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
     """What to say where the file of a row is another than was planned: by the store's tag, on this
     machine by the time of its last change. Its size is looked at where it is opened."""
-    fs, path = filesystem(item.uri, options)
+    fs, path = object_of(item.uri, options)
     is_here = isinstance(fs, LocalFileSystem)
 
     def asked() -> Mapping[str, Any]:
@@ -101,7 +101,7 @@ def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None])
     is_small = item.size is not None and item.size <= MEMORY_BYTES
     if (item.start_s, item.end_s) == (None, None) or not can_seek(item.uri) or is_small:
         return load_object(item, options, touch)
-    fs, path = filesystem(item.uri, options)
+    fs, path = object_of(item.uri, options)
     if isinstance(fs, LocalFileSystem):
         is_large = os.stat(path).st_size > MEMORY_BYTES
         return UnhashedFile(path=path) if is_large else load_object(item, options, touch)
@@ -126,7 +126,7 @@ def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
     """
 
     def opened() -> BinaryIO | None:
-        fs, path = filesystem(item.uri, options)
+        fs, path = object_of(item.uri, options)
         found = stat_fields(fs.info(path))
         if not found["size"] or not _has_ranges(fs, path):
             return None

@@ -35,20 +35,25 @@ class Sample:
     """One sample as the headers describe it.
 
     Args:
-        key: The name its members share.
+        raw_key: The name its members share, as the tar has it.
+        key: The same as text.
         columns: What its `json`, `cls` and `txt` members say.
         audio: Suffix of each audio member to its header.
         seconds: Expected duration of the first of these. estimated: From its bytes alone.
         problem: Why it cannot be processed; None where it can.
     """
 
-    key: str
+    raw_key: str
     columns: dict[str, Any] = field(default_factory=dict)
     audio: dict[str, tarfile.TarInfo] = field(default_factory=dict)
     seconds: float | None = None
     estimated: bool = False
     problem: str | None = None
     suffixes: set[str] = field(default_factory=set)
+
+    @property
+    def key(self) -> str:
+        return as_text(self.raw_key)
 
     def chosen(self, suffix: str | None) -> tarfile.TarInfo | None:
         """The audio member of this suffix, or the only one; None, with a problem, without it."""
@@ -92,14 +97,14 @@ class Samples:
             if found is None or METADATA.match(member.name) or not _is_plain(member):
                 self.skipped[NO_SAMPLE] += not member.isdir()
                 continue
-            key, suffix = as_text(found[1]), as_text(found[2].lower())
-            if current is None or key != current.key:
+            key, suffix = found[1], as_text(found[2].lower())
+            if current is None or key != current.raw_key:
                 if current is not None:
                     yield current
                 if key in seen:
                     raise self._refused(
-                        f"the members of {key!r} do not follow each other, or two samples are "
-                        "called so; sort the tar by name or rename one"
+                        f"the members of {as_text(key)!r} do not follow each other, or two samples "
+                        "are called so; sort the tar by name or rename one"
                     )
                 seen.add(key)
                 current = Sample(key)

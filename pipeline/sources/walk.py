@@ -16,6 +16,8 @@ from typing import Any
 
 HIDDEN = "hidden"
 NO_EXTENSION = "no extension"
+# Of a table; counted beside files.
+BLANK_ROW = "blank row"
 
 Entry = tuple[str, dict[str, Any]]
 Identity = tuple[int, int]

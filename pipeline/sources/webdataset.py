@@ -12,7 +12,7 @@ import posixpath
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
@@ -25,7 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import field_validator
 
 from earmill.pipeline.common.arrow_types import Columns
-from earmill.pipeline.common.errors import SourceError, UnreadableError
+from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.common.tar_members import MAX_HELD_BYTES, BoundedReads
 from earmill.pipeline.sources.base import (
     Fetched,
@@ -33,7 +33,9 @@ from earmill.pipeline.sources.base import (
     answered,
     as_text,
     filesystem,
+    object_of,
     public_uri,
+    row_names,
     source_errors,
     stat_fields,
 )
@@ -49,7 +51,7 @@ from earmill.pipeline.sources.kept import Kept, NothingKept, name_of, packed, un
 from earmill.pipeline.sources.ranges import Range, RangedFile, ahead, read_range
 from earmill.pipeline.sources.regular import open_regular
 from earmill.pipeline.sources.tar_samples import Sample, Samples, Seconds
-from earmill.pipeline.sources.walk import is_hidden
+from earmill.pipeline.sources.walk import HIDDEN, by_extension, is_hidden
 from earmill.pipeline.spec.section import Options, plain_uri
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, normal_extensions
 from earmill.pipeline.spec.source_kinds import SourceKind, SourceSection
@@ -132,12 +134,15 @@ class WebDatasetSource:
 
     def __init__(self, section: WebDatasetSection) -> None:
         self._section = section
+        self._beside: Counter[str] = Counter()
         with source_errors(section.uri):
             self._fs, self._path = filesystem(section.uri, section.storage_options)
             self._tars, self._root = answered(self._find)
+        below = [tar.removeprefix(self._root).removeprefix("/") for tar in self._tars]
+        self._names = dict(zip(self._tars, row_names(below), strict=True))
         if not self._tars:
             raise SourceError(f"source {section.uri}: no tar files")
-        self._skipped: Counter[str] = Counter()
+        self._skipped = Counter(self._beside)
         self._kept: Kept = NothingKept()
 
     def keep(self, kept: Kept) -> None:
@@ -152,8 +157,12 @@ class WebDatasetSource:
             return [path], posixpath.dirname(path)
         if self._fs.isdir(path):
             below = len(path.rstrip("/")) + 1
-            found = (str(name) for name in self._fs.find(path))
-            return sorted(t for t in found if t.endswith(".tar") and not is_hidden(t[below:])), path
+            names = [str(name)[below:] for name in self._fs.find(path)]
+            shown = [name for name in names if not is_hidden(name)]
+            tars = [name for name in shown if name.endswith(".tar")]
+            self._beside = by_extension(name for name in shown if not name.endswith(".tar"))
+            self._beside[HIDDEN] = len(names) - len(shown)
+            return sorted(path.rstrip("/") + "/" + tar for tar in tars), path
         literal = path[: min((i for c in PATTERN if (i := path.find(c)) >= 0), default=0)]
         if not literal:
             raise FileNotFoundError(path)
@@ -173,7 +182,7 @@ class WebDatasetSource:
         return self._listed(_guessed)
 
     def _listed(self, seconds: Seconds) -> Iterator[Item]:
-        self._skipped.clear()
+        self._skipped = Counter(self._beside)
         position = 0
         for rows, skipped in ahead(
             lambda tar: self._rows(tar, seconds), self._tars, LISTING_THREADS
@@ -187,17 +196,21 @@ class WebDatasetSource:
 
     def _rows(self, tar: str, seconds: Seconds) -> tuple[list[dict[str, Any]], Counter[str]]:
         """The fields of every row of a tar."""
-        public = public_uri(self._fs, tar)
-        name = as_text(tar[len(self._root) :].lstrip("/"))
+        public, name = public_uri(self._fs, tar), self._names[tar]
 
         def read() -> tuple[list[dict[str, Any]], Counter[str]]:
             stat = stat_fields(self._fs.info(tar))
             known = self._known(public, name, stat, seconds)
             if known is not None:
                 return known
-            with _opened(self._fs, tar) as stream:
+            with _readable_tar(public, self._section.storage_options) as stream:
                 samples = Samples(stream, public, self._section.extensions, seconds)
-                rows = [self._row(sample, public, name) for sample in samples]
+                raw_keys, rows = [], []
+                for sample in samples:
+                    raw_keys.append(sample.raw_key)
+                    rows.append(self._row(sample, public))
+            for row, row_name in zip(rows, row_names(raw_keys), strict=True):
+                row["row_id"] = f"{name}/{row_name}"
             kept = {"etag": stat["etag"], "mtime": stat["mtime"]}
             rows = [{**row, **kept} for row in rows]
             if (key := self._key(public, name, stat, seconds)) is not None:
@@ -224,13 +237,12 @@ class WebDatasetSource:
         found = None if data is None else unpacked(data)
         return None if found is None else (found[0], Counter(found[1]))
 
-    def _row(self, sample: Sample, tar: str, name: str) -> dict[str, Any]:
+    def _row(self, sample: Sample, tar: str) -> dict[str, Any]:
         member = sample.chosen(self._section.audio)
         place = Place(tar, sample.key)
         if member is not None:
             place = Place(tar, sample.key, member.offset, member.offset_data + member.size)
         return {
-            "row_id": f"{name}/{sample.key}",
             "uri": place.uri(),
             "size": None if member is None else member.size,
             "seconds": sample.seconds,
@@ -249,15 +261,16 @@ class WebDatasetSource:
         return Columns()
 
     def skipped(self) -> dict[str, int]:
-        """Members of the last listing that are neither audio nor columns, by extension."""
-        return dict(sorted(self._skipped.items(), key=lambda entry: (-entry[1], entry[0])))
+        """Members that are neither audio nor columns, and files beside the tars, by reason."""
+        found = (entry for entry in self._skipped.items() if entry[1])
+        return dict(sorted(found, key=lambda entry: (-entry[1], entry[0])))
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         return fetch_all(items, lambda uri: self._section.storage_options, self._load)
 
     def _load(self, item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
         place = Place.of(item.uri)
-        fs, path = filesystem(place.tar, options)
+        fs, path = object_of(place.tar, options)
         if not place.end:
             raise UnreadableError(f"{item.uri}: {self._problem(fs, path, place)}")
         with _range(fs, path, place) as stream:
@@ -285,6 +298,17 @@ class WebDatasetSource:
 
 def _guessed(suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
     return guess_seconds(f"x.{PurePosixPath(suffix).name}", nbytes), True
+
+
+@contextmanager
+def _readable_tar(uri: str, options: Mapping[str, Any]) -> Iterator[BinaryIO]:
+    """A tar while its headers are looked for; SourceError where it cannot be read as a file."""
+    try:
+        fs, path = object_of(uri, options)
+        with _opened(fs, path) as stream:
+            yield stream
+    except RowError as error:
+        raise SourceError(f"source {error}") from error
 
 
 def _opened(fs: Any, path: str) -> AbstractContextManager[BinaryIO]:

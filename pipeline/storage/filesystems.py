@@ -1,5 +1,9 @@
-"""The filesystem behind a uri, and what to install where its package is missing.
+"""The filesystem behind a uri and the path in it: names are literal, whatever characters they have.
 
+    uri    = path | scheme://rest | chain
+    chain  = wrapper://inner::uri | wrapper::uri      zip://a.wav::s3://bucket/a.zip
+
+A path or a key may hold `::`, `#`, `?` or `://`: only a wrapper in front makes a chain of a uri.
 S3, HTTP and the Hub come with earmill. Google's and Microsoft's stores are extras: their clients
 bring thirty packages that most jobs have no use for.
 """
@@ -8,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +24,13 @@ from earmill.pipeline.storage.store_errors import is_store_error
 if TYPE_CHECKING:
     import asyncio
 
+# The schemes in front of a uri. No path of this machine begins so: `//` is `/` there.
+SCHEMES = re.compile(r"(?P<first>[A-Za-z][A-Za-z0-9+.-]*)(?:::[A-Za-z][A-Za-z0-9+.-]*)*://")
+LOCAL_SCHEMES = frozenset({"file", "local"})
+# fsspec protocols that read what the rest of a chain names.
+WRAPPERS = frozenset(
+    "blockcache cached dir filecache libarchive reference simplecache tar zip".split()
+)
 EXTRAS = {
     **dict.fromkeys(("gs", "gcs"), "gcs"),
     **dict.fromkeys(("abfs", "abfss", "az"), "azure"),
@@ -34,25 +46,83 @@ ONE_REQUEST_BYTES = 16 * 2**20
 _ONE_AT_ONCE = {"max_concurrency": 1}
 
 
+def is_local(uri: str) -> bool:
+    """Return True for a plain path of this machine, with any characters in it."""
+    return SCHEMES.match(uri) is None
+
+
+def is_chain(uri: str) -> bool:
+    """Return True for a uri that reads one file through others: `zip://a.wav::/data/a.zip`."""
+    schemes = SCHEMES.match(uri)
+    return schemes is not None and "::" in uri and schemes["first"].lower() in WRAPPERS
+
+
+def local_path(uri: str) -> str | None:
+    """Return the absolute path that a path or a `file:` uri names; None for other uris."""
+    path = uri
+    if not is_local(uri):
+        scheme, _, path = uri.partition("://")
+        if scheme.lower() not in LOCAL_SCHEMES:
+            return None
+    path = os.path.expanduser(path) if path.startswith("~") else path.removeprefix("./")
+    if not path.startswith("/"):
+        path = os.getcwd() if path in ("", ".") else f"{os.getcwd()}/{path}"
+    return path.rstrip("/") or "/"
+
+
 def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
-    """An fsspec filesystem and the path in it; touches nothing yet.
+    """Return the fsspec filesystem of a uri and the path in it; touches nothing yet.
 
     Raises:
         MissingPackageError: Its package is not installed here.
         ValueError: No package is known for the scheme, or an option does not fit.
     """
     os.environ.setdefault(GCSFS_KINDS_OF_BUCKET, "false")
+    if (path := local_path(uri)) is not None:
+        return fsspec.filesystem("file", **options), path
     if uri.startswith(("http://", "https://")):
         options.setdefault("client_kwargs", {"timeout": _http_timeout()})
+    # fsspec takes every `::` for a chain.
+    double_colon = "::" if is_chain(uri) else _unused_in(uri)
     try:
-        fs, path = fsspec.core.url_to_fs(uri, **options)
+        fs, path = fsspec.core.url_to_fs(uri.replace("::", double_colon), **options)
     except ImportError as error:
         raise MissingPackageError(_install(uri, error)) from error
-    if getattr(fs, "async_impl", False) or "::" in uri:
+    if getattr(fs, "async_impl", False) or is_chain(uri):
         from fsspec.asyn import get_loop
 
         get_loop().set_exception_handler(_tell_defects)
-    return fs, str(path)
+    return fs, str(path).replace(double_colon, "::")
+
+
+def _unused_in(uri: str) -> str:
+    """Return letters that a uri does not contain."""
+    letters = "double-colon"
+    while letters in uri:
+        letters += "-"
+    return letters
+
+
+def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> bool:
+    """Return True if a client would ask its store for another object than a uri names.
+
+    Some clients cut names: s3fs at `?versionId=`, adlfs at a tab, a web client at `#`.
+
+    Args:
+        fs: The filesystem of the uri, see `filesystem_of`.
+        path: The path in it.
+        uri: One object, no chain.
+        versions: The end of a uri may name a version of the object.
+    """
+    if uri.startswith(("http://", "https://")):
+        return "#" in uri
+    behind_bucket = uri.split("/", 3)[3:]
+    if behind_bucket and not path.endswith(behind_bucket[0]):
+        return True
+    if not hasattr(fs, "split_path"):
+        return False
+    bucket, key, *version = fs.split_path(path)
+    return f"{bucket}/{key}" != path and not (versions and any(version))
 
 
 def _tell_defects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -83,7 +153,8 @@ def _http_timeout() -> Any:
 
 
 def _install(uri: str, error: ImportError) -> str:
-    scheme = uri.rpartition("::")[2].partition("://")[0].lower()
+    last = uri.rpartition("::")[2] if is_chain(uri) else uri
+    scheme = last.partition("://")[0].lower()
     extra = EXTRAS.get(scheme)
     advice = str(error) if extra is None else f"run: pip install 'earmill[{extra}]'"
     return f"{uri}: {scheme}:// needs a package that is not installed here; {advice}"

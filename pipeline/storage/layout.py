@@ -25,6 +25,7 @@ from earmill.pipeline.storage.filesystems import (
     ONE_REQUEST_BYTES,
     filesystem_of,
     in_one_request,
+    local_path,
 )
 from earmill.pipeline.storage.local_cache import LocalCache
 from earmill.pipeline.storage.local_files import move_in, sync_names
@@ -93,7 +94,7 @@ class Layout:
         """
         uri = os.fspath(uri)
         options = dict(storage_options or {})
-        if "://" in uri and not uri.startswith(("file://", "local://", "memory://")):
+        if local_path(uri) is None and not uri.startswith("memory://"):
             # Another process commits while we look: a cached listing would hide it.
             options.setdefault("use_listings_cache", False)
         try:

@@ -335,20 +335,20 @@ class _ShardRun:
 
     def _extract_long(self, place: int, clip: LongClip) -> None:
         try:
-            with self._stages.stage(MODEL):
-                features = self._rows.extraction.long(clip)
-            for position, (channel, found) in enumerate(zip(clip.channels, features, strict=True)):
-                facts = clip.facts(position)
-                self._done[place].append(
-                    self._later(clip.item, channel, clip.seconds, facts, found)
-                )
-            self._on_audio(clip.seconds)
+            try:
+                with self._stages.stage(MODEL):
+                    features = self._rows.extraction.long(clip)
+            finally:
+                clip.close()
+                check_arrived(clip.stream, clip.item.uri)
         except RowError as error:
             bad = quarantined(clip.item.row_id, clip.item, error, self._attempts)
             self._done[place].append(bad)
-        finally:
-            clip.close()
-            check_arrived(clip.stream, clip.item.uri)
+            return
+        for position, (channel, found) in enumerate(zip(clip.channels, features, strict=True)):
+            facts = clip.facts(position)
+            self._done[place].append(self._later(clip.item, channel, clip.seconds, facts, found))
+        self._on_audio(clip.seconds)
 
     def _later(self, *row: Any) -> Future[Any]:
         return self._rows.later(self._rows.feature_row, *row, self._attempts)

@@ -37,7 +37,7 @@ class GcsStandIn(StandIn):
             return answer({"kind": "storage#bucket", "name": self.bucket})
         if request.path == f"{base}/o":
             return self._listed(request)
-        found = re.fullmatch(rf"(/download)?{base}/o/(.+)", request.path)
+        found = re.fullmatch(rf"(/download)?{base}/o/(.+)", request.path, re.DOTALL)
         if found is None or found[2] not in self.objects:
             return refused(404, "notFound")
         if request.method == "DELETE":

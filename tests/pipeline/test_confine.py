@@ -13,9 +13,10 @@ import pytest
 
 from earmill.pipeline.common.errors import OutsideError, SourceError, UnreadableError
 from earmill.pipeline.sources.base import Item
-from earmill.pipeline.sources.confine import Confinement, is_public
+from earmill.pipeline.sources.confine import Confinement
+from earmill.pipeline.sources.places import CheckedClient, is_public
 from tests.pipeline.audio_factory import clip
-from tests.pipeline.source_helpers import contents, manifest
+from tests.pipeline.source_helpers import contents, files, manifest
 
 S3 = {"key": "k", "secret": "hush"}
 
@@ -246,16 +247,54 @@ def test_a_redirect_does_not_lead_inside(servers: list[Server]) -> None:
     """The address is judged where the connection is made, whoever sent us there."""
     import asyncio
 
-    from earmill.pipeline.sources.confine import public_client
-
     async def ask() -> None:
-        async with await public_client() as session, session.get(servers[0].url()):
+        async with await CheckedClient(())() as session, session.get(servers[0].url()):
             pass
 
     with pytest.raises(OutsideError, match=r"127\.0\.0\.1 is no public address"):
         asyncio.run(ask())
     assert servers[0].asked == []
-    with_guard = Confinement(["/t"], ["https://"]).options("https://1.1.1.1/x")
-    assert with_guard["get_client"] is public_client
-    # A host that the job names and that is private is the job's own choice.
-    assert Confinement(["/t"], [servers[0].url()]).options(f"{servers[0].url()}/x") == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "to"),
+    [
+        *(("cell", to) for to in ("/private/x.wav", "other host", "localhost")),
+        # The job names the whole host of these.
+        *((kind, to) for kind in ("table", "file") for to in ("other host", "localhost")),
+    ],
+)
+def test_a_private_host_redirects_to_nothing_but_what_is_allowed(
+    kind: str, to: str, servers: list[Server], tmp_path: Path
+) -> None:
+    """Each hop is checked: a host that the job names may not send us to other private places."""
+    own, other = servers
+    own.redirect = {
+        "/private/x.wav": f"{own.url()}/private/x.wav",
+        "other host": f"{other.url()}/x.wav",
+        "localhost": f"{own.url('localhost')}/public/x.wav",
+    }[to]
+    if kind == "cell":
+        source = manifest(
+            table(tmp_path, f"{own.url()}/public/a.wav"), allow=[f"{own.url()}/public"]
+        )
+        (found,) = contents(source, list(source.items()))
+        assert isinstance(found, OutsideError)
+        assert "not named in source.allow" in str(found)
+    else:
+        uri = f"{own.url()}/table.csv" if kind == "table" else f"{own.url()}/corpus/a.wav"
+        opened = manifest if kind == "table" else files
+        with pytest.raises((SourceError, OutsideError)):
+            list(opened(uri).items())
+    # The first request of each kind, and nothing where it was sent.
+    assert other.asked == []
+    assert not [path for path, _ in own.asked if "private" in path or "x.wav" in path]
+
+
+def test_a_redirect_may_lead_to_what_the_job_names(servers: list[Server], tmp_path: Path) -> None:
+    own, other = servers
+    own.redirect = f"{other.url()}/moved/a.wav"
+    uris = table(tmp_path, f"{own.url()}/a.wav")
+    source = manifest(uris, allow=[own.url(), f"{other.url()}/moved"])
+    assert contents(source, list(source.items())) == [clip("wav", 0.2)]
+    assert {path for path, _ in other.asked} == {"/moved/a.wav"}

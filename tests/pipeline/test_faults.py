@@ -6,6 +6,8 @@ import errno
 import os
 import pickle
 import socket
+import zipfile
+import zlib
 from itertools import pairwise
 
 import aiohttp
@@ -19,7 +21,7 @@ from earmill.pipeline.common.faults import Fault, fault_of, http_status, is_mach
 from earmill.pipeline.common.retries import Retries
 from tests.pipeline.outages import Clock
 
-OUTAGE, REFUSED, UNKNOWN = Fault.OUTAGE, Fault.REFUSED, Fault.UNKNOWN
+DEFECT, OUTAGE, REFUSED, UNKNOWN = Fault.DEFECT, Fault.OUTAGE, Fault.REFUSED, Fault.UNKNOWN
 
 
 def client_error(code: str, status: int) -> botocore.ClientError:
@@ -114,7 +116,11 @@ SAID = [
     (ImportError("install gcsfs"), OUTAGE),
     (RuntimeError("who knows"), UNKNOWN),
     (OSError("Corrupt snappy compressed data"), UNKNOWN),
-    (KeyError("x"), UNKNOWN),
+    (KeyError("x"), DEFECT),
+    (TypeError("unexpected keyword"), DEFECT),
+    (AttributeError("no such attribute"), DEFECT),
+    (zipfile.BadZipFile("no archive"), DEFECT),
+    (zlib.error("incorrect data check"), DEFECT),
 ]  # fmt: skip
 
 

@@ -47,7 +47,7 @@ class Store:
 def load(
     monkeypatch: pytest.MonkeyPatch, store: Store, size: int | None
 ) -> Blob | UnreadableError | Any:
-    monkeypatch.setattr(fetch_module, "filesystem", lambda uri, options: (store, uri))
+    monkeypatch.setattr(fetch_module, "object_of", lambda uri, options: (store, uri))
     ((_, stream),) = fetch_all([Item("a", "x://a", size=size)], lambda uri: {})
     return stream
 
