@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.sources.walk import BLANK_ROW
+
 NAMED_KINDS = 6
 
 
@@ -42,6 +45,17 @@ def copied_text(rows: int) -> list[str]:
     )
 
 
+def missing_text(missing: int, rows: int, first: str) -> list[str]:
+    """Return a line where files are not there that rows name, the first of them by name."""
+    if not missing:
+        return []
+    name = "names a file" if missing == 1 else "name files"
+    return [
+        f"{missing:,} of {rows:,} rows {name} that cannot be found, first {one_line(first)}: they "
+        "will be in quarantine; check the paths, source.prefix and what is mounted"
+    ]
+
+
 def skipped_text(skipped: Mapping[str, int]) -> str:
     """`12 files skipped: .txt 10, .jpg 2`; empty where none was."""
     total = sum(skipped.values())
@@ -51,5 +65,7 @@ def skipped_text(skipped: Mapping[str, int]) -> str:
     ordered = sorted(skipped.items(), key=lambda entry: (-entry[1], entry[0]))
     kinds = [f"{kind} {count:,}" for kind, count in ordered]
     more = f", {len(kinds) - NAMED_KINDS} more kinds" if len(kinds) > NAMED_KINDS else ""
+    if set(skipped) == {BLANK_ROW}:
+        return f"{total:,} blank row{'' if total == 1 else 's'} skipped"
     files = "file" if total == 1 else "files"
     return f"{total:,} {files} skipped: {', '.join(kinds[:NAMED_KINDS])}{more}"

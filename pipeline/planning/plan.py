@@ -23,7 +23,7 @@ from earmill.pipeline.common.errors import CommitError, SourceError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.planning.column_types import typed_of, unknown, with_known
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
-from earmill.pipeline.planning.notes import copied_text, notes, skipped_text
+from earmill.pipeline.planning.notes import copied_text, missing_text, notes, skipped_text
 from earmill.pipeline.planning.parts import (
     PartWriter,
     Store,
@@ -54,7 +54,7 @@ from earmill.pipeline.planning.shards import (
     cut,
     item_seconds,
 )
-from earmill.pipeline.sources.base import Item, Source
+from earmill.pipeline.sources.base import Item, Source, as_text
 from earmill.pipeline.sources.kept import Kept
 from earmill.pipeline.storage.paths import plan_path
 
@@ -97,6 +97,8 @@ class Plan:
         split: Shards that begin within a piece which each of its shards fetches whole.
         in_order: Long recordings that stay whole in a job with spans.
         copied: Shards at the end whose rows are copies of rows before: equal files.
+        missing: Rows of a table whose local file was not there when it was listed.
+        first_missing: The first of these files.
     """
 
     plan_id: str
@@ -110,6 +112,8 @@ class Plan:
     split: int = 0
     in_order: int = 0
     copied: int = 0
+    missing: int = 0
+    first_missing: str = ""
 
     @property
     def computed(self) -> tuple[Shard, ...]:
@@ -124,9 +128,11 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What a user should know before work starts, one line each."""
-        return notes(self.skipped, self.dropped, self.estimated, self.split, self.in_order) + (
-            copied_text(sum(shard.rows for shard in self.copies))
-        )
+        return [
+            *notes(self.skipped, self.dropped, self.estimated, self.split, self.in_order),
+            *copied_text(sum(shard.rows for shard in self.copies)),
+            *missing_text(self.missing, self.rows, self.first_missing),
+        ]
 
     @cached_property
     def rows(self) -> int:
@@ -306,6 +312,8 @@ class _Listing:
             estimated=self._estimated,
             split=self._split,
             in_order=getattr(self._source, "in_order", 0),
+            missing=getattr(self._source, "missing", 0),
+            first_missing=as_text(getattr(self._source, "first_missing", "")),
         )
         if self._ids.may_clash:
             items = list(plan.items())

@@ -39,7 +39,7 @@ PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
 # What the plan says of the source beside its rows.
 ABOUT = ("skipped", "extra_types", "extra_labels", "dropped", "estimated", "split")
 # The same, only where there are any.
-ABOUT_SOME = ("in_order", "copied")
+ABOUT_SOME = ("in_order", "copied", "missing", "first_missing")
 
 
 def read_row_ids(store: Store, plan_id: str) -> dict[str, list[str]]:

@@ -18,7 +18,6 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
@@ -34,6 +33,8 @@ from earmill.pipeline.sources.base import (
     answered,
     filesystem,
     is_local,
+    local_path,
+    object_of,
     public_uri,
     source_errors,
     stat_fields,
@@ -41,19 +42,24 @@ from earmill.pipeline.sources.base import (
 from earmill.pipeline.sources.confine import (
     Confinement,
     is_relative,
+    joined,
     resolved,
     store_of,
     suggestions,
 )
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.ranges import ahead
-from earmill.pipeline.sources.read_tables import CHUNK_ROWS, READERS, RESERVED, Cells
+from earmill.pipeline.sources.read_tables import CHUNK_ROWS, RESERVED, Cells, read_table
 from earmill.pipeline.sources.scalars import public_value
 from earmill.pipeline.sources.span_reads import fetch_rows, open_ranged
+from earmill.pipeline.sources.walk import BLANK_ROW
 from earmill.pipeline.spec.source import ManifestSpec
 
 # What other tools call the uri; named in an error, never guessed.
-FOREIGN_NAMES = ("audio_filepath", "audio_path", "path", "file", "filename", "wav", "url")
+FOREIGN_NAMES = (
+    *("audio_filepath", "audio_path", "path", "file", "filename", "file_name", "filepath"),
+    *("file_path", "wav", "url"),
+)
 # What other tables call the start of a span. Where one is there, "duration" is the span's length.
 FOREIGN_STARTS = ("offset", "start_s", "start_time", "begin")
 FOREIGN_ENDS = ("end_s", "end_time", "stop")
@@ -62,6 +68,10 @@ SPAN_ELSEWHERE = {"offset", "duration"}
 STAT_THREADS = 16
 
 Stat = Mapping[str, Any]
+# Of a local file that is not there.
+ABSENT: Stat = {}
+# A filesystem and a path of it; or None and a uri.
+Folder = tuple[Any, str]
 
 
 @dataclass(slots=True)
@@ -77,26 +87,34 @@ class ManifestSource:
 
     Args:
         spec: The `source` section of a job.
+    Attributes:
+        missing: Rows of the last listing whose local file is not there.
+        first_missing: The first of these files; empty where there is none.
     """
 
     def __init__(self, spec: ManifestSpec) -> None:
         self._spec = spec
         with source_errors(spec.uri):
             self._fs, self._path = filesystem(spec.uri, spec.storage_options)
+            self._fs.invalidate_cache()
             if not answered(lambda: self._fs.isfile(self._path)):
                 raise FileNotFoundError(self._path)
-        self._inside = _confinement(spec, self._fs, self._path)
+            self._folder = _folder_of_paths(spec, self._fs, self._path)
+            self._inside = _confinement(spec, self._fs, self._path, self._folder)
         self._carried = Columns()
+        self._blank = 0
+        self.missing, self.first_missing = 0, ""
 
     def items(self) -> Iterator[Item]:
         with source_errors(self._spec.uri):
             columns = self._columns()
-        if not columns["uri"]:
+        self._blank = self._check_places(columns)
+        if self._blank == len(columns["uri"]):
             raise SourceError(f"source {self._spec.uri}: the table has no rows")
-        self._check_places(columns)
+        self.missing, self.first_missing = 0, ""
         extra = [name for name in columns if name not in self._reserved]
         plain = {name for name, kind in self._carried.types.items() if not has_text(kind)}
-        for first, cells in _chunks(columns):
+        for first, cells, _ in _chunks(columns, list(columns)):
             uris = self._uris(cells, first)
             stats = self._stats(uris)
             for at, uri in enumerate(uris):
@@ -105,6 +123,9 @@ class ManifestSource:
                     name: row.cells[name] if name in plain else public_value(row.cells[name])
                     for name in extra
                 }
+                if stats[uri] is ABSENT:
+                    self.missing += 1
+                    self.first_missing = self.first_missing or uri
                 yield self._item(row, uri, stats[uri], values)
 
     def _item(self, row: _Row, uri: str, stat: Stat, extra: Mapping[str, Any]) -> Item:
@@ -127,15 +148,9 @@ class ManifestSource:
         )
 
     def _columns(self) -> dict[str, Cells]:
-        suffix = PurePosixPath(self._path).suffix.lower()
-        if suffix not in READERS:
-            raise SourceError(
-                f"source {self._spec.uri}: expected a table that ends in {', '.join(READERS)}, "
-                f"got {suffix or 'no extension'!r}"
-            )
         try:
             raw = answered(lambda: self._fs.cat_file(self._path))
-            columns, self._carried = READERS[suffix](raw, self._untyped)
+            columns, self._carried = read_table(self._path, raw, self._untyped)
         except (ValueError, csv.Error) as error:
             raise SourceError(f"source {self._spec.uri}: {one_line(error)}") from error
         columns = self._renamed(columns)
@@ -208,12 +223,24 @@ class ManifestSource:
     def _resolved(self, uri: Any, row: int) -> str:
         if not isinstance(uri, str) or not uri.strip():
             raise self._bad_row(row, f"expected a path or URI in 'uri', got {uri!r}")
-        return resolved(uri, self._fs, posixpath.dirname(self._path))
+        literal = resolved(uri, *self._folder)
+        if is_local(literal) and not os.path.lexists(literal):
+            for meant in _other_readings(uri):
+                other = resolved(meant, *self._folder)
+                if is_local(other) and os.path.lexists(other):
+                    return other
+        return literal
 
-    def _check_places(self, columns: Mapping[str, Cells]) -> None:
-        """SourceError where a row names what the source may not read: nothing of it is touched."""
+    def _check_places(self, columns: Mapping[str, Cells]) -> int:
+        """Return how many rows are blank.
+
+        Raises:
+            SourceError: A row names what the source may not read: nothing of it is touched.
+        """
         refused: list[tuple[int, str, OutsideError]] = []
-        for first, cells in _chunks({"uri": columns["uri"]}):
+        blank_rows = 0
+        for first, cells, blank in _chunks(columns, ["uri"]):
+            blank_rows += blank
             for row, uri in enumerate(self._uris(cells, first), start=first):
                 try:
                     self._inside.check(uri, relative=is_relative(cells["uri"][row - first]))
@@ -225,6 +252,7 @@ class ManifestSource:
             wanted = suggestions(uri for _, uri, _ in refused)
             hint = f"; if that is meant, set source.allow: [{', '.join(wanted)}]" if wanted else ""
             raise self._bad_row(row, f"{problem}{more}{hint}")
+        return blank_rows
 
     def _seconds(self, row: _Row, name: str) -> float | None:
         value = row.cells.get(name)
@@ -259,7 +287,7 @@ class ManifestSource:
 
     def _stat(self, uri: str) -> Stat:
         try:
-            fs, path = filesystem(uri, self._inside.options(uri))
+            fs, path = object_of(uri, self._inside.options(uri))
             return stat_fields(fs.info(path))
         # Whatever a backend raises: the row stays in the plan, and its fetch says what is wrong.
         except Exception:
@@ -290,13 +318,13 @@ class ManifestSource:
         with source_errors(self._spec.uri):
             return {
                 row: uri
-                for first, cells in _chunks({"uri": self._columns()["uri"]})
+                for first, cells, _ in _chunks(self._columns(), ["uri"])
                 for row, uri in enumerate(self._uris(cells, first), start=first)
                 if has_secrets(uri)
             }
 
     def skipped(self) -> dict[str, int]:
-        return {}
+        return {BLANK_ROW: self._blank} if self._blank else {}
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -306,28 +334,73 @@ class ManifestSource:
         }
 
 
-def _confinement(spec: ManifestSpec, fs: Any, path: str) -> Confinement:
-    folder = public_uri(fs, posixpath.dirname(path))
-    if isinstance(fs, LocalFileSystem):
-        return Confinement([folder], spec.allow, spec.storage_options)
-    store = store_of(public_uri(fs, path))
-    return Confinement([folder, store], spec.allow, spec.storage_options, store=store)
+def _folder_of_paths(spec: ManifestSpec, fs: Any, path: str) -> Folder:
+    """Return the folder that relative uris of the table lie in.
+
+    The job may name any with `prefix`; what the table says never leaves it.
+    """
+    folder, prefix = posixpath.dirname(path), spec.prefix
+    if prefix is None:
+        return fs, folder
+    if is_relative(prefix) and not prefix.startswith("~/"):
+        return fs, joined(folder, prefix.rstrip("/"))
+    local = local_path(prefix)
+    return (None, prefix.rstrip("/")) if local is None else (LocalFileSystem(), local)
 
 
-def _chunks(columns: Mapping[str, Cells]) -> Iterator[tuple[int, dict[str, Cells]]]:
-    """The table some thousand rows at a time: number of the first one, and cells by column."""
-    rows = len(next(iter(columns.values())))
-    for first in range(0, rows, CHUNK_ROWS):
-        yield (
-            first,
-            {name: cells[first : first + CHUNK_ROWS] for name, cells in columns.items()},
-        )
+def _confinement(spec: ManifestSpec, fs: Any, path: str, folder: Folder) -> Confinement:
+    table = public_uri(fs, path)
+    own = [folder[1] if folder[0] is None else public_uri(*folder)]
+    own.append(public_uri(fs, posixpath.dirname(path)))
+    store = own[0] if isinstance(fs, LocalFileSystem) else table
+    if local_path(store) is not None:
+        return Confinement(own, spec.allow, spec.storage_options)
+    if not isinstance(fs, LocalFileSystem):
+        own.append(store_of(table))
+    return Confinement(own, spec.allow, spec.storage_options, store=store_of(store))
+
+
+def _other_readings(uri: str) -> Iterator[str]:
+    """Yield what a path may mean that is not there as it is written: blanks, and \\ of Windows."""
+    for text in (uri.strip(), uri.replace("\\", "/"), uri.strip().replace("\\", "/")):
+        if text != uri:
+            yield text
+
+
+def _chunks(
+    columns: Mapping[str, Cells], names: Sequence[str]
+) -> Iterator[tuple[int, dict[str, list[Any]], int]]:
+    """Yield some columns of the table some thousand rows at a time, without its blank rows.
+
+    Each chunk has the number of its first row, blank rows not counted, the cells by column, and how
+    many blank rows were left out.
+    """
+    position = 0
+    for first in range(0, len(columns["uri"]), CHUNK_ROWS):
+        uris = columns["uri"][first : first + CHUNK_ROWS]
+        blank = {
+            at
+            for at, uri in enumerate(uris)
+            if _is_blank(uri) and all(_is_blank(cells[first + at]) for cells in columns.values())
+        }
+        cells = {}
+        for name in names:
+            some = columns[name][first : first + CHUNK_ROWS]
+            cells[name] = [cell for at, cell in enumerate(some) if at not in blank]
+        yield position, cells, len(blank)
+        position += len(uris) - len(blank)
+
+
+def _is_blank(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
 def _local_stat(path: str) -> Stat | None:
     """What `stat_fields` says of a regular file; None for all else, which is asked in full."""
     try:
         found = os.lstat(path)
+    except FileNotFoundError:
+        return ABSENT
     except OSError:
         return {}
     if not stat.S_ISREG(found.st_mode):

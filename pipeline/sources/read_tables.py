@@ -3,21 +3,27 @@
 Parquet keeps its types; text tables get the ones that no text is lost by. A table that cannot be
 taken as it is raises ValueError or csv.Error. Columns of csv and Parquet lie packed: their cells
 become objects a slice at a time.
+
+Text is UTF-8, or UTF-16 with a byte order mark, and may be compressed. The delimiter of csv and tsv
+is the one that the header has. A blank line is a row without values, which the caller counts. The
+index that pandas writes beside the columns is not carried through.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
+from pathlib import PurePosixPath
 from typing import Any, overload
 
 import pyarrow as pa
 
 from earmill.pipeline.common.arrow_types import Columns, kept_type
 from earmill.pipeline.common.untrusted import loads_json
-from earmill.pipeline.sources.base import Scalar
 from earmill.pipeline.sources.scalars import TextKind, unified_column
 from earmill.pipeline.storage.arrow_tables import table_of
 
@@ -25,6 +31,14 @@ RESERVED = ("uri", "id", "start", "end")
 
 # Rows of a text table that become Python objects at once.
 CHUNK_ROWS = 8192
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+# A few bytes can be compressed text without end.
+MOST_TEXT_BYTES = 4 << 30
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+DELIMITERS = ",\t;|"
+# What pandas calls columns without a name, and its index in Parquet.
+INDEX = re.compile(r"Unnamed: [0-9].*|__index_level_[0-9]+__")
+NO_VALUES, INDEX_OF_PANDAS = "no values", "index of pandas"
 
 
 class Column(Sequence[Any]):
@@ -57,11 +71,31 @@ class Column(Sequence[Any]):
 Cells = Sequence[Any]
 
 
-def read_csv(raw: bytes, untyped: Collection[str] = RESERVED, **dialect: Any) -> dict[str, Cells]:
-    """A csv with a header line; columns get a type only where no text is lost by it."""
-    text = io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig", newline="")
-    rows = (row for row in csv.reader(text, strict=True, **dialect) if row)
-    header = next(rows, [])
+def read_csv(
+    raw: bytes,
+    untyped: Collection[str] = RESERVED,
+    *,
+    delimiter: str = ",",
+    is_quoted: bool = True,
+) -> dict[str, Cells]:
+    """A csv with a header line; columns get a type only where no text is lost by it.
+
+    Args:
+        raw: The file.
+        untyped: Columns whose cells stay text.
+        delimiter: Of the cells, if the header has it; else the header tells.
+        is_quoted: Quotation marks surround cells, unless tabs separate them and this is False.
+    """
+    lines = _text(raw)
+    first = next((line for line in lines if line.strip()), "")
+    found = [mark for mark in (delimiter, *DELIMITERS) if mark in first]
+    if not is_quoted and found[:1] in ([], ["\t"]):
+        dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    else:
+        dialect = {"delimiter": found[0] if found else delimiter}
+    reader = csv.reader(chain([first], lines), strict=True, **dialect)
+    header = [_column_name(name, place) for place, name in enumerate(next(reader, []))]
+    rows = (_whole_row(row, len(header)) for row in reader)
     if len(set(header)) != len(header):
         raise ValueError(f"the csv header names a column twice: {', '.join(header)}")
     kinds = [TextKind() for _ in header]
@@ -86,14 +120,27 @@ def read_csv(raw: bytes, untyped: Collection[str] = RESERVED, **dialect: Any) ->
 
 def read_tsv(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cells]:
     """The same with tabs; quotation marks are text, as in the tables of Common Voice."""
-    return read_csv(raw, untyped, delimiter="\t", quoting=csv.QUOTE_NONE)
+    return read_csv(raw, untyped, delimiter="\t", is_quoted=False)
+
+
+def _column_name(name: str, place: int) -> str:
+    """Return the name of a column without blanks around it; one without a name as pandas has it."""
+    return name.strip().strip("\ufeff").strip() or f"Unnamed: {place}"
+
+
+def _whole_row(row: list[str], columns: int) -> list[str]:
+    """Return the cells of a row; a blank line has a blank cell for each column."""
+    while len(row) > columns and not row[-1].strip():
+        row.pop()
+    return row if any(cell.strip() for cell in row) else [""] * columns
 
 
 def read_jsonl(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cells]:
     """One JSON object a line; a key missing from a line is null."""
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(raw.decode("utf-8-sig").split("\n"), start=1):
+    for number, line in enumerate(_text(raw).read().split("\n"), start=1):
         if not line.strip():
+            rows.append({})
             continue
         try:
             row = loads_json(line)
@@ -102,8 +149,22 @@ def read_jsonl(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cel
         if not isinstance(row, dict):
             raise ValueError(f"line {number}: expected a JSON object, got {type(row).__name__}")
         rows.append(row)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return _tidy({name: [row.get(name) for row in rows] for name in names}, untyped)
+    return _columns_of(rows, untyped)
+
+
+def read_json(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cells]:
+    """JSON lines, or one list of objects."""
+    text = _text(raw).read()
+    if not text.lstrip().startswith("["):
+        return read_jsonl(raw, untyped)
+    try:
+        rows = loads_json(text, max_chars=None)
+    except ValueError as error:
+        raise ValueError(f"the list is not JSON: {error}") from error
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise ValueError(f"entry {number}: expected a JSON object, got {type(row).__name__}")
+    return _columns_of(rows, untyped)
 
 
 def read_parquet(
@@ -126,12 +187,78 @@ def read_parquet(
     return columns, Columns(types, dropped=dropped)
 
 
-def _tidy(columns: Mapping[str, Cells], untyped: Collection[str]) -> dict[str, Cells]:
-    tidy: dict[str, Cells] = {}
+def read_table(name: str, raw: bytes, untyped: Collection[str]) -> tuple[dict[str, Cells], Columns]:
+    """Read a table by the ending of its name.
+
+    Args:
+        name: Of the file.
+        raw: The file.
+        untyped: Columns whose cells stay as they are.
+    Returns:
+        The columns, and what is known of those that are carried through.
+    """
+    path = PurePosixPath(name.lower())
+    compression = COMPRESSIONS.get(path.suffix)
+    ending = path.suffix if compression is None else PurePosixPath(path.stem).suffix
+    if ending not in READERS or (compression is not None and ending == ".parquet"):
+        raise ValueError(
+            f"expected a table that ends in {', '.join(READERS)}, or text of these that ends in "
+            f"{', '.join(COMPRESSIONS)}, got {path.suffix or 'no extension'!r}"
+        )
+    content = raw if compression is None else _decompressed(raw, compression)
+    try:
+        columns, known = READERS[ending](content, untyped)
+    except UnicodeDecodeError as error:
+        got = error.object[error.start]
+        raise ValueError(
+            f"expected text in UTF-8, got the byte {got:#04x}; save the table as UTF-8"
+        ) from error
+    dropped = _index_columns(columns, untyped)
+    kept = {name: cells for name, cells in columns.items() if name not in dropped}
+    types = {name: kind for name, kind in known.types.items() if name not in dropped}
+    return kept, Columns(types, known.labels, {**known.dropped, **dropped})
+
+
+def _index_columns(columns: Mapping[str, Cells], untyped: Collection[str]) -> dict[str, str]:
+    """Return the columns that only count rows or are blank, as pandas leaves them, with the
+    reason."""
+    found = {}
     for name, cells in columns.items():
-        values: list[Scalar] = unified_column(cells)
-        tidy[name] = list(cells) if name in untyped else list(values)
-    return tidy
+        if INDEX.fullmatch(name) is None or name in untyped:
+            continue
+        values = set()
+        for first in range(0, len(cells), CHUNK_ROWS):
+            values |= {type(cell) for cell in cells[first : first + CHUNK_ROWS]}
+        if values <= {int, type(None)}:
+            found[name] = INDEX_OF_PANDAS if int in values else NO_VALUES
+    return found
+
+
+def _decompressed(raw: bytes, compression: str) -> bytes:
+    try:
+        stream = pa.CompressedInputStream(pa.BufferReader(raw), compression)
+        content: bytes = stream.read(MOST_TEXT_BYTES + 1)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"expected text compressed with {compression}: {error}") from error
+    if len(content) > MOST_TEXT_BYTES:
+        raise ValueError(f"expected at most {MOST_TEXT_BYTES:,} bytes of text, got more")
+    return content
+
+
+def _text(raw: bytes) -> io.TextIOWrapper:
+    """Return the text of a file, without the line ends behind its last line."""
+    encoding = "utf-16" if raw.startswith(UTF_16) else "utf-8-sig"
+    content = raw if encoding == "utf-16" else raw.rstrip(b"\r\n")
+    return io.TextIOWrapper(io.BytesIO(content), encoding=encoding, newline="")
+
+
+def _columns_of(rows: Sequence[Mapping[str, Any]], untyped: Collection[str]) -> dict[str, Cells]:
+    """Return the columns of JSON objects, in the order in which their names come first."""
+    columns: dict[str, Cells] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        cells = [row.get(name) for row in rows]
+        columns[name] = cells if name in untyped else unified_column(cells)
+    return columns
 
 
 def _inferred(read: Callable[..., dict[str, Cells]]) -> Reader:
@@ -143,6 +270,7 @@ READERS: dict[str, Reader] = {
     ".csv": _inferred(read_csv),
     ".tsv": _inferred(read_tsv),
     ".jsonl": _inferred(read_jsonl),
-    ".json": _inferred(read_jsonl),
+    ".ndjson": _inferred(read_jsonl),
+    ".json": _inferred(read_json),
     ".parquet": read_parquet,
 }

@@ -72,15 +72,21 @@ ManifestRole = Literal["uri", "id", "start", "end", "duration"]
 class ManifestSpec(SourceSection):
     """A csv, tsv, jsonl or parquet table with columns uri, and optionally id, start, end (seconds).
 
+    Text may be compressed (`.csv.gz`, `.jsonl.zst`). A blank row is counted and no row; the index
+    that pandas writes is not carried through.
+
     Spans of WAV, FLAC and other files above 64 MiB that can be sought in read only what they need.
 
     Args:
         kind: manifest.
-        uri: The table. Relative uris in it resolve against its folder. A .json file is read as
-            JSON lines, as NeMo writes them.
+        uri: The table. Relative uris in it resolve against its folder. A .json file holds JSON
+            lines, as NeMo writes them, or one list of objects.
         columns: What the table calls uri, id, start, end and duration, where it has other names;
             for NeMo {uri: audio_filepath, start: offset, duration: duration}. A duration ends the
             span that a start begins; without a start it spares the plan from opening the file.
+        prefix: Folder in front of relative uris, itself relative to the table's folder or an
+            absolute path or URI; for Common Voice clips, for ESC-50 ../audio. Cells of the table
+            cannot leave it.
         allow: Prefixes of uris it may name besides those below its folder, in its bucket or on its
             host: /data/corpus, s3://bucket, https://host/path, or https:// for every public host.
         storage_options: Passed to fsspec for the table's own bucket or host; for a local table, for
@@ -90,11 +96,17 @@ class ManifestSpec(SourceSection):
     kind: Literal["manifest"]
     uri: str
     columns: dict[ManifestRole, str] | None = None
+    prefix: str | None = None
     allow: tuple[str, ...] = ()
     storage_options: Options
 
     check_uri = field_validator("uri")(plain_uri)
     check_allow = field_validator("allow")(plain_uris)
+
+    @field_validator("prefix")
+    @classmethod
+    def _plain_prefix(cls, value: str | None) -> str | None:
+        return None if value is None else plain_uri(value)
 
     @field_validator("columns")
     @classmethod
