@@ -58,7 +58,7 @@ class Player:
         from earmill.pipeline.sources import open_source
 
         self._spec, self._seconds = spec, seconds
-        self._source: Source = open_source(spec.source)
+        self._source: Source = open_source(spec.source, spec.audio.array_rate_hz)
 
     def sound(self, item: Item, channel: int, facts: Mapping[str, Any]) -> Sound:
         """The beginning of a row; an empty one, and why, where it cannot be had.

@@ -155,7 +155,14 @@ def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
     if changes:
         with DriverLock(place):
             items = list(rows.items())
-            update = Update(spec, place, before, open_source(spec.source), items, changes)
+            update = Update(
+                spec,
+                place,
+                before,
+                open_source(spec.source, spec.audio.array_rate_hz),
+                items,
+                changes,
+            )
             update.begin(stored, why=UPDATE)
 
 

@@ -98,7 +98,7 @@ def verify_deep(
     on_begin("building the models")
     threads = threads or cores()
     models = warm_models(spec, threads, spec.run.device)
-    source = open_source(spec.source)
+    source = open_source(spec.source, spec.audio.array_rate_hz)
     on_begin(f"computing {len(drawn):,} rows")
     counts = _Counts()
     processor = RowProcessor(

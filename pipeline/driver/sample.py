@@ -126,7 +126,7 @@ def _warm(spec: JobSpec, threads: int) -> WarmModels:
 @contextmanager
 def _warm_trial(spec: JobSpec, plan: Plan, models: WarmModels, threads: int) -> Iterator[_Trial]:
     """A trial whose readers and writers have run once; its folder goes with it."""
-    source = _Timed(open_source(spec.source))
+    source = _Timed(open_source(spec.source, spec.audio.array_rate_hz))
     processor = RowProcessor(
         spec, source, models.extractors, decode_threads=max(2, threads), gpu=models.gpu
     )

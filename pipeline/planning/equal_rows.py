@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from earmill.pipeline.common.checksum import sha256_of
 from earmill.pipeline.common.errors import RowError
 from earmill.pipeline.sources.base import EqualRow, Item, Source, is_local
-from earmill.pipeline.sources.regular import open_regular
+from earmill.pipeline.storage.regular import open_regular
 
 if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec

@@ -30,7 +30,7 @@ LEAST_SPANS = 1.5
 
 def planned_source(spec: JobSpec) -> Source:
     """The source of a job as it is planned: with spans where the job asks for them."""
-    source = open_source(spec.source)
+    source = open_source(spec.source, spec.audio.array_rate_hz)
     return source if spec.audio.spans is None else SpannedSource(source, spec.audio.spans)
 
 

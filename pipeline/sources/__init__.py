@@ -5,17 +5,33 @@ They may import `spec`, `audio`, `storage` and `common`.
 
 from __future__ import annotations
 
+from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.spec.source_kinds import SourceSection, source_kind
 
 __all__ = ["Item", "Source", "open_source"]
 
 
-def open_source(spec: SourceSection) -> Source:
-    """The source a job names; SourceError when it is missing or cannot be read.
+def open_source(spec: SourceSection, array_rate_hz: int | None = None) -> Source:
+    """Return the source a job names.
 
     Cheap enough for every worker: rows are listed by `items()`, which is also where an empty source
     shows.
+
+    Args:
+        spec: The `source` section.
+        array_rate_hz: Rate of rows that are arrays without one: `audio.array_rate_hz`.
+    Raises:
+        SourceError: The source is missing or cannot be read.
     """
-    found: Source = source_kind(spec.kind).open(spec)
+    kind = source_kind(spec.kind)
+    if kind.has_arrays:
+        found: Source = kind.open(spec, array_rate_hz)
+    elif array_rate_hz is None:
+        found = kind.open(spec)
+    else:
+        raise SourceError(
+            f"audio.array_rate_hz: expected a source whose rows may be arrays (kind: hf), got "
+            f"kind: {spec.kind}, whose files say their rate; leave it out"
+        )
     return found

@@ -136,8 +136,7 @@ def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tu
     """
     path, odd = local_path(uri), _odd_path(uri)
     if path is not None:
-        is_odd = odd is not None and not os.path.lexists(path)
-        return LocalFileSystem(), odd if is_odd else path
+        return LocalFileSystem(), path if odd is None or os.path.lexists(path) else odd
     options = dict(storage_options or {})
     if uri.startswith(("http://", "https://")):
         # A redirect must not lead to other hosts of a private network.

@@ -22,12 +22,12 @@ def _manifest(spec: ManifestSpec) -> Source:
     return ManifestSource(spec)
 
 
-def _hf(spec: HfSpec) -> Source:
+def _hf(spec: HfSpec, array_rate_hz: int | None) -> Source:
     from earmill.pipeline.sources.hf import HfSource
 
-    return HfSource(spec)
+    return HfSource(spec, array_rate_hz)
 
 
 FILES = SourceKind(FilesSpec, _files)
 MANIFEST = SourceKind(ManifestSpec, _manifest)
-HF = SourceKind(HfSpec, _hf)
+HF = SourceKind(HfSpec, _hf, has_arrays=True)

@@ -26,7 +26,7 @@ from earmill.pipeline.audio.decoders import (
 )
 from earmill.pipeline.common.errors import NotRegularError
 from earmill.pipeline.sources.ranges import Range, SparseFile
-from earmill.pipeline.sources.regular import open_regular
+from earmill.pipeline.storage.regular import open_regular
 
 # Bytes of one second: 16 kHz mono for wav (16 bit) and flac, usual speech bit rates for the rest.
 BYTES_PER_SECOND = {"wav": 32000, "flac": 18000, "mp3": 8000, "ogg": 8000, "opus": 4000}

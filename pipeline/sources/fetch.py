@@ -37,8 +37,8 @@ from earmill.pipeline.common.faults import Fault, chain, fault_of
 from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.common.retries import Retries, T
 from earmill.pipeline.sources.base import Fetched, Item, object_of
-from earmill.pipeline.sources.regular import open_regular
 from earmill.pipeline.storage.owned_folders import own_folder
+from earmill.pipeline.storage.regular import open_regular
 
 MEMORY_BYTES = 64 << 20  # objects above this are not held in memory
 MOST_BYTES = 64 << 30  # of an object whose size nobody says

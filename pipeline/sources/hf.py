@@ -1,7 +1,7 @@
 """A Hugging Face dataset: a hub id, a `save_to_disk` folder or parquet, map-style or streaming.
 
-The audio column is always read with `Audio(decode=False)`: we take the encoded bytes (or the path,
-where bytes are null) and decode them ourselves, so a broken clip costs one row.
+The audio column is never decoded by `datasets`: we take the encoded bytes, the path or the array
+(`audio_cells`) and decode them ourselves, so a broken clip costs one row.
 Parquet that is streamed is planned from footers and fetched by row groups (`hf_parquet`). A stream
 of anything else is read once to plan it, unless `duration_column` is given; while fetching, each
 worker keeps its place in the stream, so shards in order cost one pass over the files they lie in.
@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pyarrow as pa
-from datasets import Audio, Dataset, IterableDataset
+from datasets import Dataset, IterableDataset
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.arrow_types import Columns, has_text
@@ -30,6 +30,7 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.common.redact import redact_uris
+from earmill.pipeline.sources.audio_cells import NOTHING, AudioCell, audio_cell, wav_of
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,
@@ -40,8 +41,9 @@ from earmill.pipeline.sources.base import (
 from earmill.pipeline.sources.confine import is_relative, resolved, suggestions
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import Blob, load_blob, patiently, waited_for
-from earmill.pipeline.sources.hf_columns import carried, features_of
+from earmill.pipeline.sources.hf_columns import audio_type, carried, features_of
 from earmill.pipeline.sources.hf_open import (
+    AUDIO_FOLDER,
     dataset_confinement,
     dataset_folder,
     open_dataset,
@@ -66,25 +68,33 @@ class HfSource:
 
     Args:
         spec: The `source` section of a job.
+        array_rate_hz: Rate of arrays of samples that have none.
+    Attributes:
+        missing: Rows of the last listing whose local file is not there.
+        first_missing: The first of these files; empty where there is none.
     """
 
     _dataset: Dataset | IterableDataset
 
-    def __init__(self, spec: HfSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: HfSpec, array_rate_hz: int | None = None) -> None:
+        self._spec, self._array_rate_hz = spec, array_rate_hz
+        self.missing, self.first_missing = 0, ""
         with source_errors(spec.uri), quiet():
             files = parquet_files(spec) if spec.streaming else None
-            self._parquet = None if files is None else ParquetRows(files, spec.audio_column)
-            dataset = open_dataset(spec) if self._parquet is None else None
+            self._parquet = dataset = None
+            if files is not None:
+                self._parquet = ParquetRows(files, spec.audio_column, array_rate_hz)
+            else:
+                dataset = open_dataset(spec)
         features = features_of(spec, self._parquet if dataset is None else dataset)
         self._carried = carried(spec, features)
         self._texts = {name for name, kind in self._carried.types.items() if has_text(kind)}
         ids = [spec.id_column] if spec.id_column is not None else []
         self._kept = [name for name in features if name in {*self._carried.types, *ids}]
         self._ids = ids
+        self._audio_type = audio_type(spec, features, array_rate_hz)
         if dataset is not None:
-            dataset = dataset.cast_column(spec.audio_column, Audio(decode=False))
-            self._dataset = dataset.select_columns([spec.audio_column, *self._kept])
+            self._dataset = selected(dataset, [spec.audio_column, *self._kept])
         self._uri = public_dataset_uri(spec)
         self._folder, self._inside = dataset_folder(spec), dataset_confinement(spec)
         # A worker runs two shards at a time, each in its own thread and with its own place.
@@ -92,6 +102,7 @@ class HfSource:
 
     def items(self) -> Iterator[Item]:
         position = -1
+        self.missing, self.first_missing = 0, ""
         with source_errors(self._spec.uri):
             for position, (place, row, clip) in enumerate(self._rows()):
                 yield self._item(position, place, row, clip)
@@ -100,7 +111,7 @@ class HfSource:
 
     def _rows(self) -> Iterator[tuple[Place, HfRow, _Clip]]:
         if self._parquet is None:
-            return self._streamed() if self._spec.streaming else self._mapped()
+            return self._mapped() if isinstance(self._dataset, Dataset) else self._streamed()
         seen = self._parquet.rows(self._kept, paths=self._spec.duration_column is None)
         return ((row.place, row.cells, _Clip.seen(row)) for row in seen)
 
@@ -117,18 +128,34 @@ class HfSource:
         view = self._dataset.select_columns(columns).with_format("arrow")
         row = 0
         for batch in view.iter(batch_size=PLAN_BATCH_ROWS):
-            clips = _clips(batch, self._spec.audio_column)
+            clips = self._clips(batch)
             cells = batch.select(self._kept).to_pylist()
             for offset in range(batch.num_rows):
                 yield Place(None, row), cells[offset] if cells else {}, clips[offset]
                 row += 1
 
     def _streamed(self) -> Iterator[tuple[Place, HfRow, _Clip]]:
-        dataset = self._dataset.select_columns(self._planned_columns())
-        for shard in range(dataset.num_shards):
-            part = dataset.shard(dataset.num_shards, shard, contiguous=True)
-            for row, values in enumerate(part):
-                yield Place(shard, row), values, _Clip.of(values.get(self._spec.audio_column))
+        dataset = selected(self._dataset, self._planned_columns())
+        for shard in range(dataset.num_shards) if self._spec.streaming else [None]:
+            for row, values in enumerate(part_of(dataset, shard)):
+                yield Place(shard, row), values, self._clip_of(values)
+
+    def _clips(self, batch: pa.Table) -> list[_Clip]:
+        if self._spec.audio_column not in batch.column_names:
+            return [_Clip()] * batch.num_rows
+        return [self._clip(cell) for cell in batch.column(self._spec.audio_column)]
+
+    def _clip_of(self, values: HfRow) -> _Clip:
+        return self._clip(self._scalar(values.get(self._spec.audio_column)))
+
+    def _clip(self, cell: pa.Scalar) -> _Clip:
+        return _Clip(audio_cell(cell, self._array_rate_hz))
+
+    def _scalar(self, value: Any) -> pa.Scalar:
+        """Return a cell as Arrow has it."""
+        if isinstance(value, pa.Scalar):
+            return value
+        return pa.array([value], self._audio_type)[0]
 
     def _item(self, position: int, place: Place, row: HfRow, clip: _Clip) -> Item:
         spec = self._spec
@@ -147,21 +174,27 @@ class HfSource:
             **clip.stat,
         )
 
+    def _count_missing(self, path: str) -> None:
+        if is_local(path) and not os.path.lexists(path):
+            self.missing += 1
+            self.first_missing = self.first_missing or path
+
     def _confined(self, position: int, clip: _Clip) -> _Clip:
         """The cell with its path resolved; SourceError where it leads elsewhere."""
-        if clip.data is not None or not clip.path or not clip.outside:
+        if not clip.cell.path or not clip.outside:
             return clip
-        path = self._resolved(clip.path)
+        path = self._resolved(clip.cell.path)
         if path is None:
-            return replace(clip, path=None)
+            return replace(clip, cell=replace(clip.cell, path=None))
         try:
-            self._inside.check(path, relative=is_relative(clip.path))
+            self._inside.check(path, relative=is_relative(clip.cell.path))
         except OutsideError as error:
             hint = f"if that is meant, set source.allow: [{', '.join(suggestions([path]))}]"
             raise SourceError(
                 f"source {self._spec.uri}: row {position}: {error}; {hint}"
             ) from error
-        return replace(clip, path=path)
+        self._count_missing(path)
+        return replace(clip, cell=replace(clip.cell, path=path))
 
     def _resolved(self, path: str) -> str | None:
         """The path of a cell without bytes, relative to the dataset's folder if it has one."""
@@ -190,7 +223,7 @@ class HfSource:
 
     def _extra(self, row: HfRow) -> dict[str, Any]:
         return {
-            name: public_value(row[name]) if name in self._texts else row[name]
+            name: public_value(row.get(name)) if name in self._texts else row.get(name)
             for name in self._carried.types
         }
 
@@ -217,16 +250,25 @@ class HfSource:
         found = self._spec.id_column and redact_uris(str(row[self._spec.id_column]))
         if found and found != item.row_id:
             raise UnreadableError(f"{item.uri}: changed since it was planned: row id is {found!r}")
-        audio = row[self._spec.audio_column] or {}
-        if audio.get("bytes") is None:
-            return self._from_path(item, audio.get("path"))
-        blob = Blob(data=audio["bytes"])
+        cell = self._cell(item, row)
+        if cell.data is not None:
+            blob = Blob(data=cell.data.to_pybytes())
+        elif cell.samples is not None:
+            blob = Blob(data=wav_of(cell.samples, cell.rate_hz, item.uri))
+        else:
+            return self._from_path(item, cell.path)
         if item.size is not None and blob.nbytes != item.size:
             raise UnreadableError(
                 f"{item.uri}: changed since it was planned: expected {item.size} bytes, "
                 f"got {blob.nbytes}"
             )
         return blob
+
+    def _cell(self, item: Item, row: HfRow) -> AudioCell:
+        try:
+            return audio_cell(self._scalar(row[self._spec.audio_column]), self._array_rate_hz)
+        except (ValueError, TypeError, pa.ArrowException) as error:
+            raise UnreadableError(f"{item.uri}: cannot be read: {named_line(error)}") from error
 
     def _row(self, item: Item) -> HfRow:
         place = Place.of(item)
@@ -241,8 +283,10 @@ class HfSource:
             raise UnreadableError(f"{item.uri}: cannot be read: {named_line(error)}") from error
 
     def _row_at(self, place: Place) -> HfRow:
-        if place.shard is None:
-            return dict(self._dataset[place.row])
+        if place.shard is None and isinstance(self._dataset, Dataset):
+            table = self._dataset.with_format("arrow")[place.row]
+            ids = {name: table.column(name)[0].as_py() for name in self._ids}
+            return {self._spec.audio_column: table.column(self._spec.audio_column)[0], **ids}
         return self._cursor().row(place)
 
     def _cursor(self) -> _Cursor:
@@ -254,7 +298,9 @@ class HfSource:
     def _from_path(self, item: Item, path: str | None) -> Blob:
         uri = self._resolved(path) if path else None
         if uri is None:
-            raise UnreadableError(f"{item.uri}: the row has neither audio bytes nor a path")
+            raise UnreadableError(
+                f"{item.uri}: the row has neither audio bytes nor a path nor an array"
+            )
         with waited_for():
             blob = load_blob(Item(row_id=item.row_id, uri=uri), self._inside.options)
         if isinstance(blob, RowError):
@@ -281,6 +327,24 @@ class HfSource:
         }
 
 
+def selected(dataset: Any, columns: Sequence[str]) -> Any:
+    """Return a dataset with some of its columns.
+
+    A folder of files has no more than paths and labels, and rows without a label: `datasets` fails
+    where it is to select one.
+    """
+    if isinstance(dataset, IterableDataset) and dataset.info.builder_name == AUDIO_FOLDER:
+        return dataset
+    return dataset.select_columns(list(columns))
+
+
+def part_of(dataset: IterableDataset, shard: int | None) -> IterableDataset:
+    """Return a file shard of a stream; None stands for all of it."""
+    if shard is None:
+        return dataset
+    return dataset.shard(dataset.num_shards, shard, contiguous=True)
+
+
 class _Cursor:
     """A place in a streamed dataset that moves forward for free and backward by starting over.
 
@@ -299,70 +363,62 @@ class _Cursor:
         rows, at = (self._rows, self._next.row) if ahead else (None, 0)
         self._rows = None  # an iterator that raised is finished for good
         if rows is None:
-            shards = self._dataset.num_shards
-            part = self._dataset.shard(shards, place.shard, contiguous=True)
-            rows, at = iter(part.skip(place.row)), place.row
+            rows = iter(part_of(self._dataset, place.shard).skip(place.row))
+            at = place.row
         for _ in range(place.row - at):
             next(rows)
         try:
             row = next(rows)
         except StopIteration:
-            raise IndexError(f"shard {place.shard} ends before row {place.row}") from None
+            raise IndexError(f"the stream ends before row {place.row}") from None
         self._rows, self._next = rows, Place(place.shard, place.row + 1)
         return row
 
 
 @dataclass(frozen=True)
 class _Clip:
-    """What the plan sees of one audio cell: a view of its bytes, or its path.
+    """What the plan sees of one audio cell.
 
     Args:
-        outside: Without `data`, the path is where the bytes are.
+        cell: A view of it.
+        in_cell: Its audio is in the cell, or may be, whatever its path says.
         estimated_s, block, stat: Of a row that was seen in a footer only.
     """
 
-    data: pa.Buffer | None = None
-    path: str | None = None
-    outside: bool = True
+    cell: AudioCell = NOTHING
+    in_cell: bool = False
     estimated_s: float | None = None
     block: int | None = None
     stat: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cell: HfRow | None) -> _Clip:
-        cell = cell or {}
-        data = cell.get("bytes")
-        return cls(None if data is None else pa.py_buffer(data), cell.get("path"))
-
-    @classmethod
     def seen(cls, row: Seen) -> _Clip:
-        outside = row.in_file is False
-        return cls(None, row.path, outside, row.seconds, row.block, row.stat)
+        in_cell = row.in_file is not False
+        return cls(AudioCell(path=row.path), in_cell, row.seconds, row.block, row.stat)
+
+    @property
+    def outside(self) -> bool:
+        """Return True if the path is where the audio is."""
+        return not self.in_cell and self.cell.data is None and self.cell.samples is None
 
     @property
     def nbytes(self) -> int | None:
-        return None if self.data is None else int(self.data.size)
+        return self.cell.nbytes
 
     def seconds(self) -> float | None:
-        if self.data is None:
-            return self._path_seconds() if self.outside else self.estimated_s
-        exact = header_seconds(pa.BufferReader(self.data), self.data.size)
+        data = self.cell.data
+        if self.outside:
+            return self._path_seconds()
+        if data is None:
+            return self.estimated_s if self.cell.samples is None else self.cell.seconds()
+        exact = header_seconds(pa.BufferReader(data), data.size)
         if exact is not None:
             return exact
-        head = bytes(memoryview(self.data)[:HEAD_BYTES])
-        return guess_seconds(self.path, self.data.size, head)
+        head = bytes(memoryview(data)[:HEAD_BYTES])
+        return guess_seconds(self.cell.path, data.size, head)
 
     def _path_seconds(self) -> float | None:
-        if self.path is None or not is_local(self.path) or not os.path.isfile(self.path):
+        path = self.cell.path
+        if path is None or not is_local(path) or not os.path.isfile(path):
             return None
-        return header_seconds(self.path, os.path.getsize(self.path))
-
-
-def _clips(batch: pa.Table, column: str) -> list[_Clip]:
-    if column not in batch.column_names:
-        return [_Clip()] * batch.num_rows
-    cells = [cell if cell.is_valid else None for cell in batch.column(column)]
-    return [
-        _Clip() if cell is None else _Clip(cell["bytes"].as_buffer(), cell["path"].as_py())
-        for cell in cells
-    ]
+        return header_seconds(path, os.path.getsize(path))

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import datasets
+import pyarrow as pa
 
 from earmill.pipeline.common.arrow_types import Columns, kept_type
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.hints import nearest
+from earmill.pipeline.sources.audio_cells import check_audio_type
 from earmill.pipeline.spec.source import HfSpec
 
 
@@ -31,6 +33,20 @@ def features_of(spec: HfSpec, dataset: Any) -> Any:
                 f"{_name(features[name])}"
             )
     return features
+
+
+def audio_type(spec: HfSpec, features: Any, array_rate_hz: int | None) -> Any:
+    """Return the Arrow type of the audio column, as its cells are stored.
+
+    Raises:
+        SourceError: The column holds no audio, or none that can be read.
+    """
+    kind = features.arrow_schema.field(spec.audio_column).type
+    try:
+        check_audio_type(spec.audio_column, kind, array_rate_hz)
+    except SourceError as error:
+        raise SourceError(f"source {spec.uri}: {error}") from error
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def carried(spec: HfSpec, features: Any) -> Columns:

@@ -11,29 +11,70 @@ from dataclasses import dataclass
 from typing import Any
 
 import datasets
+from datasets.exceptions import DataFilesNotFoundError
 from datasets.packaged_modules.parquet.parquet import Parquet
+from fsspec.implementations.local import LocalFileSystem
 from huggingface_hub import HfApi
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 
-from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.common.errors import MissingPackageError, NotRegularError, SourceError
+from earmill.pipeline.common.faults import chain
 from earmill.pipeline.common.hints import nearest
-from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.common.one_line import named_line, one_line
 from earmill.pipeline.sources.base import filesystem, is_local, public_uri
 from earmill.pipeline.sources.confine import Confinement, store_of
-from earmill.pipeline.spec.source import HfSpec
+from earmill.pipeline.sources.walk import Walk
+from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, HfSpec
+from earmill.pipeline.storage.regular import check_regular
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_TIMEOUT_S = 10.0
+AUDIO_FOLDER = "audiofolder"
+AUDIO_ENDINGS = tuple(f".{ending}" for ending in AUDIO_EXTENSIONS)
+# Of an audio folder: they name its files.
+AUDIO_LISTS = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+PATTERN, CHAIN = re.compile(r"[*?\[]|::"), re.compile("::")
 MAGIC_CHARACTERS = re.compile(r"[*?\[]")
 
 
 def open_dataset(spec: HfSpec) -> Any:
-    """The split a job names, map-style or streaming."""
+    """The split a job names, map-style or streaming, with audio cells as they are stored."""
+    try:
+        dataset = _opened(spec)
+    except DataFilesNotFoundError as error:
+        raise SourceError(
+            f"source {spec.uri}: {one_line(error)}; of a folder of recordings take kind: files"
+        ) from error
+    except Exception as error:
+        missing = next((one for one in chain(error) if isinstance(one, ImportError)), None)
+        if missing is None:
+            raise
+        raise MissingPackageError(
+            f"source {spec.uri}: {one_line(missing)} Or set source.streaming: true, which reads "
+            "files where they are"
+        ) from error
+    if isinstance(dataset, datasets.IterableDataset):
+        return _with_stored_audio(dataset, spec.audio_column)
+    return dataset
+
+
+def _with_stored_audio(dataset: Any, column: str) -> Any:
+    """A stream whose audio is not decoded: `datasets` would need torchcodec even to hand it out."""
+    if dataset.features is None or not isinstance(dataset.features.get(column), datasets.Audio):
+        return dataset
+    if dataset.info.builder_name == AUDIO_FOLDER:  # it makes cells out of these
+        return dataset.cast_column(column, datasets.Value("string"))
+    stored = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    return dataset.cast_column(column, stored)
+
+
+def _opened(spec: HfSpec) -> Any:
     if is_local(spec.uri) and not local_exists(spec.uri):
         check_hub_id(spec)
         return _load(spec, spec.uri)
     fs, path = filesystem(spec.uri, spec.storage_options)
+    _check_names(spec, fs, path)
     if _is_saved(fs, path):
         return _load_saved(spec)
     name, options = _parquet_or_folder(spec, fs, path)
@@ -73,6 +114,7 @@ def parquet_files(spec: HfSpec) -> ParquetSet | None:
         name, options = spec.uri, dict[str, Any]()
     else:
         fs, path = filesystem(spec.uri, spec.storage_options)
+        _check_names(spec, fs, path)
         if _is_saved(fs, path):
             return None
         name, options = _parquet_or_folder(spec, fs, path)
@@ -87,6 +129,44 @@ def parquet_files(spec: HfSpec) -> ParquetSet | None:
     if not uris or config.columns is not None or config.filters is not None:
         return None
     return ParquetSet(spec, uris, builder.info.features or config.features)
+
+
+def _check_names(spec: HfSpec, fs: Any, path: str) -> None:
+    """Refuse what `datasets` would take for something else, or wait for.
+
+    `datasets` takes a path for a pattern, which may lead to another folder, and leaves out files
+    with `::` in their names without a word.
+
+    Raises:
+        SourceError: A place or a file of such a name, or one that is no regular file.
+    """
+    if spec.uri.startswith(("http://", "https://")):
+        return  # `?` begins a query there
+    local = isinstance(fs, LocalFileSystem)
+    if PATTERN.search(path) and fs.exists(path):
+        if CHAIN.search(path) or not _is_saved(fs, path):
+            raise SourceError(
+                f"source {spec.uri}: `datasets` takes *, ?, [ and :: in a path for patterns; link "
+                "it under a plain name (ln -s) and name that"
+            )
+    if not local:
+        return
+    names = [name for name, _ in Walk(path)] if os.path.isdir(path) else []
+    files = [f"{path}/{name}" for name in names] or [str(file) for file in fs.glob(path)]
+    listed = any(name.rpartition("/")[2] in AUDIO_LISTS for name in names)
+    for file in files:
+        is_audio = file.lower().endswith(AUDIO_ENDINGS)
+        if CHAIN.search(file.removeprefix(path)) and not (is_audio and listed):
+            raise SourceError(
+                f"source {spec.uri}: `datasets` leaves out files with :: in their names, as "
+                f"{one_line(file)}; rename them, or take kind: files or manifest"
+            )
+        # Audio files are opened by us, row by row.
+        if not is_audio and os.path.exists(file):
+            try:
+                check_regular(file)
+            except NotRegularError as error:
+                raise SourceError(f"source {spec.uri}: {error}; move it away") from error
 
 
 def _is_saved(fs: Any, path: str) -> bool:
@@ -163,10 +243,16 @@ def _load(spec: HfSpec, name: str, **given: Any) -> Any:
     """`load_dataset`, after finding the only split where none is named."""
     options = _arguments(spec, name, given)
     split = spec.split
+    # A folder of files on this machine is read where it is: there is nothing to build.
+    streaming = spec.streaming or (
+        is_local(spec.uri)
+        and local_exists(spec.uri)
+        and datasets.load_dataset_builder(name, **options).name == AUDIO_FOLDER
+    )
     if split is None:
         # A stream of every split costs listings only; without it all splits would be downloaded.
         split = _only(spec, list(datasets.load_dataset(name, streaming=True, **options)))
-    return datasets.load_dataset(name, split=split, streaming=spec.streaming, **options)
+    return datasets.load_dataset(name, split=split, streaming=streaming, **options)
 
 
 def _load_saved(spec: HfSpec) -> Any:

@@ -30,6 +30,7 @@ from earmill.pipeline.common.errors import (
     UnreadableError,
 )
 from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.sources.audio_cells import RATE_NAMES, check_audio_type
 from earmill.pipeline.sources.base import Item, answered, object_of, stat_fields
 from earmill.pipeline.sources.durations import ByteRate
 from earmill.pipeline.sources.fetch import Blob, check_arrived, fetch_all, patiently, waited_for
@@ -86,13 +87,16 @@ class ParquetRows:
 
     Args:
         files: Which, and how they are opened.
-        audio_column: The column of clips: struct of bytes and path, bytes, or paths.
+        audio_column: The column of clips, see `audio_cells`.
+        array_rate_hz: Rate of arrays that have none.
     Attributes:
         features: Those of the dataset.
     """
 
-    def __init__(self, files: ParquetSet, audio_column: str) -> None:
-        self._files, self._audio = files, audio_column
+    def __init__(
+        self, files: ParquetSet, audio_column: str, array_rate_hz: int | None = None
+    ) -> None:
+        self._files, self._audio, self._array_rate_hz = files, audio_column, array_rate_hz
         self._tables: OrderedDict[int, ParquetTable] = OrderedDict()
         self._lock = threading.Lock()
         self.features: Any = files.features
@@ -120,12 +124,20 @@ class ParquetRows:
         self._check_columns(table)
         rate = self._rate(table, first) if shard and table.size >= LARGE_BYTES else first
         path_leaf = self._leaf(table, "path") if paths else None
-        leaves = [*(name for name in columns if table.leaves(name)), *filter(None, [path_leaf])]
+        array_leaf, rate_leaf = self._array_leaves(table) if paths else (None, None)
+        small = filter(None, [path_leaf, rate_leaf])
+        leaves = [*(name for name in columns if table.leaves(name)), *small]
         for group in table.groups:
             read = table.read(group, leaves) if leaves else None
             cells = self._cells(read, columns, group.rows)
             names = self._paths(read, path_leaf, group.rows)
             nbytes, in_file = self._audio_bytes(table, group)
+            seconds = [rate.seconds(name, nbytes) for name in names]
+            if array_leaf is not None:
+                in_file = None
+                samples = table.chunk(group, array_leaf).num_values / group.rows
+                rates = self._array_rates(read, rate_leaf, group.rows)
+                seconds = [samples / hz if hz else 0.0 for hz in rates]
             for offset in range(group.rows):
                 yield Seen(
                     place=Place(shard, group.first_row + offset),
@@ -133,7 +145,7 @@ class ParquetRows:
                     cells=cells[offset],
                     path=names[offset],
                     in_file=in_file,
-                    seconds=None if in_file is False else rate.seconds(names[offset], nbytes),
+                    seconds=None if in_file is False else seconds[offset],
                     stat=table.stat,
                 )
 
@@ -145,6 +157,8 @@ class ParquetRows:
                 f"{table.path}: expected the columns of the other files "
                 f"({', '.join(self.features)}), got {', '.join(table.schema.names)}"
             )
+        kind = table.schema.field(self._audio).type
+        check_audio_type(self._audio, kind, self._array_rate_hz)
 
     def _cells(self, read: pa.Table | None, columns: Sequence[str], rows: int) -> list[Row]:
         held: dict[str, list[Any]] = {}
@@ -161,14 +175,38 @@ class ParquetRows:
             return [None] * rows
         column = read.column(self._audio)
         if pa.types.is_struct(column.type):
-            return [None if cell is None else cell["path"] for cell in column.to_pylist()]
+            return [None if cell is None else cell.get("path") for cell in column.to_pylist()]
         return list(column.to_pylist())
+
+    def _array_leaves(self, table: ParquetTable) -> tuple[str | None, str | None]:
+        """The leaf with the samples of arrays, and that with their rates; None without them."""
+        names = list(table.leaves(self._audio))
+        kind = table.schema.field(self._audio).type
+        beside = f"{self._audio}." if pa.types.is_struct(kind) else ""
+        arrays = [name for name in names if name.startswith("array." if beside else "list.")]
+        rates = [f"{beside}{name}" for name in RATE_NAMES if beside and name in names]
+        return (
+            f"{self._audio}.{arrays[0]}" if arrays else None,
+            rates[0] if arrays and rates else None,
+        )
+
+    def _array_rates(
+        self, read: pa.Table | None, leaf: str | None, rows: int
+    ) -> list[float | None]:
+        """The rates of the arrays of a row group; None where one is not said."""
+        if read is None or leaf is None:
+            return [self._array_rate_hz] * rows
+        name = leaf.removeprefix(f"{self._audio}.")
+        cells = [(cell or {}).get(name) for cell in read.column(self._audio).to_pylist()]
+        return [hz if isinstance(hz, int | float) else self._array_rate_hz for hz in cells]
 
     def _leaf(self, table: ParquetTable, name: str) -> str | None:
         """The audio's `bytes` or `path`, which may be the column itself; None without them."""
         kind = table.schema.field(self._audio).type
         if pa.types.is_struct(kind):
             return f"{self._audio}.{name}" if name in table.leaves(self._audio) else None
+        if "" not in table.leaves(self._audio):
+            return None  # a list
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         return self._audio if is_text == (name == "path") else None
 
@@ -283,15 +321,14 @@ class ParquetRows:
             ask = next(left, None)
 
     def _cell(self, batch: pa.RecordBatch, row: int) -> Row:
-        audio = cast_array_to_feature(
-            batch.column(self._audio).slice(row, 1), datasets.Audio(decode=False)
-        )
+        """The audio as Arrow has it, the other cells as Python does."""
         others = [name for name in batch.schema.names if name != self._audio]
         cells = {
             name: cast_array_to_feature(batch.column(name).slice(row, 1), self.features[name])
             for name in others
         }
-        return {name: cell[0].as_py() for name, cell in {self._audio: audio, **cells}.items()}
+        found = {name: cell[0].as_py() for name, cell in cells.items()}
+        return {self._audio: batch.column(self._audio)[row], **found}
 
     def _table(self, shard: int) -> ParquetTable:
         with self._lock:

@@ -21,7 +21,7 @@ from earmill.pipeline.sources.fetch import (
     may_go_on,
     temporary_file,
 )
-from earmill.pipeline.sources.regular import open_regular
+from earmill.pipeline.storage.regular import open_regular
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -84,6 +84,8 @@ class AudioSpec(SpecModel):
         min_rate_hz: Files below this sample rate are quarantined.
         max_rate_hz: Files above this sample rate are quarantined.
         max_seconds: Rows above this duration are quarantined; a day when null.
+        array_rate_hz: Sample rate of Hugging Face columns that hold arrays of samples without one.
+            Full scale is 1.0 of floats and 32768 of int16, as in WAV.
         spans: Cut long recordings into spans that workers compute side by side; null computes each
             in order.
         unterminated: Ogg files (Vorbis, Opus) without an end mark, as voice notes of Telegram are:
@@ -100,6 +102,7 @@ class AudioSpec(SpecModel):
     min_rate_hz: PositiveFloat = 1000.0
     max_rate_hz: PositiveFloat = 768000.0
     max_seconds: PositiveFloat | None = None
+    array_rate_hz: int | None = Field(default=None, ge=1)
     spans: SpansSpec | None = None
     unterminated: Literal["accept", "quarantine"] | None = None
     span_tolerance_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)

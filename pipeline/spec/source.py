@@ -121,11 +121,14 @@ class HfSpec(SourceSection):
 
     Args:
         kind: hf.
-        uri: Hub id, a `save_to_disk` folder, or a local or remote parquet file, folder or glob.
+        uri: Hub id, a `save_to_disk` or `audiofolder` folder, or a local or remote parquet file,
+            folder or glob.
         config: Configuration name of a hub dataset.
         split: Split name; needed when the dataset has several.
         revision: Branch, tag or commit of a hub dataset; a commit makes the job repeatable.
-        audio_column: Column holding the audio.
+        audio_column: Column holding the audio: bytes of files, paths, or arrays of samples (lists of
+            float, int8, int16 or int32, or such a list for each channel) with a `sampling_rate`
+            beside them or `audio.array_rate_hz`. Full scale is 1.0 of floats and 32768 of int16.
         id_column: Column with unique row ids; the row number otherwise.
         duration_column: Column with seconds; spares the plan from opening every row's header, or
             from estimating durations by bytes.

@@ -39,10 +39,13 @@ class SourceKind:
         section: The model of the job's `source` section. Its docstring describes the kind and, as
             `Args`, each key.
         open: The source of a section: `earmill.pipeline.sources.base.Source`.
+        has_arrays: Rows may be arrays of samples: `open` also takes the job's
+            `audio.array_rate_hz`, or None.
     """
 
     section: type[SourceSection]
-    open: Callable[[Any], Any]
+    open: Callable[..., Any]
+    has_arrays: bool = False
 
 
 def source_kind(name: str) -> SourceKind:

@@ -143,7 +143,7 @@ class ShardRunner:
         """Open the source, build models and run them and the writers once; cheap when repeated."""
         if self._rows is None:
             sweep()  # what workers that were killed on this machine have left
-            source = open_source(self._spec.source)
+            source = open_source(self._spec.source, self._spec.audio.array_rate_hz)
             # Who starts a library's threads is who they are counted for from now on.
             with doing(MODEL, CpuTally(), libraries=FOR_MODELS):
                 models = warm_models(self._spec, self._job.threads, self._job.device)

@@ -24,7 +24,7 @@ KINDS = {
 
 def open_regular(path: str) -> io.BufferedReader:
     """A regular file, links followed, opened for reading; NotRegularError for anything else."""
-    _check(path, os.stat(path).st_mode)
+    check_regular(path)
     # Does not wait, whatever has taken the file's place since.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -33,6 +33,11 @@ def open_regular(path: str) -> io.BufferedReader:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def check_regular(path: str) -> None:
+    """Raise NotRegularError where a name leads to something that is no regular file."""
+    _check(path, os.stat(path).st_mode)
 
 
 def _check(path: str, mode: int) -> None:

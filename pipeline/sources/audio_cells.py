@@ -1,0 +1,253 @@
+"""Cells that hold audio: bytes of a file, a path, or an array of samples with its rate.
+
+    cell   = binary | string | array | struct<bytes?, path?, array?, sampling_rate?>
+    array  = list of samples | list of channels, each a list of samples
+
+Arrays become WAV files of the same samples in memory, so that what decodes files reads them. The
+scale is that of WAV: 32768 of int16, 2^31 of int32, 128 of int8 and 1.0 of floats are full scale.
+Types whose full scale nobody can tell (int64, unsigned) are refused before work starts.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from earmill.pipeline.common.errors import NotAudioError, SampleRateError, SourceError
+
+RATE_NAMES = ("sampling_rate", "sample_rate")
+WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
+PCM, FLOAT = 1, 3
+# Sizes from here on mean "not known" to readers of WAV.
+MOST_BYTES = 0xFFFFFF00 - WAV_HEADER.size
+EXPECTED = (
+    "expected the bytes of files, paths, or arrays of float, int8, int16 or int32 samples with a "
+    "sampling_rate"
+)
+
+
+@dataclass(frozen=True)
+class AudioCell:
+    """What one cell holds; nothing of it where the cell is null.
+
+    Args:
+        data: The bytes of a file.
+        path: A path or uri.
+        samples: A list scalar.
+        rate_hz: Of the samples, as the cell or the job says.
+    """
+
+    data: pa.Buffer | None = None
+    path: str | None = None
+    samples: pa.Scalar | None = None
+    rate_hz: Any = None
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of the file that the cell is or becomes."""
+        if self.data is not None:
+            return int(self.data.size)
+        if self.samples is None:
+            return None
+        values = _values(self.samples)
+        return WAV_HEADER.size + len(values) * _stored(values.type).itemsize
+
+    def seconds(self) -> float | None:
+        """Duration of an array; None of all else, and where it has no rate."""
+        if self.samples is None or not _is_rate(self.rate_hz):
+            return None
+        channels = len(self.samples.values) if _is_list(self.samples.values.type) else 1
+        return float(len(_values(self.samples)) / max(1, channels) / self.rate_hz)
+
+
+NOTHING = AudioCell()
+
+
+def audio_cell(cell: pa.Scalar, array_rate_hz: int | None = None) -> AudioCell:
+    """Return what a cell holds.
+
+    Args:
+        cell: Of a type that `check_audio_type` takes.
+        array_rate_hz: Rate of arrays that have none.
+    """
+    if not cell.is_valid:
+        return NOTHING
+    if isinstance(cell, pa.ExtensionScalar | pa.DictionaryScalar):
+        return audio_cell(cell.value, array_rate_hz)
+    kind = cell.type
+    if _is_list(kind):
+        return AudioCell(samples=cell, rate_hz=array_rate_hz)
+    if not pa.types.is_struct(kind):
+        return AudioCell(path=cell.as_py()) if _is_text(kind) else AudioCell(cell.as_buffer())
+    data, path, samples = (_field(cell, name, fits) for name, fits in _FIELDS.items())
+    rates = [_field(cell, name, lambda kind: True) for name in RATE_NAMES]
+    rate_hz = next((rate.as_py() for rate in rates if rate is not None), array_rate_hz)
+    return AudioCell(
+        None if data is None else data.as_buffer(),
+        None if path is None else path.as_py(),
+        samples,
+        rate_hz,
+    )
+
+
+def check_audio_type(column: str, kind: pa.DataType, array_rate_hz: int | None) -> None:
+    """Raise SourceError for a column that `audio_cell` cannot read.
+
+    Args:
+        column: Its name.
+        kind: Its type.
+        array_rate_hz: Of the job.
+    """
+    advice = _advice(_plain(kind), array_rate_hz)
+    if advice is not None:
+        raise SourceError(f"column {column!r} holds {kind}: {advice}")
+
+
+def wav_of(samples: pa.Scalar, rate_hz: Any, uri: str) -> bytes:
+    """Return a WAV file of an array.
+
+    Args:
+        samples: A list of samples, or of channels.
+        rate_hz: Their rate.
+        uri: The row, for messages.
+    Raises:
+        NotAudioError: Null samples, or lists that are no channels of equal length.
+        SampleRateError: The rate is no whole number of Hz.
+    """
+    if not _is_rate(rate_hz):
+        raise SampleRateError(
+            f"{uri}: expected the rate of the array in whole Hz, got {rate_hz}; set "
+            "audio.array_rate_hz if the dataset does not say it"
+        )
+    frames = _frames(samples, uri)
+    channels, itemsize = frames.shape[1], frames.dtype.itemsize
+    if frames.nbytes > MOST_BYTES:
+        raise NotAudioError(f"{uri}: expected an array of at most 4 GiB, got {frames.nbytes:,}")
+    tag = FLOAT if frames.dtype.kind == "f" else PCM
+    head = WAV_HEADER.pack(
+        *(b"RIFF", WAV_HEADER.size - 8 + frames.nbytes, b"WAVE"),
+        *(b"fmt ", 16, tag, channels, int(rate_hz)),
+        *(int(rate_hz) * channels * itemsize % 2**32, channels * itemsize, 8 * itemsize),
+        *(b"data", frames.nbytes),
+    )
+    return head + frames.tobytes()
+
+
+def _frames(samples: pa.Scalar, uri: str) -> NDArray[Any]:
+    """Return the samples as (time, channel), in the type that is stored."""
+    outer, values = samples.values, _values(samples)
+    channels = 1
+    if _is_list(outer.type):
+        channels, lengths = len(outer), {len(one) for one in outer if one.is_valid}
+        if outer.null_count or len(lengths) > 1:
+            raise NotAudioError(f"{uri}: expected channels of one length, got {sorted(lengths)}")
+        if channels > len(values) / max(1, channels):
+            raise NotAudioError(
+                f"{uri}: expected an array of (channels, samples), got {channels} lists of "
+                f"{len(values) // max(1, channels)}; transpose it"
+            )
+    if values.null_count:
+        raise NotAudioError(f"{uri}: expected numbers, got {values.null_count} null samples")
+    found: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(channels, -1).T
+    if found.dtype == np.int8:
+        return found.astype("<i2") << 8
+    return found.astype(_stored(values.type))
+
+
+def _stored(kind: pa.DataType) -> np.dtype[Any]:
+    """Return the type of WAV that holds samples of a type exactly."""
+    return np.dtype(_STORED[kind])
+
+
+def _is_rate(rate_hz: Any) -> bool:
+    """Return True for whole Hz that a WAV file can say."""
+    is_number = isinstance(rate_hz, int | float) and not isinstance(rate_hz, bool)
+    return is_number and 0 < rate_hz < 2**32 and float(rate_hz).is_integer()
+
+
+def _values(samples: pa.Scalar) -> pa.Array:
+    """Return the samples of all channels, one behind the other."""
+    values = samples.values
+    return values.flatten() if _is_list(values.type) else values
+
+
+def _advice(kind: pa.DataType, array_rate_hz: int | None) -> str | None:
+    """Return what to do about a type that cannot be read; None for one that can."""
+    if _is_text(kind) or _is_bytes(kind):
+        return None
+    if _is_list(kind):
+        return _list_advice(kind, array_rate_hz)
+    if not pa.types.is_struct(kind):
+        return f"{EXPECTED}; name another column in source.audio_column"
+    fields = {field.name: field.type for field in kind}
+    known = [name for name, fits in _FIELDS.items() if name in fields and fits(fields[name])]
+    if "array" in known:
+        has_rate = any(name in fields for name in RATE_NAMES)
+        return _list_advice(fields["array"], 1 if has_rate else array_rate_hz)
+    return None if known else f"{EXPECTED}; name another column in source.audio_column"
+
+
+def _list_advice(kind: pa.DataType, rate_hz: int | None) -> str | None:
+    value = kind.value_type
+    value = value.value_type if _is_list(value) else value
+    if pa.types.is_struct(value) or _is_text(value) or _is_bytes(value) or _is_list(value):
+        return f"{EXPECTED}; of several clips a row make as many rows"
+    if pa.types.is_unsigned_integer(value) or value == pa.int64():
+        return (
+            f"{EXPECTED}; the full scale of {value} cannot be told: cast it to int16, int32 or "
+            "float32, or bytes of files to binary"
+        )
+    if value not in _STORED:
+        return EXPECTED
+    if rate_hz is None:
+        return "expected arrays with a sampling_rate; set audio.array_rate_hz to the rate of these"
+    return None
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _field(
+    cell: pa.StructScalar, name: str, fits: Callable[[pa.DataType], bool]
+) -> pa.Scalar | None:
+    """Return a field of a cell that is there, of a type that fits, and not null."""
+    index = cell.type.get_field_index(name)
+    if index < 0 or not fits(cell.type.field(index).type):
+        return None
+    found = cell[name]
+    return found if found.is_valid else None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    of = pa.types
+    return bool(of.is_list(kind) or of.is_large_list(kind) or of.is_fixed_size_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    of = pa.types
+    return bool(of.is_string(kind) or of.is_large_string(kind) or of.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    of = pa.types
+    return bool(of.is_binary(kind) or of.is_large_binary(kind) or of.is_binary_view(kind))
+
+
+_STORED = {
+    pa.int8(): "<i2",
+    pa.int16(): "<i2",
+    pa.int32(): "<i4",
+    pa.float16(): "<f4",
+    pa.float32(): "<f4",
+    pa.float64(): "<f8",
+}
+_FIELDS = {"bytes": _is_bytes, "path": _is_text, "array": _is_list}
