@@ -126,8 +126,8 @@ class HfSpec(SourceSection):
         config: Configuration name of a hub dataset.
         split: Split name; needed when the dataset has several.
         revision: Branch, tag or commit of a hub dataset; a commit makes the job repeatable.
-        audio_column: Column holding the audio: bytes of files, paths, or arrays of samples (lists of
-            float, int8, int16 or int32, or such a list for each channel) with a `sampling_rate`
+        audio_column: Column holding the audio: bytes of files, paths, or arrays of samples (lists
+            of float, int8, int16 or int32, or such a list for each channel) with a `sampling_rate`
             beside them or `audio.array_rate_hz`. Full scale is 1.0 of floats and 32768 of int16.
         id_column: Column with unique row ids; the row number otherwise.
         duration_column: Column with seconds; spares the plan from opening every row's header, or

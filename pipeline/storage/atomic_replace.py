@@ -16,12 +16,12 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.common.errors import NotRegularError, OutputError
 from earmill.pipeline.common.faults import http_status
 from earmill.pipeline.storage.atomic_create import MEMORY_LOCK, put_on_condition, write_local
+from earmill.pipeline.storage.regular import open_regular
 from earmill.pipeline.storage.uploads import protocols
 
 # Whoever holds the folder's lock needs milliseconds; one that is frozen there must be ended.
@@ -37,11 +37,12 @@ def replace_local(path: str, seen: bytes, data: bytes) -> bool:
     """
     try:
         with _locked(os.path.dirname(path)):
-            if Path(path).read_bytes() != seen:
-                return False
+            with open_regular(path) as file:
+                if file.read() != seen:
+                    return False
             write_local(path, data)
             return True
-    except FileNotFoundError:
+    except (FileNotFoundError, NotRegularError):
         return False
 
 

@@ -17,7 +17,12 @@ from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.errors import MissingPackageError, OutputError, StorageError
+from earmill.pipeline.common.errors import (
+    MissingPackageError,
+    NotRegularError,
+    OutputError,
+    StorageError,
+)
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.storage.atomic_create import create_local, create_remote, write_local
 from earmill.pipeline.storage.atomic_replace import replace_local, replace_remote
@@ -29,6 +34,7 @@ from earmill.pipeline.storage.filesystems import (
 )
 from earmill.pipeline.storage.local_cache import LocalCache
 from earmill.pipeline.storage.local_files import move_in, sync_names
+from earmill.pipeline.storage.regular import open_regular
 from earmill.pipeline.storage.store_calls import store_call
 from earmill.pipeline.storage.straight_ranges import (
     Bytes,
@@ -45,6 +51,10 @@ def _checked(rel: str) -> str:
     if not rel or any(part in ("", ".", "..") for part in parts) or "\\" in rel:
         raise ValueError(f"expected a relative path like 'commits/00000.json', got {rel!r}")
     return rel
+
+
+def _is_file(info: Mapping[str, Any]) -> bool:
+    return info["type"] == "file" or os.path.isfile(info["name"])
 
 
 def _is_unfinished(name: str) -> bool:
@@ -155,11 +165,21 @@ class Layout:
     @store_call("read")
     def open_file(self, rel: str) -> BinaryIO:
         """A readable, seekable binary file."""
-        return self.fs.open(self.inside(rel), "rb")
+        return self._open_local(rel) if self.is_local else self.fs.open(self.inside(rel), "rb")
+
+    def _open_local(self, rel: str) -> BinaryIO:
+        """A file on this machine; StorageError where a pipe, device or folder has its name."""
+        try:
+            return open_regular(self.inside(rel))
+        except NotRegularError as error:
+            raise StorageError(f"{error}; put the file back, or run `earmill verify`") from error
 
     @store_call("read")
     def read_bytes(self, rel: str, nbytes: int | None = None) -> bytes:
         """The whole content of one file, of so many bytes where that is known."""
+        if self.is_local:
+            with self._open_local(rel) as file:
+                return file.read()
         if (nbytes or 0) <= ONE_REQUEST_BYTES:
             found = self.read_whole_straight(rel, ONE_REQUEST_BYTES)
             if found is not None:
@@ -169,6 +189,10 @@ class Layout:
     @store_call("read")
     def read_range(self, rel: str, start: int, length: int) -> bytes:
         """Bytes [start, start + length) of one file; fewer where it ends before."""
+        if self.is_local:
+            with self._open_local(rel) as file:
+                file.seek(start)
+                return file.read(length)
         return bytes(self.fs.cat_file(self.inside(rel), start=start, end=start + length))
 
     def parts_straight(
@@ -264,6 +288,8 @@ class Layout:
         if isinstance(found, list):  # adlfs, of a path that is a file
             found = {path: self.fs.info(path) for path in found}
         start = len(self.root) + 1
+        if self.is_local:  # a pipe or device is no file; of a link its target counts
+            found = {path: info for path, info in found.items() if _is_file(info)}
         sizes = {str(info["name"])[start:]: int(info["size"] or 0) for info in found.values()}
         return {name: size for name, size in sizes.items() if not _is_unfinished(name)}
 

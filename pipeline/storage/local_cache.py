@@ -142,7 +142,7 @@ class LocalCache:
         path, begin = self._path(sha256, number), number * PART_BYTES
         low, high = max(start, begin), min(start + len(into), begin + PART_BYTES)
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return False
         try:

@@ -1,8 +1,9 @@
 """Opening a local file, and nothing else that may stand under its name.
 
 A pipe waits for a writer, a device may never end, a socket cannot be read: none of them is a
-recording. The kind is asked before opening, because opening alone can do something to a device, and
-again afterwards, because a name can be given to something else in between.
+recording, nor a file of a dataset. The kind is asked before opening, because opening alone can do
+something to a device, and again afterwards, because a name can be given to something else in
+between.
 """
 
 from __future__ import annotations
@@ -24,15 +25,20 @@ KINDS = {
 
 def open_regular(path: str) -> io.BufferedReader:
     """A regular file, links followed, opened for reading; NotRegularError for anything else."""
+    return os.fdopen(open_descriptor(path), "rb")
+
+
+def open_descriptor(path: str) -> int:
+    """The descriptor of `open_regular`, which the caller closes."""
     check_regular(path)
     # Does not wait, whatever has taken the file's place since.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check(path, os.fstat(descriptor).st_mode)
-        return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+    return descriptor
 
 
 def check_regular(path: str) -> None:

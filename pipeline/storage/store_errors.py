@@ -59,6 +59,8 @@ def _diagnosis(error: BaseException) -> tuple[str, str]:
     status = http_status(error)
     if "CredentialsError" in " ".join(names) or status == 401:
         return "no credentials", CREDENTIALS
+    if "NotRegularError" in names:
+        return "one of its files is no regular file", "put it back from a copy"
     if status == 403 or "PermissionError" in names:
         return "access is refused", "check the permissions there and the credentials"
     if names & {"NotADirectoryError", "IsADirectoryError", "FileExistsError"}:

@@ -15,8 +15,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.errors import CommitError, NotRegularError
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.regular import open_descriptor
 
 Bytes = NDArray[np.uint8]
 
@@ -62,6 +63,8 @@ class StoredFile:
                 f"{self.layout.url(self.rel)} is missing although it is committed; run "
                 "`earmill verify`"
             ) from err
+        except NotRegularError as err:
+            raise CommitError(f"{err}; put the file back, or run `earmill verify`") from err
         if len(found) != length:
             raise self._short(start, length, f"ends after {start + len(found)}")
         return found
@@ -87,7 +90,7 @@ class StoredFile:
 
     def _local(self, start: int, into: Bytes) -> Bytes:
         done = 0
-        handle = os.open(self._path, os.O_RDONLY)
+        handle = open_descriptor(self._path)
         try:
             while done < len(into):
                 count = os.preadv(handle, [into[done:].data], start + done)

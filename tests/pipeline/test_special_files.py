@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import socket
 import struct
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePath
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from datasets import Dataset
 
+from earmill import open_features
 from earmill.pipeline.audio.containers import probe
 from earmill.pipeline.audio.containers.base import MAX_PARTS
 from earmill.pipeline.audio.containers.riff import W64_RIFF, W64_TAIL
 from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.audio.decoder_input import HEADER_BYTES
-from earmill.pipeline.common.errors import NotRegularError, RowError
+from earmill.pipeline.common.errors import (
+    CommitError,
+    EarmillError,
+    NotRegularError,
+    OutputError,
+    RowError,
+    SourceError,
+)
+from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.sources import Source, open_source
 from earmill.pipeline.sources.durations import header_seconds
+from earmill.pipeline.sources.webdataset import WebDatasetSection
 from earmill.pipeline.spec.source import HfSpec
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip
+from tests.pipeline.outputs import small_dataset
 from tests.pipeline.source_helpers import contents, files, manifest
 
 GOOD = "good.wav"
@@ -75,6 +91,97 @@ def test_a_file_that_becomes_a_pipe_after_the_plan(folder: Path) -> None:
     (folder / GOOD).unlink()
     os.mkfifo(folder / GOOD)
     assert isinstance(contents(source, items)[0], NotRegularError)
+
+
+def make_special(path: Path, kind: str) -> None:
+    """Put something else in the place of a file."""
+    path.unlink()
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.relpath(path))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset in both formats, closed."""
+    folder = tmp_path_factory.mktemp("written") / "out"
+    layout = small_dataset(folder)
+    finalise(layout)
+    assert verify(layout).ok
+    return folder
+
+
+def parts(folder: Path) -> list[str]:
+    """One file of each kind in a dataset."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
+    files = [name for name in names if (folder / name).is_file()]
+    return list({name.partition("/")[0] + PurePath(name).suffix: name for name in files}.values())
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a socket", "a folder"])
+def test_no_file_of_a_dataset_is_waited_for(
+    kind: str, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe waited for a writer for ever, whoever read the dataset."""
+    monkeypatch.chdir(tmp_path)
+    for name in parts(written):
+        folder = Path(shutil.copytree(written, tmp_path / "out"))
+        make_special(folder / name, kind)
+        for fmt in ("parquet", "zarr"):
+            # What does not need the file reads on; all else is an error in one line.
+            with suppress(EarmillError):
+                assert len([row.features for row in open_features(folder, format=fmt)]) == 3
+        try:
+            assert not verify(Layout.open(folder)).ok, name
+        except EarmillError as error:
+            assert "expected a regular file, got " + kind in str(error), name
+        shutil.rmtree(folder)
+
+
+def test_the_file_that_is_needed_is_named(written: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(written, tmp_path / "out"))
+    data = next(folder.glob("data/*.parquet"))
+    make_special(data, "a pipe")
+    with pytest.raises(CommitError, match=r"\.parquet: expected a regular file, got a pipe; put"):
+        list(open_features(folder, format="parquet"))
+    make_special(folder / "dataset.json", "a pipe")
+    with pytest.raises(
+        OutputError, match=r"no regular file .*got a pipe.*; put it back from a copy"
+    ):
+        open_features(folder)
+
+
+def test_a_linked_file_of_a_dataset_is_listed(written: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(written, tmp_path / "out"))
+    data = next(folder.glob("data/*.parquet"))
+    data.rename(folder / "elsewhere")
+    data.symlink_to(folder / "elsewhere")
+    layout = Layout.open(folder)
+    assert layout.sizes("data") == Layout.open(written).sizes("data")
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a socket"])
+@pytest.mark.parametrize("name", ["data-00000-of-00001.arrow", "state.json", "dataset_info.json"])
+def test_no_file_of_a_saved_dataset_is_waited_for(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Dataset(pa.table({"audio": [clip("wav", 0.1)]})).save_to_disk(tmp_path / "saved")
+    make_special(tmp_path / "saved" / name, kind)
+    for streaming in (False, True):
+        with pytest.raises(SourceError, match=rf"{name}: expected a regular file, got {kind}"):
+            open_source(HfSpec(kind="hf", uri=str(tmp_path / "saved"), streaming=streaming))
+
+
+def test_a_tar_that_is_a_pipe_is_told_before_work(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.tar")
+    source = open_source(WebDatasetSection(kind="webdataset", uri=str(tmp_path)))
+    with pytest.raises(SourceError, match=r"a\.tar: expected a regular file, got a pipe"):
+        list(source.items())
 
 
 class Counted(io.BytesIO):
