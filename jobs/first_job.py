@@ -20,10 +20,15 @@ import yaml
 
 from earmill.pipeline.common.errors import OutputError, SourceError, SpecError
 from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.storage.filesystems import is_local
 
-TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+TABLES = (
+    *TEXT_TABLES,
+    ".parquet",
+    *(table + packed for table in TEXT_TABLES for packed in (".gz", ".bz2", ".zst")),
+)
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z][A-Za-z0-9+-]*::")
 # Its classes are named in the job file by somebody who wrote them.
 NEEDS_CODE = "torch_module"
 RELATIVE = "\n  # Relative to the folder in which earmill is run."
@@ -67,7 +72,7 @@ def cleaned_place(answer: str) -> str:
     text = answer.strip()
     if not text:
         raise SourceError("expected a folder, file or address, got nothing")
-    if SCHEME.match(text):
+    if not is_local(text):
         return text
     for meant in (text, _unquoted(text)):
         if os.path.exists(os.path.expanduser(meant)):
@@ -95,8 +100,8 @@ def kind_of(source: str) -> str:
     Raises:
         SourceError: It is on this machine, and not there.
     """
-    is_remote = SCHEME.match(source) is not None
-    bare = source.split("?")[0].lower()
+    is_remote = not is_local(source)
+    bare = (source.split("?")[0] if is_remote else source).lower()
     if bare.endswith((".tar", ".tar.gz", ".tgz")):
         return "webdataset"
     if bare.endswith(TABLES):
@@ -161,11 +166,11 @@ def check_output(output: str, source: str) -> None:
     Raises:
         OutputError: It is a file, or the folder of the audio.
     """
-    if SCHEME.match(output):
+    if not is_local(output):
         return
     if os.path.exists(output) and not os.path.isdir(output):
         raise OutputError(f"{one_line(output)}: a file; give a folder, which is made if it is new")
-    if not SCHEME.match(source) and os.path.realpath(output) == os.path.realpath(source):
+    if is_local(source) and os.path.realpath(output) == os.path.realpath(source):
         raise OutputError(f"{one_line(output)}: the folder of the audio; give another one")
     if os.path.exists(os.path.join(output, "dataset.json")):
         raise OutputError(f"{one_line(output)}: holds features already; give another folder")
@@ -210,8 +215,8 @@ def takes_pooling(model: str, stream: str) -> bool:
 def commented(answers: Answers, models: Sequence[str], pools: Sequence[str]) -> str:
     """The job file."""
     a = answers
-    here = "" if SCHEME.match(a.source) or os.path.isabs(a.source) else RELATIVE
-    there = "" if SCHEME.match(a.output) or os.path.isabs(a.output) else RELATIVE
+    here = RELATIVE if is_local(a.source) and not os.path.isabs(a.source) else ""
+    there = RELATIVE if is_local(a.output) and not os.path.isabs(a.output) else ""
     return f"""\
 # What `earmill init` was told. `earmill plan FILE` shows what it would do, `earmill extract FILE`
 # does it, and goes on with --resume. All keys: `earmill spec`. For an editor that completes them:

@@ -230,10 +230,11 @@ def _finish(
 ) -> None:
     """Check the job, show what it would take, write the file."""
     from earmill.jobs.commands.plan import show
-    from earmill.jobs.first_job import SCHEME, commented
+    from earmill.jobs.first_job import commented
     from earmill.pipeline.planning.cost import job_cost
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.spec.yaml_overrides import load_yaml
+    from earmill.pipeline.storage.filesystems import is_local
 
     text = commented(answers, models, POOLS)
     spec = JobSpec.load(load_yaml(text, name=file))
@@ -243,7 +244,7 @@ def _finish(
     except EarmillError as error:
         # What is elsewhere may need credentials, or a network that is not here now.
         if isinstance(error, SpecError) or not (
-            answers.kind == "hf" or SCHEME.match(answers.source)
+            answers.kind == "hf" or not is_local(answers.source)
         ):
             raise
         trouble = one_line(error)
