@@ -49,10 +49,10 @@ def missing_text(missing: int, rows: int, first: str) -> list[str]:
     """Return a line where files are not there that rows name, the first of them by name."""
     if not missing:
         return []
-    name = "names a file" if missing == 1 else "name files"
     return [
-        f"{missing:,} of {rows:,} rows {name} that cannot be found, first {one_line(first)}: they "
-        "will be in quarantine; check the paths, source.prefix and what is mounted"
+        f"{missing:,} of {rows:,} rows name a file that cannot be found, first {one_line(first)}: "
+        "they will be in quarantine; check the paths (source.prefix of a manifest) and what is "
+        "mounted"
     ]
 
 

@@ -28,6 +28,7 @@ ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
 PORTS = {"http": 80, "https": 443}
 HF_REVISION = re.compile(r"^(/?datasets/[^/@]+/[^/@]+)@[^/]+")
 NOT_PUBLIC = "is no public address and not named in source.allow"
+ADVICE = "if a redirect leads there, name that address"
 # No host of ours needs them, and programs disagree about what they mean.
 ODD_CHARACTERS = re.compile(r"[\\\x00-\x20\x7f]")
 
@@ -77,6 +78,13 @@ class Place:
         root = self.path.rstrip("/")
         return other.path == root or other.path.startswith(f"{root}/")
 
+    def before_tls(self) -> tuple[Place, ...]:
+        """Return the place, and the one that redirects here to be asked over TLS."""
+        host, _, port = self.authority.rpartition(":")
+        if self.scheme != "https" or port != "443":
+            return (self,)
+        return self, Place("http", f"{host}:80", self.path)
+
     @property
     def host(self) -> str:
         return self.authority.rpartition(":")[0] if self.scheme in PORTS else self.authority
@@ -108,11 +116,11 @@ class CheckedClient:
             place = Place.of(str(request.url.with_query(None)))
         except ValueError as error:
             raise OutsideError(f"{request.url}: expected a plain address, got {error}") from error
-        named = any(root.is_prefix_of(place) for root in self.named)
+        named = any(root.is_prefix_of(one) for root in self.named for one in place.before_tls())
         if not named:
             loop = asyncio.get_running_loop()
             if not await loop.run_in_executor(None, is_public, place.host):
-                raise OutsideError(f"{request.url}: {place.host} {NOT_PUBLIC}")
+                raise OutsideError(f"{request.url}: {place.host} {NOT_PUBLIC}; {ADVICE}")
         token = _is_named.set(named)
         try:
             return await send(request)
@@ -124,7 +132,7 @@ def _checked_socket(address_info: Any) -> socket.socket:
     """Make a socket for a public address, or for the place of a request that the job names."""
     family, kind, protocol, _, address = address_info
     if not _is_named.get() and not _is_global(str(address[0])):
-        raise OutsideError(f"{address[0]} {NOT_PUBLIC}")
+        raise OutsideError(f"{address[0]} {NOT_PUBLIC}; {ADVICE}")
     return socket.socket(family, kind, protocol)
 
 

@@ -239,7 +239,7 @@ def test_a_table_whose_paths_are_missing_says_so(tmp_path: Path) -> None:
     job = {"source": source, "extract": [{"model": "m"}], "output": {"uri": "o"}}
     spec = JobSpec.load(job)
     plan = make_plan(open_source(spec.source), spec)
-    assert plan.notes[-1].startswith("2 of 2 rows name files that cannot be found, first ")
+    assert plan.notes[-1].startswith("2 of 2 rows name a file that cannot be found, first ")
 
 
 def test_the_wav_of_an_array_is_what_others_read(tmp_path: Path) -> None:

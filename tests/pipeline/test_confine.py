@@ -14,7 +14,7 @@ import pytest
 from earmill.pipeline.common.errors import OutsideError, SourceError, UnreadableError
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.confine import Confinement
-from earmill.pipeline.sources.places import CheckedClient, is_public
+from earmill.pipeline.sources.places import CheckedClient, Place, is_public
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.source_helpers import contents, files, manifest
 
@@ -298,3 +298,14 @@ def test_a_redirect_may_lead_to_what_the_job_names(servers: list[Server], tmp_pa
     source = manifest(uris, allow=[own.url(), f"{other.url()}/moved"])
     assert contents(source, list(source.items())) == [clip("wav", 0.2)]
     assert {path for path, _ in other.asked} == {"/moved/a.wav"}
+
+
+def test_a_redirect_to_tls_on_the_same_host_is_allowed() -> None:
+    root = Place.of("http://10.0.0.5/corpus")
+
+    def allowed(uri: str) -> bool:
+        return any(root.is_prefix_of(place) for place in Place.of(uri).before_tls())
+
+    assert allowed("https://10.0.0.5/corpus/a.wav") and allowed("http://10.0.0.5/corpus/a.wav")
+    assert not allowed("https://10.0.0.5/private/a.wav")
+    assert not allowed("https://10.0.0.5:8443/corpus/a.wav")

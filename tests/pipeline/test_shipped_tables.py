@@ -244,7 +244,7 @@ class TestMissing:
     def test_the_plan_says_how_many_files_are_not_there(self, corpus: Path) -> None:
         (corpus / "m.csv").write_text("uri,duration\na.wav,40\nx.wav,40\nclips/y.wav,40\n")
         plan = planned(corpus / "m.csv", columns={"uri": "uri", "duration": "duration"})
-        expected = f"2 of 3 rows name files that cannot be found, first {corpus}/x.wav: they will"
+        expected = f"2 of 3 rows name a file that cannot be found, first {corpus}/x.wav: they will"
         assert [note for note in plan.notes if note.startswith(expected)] == plan.notes
         assert "source.prefix" in plan.notes[0]
         layout = Layout.open(str(corpus / "out"))
