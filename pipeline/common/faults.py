@@ -1,4 +1,4 @@
-"""What an exception of a disk, a network or a store says: no such thing, or ask again later.
+"""Faults of disks, networks and stores: no such thing, ask again later, or a defect.
 
 Backends raise classes of their own (botocore, aiohttp, httpx, errno in many dresses), and this is
 the one place that knows them. Four answers, looked for along the chain of causes:
@@ -36,7 +36,7 @@ class Fault(Enum):
 
 
 DEFECT_CLASSES = (
-    # What a program raises that meets a name or value it was not written for.
+    # Programs raise these over a name or value that they were not written for.
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
     *(NotImplementedError, RecursionError, TypeError),
     # An archive that is damaged.

@@ -81,12 +81,12 @@ class SpannedSource:
 
     @property
     def missing(self) -> int:
-        """As of the source, where it has that."""
+        """Rows of the source whose file is not there; 0 for sources that do not count them."""
         return int(getattr(self._source, "missing", 0))
 
     @property
     def first_missing(self) -> str:
-        """As of the source, where it has that."""
+        """The first of these files."""
         return str(getattr(self._source, "first_missing", ""))
 
     def _spans_of(self, item: Item) -> Iterator[Item]:
@@ -126,7 +126,7 @@ class SpannedSource:
                 # A header that did not come looks like one that says nothing.
                 check_arrived(stream, item.uri)
             except RowError:
-                return None  # the worker says what is wrong
+                return None  # extraction will say what is wrong
         if whole_s is None:
             return None
         end_s = whole_s if item.end_s is None else item.end_s

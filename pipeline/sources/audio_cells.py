@@ -3,9 +3,9 @@
     cell   = binary | string | array | struct<bytes?, path?, array?, sampling_rate?>
     array  = list of samples | list of channels, each a list of samples
 
-Arrays become WAV files of the same samples in memory, so that what decodes files reads them. The
-scale is that of WAV: 32768 of int16, 2^31 of int32, 128 of int8 and 1.0 of floats are full scale.
-Types whose full scale nobody can tell (int64, unsigned) are refused before work starts.
+Arrays become WAV files of the same samples in memory, so that the decoder of files reads them. Full
+scale is the one of WAV files: 32768 of int16, 2^31 of int32, 128 of int8 and 1.0 of floats. Types
+without a known full scale (int64, unsigned) are refused before work starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class AudioCell:
-    """What one cell holds; nothing of it where the cell is null.
+    """The content of one cell; all fields are None where the cell is null.
 
     Args:
         data: The bytes of a file.

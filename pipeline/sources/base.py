@@ -132,7 +132,7 @@ class Source(Protocol):
 def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
     """Return the filesystem of a uri and the path inside it; names are taken literally.
 
-    Local places take no options: those of a table belong to its store.
+    Local places take no options: a table's options belong to its store.
     """
     path, odd = local_path(uri), _odd_path(uri)
     if path is not None:
@@ -189,10 +189,10 @@ def as_text(name: str) -> str:
 
 
 def row_names(names: Sequence[str]) -> list[str]:
-    """Return the row id of each path below the root of a source: text, and unique if the paths are.
+    """Return the row id of each path below the root of a source: unique text.
 
-    `./` tells a name that is not UTF-8 from one that reads like its escaped form: no path below a
-    root begins so.
+    A name that is not UTF-8 is escaped. It gets `./` in front where another file has the escaped
+    name: no path below a root begins with `./`.
     """
     texts = [as_text(name) for name in names]
     known = set(names)

@@ -1,6 +1,6 @@
 """A Hugging Face dataset: a hub id, a `save_to_disk` folder or parquet, map-style or streaming.
 
-The audio column is never decoded by `datasets`: we take the encoded bytes, the path or the array
+The audio column is never decoded by `datasets`. We take the encoded bytes, the path or the array
 (`audio_cells`) and decode them ourselves, so a broken clip costs one row.
 Parquet that is streamed is planned from footers and fetched by row groups (`hf_parquet`). A stream
 of anything else is read once to plan it, unless `duration_column` is given; while fetching, each
@@ -40,7 +40,13 @@ from earmill.pipeline.sources.base import (
 )
 from earmill.pipeline.sources.confine import is_relative, resolved, suggestions
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import Blob, load_blob, patiently, waited_for
+from earmill.pipeline.sources.fetch import (
+    Blob,
+    load_blob,
+    patiently,
+    row_error_of,
+    waited_for,
+)
 from earmill.pipeline.sources.hf_columns import audio_type, carried, features_of
 from earmill.pipeline.sources.hf_open import (
     AUDIO_FOLDER,
@@ -146,7 +152,10 @@ class HfSource:
         return [self._clip(cell) for cell in batch.column(self._spec.audio_column)]
 
     def _clip_of(self, values: HfRow) -> _Clip:
-        return self._clip(self._scalar(values.get(self._spec.audio_column)))
+        try:
+            return self._clip(self._scalar(values.get(self._spec.audio_column)))
+        except (TypeError, ValueError, pa.ArrowException):
+            return _Clip()  # its fetch says what is wrong
 
     def _clip(self, cell: pa.Scalar) -> _Clip:
         return _Clip(audio_cell(cell, self._array_rate_hz))
@@ -233,8 +242,11 @@ class HfSource:
                 if isinstance(row, RowError):
                     raise row
                 yield item, self._blob(item, row).open()
-            except RowError as error:
-                yield item, error
+            except Exception as error:
+                row_error = row_error_of(item.uri, error)
+                if row_error is None:
+                    raise
+                yield item, row_error
 
     def _fetched(self, items: Sequence[Item]) -> Iterator[tuple[Item, HfRow | RowError]]:
         if self._parquet is not None:
@@ -284,7 +296,7 @@ class HfSource:
 
     def _row_at(self, place: Place) -> HfRow:
         if place.shard is None and isinstance(self._dataset, Dataset):
-            table = self._dataset.with_format("arrow")[place.row]
+            table: pa.Table = self._dataset[place.row]
             ids = {name: table.column(name)[0].as_py() for name in self._ids}
             return {self._spec.audio_column: table.column(self._spec.audio_column)[0], **ids}
         return self._cursor().row(place)
@@ -328,14 +340,15 @@ class HfSource:
 
 
 def selected(dataset: Any, columns: Sequence[str]) -> Any:
-    """Return a dataset with some of its columns.
+    """Return a dataset with some of its columns; rows of a map-style one are Arrow tables.
 
     A folder of files has no more than paths and labels, and rows without a label: `datasets` fails
     where it is to select one.
     """
     if isinstance(dataset, IterableDataset) and dataset.info.builder_name == AUDIO_FOLDER:
         return dataset
-    return dataset.select_columns(list(columns))
+    some = dataset.select_columns(list(columns))
+    return some.with_format("arrow") if isinstance(some, Dataset) else some
 
 
 def part_of(dataset: IterableDataset, shard: int | None) -> IterableDataset:
@@ -377,7 +390,7 @@ class _Cursor:
 
 @dataclass(frozen=True)
 class _Clip:
-    """What the plan sees of one audio cell.
+    """One audio cell as the plan sees it.
 
     Args:
         cell: A view of it.

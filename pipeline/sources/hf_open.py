@@ -32,7 +32,7 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_TIMEOUT_S = 10.0
 AUDIO_FOLDER = "audiofolder"
 AUDIO_ENDINGS = tuple(f".{ending}" for ending in AUDIO_EXTENSIONS)
-# Of an audio folder: they name its files.
+# Tables of an audio folder that name its files.
 AUDIO_LISTS = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 PATTERN, CHAIN = re.compile(r"[*?\[]|::"), re.compile("::")
 MAGIC_CHARACTERS = re.compile(r"[*?\[]")
@@ -132,9 +132,9 @@ def parquet_files(spec: HfSpec) -> ParquetSet | None:
 
 
 def _check_names(spec: HfSpec, fs: Any, path: str) -> None:
-    """Refuse what `datasets` would take for something else, or wait for.
+    """Refuse names that `datasets` reads otherwise, and files that it would wait for.
 
-    `datasets` takes a path for a pattern, which may lead to another folder, and leaves out files
+    `datasets` takes a path for a pattern, which may lead to another folder. It leaves out files
     with `::` in their names without a word.
 
     Raises:

@@ -306,7 +306,7 @@ class ParquetRows:
         try:
             for batch in table.batches(group, columns, stream, ranges, ROWS_AT_ONCE):
                 while ask is not None and ask.row < first + batch.num_rows:
-                    yield ask.item, self._cell(batch, ask.row - first)
+                    yield ask.item, self._cell(ask.item, batch, ask.row - first)
                     ask = next(left, None)
                 if ask is None:
                     return
@@ -320,13 +320,16 @@ class ParquetRows:
             yield ask.item, _unreadable(ask.item, failure)
             ask = next(left, None)
 
-    def _cell(self, batch: pa.RecordBatch, row: int) -> Row:
+    def _cell(self, item: Item, batch: pa.RecordBatch, row: int) -> Row | RowError:
         """The audio as Arrow has it, the other cells as Python does."""
         others = [name for name in batch.schema.names if name != self._audio]
-        cells = {
-            name: cast_array_to_feature(batch.column(name).slice(row, 1), self.features[name])
-            for name in others
-        }
+        try:
+            cells = {
+                name: cast_array_to_feature(batch.column(name).slice(row, 1), self.features[name])
+                for name in others
+            }
+        except (TypeError, ValueError, LookupError, pa.ArrowException) as error:
+            return _unreadable(item, error)
         found = {name: cell[0].as_py() for name, cell in cells.items()}
         return {self._audio: batch.column(self._audio)[row], **found}
 

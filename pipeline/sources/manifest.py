@@ -31,6 +31,7 @@ from earmill.pipeline.sources.base import (
     Fetched,
     Item,
     answered,
+    as_text,
     filesystem,
     is_local,
     local_path,
@@ -68,7 +69,7 @@ SPAN_ELSEWHERE = {"offset", "duration"}
 STAT_THREADS = 16
 
 Stat = Mapping[str, Any]
-# Of a local file that is not there.
+# The facts of a local file that is not there.
 ABSENT: Stat = {}
 # A filesystem and a path of it; or None and a uri.
 Folder = tuple[Any, str]
@@ -224,8 +225,9 @@ class ManifestSource:
         if not isinstance(uri, str) or not uri.strip():
             raise self._bad_row(row, f"expected a path or URI in 'uri', got {uri!r}")
         literal = resolved(uri, *self._folder)
-        if is_local(literal) and not os.path.lexists(literal):
-            for meant in _other_readings(uri):
+        readings = _other_readings(uri)
+        if readings and is_local(literal) and not os.path.lexists(literal):
+            for meant in readings:
                 other = resolved(meant, *self._folder)
                 if is_local(other) and os.path.lexists(other):
                     return other
@@ -272,7 +274,7 @@ class ManifestSource:
         given = row.cells.get("id")
         if given is not None and str(given) != "":
             return redact_uris(str(given))
-        uri = redact(str(row.cells["uri"]))
+        uri = redact(as_text(str(row.cells["uri"])))
         if start_s is None and end_s is None:
             return uri
         span = ",".join("" if value is None else repr(value) for value in (start_s, end_s))
@@ -360,11 +362,10 @@ def _confinement(spec: ManifestSpec, fs: Any, path: str, folder: Folder) -> Conf
     return Confinement(own, spec.allow, spec.storage_options, store=store_of(store))
 
 
-def _other_readings(uri: str) -> Iterator[str]:
-    """Yield what a path may mean that is not there as it is written: blanks, and \\ of Windows."""
-    for text in (uri.strip(), uri.replace("\\", "/"), uri.strip().replace("\\", "/")):
-        if text != uri:
-            yield text
+def _other_readings(uri: str) -> list[str]:
+    """Return what a path may mean that is not there as it is written: blanks, \\ of Windows."""
+    texts = (uri.strip(), uri.replace("\\", "/"), uri.strip().replace("\\", "/"))
+    return [text for text in texts if text != uri]
 
 
 def _chunks(
@@ -401,7 +402,7 @@ def _local_stat(path: str) -> Stat | None:
         found = os.lstat(path)
     except FileNotFoundError:
         return ABSENT
-    except OSError:
+    except (OSError, ValueError):  # a ValueError: a null byte in the name
         return {}
     if not stat.S_ISREG(found.st_mode):
         return None

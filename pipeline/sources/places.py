@@ -1,9 +1,9 @@
 """Places that uris name, and HTTP connections that reach only the places they may.
 
-A web server may redirect a request anywhere. Each hop is checked: public hosts are allowed, as
-files are often moved to content networks; any other host, and its path, must be one that the job
-names. The address is checked again where the socket is made, so that a name cannot change its
-address in between.
+A web server may redirect a request anywhere, so each hop is checked. Public hosts are allowed, as
+files are often moved to content networks. Any other host must be named by the job, with its path.
+The address is checked again where the socket is made, so that a name cannot change its address in
+between.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Place:
         return other.path == root or other.path.startswith(f"{root}/")
 
     def before_tls(self) -> tuple[Place, ...]:
-        """Return the place, and the one that redirects here to be asked over TLS."""
+        """Return the place, and for the default port of TLS also the place without TLS."""
         host, _, port = self.authority.rpartition(":")
         if self.scheme != "https" or port != "443":
             return (self,)
@@ -90,7 +90,7 @@ class Place:
         return self.authority.rpartition(":")[0] if self.scheme in PORTS else self.authority
 
 
-# Whether the request under way in this task is for a place that the job names.
+# True while this task sends a request to a place that the job names.
 _is_named: ContextVar[bool] = ContextVar("is_named", default=False)
 
 

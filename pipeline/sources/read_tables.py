@@ -4,9 +4,9 @@ Parquet keeps its types; text tables get the ones that no text is lost by. A tab
 taken as it is raises ValueError or csv.Error. Columns of csv and Parquet lie packed: their cells
 become objects a slice at a time.
 
-Text is UTF-8, or UTF-16 with a byte order mark, and may be compressed. The delimiter of csv and tsv
-is the one that the header has. A blank line is a row without values, which the caller counts. The
-index that pandas writes beside the columns is not carried through.
+Text is UTF-8, or UTF-16 with a byte order mark, and may be compressed. The header tells the
+delimiter of csv and tsv. A blank line is a row without values, which the caller counts. The index
+that pandas writes beside the columns is not carried through.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 MOST_TEXT_BYTES = 4 << 30
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 DELIMITERS = ",\t;|"
-# What pandas calls columns without a name, and its index in Parquet.
+# Names that pandas gives to columns without a name, and to its index in Parquet.
 INDEX = re.compile(r"Unnamed: [0-9].*|__index_level_[0-9]+__")
 NO_VALUES, INDEX_OF_PANDAS = "no values", "index of pandas"
 

@@ -139,7 +139,8 @@ def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
 
 def can_seek(uri: str) -> bool:
     """Whether a file of this name is in a container that can be sought in."""
-    return splitext(uri.partition("?")[0])[1].lower() in SEEKABLE
+    name = uri.partition("?")[0] if uri.startswith(("http://", "https://")) else uri
+    return splitext(name)[1].lower() in SEEKABLE
 
 
 def _has_ranges(fs: Any, path: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 HIDDEN = "hidden"
 NO_EXTENSION = "no extension"
-# Of a table; counted beside files.
+# A row of a table; counted beside files.
 BLANK_ROW = "blank row"
 
 Entry = tuple[str, dict[str, Any]]

@@ -1,4 +1,4 @@
-"""The filesystem behind a uri and the path in it: names are literal, whatever characters they have.
+"""The filesystem behind a uri and the path in it. Names are literal.
 
     uri    = path | scheme://rest | chain
     chain  = wrapper://inner::uri | wrapper::uri      zip://a.wav::s3://bucket/a.zip

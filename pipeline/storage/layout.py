@@ -7,6 +7,7 @@ and parsed again. Paths handed to it are relative, as `earmill.pipeline.storage.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -44,6 +45,7 @@ from earmill.pipeline.storage.straight_ranges import (
 from earmill.pipeline.storage.uploads import FILES_AT_ONCE, in_parts
 
 Names = list[str]
+PATTERN = re.compile(r"[*?\[]")
 
 
 def _checked(rel: str) -> str:
@@ -315,8 +317,14 @@ class Layout:
     @store_call("removed")
     def delete(self, rel: str) -> None:
         """Remove a file or a folder; fine where it is already gone."""
+        path = self.path(rel)
         try:
-            self.fs.rm(self.path(rel), recursive=True)
+            if self.is_local or not PATTERN.search(path):
+                self.fs.rm(path, recursive=True)
+                return
+            # fsspec would take the path for a pattern, and remove what others have.
+            for file in self.fs.find(path):
+                self.fs.rm_file(file)
         except FileNotFoundError:
             return
 

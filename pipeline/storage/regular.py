@@ -2,8 +2,8 @@
 
 A pipe waits for a writer, a device may never end, a socket cannot be read: none of them is a
 recording, nor a file of a dataset. The kind is asked before opening, because opening alone can do
-something to a device, and again afterwards, because a name can be given to something else in
-between.
+something to a device. It is asked again afterwards, because a name can be given to something else
+in between.
 """
 
 from __future__ import annotations

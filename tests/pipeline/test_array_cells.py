@@ -366,7 +366,7 @@ class TestAudioFolder:
 
 @pytest.mark.parametrize("name", ["o[1]", "o?1", "o*", "o::x"])
 def test_no_pattern_is_made_of_a_name(name: str, tmp_path: Path) -> None:
-    """`datasets` read the rows of `o#1` for those of `o?1`."""
+    """`datasets` read the rows of `o#1` where `o?1` was named."""
     for folder in (name, "o#1"):
         write(tmp_path / folder, cells(TONE.tolist(), struct(pa.list_(pa.float32()))))
     for uri in (tmp_path / name / "a.parquet", tmp_path / name):

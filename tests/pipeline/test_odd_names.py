@@ -1,4 +1,4 @@
-"""Names with any characters: each file, key or member is its own row, or counted as none.
+"""Names with any characters: each file, key or member is its own row, or counted.
 
 fsspec takes `::` for a chain of filesystems, and clients of stores cut names at other characters. A
 name that leads elsewhere gives a row the audio of another file.
@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from earmill.pipeline.common.errors import RowError, UnreadableError
+from earmill.pipeline.common.errors import AbsentError, RowError, UnreadableError
 from earmill.pipeline.planning.plan import make_plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.base import object_of
 from earmill.pipeline.sources.files import UNREACHABLE
+from earmill.pipeline.sources.span_reads import can_seek
 from earmill.pipeline.sources.webdataset import WebDatasetSection
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.filesystems import filesystem_of, is_chain, is_local
@@ -110,7 +111,7 @@ def test_each_row_of_a_table_is_its_own_file(folder: Path) -> None:
     assert [item.row_id for item in items] == names
     assert contents(source, items) == [data(name) for name in names]
     assert (source.missing, source.first_missing) == (0, "")
-    # The same with the folder in front, given by the job.
+    # The job may give the folder in front.
     (folder.parent / "list.csv").write_text(f"uri\n{rows}", encoding="utf-8")
     below = manifest(folder.parent / "list.csv", prefix="in")
     assert contents(below, list(below.items())) == [data(name) for name in names]
@@ -124,6 +125,28 @@ def test_a_prefix_of_that_name(name: str, tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text("uri\nin.wav\n")
     source = manifest(tmp_path / "m.csv", prefix=name)
     assert contents(source, list(source.items())) == [data(name)]
+
+
+def test_a_table_may_name_what_is_no_text(tmp_path: Path) -> None:
+    """JSON has an escape for bytes that are not UTF-8, and for the null byte, which no name has."""
+    (tmp_path / "n\udcff.wav").write_bytes(data("odd"))
+    rows = [
+        '{"uri": "n\\udcff.wav"}',
+        '{"uri": "n\\u0000.wav"}',
+        '{"uri": "' + "n" * 300 + '.wav"}',
+    ]
+    (tmp_path / "m.jsonl").write_text("\n".join(rows))
+    source = manifest(tmp_path / "m.jsonl")
+    items = list(source.items())
+    assert items[0].row_id == "n%FF.wav"
+    good, *bad = contents(source, items)
+    assert good == data("odd")
+    assert [type(error) for error in bad] == [AbsentError, AbsentError]
+
+
+def test_a_name_with_a_question_mark_can_be_sought_in() -> None:
+    assert can_seek("/data/q?1.wav") and can_seek("https://host/a.wav?id=3")
+    assert not can_seek("https://host/a?name=b.wav")
 
 
 def test_each_sample_of_a_tar_is_its_own_row(tmp_path: Path) -> None:
@@ -149,7 +172,7 @@ def test_files_beside_tars_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*NAMES[:-1], "d::e"])
 def test_an_output_of_that_name(name: str, tmp_path: Path) -> None:
-    """What is written there is there, and nothing is written elsewhere."""
+    """Files are written there, and nothing is written elsewhere."""
     place = tmp_path / name
     layout = Layout.open(str(place))
     layout.check_writable()
@@ -201,6 +224,24 @@ def test_each_key_of_a_bucket_is_its_own_row_or_counted(place: Place) -> None:
     lost = [key for key in keys if key in cut]
     assert source.skipped() == ({UNREACHABLE: len(lost)} if lost else {})
     assert contents(source, items) == [data(item.row_id) for item in items]
+
+
+@pytest.mark.parametrize("name", ["a::b", "h#1", "p%20", "sp ace", "s*", "b[1]", "~", "zip::x"])
+def test_an_output_of_that_name_in_a_bucket(name: str, place: Place) -> None:
+    others = [place.layout(f"odd-out/{other}") for other in ("sx", "b1")]
+    for other in others:
+        other.write_bytes("data/x", b"other")
+    layout = place.layout(f"odd-out/{name}")
+    layout.check_writable()
+    layout.write_bytes("data/x", b"content")
+    assert layout.list("data") == ["data/x"]
+    assert layout.read_bytes("data/x") == b"content"
+    found = files(f"{place.uri}/odd-out", storage_options=place.options, extensions=["x"], glob="*")
+    assert found.describe()["root"] == f"{place.uri}/odd-out"
+    layout.delete("data")
+    assert layout.list("data") == []
+    # A name is no pattern: outputs of other names lose nothing.
+    assert [other.read_bytes("data/x") for other in others] == [b"other", b"other"]
 
 
 @pytest.mark.parametrize("key", ["a::b.wav", "h#1.wav", "p%20.wav", "q?1.wav", "p2//lead.wav"])

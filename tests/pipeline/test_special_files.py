@@ -132,7 +132,7 @@ def test_no_file_of_a_dataset_is_waited_for(
         folder = Path(shutil.copytree(written, tmp_path / "out"))
         make_special(folder / name, kind)
         for fmt in ("parquet", "zarr"):
-            # What does not need the file reads on; all else is an error in one line.
+            # A format that does not need the file reads on; the other ends in one line.
             with suppress(EarmillError):
                 assert len([row.features for row in open_features(folder, format=fmt)]) == 3
         try:
