@@ -155,7 +155,7 @@ class HfSource:
         try:
             return self._clip(self._scalar(values.get(self._spec.audio_column)))
         except (TypeError, ValueError, pa.ArrowException):
-            return _Clip()  # its fetch says what is wrong
+            return _Clip()  # `fetch` will say what is wrong
 
     def _clip(self, cell: pa.Scalar) -> _Clip:
         return _Clip(audio_cell(cell, self._array_rate_hz))

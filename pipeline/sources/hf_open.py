@@ -63,7 +63,7 @@ def _with_stored_audio(dataset: Any, column: str) -> Any:
     """A stream whose audio is not decoded: `datasets` would need torchcodec even to hand it out."""
     if dataset.features is None or not isinstance(dataset.features.get(column), datasets.Audio):
         return dataset
-    if dataset.info.builder_name == AUDIO_FOLDER:  # it makes cells out of these
+    if dataset.info.builder_name == AUDIO_FOLDER:  # its cells are paths before `datasets` encodes
         return dataset.cast_column(column, datasets.Value("string"))
     stored = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
     return dataset.cast_column(column, stored)
@@ -245,7 +245,8 @@ def _load(spec: HfSpec, name: str, **given: Any) -> Any:
     split = spec.split
     # A folder of files on this machine is read where it is: there is nothing to build.
     streaming = spec.streaming or (
-        is_local(spec.uri)
+        name != "parquet"
+        and is_local(spec.uri)
         and local_exists(spec.uri)
         and datasets.load_dataset_builder(name, **options).name == AUDIO_FOLDER
     )
