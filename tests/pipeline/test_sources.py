@@ -207,13 +207,16 @@ class TestFetching:
     def test_a_consumer_that_stops_early_stops_the_threads(self, corpus: Path) -> None:
         import threading
 
+        before = set(threading.enumerate())  # an iteration of another test may not be collected yet
         source = files(corpus)
         fetched = source.fetch(list(source.items()))
         _, stream = next(fetched)
+        started = [t for t in threading.enumerate() if t.name.startswith("fetch")]
         stream.close()
         fetched.close()
         # Pieces under way end by themselves.
-        fetching = [t for t in threading.enumerate() if t.name.startswith("fetch")]
+        fetching = [thread for thread in started if thread not in before]
+        assert fetching
         for thread in fetching:
             thread.join(timeout=30)
         assert not [thread for thread in fetching if thread.is_alive()]
