@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from earmill.pipeline.audio.containers.base import Probe, read_at, uint
+from earmill.pipeline.audio.containers.tags import audio_end
 
 # First boxes of MP4 and of the QuickTime files it comes from.
 MP4_FIRST = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot", b"styp"})
@@ -41,6 +42,8 @@ def probe_mp4(stream: BinaryIO, nbytes: int) -> Probe:
             names.add(name)
             break
         if size < 8 or position + size > nbytes:
+            if position == audio_end(stream, nbytes):
+                break
             got = nbytes - position
             return Probe("mp4", damage=f"box {name!a}: expected {size} bytes, got {got}")
         if name == b"ftyp" and {b"ftyp", b"moov"} <= names:

@@ -1,4 +1,4 @@
-"""Tags in front of the audio, of any format: the file is what it is without them."""
+"""Tags in front of the audio and behind it, in any format: samples are the same without them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from earmill.pipeline.sources import span_reads
 from earmill.pipeline.sources.durations import early_seconds, header_seconds
 from tests.pipeline.audio_factory import FORMATS, clip
 from tests.pipeline.av_factory import AV_FORMATS, av_clip
-from tests.pipeline.mpeg_bytes import id3
+from tests.pipeline.mpeg_bytes import ID3V1, id3
 from tests.pipeline.source_helpers import files, manifest
 from tests.pipeline.web_server import web_server
 
@@ -62,6 +62,14 @@ def test_every_sample_is_read(kind: str, tag: bytes) -> None:
     np.testing.assert_array_equal(
         span.waveform, decoded(data, start_s=end_s - 0.5, end_s=end_s).waveform
     )
+
+
+@pytest.mark.parametrize("tag", [ID3V1, ape(b"title" * 20)], ids=["id3v1", "ape"])
+@pytest.mark.parametrize("kind", [*FORMATS, *AV_FORMATS])
+def test_a_tag_behind_changes_nothing(kind: str, tag: bytes) -> None:
+    make: Callable[..., bytes] = av_clip if kind in AV_FORMATS else clip
+    data = make(kind, 1.0)
+    np.testing.assert_array_equal(decoded(data + tag).waveform, decoded(data).waveform)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
