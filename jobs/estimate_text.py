@@ -1,4 +1,4 @@
-"""Estimates in words: what a sample says of a job, and what a run was held against."""
+"""Estimates in words: what a sample says of a job."""
 
 from __future__ import annotations
 
@@ -66,27 +66,6 @@ def sample_rows(sample: Mapping[str, Any]) -> dict[str, str]:
     if sample["gpu"]:
         rows["note "] = sample["gpu"]
     return rows
-
-
-def against(estimate: Mapping[str, Mapping[str, float]], currency: str = "") -> dict[str, str]:
-    """What was expected beside what it was, by name: `58 s (52 s to 66 s), was 61 s, +5 %`."""
-    rows = {}
-    for name, value in estimate.items():
-        expected = value["expected"]
-        differs = f", {value['actual'] / expected - 1:+.0%}" if expected else ""
-        rows[NAMES[name]] = (
-            f"{range_text(name, value, currency)}, was "
-            f"{amount(name, value['actual'], currency)}{differs}"
-        )
-    return rows
-
-
-def against_line(estimate: Mapping[str, Mapping[str, float]]) -> str | None:
-    """The same in one line; None where nothing was estimated."""
-    if not estimate:
-        return None
-    said = "; ".join(f"{name} {text}" for name, text in against(estimate).items())
-    return f"estimate against actual: {said}"
 
 
 def _tried(sample: Mapping[str, Any]) -> str:

@@ -143,13 +143,6 @@ def cost(event: events.Event) -> str | None:
     return f"CPU milliseconds per second of audio: {parts}"
 
 
-def held_against(event: events.Event) -> str | None:
-    """What was expected of a run and what it took; None where nothing was."""
-    from earmill.jobs.estimate_text import against_line
-
-    return against_line(event.estimate) if isinstance(event, events.JobFinished) else None
-
-
 class PlainLines:
     """News as lines, totals every few seconds."""
 
@@ -164,7 +157,7 @@ class PlainLines:
         line = news(event)
         if line is not None:
             self._print(line)
-            for more in filter(None, (cost(event), held_against(event))):
+            if (more := cost(event)) is not None:
                 self._print(more)
         elif self._tally.working and self._clock() - self._last >= self._pause_s():
             self._done_s = self._tally.done_s
@@ -226,7 +219,7 @@ class Bar:
         if line is not None:
             style = "yellow" if isinstance(event, _WARNINGS) else None
             self._bar.console.print(visible(line), style=style, soft_wrap=True)
-        for more in filter(None, (cost(event), held_against(event))):
+        if (more := cost(event)) is not None:
             self._bar.console.print(more, soft_wrap=True)
         if isinstance(event, events.JobStarted):
             self._task = self._bar.add_task("", total=event.seconds_total)

@@ -47,7 +47,6 @@ def contents(layout: Layout) -> dict[str, Any]:
     """All that `inspect` shows, as plain values."""
     from earmill.pipeline.dataset.publish import commits
     from earmill.pipeline.dataset.snapshot import current_index
-    from earmill.pipeline.driver.estimate_report import stored_comparison
     from earmill.pipeline.planning.plan_file import read_row_ids
 
     dataset = _dataset(layout)
@@ -83,14 +82,6 @@ def contents(layout: Layout) -> dict[str, Any]:
         "files": files,
         "bytes": nbytes,
         "finalised": current_index(layout) is not None,
-        "estimate": stored_comparison(
-            layout,
-            dataset.plan_id,
-            nbytes=nbytes,
-            files=files,
-            committed=len(records),
-            shards=planned,
-        ),
     }
 
 
@@ -134,7 +125,6 @@ def _print_quarantined(rows: list[dict[str, Any]]) -> None:
 def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from earmill.jobs.estimate_text import against
     from earmill.jobs.progress import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
@@ -158,8 +148,6 @@ def _print(result: dict[str, Any]) -> None:
         table.add_row("quarantine", reasons)
     table.add_row("audio", audio(result["audio_s"]))
     table.add_row("size", f"{bytes_text(result['bytes'])} in {result['files']:,} files")
-    for name, text in against(result["estimate"]).items():
-        table.add_row(f"estimated {name}", text)
     table.add_row("spec", result["spec_sha256"])
     table.add_row("created", result["created"])
     console().print(table)

@@ -1,4 +1,4 @@
-"""Where a dataset came from: its job, versions, machine, and estimate against actual."""
+"""Where a dataset came from: its job, versions and machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from typing import Any
 
 import yaml
 
-from earmill.jobs.estimate_text import NAMES, amount, range_text
-from earmill.jobs.report.plots import Table, signed
 from earmill.jobs.report.stored import Stored
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.driver.estimate_report import stored_comparison
-from earmill.pipeline.planning.kept_estimate import read_estimate
 
 # Characters of a job file that are shown.
 MOST_SPEC = 20_000
@@ -25,14 +21,12 @@ class About:
 
     Args:
         facts: Name and value. spec: The job as YAML. packages: Name and version.
-        estimate: None where nothing was estimated.
     """
 
     facts: Sequence[tuple[str, str]]
     spec: str
     packages: Sequence[tuple[str, str]]
     models: Sequence[tuple[str, str]]
-    estimate: Table | None
 
 
 def about(stored: Stored) -> About:
@@ -44,7 +38,6 @@ def about(stored: Stored) -> About:
         spec=spec_text(dataset),
         packages=[(str(name), str(version)) for name, version in versions.items()],
         models=_models(dataset),
-        estimate=_estimate(stored),
     )
 
 
@@ -111,41 +104,6 @@ def _models(dataset: DatasetFile) -> list[tuple[str, str]]:
         said += [f"coefficients {dataset.buffers_sha256.get(model.get('model', ''), '')[:16]}"]
         found.append((str(model.get("model")), "; ".join(part for part in said if part)))
     return found
-
-
-def _estimate(stored: Stored) -> Table | None:
-    """What `earmill plan --sample` had expected, beside what it was."""
-    dataset, facts = stored.features.dataset, stored.facts
-    if stored.entry is None:
-        return None
-    compared = stored_comparison(
-        stored.layout,
-        dataset.plan_id,
-        nbytes=sum(one.nbytes for one in facts),
-        files=sum(one.files for one in facts),
-        committed=len(stored.shards),
-        shards=len(stored.shards),
-    )
-    if not compared:
-        return None
-    kept = read_estimate(stored.layout, dataset.plan_id)
-    currency = kept.prices.currency if kept is not None and kept.prices is not None else ""
-    rows = []
-    for name, value in compared.items():
-        expected = value["expected"]
-        differs = signed(f"{100 * (value['actual'] / expected - 1):+.0f} %") if expected else ""
-        within = value["low"] <= value["actual"] <= value["high"]
-        rows.append(
-            (
-                NAMES[name],
-                range_text(name, value, currency),
-                amount(name, value["actual"], currency),
-                differs,
-                "within its range" if within else "outside its range",
-            )
-        )
-    header = ("", "estimate (range)", "actual", "difference", "")
-    return Table(header, tuple(rows), frozenset({1, 2, 3}))
 
 
 def _plain(value: Any) -> Any:

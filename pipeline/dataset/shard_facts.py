@@ -18,7 +18,7 @@ class ShardFacts:
 
     Args:
         created_s: When it was committed, seconds since 1970, by its worker's clock.
-        audio_s: Of its good rows. nbytes, files: Of its files. took_s: Wall time of its parts.
+        audio_s: Of its good rows. nbytes: Of its files. took_s: Wall time of its parts.
         worker: Host and process id. device: What computed it, in words.
         cpu_s: CPU seconds, in the order of `common.cpu_time.PARTS`; empty in records of earlier
             releases.
@@ -30,7 +30,6 @@ class ShardFacts:
     rows_bad: int
     audio_s: float
     nbytes: int
-    files: int
     took_s: float
     worker: tuple[str, int]
     device: str
@@ -58,7 +57,6 @@ def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
         rows_bad=record.rows_bad,
         audio_s=record.seconds,
         nbytes=sum(file.bytes for file in record.files),
-        files=len(record.files),
         took_s=float(sum(info.get("timings_s", {}).values())),
         worker=(str(worker.get("host")), int(worker.get("pid", 0))),
         device=device if isinstance(device, str) else _named(device),

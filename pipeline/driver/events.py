@@ -237,8 +237,6 @@ class JobFinished(Event):
         times_real_time: seconds / wall_s, start-up left out.
         cpu_s: CPU seconds in that time by part: those of `common.cpu_time`, of the driver and of
             Ray, and `idle`, those of the workers' cores that nobody used.
-        estimate: Where `earmill plan --sample` came before, of each figure `low`, `expected`,
-            `high`, and the `actual` one; empty where the job is not complete.
     """
 
     kind: ClassVar[str] = "summary"
@@ -255,7 +253,6 @@ class JobFinished(Event):
     times_real_time: float
     bad_by_class: dict[str, int] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
-    estimate: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 # -- for telemetry alone: too many for a person, and nothing that a run's end depends on ----------

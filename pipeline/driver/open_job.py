@@ -89,7 +89,6 @@ def committed_of(record: CommitRecord) -> Committed:
         rows_bad=record.rows_bad,
         nbytes=sum(file.bytes for file in record.files),
         seconds=record.seconds,
-        files=len(record.files),
         bad_by_class=record.info.get(BAD_BY_CLASS, {}),
         generation=record.generation,
         attempt=record.attempt,

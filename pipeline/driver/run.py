@@ -22,7 +22,6 @@ from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.estimate_report import settle
 from earmill.pipeline.driver.executor import Executor, executor_of
 from earmill.pipeline.driver.open_job import OpenJob, committed_of, open_job, stored_dataset
 from earmill.pipeline.driver.placement import has_seats
@@ -35,7 +34,6 @@ from earmill.pipeline.driver.summary import RESUME, summarise
 from earmill.pipeline.driver.telemetry.observers import observed
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
-from earmill.pipeline.planning.kept_estimate import take_along
 from earmill.pipeline.planning.kept_listing import KeptListing
 from earmill.pipeline.planning.plan import Plan, make_plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
@@ -141,7 +139,7 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
         # The output is finished before Ray stops: whatever keeps Ray does not keep the dataset.
         if job.pending and sharing.works:
             result = _work(stack, request, sharing, checked, job, lock, began_s)
-        return _finish(job, result, sharing, request.sink, began_s)
+        return _finish(job, result, sharing, request.sink)
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,6 @@ def _open(
         )
         if checked.stored is None:
             KeptListing(layout).forget()
-            take_along(layout, plan.plan_id)
     return job, None if sharing.joins else lock
 
 
@@ -296,7 +293,7 @@ def _supply(
 
 
 def _finish(
-    job: OpenJob, result: Result, sharing: Sharing, sink: events.Sink, began_s: float
+    job: OpenJob, result: Result, sharing: Sharing, sink: events.Sink
 ) -> events.JobFinished:
     """Finalise what is complete, and sum up."""
     before = job.before | _by_others(job, result)
@@ -322,8 +319,6 @@ def _finish(
             finalise(job.layout)
     if sharing.joins and sharing.works and not sharing.stays:
         result.left_to_others = missing - len(result.failed)
-    took_s = time.monotonic() - began_s
-    estimate = settle(job, result, [*before.values()], took_s, alone=not sharing.joins)
     end = summarise(
         result,
         before=list(before.values()),
@@ -331,7 +326,6 @@ def _finish(
         layout=job.layout,
         max_bad_fraction=job.spec.run.max_bad_fraction,
         skipped=skipped_text(job.plan.skipped),
-        estimate=estimate,
     )
     sink(end)
     return end

@@ -11,7 +11,6 @@ from earmill.pipeline.driver.sample_process import try_apart
 from earmill.pipeline.planning.cost import Sampler
 from earmill.pipeline.planning.estimate import Estimate
 from earmill.pipeline.planning.forecast import Sampled
-from earmill.pipeline.planning.kept_estimate import remember
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.prices import Prices
 from earmill.pipeline.planning.sampled_cost import SampledCost, crew_of, sampled_cost
@@ -48,7 +47,7 @@ def sampler_of(
     on_begin: Callable[[str], None] = lambda text: None,
     trial: Trial = try_apart,
 ) -> Sampler:
-    """What tries so many rows of a job's plan, reckons with them, and keeps the estimate for it.
+    """What tries so many rows of a job's plan, reckons with them.
 
     Args:
         seed: Draws the rows; None draws a seed as well.
@@ -69,7 +68,7 @@ def sampler_of(
             entry.model: described.fs_hz
             for entry, described in zip(spec.extract, models, strict=True)
         }
-        cost = sampled_cost(
+        return sampled_cost(
             plan,
             spec,
             estimate,
@@ -79,7 +78,5 @@ def sampler_of(
             start_s=start_s,
             prices=prices,
         )
-        remember(plan.plan_id, spec.run.executor, cost, estimate.bytes_in)
-        return cost
 
     return sample

@@ -50,7 +50,6 @@ class Committed:
     bad_by_class: Mapping[str, int] = field(default_factory=dict)
     generation: int = 0
     attempt: str = ""
-    files: int = 0
 
 
 @dataclass(slots=True)

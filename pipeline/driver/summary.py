@@ -28,7 +28,6 @@ def summarise(
     layout: Layout,
     max_bad_fraction: float,
     skipped: str = "",
-    estimate: dict[str, dict[str, float]] | None = None,
 ) -> JobFinished:
     """The closing event.
 
@@ -37,7 +36,6 @@ def summarise(
         layout: The output; its index tells why rows are bad, once there is one.
         max_bad_fraction: Quarantined rows allowed, as a fraction of all rows.
         skipped: What the listing left out, in words.
-        estimate: What was expected, and what it was.
     """
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
@@ -77,7 +75,6 @@ def summarise(
         times_real_time=round(result.seconds / result.worked_s, 2) if result.worked_s else 0.0,
         bad_by_class=by_class,
         cpu_s=dict(result.cpu_s),
-        estimate=dict(estimate or {}),
     )
 
 

@@ -12,8 +12,7 @@ Paths are relative to the root of a dataset and use `/`::
     closing    = index* snapshots* cards current.json    what `finalise` writes, in this order
     plan       = plan/<plan-id>.parquet part*            immutable
     part       = plan/<plan-id>/<number>.parquet         rows of a plan of many, immutable
-               | plan/<plan-id>.estimate.json            what the job was expected to take, and what
-                                                         it took; replaced at the end of a run
+               | plan/<plan-id>.estimate.json            only from earlier releases: an estimate
     revisions  = revisions/<number>.json                 put-if-absent: takes the place of
                                                          dataset.json, says what has changed and why
                | revisions/<content>.parquet             rows that are copied out of other shards
@@ -175,11 +174,6 @@ def carried_path(content: str) -> str:
 def part_path(plan_id: str, number: int) -> str:
     """Path of one part of a plan of many rows."""
     return f"plan/{_named('plan', plan_id)}/{number:05d}.parquet"
-
-
-def estimate_path(plan_id: str) -> str:
-    """Path of what the job of a plan was expected to take."""
-    return f"plan/{_named('plan', plan_id)}.estimate.json"
 
 
 def plan_of_part(rel: str) -> str | None:

@@ -11,18 +11,13 @@ from typing import Any
 import pytest
 
 from earmill.jobs.cli import run
-from earmill.jobs.estimate_text import against_line
 from earmill.pipeline.common.errors import SourceError
-from earmill.pipeline.dataset.garbage import collect_garbage
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import sample_process
-from earmill.pipeline.driver.events import JobFinished
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.sample import _within, try_rows
 from earmill.pipeline.driver.sample_job import sampler_of
 from earmill.pipeline.planning.cost import JobCost, job_cost
-from earmill.pipeline.planning.forecast import Range
-from earmill.pipeline.planning.kept_estimate import KeptEstimate, Taken, read_estimate
 from earmill.pipeline.planning.prices import Prices
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
@@ -82,9 +77,7 @@ def damage(corpus: Path, count: int) -> None:
         path.write_bytes(b"no audio at all" * 40)
 
 
-def test_a_sample_of_all_rows_knows_what_will_be_stored(
-    corpus: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sample_of_all_rows_has_every_figure(corpus: Path) -> None:
     damage(corpus, DAMAGED)
     spec = spec_of(corpus)
     result = costed(spec, prices=PRICES)
@@ -97,31 +90,6 @@ def test_a_sample_of_all_rows_knows_what_will_be_stored(
     for value in sample.figures.values():
         assert 0 < value.low <= value.expected <= value.high
     json.dumps(result.to_dict())
-
-    end = run_job(spec)
-    found = end.estimate
-    assert list(found) == ["time_s", "cpu_s", "core_s", "stored_bytes", "objects", "money"]
-    stored = found["stored_bytes"]
-    assert stored["expected"] == pytest.approx(stored["actual"], rel=0.05)
-    assert found["objects"]["low"] <= found["objects"]["actual"] <= found["objects"]["high"]
-    assert found["time_s"]["actual"] > 0 and found["cpu_s"]["actual"] > 0
-    by_hand = found["core_s"]["actual"] + stored["actual"] / 1e9
-    assert found["money"]["actual"] == pytest.approx(by_hand)
-    line = against_line(found)
-    assert line is not None and line.startswith("estimate against actual: time ")
-
-    layout = Layout.open(spec.output.uri)
-    kept = read_estimate(layout, end_plan(layout))
-    assert kept is not None and kept.taken.runs == 1 and kept.taken.shards == end.shards
-    collect_garbage(layout, grace_s=0.0)
-    assert read_estimate(layout, kept.plan_id) == kept, "it belongs to the plan"
-    assert verify(layout).ok
-    capsys.readouterr()
-    assert run(["inspect", spec.output.uri, "--json"]) == 0
-    inspected = json.loads(capsys.readouterr().out)
-    assert inspected["estimate"] == found and stored["actual"] == inspected["bytes"]
-    assert run(["inspect", spec.output.uri]) == 0
-    assert "estimated stored" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -136,9 +104,11 @@ def test_bytes_of_small_shards_are_known(corpus: Path, form: str, damaged: int) 
     """What shards weigh beside their rows counts most where they are small."""
     damage(corpus, damaged)
     spec = spec_of(corpus, formats=[form])
-    costed(spec)
-    stored = run_job(spec).estimate["stored_bytes"]
-    assert stored["expected"] == pytest.approx(stored["actual"], rel=0.05)
+    sample = costed(spec).sample
+    assert sample is not None
+    run_job(spec)
+    actual = verify(Layout.open(spec.output.uri)).bytes
+    assert sample.figures["stored_bytes"].expected == pytest.approx(actual, rel=0.05)
 
 
 def test_rows_do_not_pay_for_a_look_at_all_that_was_imported(
@@ -169,32 +139,6 @@ def test_the_command_shows_it(
     shown = capsys.readouterr().out
     for text in ("EUR", "bound by", "stored", "seed 2", ".flac, ", "CPU", "cores held"):
         assert text in shown
-
-
-@pytest.mark.long
-def test_a_run_in_pieces_is_added_up_and_a_job_without_estimate_has_none(corpus: Path) -> None:
-    spec = spec_of(corpus)
-    plain = run_job(spec_of(corpus, uri=str(corpus.parent / "plain")))
-    assert plain.estimate == {} and against_line(plain.estimate) is None
-    costed(spec, rows=4)
-    stop_after_one = _StopAfterOneShard()
-    cut_off = run_job(spec, sink=stop_after_one, stop=stop_after_one.request)
-    assert cut_off.status == "stopped" and cut_off.estimate == {}
-    end = run_job(spec, resume=True)
-    layout = Layout.open(spec.output.uri)
-    kept = read_estimate(layout, end_plan(layout))
-    assert kept is not None and (kept.taken.runs, kept.taken.shards) == (2, end.shards)
-    assert end.estimate["time_s"]["actual"] == pytest.approx(kept.taken.time_s)
-
-
-def test_time_is_only_told_where_every_shard_was_counted() -> None:
-    figures = {name: Range(1.0, 2.0, 3.0) for name in ("time_s", "stored_bytes", "objects")}
-    kept = KeptEstimate("p", "now", "local", 1, 1, 4, 0, 1, figures, 10, taken=Taken(1, 2, 5.0))
-    whole = kept.compared(stored_bytes=1.0, objects=1.0, shards=2)
-    assert whole["time_s"] == {"low": 1.0, "expected": 2.0, "high": 3.0, "actual": 5.0}
-    lost = kept.compared(stored_bytes=1.0, objects=1.0, shards=3)
-    assert set(lost) == {"stored_bytes", "objects"}
-    assert Taken(1, 2, 3.0, 4.0, 5.0).plus(Taken(1, 1, 1.0, 1.0, 1.0)) == Taken(2, 3, 4.0, 5.0, 6.0)
 
 
 @pytest.mark.parametrize("rows", [1, 48])
@@ -241,33 +185,6 @@ def test_an_empty_corpus_and_wrong_options_are_one_line(
         path.unlink()
     assert run(["plan", str(job), "--sample", "4"]) == 2
     assert "no audio files" in capsys.readouterr().err
-
-
-class _StopAfterOneShard:
-    """Asks a run to stop once a shard is done."""
-
-    def __init__(self) -> None:
-        from earmill.pipeline.driver.stop_request import StopRequest
-
-        self.request = StopRequest()
-
-    def __call__(self, event: Any) -> None:
-        if event.kind == "shard_done" and not self.request.requests:
-            self.request("a test")
-
-
-def end_plan(layout: Layout) -> str:
-    """The plan of a dataset."""
-    from earmill.pipeline.dataset.description import read_dataset
-
-    dataset = read_dataset(layout)
-    assert dataset is not None
-    return dataset.plan_id
-
-
-def test_the_event_of_a_run_without_estimate_is_as_before() -> None:
-    end = JobFinished("done", 0, "", "", 1, 0, 1, 0, 1.0, 1.0, 1.0)
-    assert end.to_dict()["estimate"] == {}
 
 
 def test_a_row_that_ends_its_process_is_one_line(
