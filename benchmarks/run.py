@@ -31,7 +31,6 @@ SCRIPTS = (
     "reader",
     "remote_reader",
     "gpu_reckoned",
-    "estimate",
     "cost",
 )
 

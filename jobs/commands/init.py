@@ -231,7 +231,7 @@ def _finish(
     """Check the job, show what it would take, write the file."""
     from earmill.jobs.commands.plan import show
     from earmill.jobs.first_job import commented
-    from earmill.pipeline.planning.cost import job_cost
+    from earmill.pipeline.planning.estimate import job_cost
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.spec.yaml_overrides import load_yaml
     from earmill.pipeline.storage.filesystems import is_local

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +13,7 @@ from earmill.jobs.commands.options import AsJson, JobFile, Overrides
 from earmill.jobs.terminal import console, say, say_json
 
 if TYPE_CHECKING:
-    from earmill.pipeline.planning.cost import Sampler
-    from earmill.pipeline.planning.prices import Prices
+    from earmill.pipeline.planning.estimate import Sampler
     from earmill.pipeline.spec.job import JobSpec
 
 
@@ -33,45 +33,35 @@ def plan(
             "--sample",
             metavar="ROWS",
             min=0,
-            help="Read, compute and store about so many random rows, for some 20 seconds, and "
-            "reckon with what that takes and weighs. 0 tries none.",
+            help="Process this many random rows in a private folder, and scale what they take and "
+            "weigh by seconds of audio. 0 processes none.",
         ),
     ] = 0,
-    prices: Annotated[
-        str | None,
-        typer.Option("--prices", help="With --sample: a YAML file of prices, for sums of money."),
-    ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", help="With --sample: draws the same rows again.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a job would do: rows, hours, shards, bytes, time. Writes nothing to its output."""
-    from earmill.pipeline.planning.prices import Prices
     from earmill.pipeline.spec.job import JobSpec
 
-    if not sample and (prices is not None or seed is not None):
-        raise typer.BadParameter("--prices and --seed go with --sample ROWS")
+    if not sample and seed is not None:
+        raise typer.BadParameter("--seed goes with --sample ROWS")
 
     # A wrong spec is told at once, before the rest is imported.
     spec = JobSpec.load(job, overrides=set_ or ())
-    known = Prices.load(prices) if prices is not None else None
-    from earmill.pipeline.planning.cost import job_cost
+    from earmill.pipeline.planning.estimate import job_cost
 
-    result = job_cost(
-        spec, measure=measure, sampler=_sampler(spec, sample, seed, known) if sample else None
-    ).to_dict()
+    sampler = _sampler(spec, sample, seed) if sample else None
+    result = job_cost(spec, measure=measure, sampler=sampler).to_dict()
     say_json(result) if as_json else show(result)
 
 
-def _sampler(spec: JobSpec, rows: int, seed: int | None, prices: Prices | None) -> Sampler:
-    """What tries rows; its news go to standard error."""
-    from earmill.pipeline.driver.sample_job import sampler_of
+def _sampler(spec: JobSpec, rows: int, seed: int | None) -> Sampler:
+    """Return what samples the plan; it says on standard error that it begins."""
+    from earmill.pipeline.driver.sample import sampler_of
 
-    def say_it(text: str) -> None:
-        say(f"{text} ...", sys.stderr)
-
-    return sampler_of(spec, rows, seed=seed, prices=prices, on_begin=say_it)
+    return sampler_of(spec, rows, seed=seed, on_begin=lambda text: say(f"{text} ...", sys.stderr))
 
 
 def rounded_up(seconds: float) -> str:
@@ -95,11 +85,29 @@ def _time(result: dict[str, Any]) -> str:
     )
 
 
+def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
+    """What a sample says, as rows of the table."""
+    from earmill.jobs.progress import bytes_text, quantity
+
+    def text(name: str, unit: Callable[[float], str]) -> str:
+        low, expected, high = (unit(sample[name][end]) for end in ("low", "expected", "high"))
+        return expected if low == high else f"{expected} ({low} to {high})"
+
+    workers = f"{quantity(sample['workers'], 'worker')} of {quantity(sample['threads'], 'thread')}"
+    bad = ", ".join(f"{count:,} {reason}" for reason, count in sample["bad"].items())
+    return {
+        "time": f"{text('time_s', rounded_up)} here, with {workers}",
+        "CPU": text("cpu_s", lambda seconds: f"{seconds / 3600:.3g} h"),
+        "stored": text("stored_bytes", bytes_text),
+        "sample": f"{quantity(sample['rows'], 'row')} in {rounded_up(sample['took_s'])}, seed "
+        f"{sample['seed']}; in quarantine: {bad or 'none'}",
+    }
+
+
 def show(result: dict[str, Any]) -> None:
     """Print `JobCost.to_dict()` as a table."""
     from rich.table import Table
 
-    from earmill.jobs.estimate_text import sample_rows
     from earmill.jobs.progress import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
@@ -119,7 +127,7 @@ def show(result: dict[str, Any]) -> None:
         "output": result["output"],
     }
     if result["sample"]:
-        rows |= sample_rows(result["sample"])
+        rows |= _sample_rows(result["sample"])
     for name, text in rows.items():
         table.add_row(name, text)
     for note in result["notes"]:

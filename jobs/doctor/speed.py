@@ -66,7 +66,7 @@ def gpu_answers(checks: list[Check]) -> bool:
 
 def _measured(name: str, gpu: bool) -> Speed:
     from amtcore.features.build import build_extractor
-    from earmill.pipeline.planning.timing import seconds_of_a_second, warm_up
+    from earmill.pipeline.planning.speeds import seconds_of_a_second, warm_up
 
     extractor = build_extractor(name)
     warm_up([extractor])

@@ -45,12 +45,7 @@ class Hire:
     @property
     def environment(self) -> dict[str, str]:
         """Variables to set before anything heavy is imported."""
-        return worker_environment(self.place.threads)
-
-
-def worker_environment(threads: int) -> dict[str, str]:
-    """Of a process with so many compute threads, beside `KEPT_MEMORY`."""
-    return {"OMP_NUM_THREADS": str(threads)} | stand_in.for_workers()
+        return {"OMP_NUM_THREADS": str(self.place.threads)} | stand_in.for_workers()
 
 
 class Workers(Protocol):

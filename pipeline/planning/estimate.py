@@ -1,31 +1,60 @@
-"""What a plan will cost before it runs: rows, hours, shards, bytes, objects, time.
+"""What a job would do and cost before it runs; nothing is written, and nothing computed unasked.
 
 Frames follow from the stream descriptions; how many objects hold them, each format says. Bytes are
-those of the raw feature values: compression makes them fewer, row scalars add some hundred bytes a
-row. Policy `each` counts as one channel: no header is opened for it.
+raw feature values: compression makes them fewer, row scalars add some hundred bytes a row. Policy
+`each` counts as one channel: no header is opened for it.
+
+Times follow from what jobs or timings on this machine have left (see `planning.speeds`), and hold
+for its cores alone. Where only the models are known, decoding and writing come on top where they do
+not keep up. The start is counted: driver and workers load the models, one after the other, and Ray
+takes its time. `driver.sample` measures rows instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from amtcore.features.stream_info import StreamInfo
+from earmill.pipeline.audio.channels import BINAURAL
+from earmill.pipeline.common.machine import cores
 from earmill.pipeline.formats.casting import as_stored
 from earmill.pipeline.formats.registry import format_of
+from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.planning.parts import parts_of
-from earmill.pipeline.planning.plan import Plan, Shard, item_seconds
-
-if TYPE_CHECKING:
-    from amtcore.features.base import StreamInfo
-    from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.planning.plan import Plan, Shard, item_seconds, make_plan
+from earmill.pipeline.planning.spans import planned_source
+from earmill.pipeline.planning.speeds import (
+    JOB,
+    REFERENCE,
+    TIMING,
+    Speed,
+    find_speed,
+    keep_timing,
+    reference,
+    seconds_of_a_second,
+    warm_up,
+)
+from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.models import describe_models, validate_models
+from earmill.pipeline.spec.run import RunSpec
 
 # A shard's row table and its commit record; once dataset.json, plan, index, snapshot, README,
 # croissant, provenance, current.json.
 OBJECTS_PER_SHARD = 2
 OBJECTS_PER_DATASET = 8
 SECONDS_PER_HOUR = 3600.0
+# From the call to a warm worker, with compiled kernels, as measured on two cores.
+START_S = 9.0
+# About 99 % of estimates by a dozen of shards are within so many standard errors.
+STANDARD_ERRORS = 3.0
+OF_CORES = (
+    "the time is that of this machine's cores; `python -m benchmarks.gpu` measures a GPU's speed"
+)
+_OF_STREAM = ("name", "model", "layout", "width", "frame_rate_hz")
 
 
 @dataclass(frozen=True)
@@ -51,6 +80,141 @@ class Estimate:
     objects: int
     seconds: float | None
     skipped: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Range:
+    """An expected figure, and between what it is likely to be."""
+
+    low: float
+    expected: float
+    high: float
+
+    def times(self, factor: float) -> Range:
+        """Return the range in another unit."""
+        return Range(self.low * factor, self.expected * factor, self.high * factor)
+
+    def plus(self, exact: float) -> Range:
+        """Return the range with a known figure added."""
+        return Range(self.low + exact, self.expected + exact, self.high + exact)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Expected cost of a job by a sample of its rows; see `driver.sample`.
+
+    Args:
+        time_s: Wall seconds from the call to the end, on this machine.
+        cpu_s: CPU seconds of the workers.
+        stored_bytes: Bytes of all files that commits name.
+        rows: Rows of the sample.
+        bad: Reason to sampled rows that are in quarantine for it.
+        seed: Seed that drew the rows.
+        workers: Workers that the time holds for.
+        threads: Threads of each worker.
+        took_s: Wall seconds that the sample took.
+    """
+
+    time_s: Range
+    cpu_s: Range
+    stored_bytes: Range
+    rows: int
+    bad: dict[str, int]
+    seed: int
+    workers: int
+    threads: int
+    took_s: float
+
+
+# Samples a plan; told the seconds from the call to a warm worker.
+Sampler = Callable[[Plan, float], Sampled]
+
+
+@dataclass(frozen=True)
+class JobCost:
+    """What a job would do.
+
+    Args:
+        job: Name of the job.
+        plan_id: Plan id as it will be stored.
+        spec_sha256: Hash of the job as it will be stored.
+        output: Where the features go.
+        streams: Description of every feature stream.
+        times_real_time_here: Audio seconds per second of all models together, on the cores that the
+            job would use here; None where nothing is known of a model.
+        speed_from: Origin of that figure: `job`, `timing` or `reference` (see `planning.speeds`).
+        estimate: Rows, hours, shards, bytes, objects.
+        start_s: Seconds until the first row is computed.
+        wall_s: Seconds to the end; None as above.
+        notes: Remarks on the source's listing, and the origin of the time.
+        sample: What a sample of the rows says; None without one.
+    """
+
+    job: str
+    plan_id: str
+    spec_sha256: str
+    output: str
+    streams: tuple[StreamInfo, ...]
+    times_real_time_here: float | None
+    speed_from: str | None
+    estimate: Estimate
+    start_s: float
+    wall_s: float | None
+    notes: tuple[str, ...]
+    sample: Sampled | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, flat, ready for JSON."""
+        return {
+            "job": self.job,
+            "plan_id": self.plan_id,
+            "spec_sha256": self.spec_sha256,
+            "output": self.output,
+            "streams": [{key: getattr(each, key) for key in _OF_STREAM} for each in self.streams],
+            "times_real_time_here": self.times_real_time_here,
+            "speed_from": self.speed_from,
+            **asdict(self.estimate),
+            "start_s": self.start_s,
+            "wall_s": self.wall_s,
+            "notes": list(self.notes),
+            "sample": None if self.sample is None else asdict(self.sample),
+        }
+
+
+def job_cost(spec: JobSpec, *, measure: bool = False, sampler: Sampler | None = None) -> JobCost:
+    """List the source and add up.
+
+    Args:
+        spec: The job.
+        measure: Time the job's models on a few seconds of noise, and keep the result; else nothing
+            is imported that computes, unless an entry of the job is new to this machine.
+        sampler: Samples the plan, see `driver.sample`; None for no sample.
+    Raises:
+        SpecError, SourceError: What the job itself would raise before any work.
+    """
+    models = describe_models(spec)
+    check_stream_names(stream for model in models for stream in model.streams)
+    speed = _timed(spec) if measure else find_speed(spec, models)
+    plan = make_plan(planned_source(spec), spec)
+    streams = [stream for model in models for stream in model.streams]
+    times = None if speed is None else _threads(spec.run) / speed.core_s
+    expected = estimate(plan, spec, streams, times_realtime=times)
+    start_s = START_S if speed is None or speed.start_s is None else speed.start_s
+    sample = None if sampler is None else sampler(plan, start_s)
+    return JobCost(
+        job=spec.name,
+        plan_id=plan.plan_id,
+        spec_sha256=spec.sha256(),
+        output=spec.output.uri,
+        streams=tuple(streams),
+        times_real_time_here=None if times is None else round(times, 1),
+        speed_from=None if speed is None else speed.origin,
+        estimate=expected,
+        start_s=start_s,
+        wall_s=None if expected.seconds is None else round(start_s + expected.seconds, 1),
+        notes=(*plan.notes, *([] if sample else _of_time(spec, speed))),
+        sample=sample,
+    )
 
 
 def estimate(
@@ -110,3 +274,61 @@ def _objects(shard: Shard, spec: JobSpec, streams: Sequence[StreamInfo]) -> int:
     held = {stream.name: stored_rows(shard, stream) for stream in streams}
     formats = map(format_of, spec.output.formats)
     return OBJECTS_PER_SHARD + sum(fmt.objects(held, streams, spec.output.dtype) for fmt in formats)
+
+
+def ratio_range(
+    costs: Sequence[tuple[float, float]], *, left: float = 1.0, least: float = 0.0
+) -> Range:
+    """Return the cost of a second of audio, by shards of which some were measured.
+
+    The expected value is the sum of costs over the sum of seconds. The range is three standard
+    errors of this ratio to either side.
+
+    Args:
+        costs: Cost and seconds of audio of each measured shard.
+        left: Share of the rows that was not measured, 0 to 1: what is measured is no guess.
+        least: Share of the expected value that the range is wide to either side, at least.
+    """
+    n, seconds = len(costs), sum(s for _, s in costs)
+    rate = sum(cost for cost, _ in costs) / seconds
+    # One shard says nothing of the others.
+    error = rate / STANDARD_ERRORS
+    if n > 1:
+        squares = sum((cost - rate * s) ** 2 for cost, s in costs)
+        error = math.sqrt(squares * n / (n - 1)) / seconds
+    wide = max(least * rate, STANDARD_ERRORS * error * math.sqrt(left))
+    return Range(max(0.0, rate - wide), rate, rate + wide)
+
+
+def _of_time(spec: JobSpec, speed: Speed | None) -> list[str]:
+    """What is to be known of a time that nothing was tried for."""
+    return [_origin(speed), *([OF_CORES] if spec.run.device == "cuda" else [])]
+
+
+def _timed(spec: JobSpec) -> Speed:
+    """Time the job's models, and keep the result."""
+    extractors = validate_models(spec)
+    warm_up(extractors)
+    binaural = spec.audio.channels == BINAURAL
+    _, core_s = seconds_of_a_second(extractors, binaural=binaural)
+    return keep_timing(spec, core_s)
+
+
+def _threads(run: RunSpec) -> int:
+    """Cores of this machine that the job's workers would use."""
+    if run.threads_per_worker is None:
+        return cores()
+    return min(cores(), run.threads_per_worker * (run.workers or 1))
+
+
+def _origin(speed: Speed | None) -> str:
+    """Where the time is from, one line."""
+    ask = "`earmill plan --measure` times this job's"
+    if speed is None:
+        return f"no time: a model has no reference and was not timed here; {ask} models"
+    return {
+        JOB: "the time is that of the last job with these models on this machine",
+        TIMING: "the time is that of the models alone, as they were timed on this machine",
+        REFERENCE: "the time is a reference, of the models alone with default parameters on cores "
+        f"of {reference()['processor']}: nothing was measured here; {ask} models",
+    }[speed.origin]

@@ -9,11 +9,12 @@ machine (`python -m benchmarks.reference_speeds`). Who asks is told which it is.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.audio.channels import BINAURAL, EARS
 from earmill.pipeline.common.cpu_time import IDLE, RAY
@@ -23,10 +24,18 @@ from earmill.pipeline.common.user_cache import keep, read_kept
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import Description
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from amtcore.features.base import Extractor
+
 JOB, TIMING, REFERENCE = "job", "timing", "reference"
 REFERENCE_FILE = "reference_speeds.json"
 # Less audio says more of the ends of a job than of its speed.
 LEAST_AUDIO_S = 30.0
+# What is timed: so many clips of noise, s.
+CLIPS, MEASURED_S = 4, 4.0
 _KIND = "speed"
 
 
@@ -104,28 +113,46 @@ def _key(spec: JobSpec, entries: Sequence[Any]) -> str | None:
 
 @lru_cache(maxsize=1)
 def reference() -> dict[str, Any]:
-    """The built-in figures: `processor`, of each of `models` its `fs_hz` and `core_s`, and of each
-    of `gpus` what its models reach, reckoned unless its name says measured."""
+    """The built-in figures: `processor`, and of each of `models` its `fs_hz` and `core_s`."""
     text = resources.files(__package__).joinpath(REFERENCE_FILE).read_text()
     found: dict[str, Any] = json.loads(text)
     return found
 
 
-def gpu_speeds(models: Mapping[str, float]) -> dict[str, float]:
-    """GPU to seconds that it takes for a second of audio through these models, by stored figures,
-    reckoned from machine code or measured elsewhere; those that have one for every model.
+def warm_up(extractors: Sequence[Extractor]) -> None:
+    """Load or compile the kernels, which the first call does."""
+    for extractor in extractors:
+        extractor.extract([noise(MEASURED_S / 10, extractor)])
+
+
+def noise(seconds: float, extractor: Extractor, *, ears: int = 1) -> NDArray[np.float32]:
+    """Quiet noise at a model's rate: (time,), or (ear, time) for two ears."""
+    import numpy as np
+
+    length = round(seconds * extractor.fs_hz)
+    shape = (length,) if ears == 1 else (ears, length)
+    samples = np.random.default_rng(0).standard_normal(shape)
+    return (samples * 0.01).astype(np.float32)
+
+
+def seconds_of_a_second(
+    extractors: Sequence[Extractor], *, binaural: bool = False
+) -> tuple[float, float]:
+    """Wall seconds and CPU seconds that all the models take for a second of audio, on all cores.
 
     Args:
-        models: Name to the rate of its input in Hz.
+        binaural: Models of two ears hear two signals.
     """
-    found = {}
-    for gpu, known in reference()["gpus"].items():
-        if all(model in known for model in models):
-            found[gpu] = sum(
-                fs_hz / known[model]["fs_hz"] / known[model]["times_real_time"]
-                for model, fs_hz in models.items()
-            )
-    return found
+    wall_s = cpu_s = 0.0
+    for extractor in extractors:
+        ears = EARS if binaural and EARS in extractor.input_channels else 1
+        clip = noise(MEASURED_S, extractor, ears=ears)
+        began_s, spent_s = time.perf_counter(), time.process_time()
+        extractor.extract([clip] * CLIPS)
+        wall_s += time.perf_counter() - began_s
+        cpu_s += time.process_time() - spent_s
+    audio_s = CLIPS * MEASURED_S
+    return wall_s / audio_s, cpu_s / audio_s
 
 
 def _reference(spec: JobSpec, models: Sequence[Description]) -> Speed | None:

@@ -344,35 +344,28 @@ def check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
         owners[stream] = model
 
 
-# How to come to one.
-_INSTEAD = {"job": "; `earmill init` writes one out of a few answers"}
+_INSTEAD = "; `earmill init` writes one out of a few answers"
 
 
-def read_mapping(uri: str, what: str = "job") -> tuple[str, Any]:
-    """The name of a YAML file for messages, and what it holds; SpecError where it cannot be read.
-
-    Args:
-        what: It is a file of.
-    """
+def read_mapping(uri: str) -> tuple[str, Any]:
+    """Return the name of a job file for messages, and what it holds; SpecError if unreadable."""
     try:
         fs, path = filesystem_of(uri)
         with fs.open(path, "rb") as stream:
             raw = stream.read(MAX_YAML_BYTES + 1)
     except FileNotFoundError as error:
-        raise SpecError(f"{uri}: there is no such {what} file{_INSTEAD.get(what, '')}") from error
+        raise SpecError(f"{uri}: there is no such job file{_INSTEAD}") from error
     except IsADirectoryError as error:
-        raise SpecError(
-            f"{uri}: expected a {what} file in YAML, got a folder{_INSTEAD.get(what, '')}"
-        ) from error
+        raise SpecError(f"{uri}: expected a job file in YAML, got a folder{_INSTEAD}") from error
     except Exception as error:
         if not (is_store_error(error) or isinstance(error, ValueError | ImportError)):
             raise
         told = store_line(error) if is_store_error(error) else one_line(error)
-        raise SpecError(f"{uri}: cannot read the {what} file: {told}") from error
+        raise SpecError(f"{uri}: cannot read the job file: {told}") from error
     try:
         return uri, load_yaml(raw.decode("utf-8"), name=uri)
     except UnicodeDecodeError as error:
-        raise SpecError(f"{uri}: not a UTF-8 text file; expected a {what} file in YAML") from error
+        raise SpecError(f"{uri}: not a UTF-8 text file; expected a job file in YAML") from error
 
 
 def _section(model: BaseModel, path: str, *, drop: Collection[str] = ()) -> dict[str, Any]:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.driver.stop_request import StopRequest
     from earmill.pipeline.formats.moments import StreamStatistics
     from earmill.pipeline.hub.push import Pushed
-    from earmill.pipeline.planning.cost import JobCost
+    from earmill.pipeline.planning.estimate import JobCost
     from earmill.pipeline.reader.collate import (
         Batch,
         collate_jagged,
@@ -100,7 +100,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "FeatureStream": (_TORCH, "FeatureStream"),
     "Features": ("earmill.pipeline.reader.features", "Features"),
     "HubError": (_ERRORS, "HubError"),
-    "JobCost": ("earmill.pipeline.planning.cost", "JobCost"),
+    "JobCost": ("earmill.pipeline.planning.estimate", "JobCost"),
     "JobFailedError": ("earmill.api", "JobFailedError"),
     "JobFinished": ("earmill.pipeline.driver.events", "JobFinished"),
     "JobSpec": ("earmill.pipeline.spec.job", "JobSpec"),

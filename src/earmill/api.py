@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.driver.deep_verify import DeepReport
     from earmill.pipeline.driver.events import Event, JobFinished
     from earmill.pipeline.driver.stop_request import StopRequest
-    from earmill.pipeline.planning.cost import JobCost
-    from earmill.pipeline.planning.prices import Prices
+    from earmill.pipeline.planning.estimate import JobCost
 
 Spec = JobSpec | str | os.PathLike[str] | Mapping[str, Any]
 Progress = bool | Callable[["Event"], None]
@@ -106,7 +105,6 @@ def plan(
     overrides: Iterable[str] = (),
     measure: bool = False,
     sample: int = 0,
-    prices: Prices | str | os.PathLike[str] | None = None,
     seed: int | None = None,
 ) -> JobCost:
     """What a job would do and cost, as `earmill plan` shows it; writes nothing to its output.
@@ -115,25 +113,23 @@ def plan(
         spec, overrides: As for `extract`.
         measure: Time the job's models here first, which takes seconds and is remembered; else the
             time is that of what ran here before, or of a built-in reference.
-        sample: Read, compute and store about so many random rows, for some 20 seconds, and reckon
-            with what that takes and weighs; the estimate is kept for the job.
-        prices, seed: With `sample`: a price file or its values, for sums of money; draws the rows.
+        sample: Process this many random rows in a private folder, and scale what they take and
+            weigh by seconds of audio; 0 processes none.
+        seed: With `sample`: draws the same rows again.
     Raises:
-        SpecError, SourceError: What the job would raise before any work; no row that was tried
-            could be used.
+        SpecError, SourceError: What the job would raise before any work; no row of the sample can
+            be used.
     """
-    from earmill.pipeline.planning.cost import job_cost
-    from earmill.pipeline.planning.prices import Prices
+    from earmill.pipeline.planning.estimate import job_cost
 
     job = _loaded(spec, overrides)
-    if sample < 0 or (not sample and (prices is not None or seed is not None)):
-        raise ValueError(f"expected prices and seed with rows to try, got sample={sample}")
+    if sample < 0 or (not sample and seed is not None):
+        raise ValueError(f"expected sample above 0 with a seed, else 0 or more, got {sample}")
     if not sample:
         return job_cost(job, measure=measure)
-    from earmill.pipeline.driver.sample_job import sampler_of
+    from earmill.pipeline.driver.sample import sampler_of
 
-    known = prices if isinstance(prices, Prices | None) else Prices.load(os.fspath(prices))
-    return job_cost(job, measure=measure, sampler=sampler_of(job, sample, seed=seed, prices=known))
+    return job_cost(job, measure=measure, sampler=sampler_of(job, sample, seed=seed))
 
 
 def verify(

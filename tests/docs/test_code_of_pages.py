@@ -21,7 +21,6 @@ from docs.builder.blocks import Block, blocks_of, commands_of, meta_of
 from earmill import FeatureLoader, open_features
 from earmill.jobs.cli import app
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.planning.prices import Prices
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
 from tests.pipeline.reader_data import write_set
@@ -109,9 +108,6 @@ def check_yaml(block: Block, monkeypatch: pytest.MonkeyPatch) -> str:
     """Check a block by what it is; what it was taken for."""
     values = yaml.safe_load(block.text)
     if isinstance(values, list) or not set(values) & set(JobSpec.model_fields):
-        if "currency" in values:
-            Prices.model_validate(values)
-            return "prices"
         return "other"
     net = types.SimpleNamespace(Encoder=type("Encoder", (torch.nn.Identity,), {}))
     monkeypatch.setitem(sys.modules, "mypackage", types.ModuleType("mypackage"))

@@ -23,7 +23,7 @@ from earmill.pipeline.common.errors import CommitError, SpecError
 from earmill.pipeline.dataset.description import open_dataset, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.planning.cost import job_cost
+from earmill.pipeline.planning.estimate import job_cost
 from earmill.pipeline.planning.plan import Plan, make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec

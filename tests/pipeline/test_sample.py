@@ -1,37 +1,34 @@
-"""Rows tried before a job runs, on real small files, and what the job is held against later."""
+"""A sample of a plan's rows: which rows it draws, what they cost, and how that is scaled."""
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import earmill
 from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver import sample_process
 from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.sample import _within, try_rows
-from earmill.pipeline.driver.sample_job import sampler_of
-from earmill.pipeline.planning.cost import JobCost, job_cost
-from earmill.pipeline.planning.prices import Prices
+from earmill.pipeline.driver.sample import ROW_S, draw, fixed_cost, sampler_of
+from earmill.pipeline.planning.estimate import JobCost, Range, job_cost, ratio_range
+from earmill.pipeline.planning.shards import Shard
+from earmill.pipeline.sources.base import Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline import audio_factory
 
 GOOD, DAMAGED = 10, 3
-PRICES = Prices(currency="EUR", core_hour=3600.0, storage_gb_month=1.0)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Estimates are kept here."""
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured speeds are kept here."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield
 
 
 @pytest.fixture
@@ -53,22 +50,16 @@ def spec_of(corpus: Path, **output: Any) -> JobSpec:
             "output": {
                 "uri": str(corpus.parent / "out"),
                 "formats": ["parquet"],
-                "shard_seconds": 3,
+                "shard_rows": 2,
                 **output,
             },
-            "run": {
-                "executor": "local",
-                "workers": 1,
-                "threads_per_worker": 1,
-                "max_bad_fraction": 1.0,
-            },
+            "run": {"executor": "local", "workers": 1, "threads_per_worker": 1},
         }
     )
 
 
-def costed(spec: JobSpec, rows: int = 48, **more: Any) -> JobCost:
-    """By a sample in this process, which has imported all that a child would."""
-    return job_cost(spec, sampler=sampler_of(spec, rows, seed=1, **{"trial": try_rows} | more))
+def costed(spec: JobSpec, rows: int = 48) -> JobCost:
+    return job_cost(spec, sampler=sampler_of(spec, rows, seed=1))
 
 
 def damage(corpus: Path, count: int) -> None:
@@ -77,120 +68,147 @@ def damage(corpus: Path, count: int) -> None:
         path.write_bytes(b"no audio at all" * 40)
 
 
-def test_a_sample_of_all_rows_has_every_figure(corpus: Path) -> None:
+def test_every_row_is_drawn_as_often_as_another_and_a_seed_draws_the_same_rows() -> None:
+    items = [Item(str(number), f"{number}.wav", seconds=4.0) for number in range(20)]
+    shards = [Shard("00000", tuple(items[:3])), Shard("00001", tuple(items[3:]))]
+    drawn = Counter(item.row_id for seed in range(400) for item in draw(shards, 5, seed))
+    assert set(drawn) == {item.row_id for item in items}
+    assert 60 < min(drawn.values()) and max(drawn.values()) < 140  # 100, each way 4.6 deviations
+    assert draw(shards, 5, 3) == draw(shards, 5, 3) != draw(shards, 5, 4)
+    assert draw(shards, 99, 0) == items
+
+
+def test_a_range_is_three_standard_errors_of_cost_over_seconds() -> None:
+    alike = ratio_range([(2.0, 4.0), (1.0, 2.0), (3.0, 6.0)])
+    assert alike == Range(0.5, 0.5, 0.5)
+    # Residuals 1 and -1: sqrt(2 * 2 / 1) / 8 s.
+    apart = ratio_range([(3.0, 4.0), (1.0, 4.0)])
+    assert (apart.expected, apart.low, apart.high) == pytest.approx((0.5, 0.0, 0.5 + 3 * 0.25))
+    assert ratio_range([(3.0, 4.0), (1.0, 4.0)], left=0.0, least=0.1).high == pytest.approx(0.55)
+    half = ratio_range([(3.0, 4.0), (1.0, 4.0)], left=0.25)
+    assert half.high - half.expected == pytest.approx(3 * 0.25 / 2)
+    assert ratio_range([(2.0, 4.0)]) == Range(0.0, 0.5, 1.0), "one shard says nothing of others"
+
+
+def test_what_every_shard_costs_is_told_from_what_its_rows_cost() -> None:
+    assert fixed_cost((7.0, 1.0), [(25.0, 10.0), (45.0, 20.0)]) == pytest.approx(5.0)
+    assert fixed_cost((2.0, 1.0), [(20.0, 10.0), (20.0, 10.0)]) == 0.0, "never below nothing"
+    assert fixed_cost((7.0, 10.0), [(7.0, 10.0), (9.0, 12.0)]) == 0.0, "all are alike"
+    assert fixed_cost((7.0, 10.0), []) == 0.0
+
+
+def test_a_sample_of_all_rows_knows_what_will_be_stored(corpus: Path) -> None:
     damage(corpus, DAMAGED)
-    spec = spec_of(corpus)
-    result = costed(spec, prices=PRICES)
+    spec = spec_of(corpus, shard_rows=5)
+    result = costed(spec)
     sample = result.sample
     assert sample is not None
-    assert (sample.rows_tried, sum(sample.bad.values())) == (GOOD, DAMAGED)
-    assert sample.bad_share.expected == pytest.approx(DAMAGED / GOOD)
+    assert (sample.rows, sample.bad) == (GOOD, {"not_audio": DAMAGED})
     assert not (corpus.parent / "out").exists(), "planning writes nothing"
-    assert set(sample.figures) == {"time_s", "cpu_s", "core_s", "stored_bytes", "objects", "money"}
-    for value in sample.figures.values():
+    for value in (sample.time_s, sample.cpu_s, sample.stored_bytes):
         assert 0 < value.low <= value.expected <= value.high
-    json.dumps(result.to_dict())
+    assert sample.time_s.low > result.start_s
+    assert json.loads(json.dumps(result.to_dict()))["sample"]["workers"] == 1
+    run_job(JobSpec.load(spec, overrides=["run.max_bad_fraction=1"]))
+    actual = verify(Layout.open(spec.output.uri)).bytes
+    assert sample.stored_bytes.expected == pytest.approx(actual, rel=0.15)
+
+
+def test_a_larger_corpus_costs_in_proportion_to_its_audio(corpus: Path) -> None:
+    once = costed(spec_of(corpus)).sample
+    for path in sorted(corpus.iterdir()):
+        path.with_stem(f"{path.stem}-again").write_bytes(path.read_bytes())
+    equal = spec_of(corpus, equal_files_once=True)
+    twice = costed(equal).sample
+    assert once is not None and twice is not None
+    assert twice.rows == GOOD, "copies are not processed"
+    stored = 2 * once.stored_bytes.expected
+    assert twice.stored_bytes.expected == pytest.approx(stored, rel=0.05), "but they are stored"
+
+
+def test_of_a_long_row_the_beginning_is_processed(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in sorted(corpus.iterdir())[1:]:
+        path.unlink()
+    seconds = 2 * ROW_S
+    (long,) = corpus.iterdir()
+    long.write_bytes(audio_factory.encode(audio_factory.speech_like(seconds, 8000), "wav", 8000))
+    spec = JobSpec.load(spec_of(corpus))
+    small: list[Any] = []
+
+    def seen(job: JobSpec, **options: Any) -> Any:
+        small.append(options["plan"])
+        return run_job(job, **options)
+
+    monkeypatch.setattr("earmill.pipeline.driver.sample.run_job", seen)
+    sample = costed(spec).sample
+    ((item,),) = [shard.items for plan in small for shard in plan.shards]
+    assert (item.start_s, item.end_s, item.seconds) == (None, ROW_S, ROW_S)
+    frames_bytes = seconds * 100 * 13 * 2
+    assert sample is not None and sample.rows == 1
+    assert sample.stored_bytes.expected == pytest.approx(frames_bytes, rel=0.5)
+
+
+def test_the_command_and_the_call_say_the_same(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps(spec_of(corpus).model_dump(mode="json")))
+    assert run(["plan", str(job), "--sample", "6", "--seed", "2"]) == 0
+    shown = capsys.readouterr()
+    assert "processing 6 of 10 rows" in shown.err
+    for text in ("with 1 worker of 1 thread", "CPU", "stored", "6 rows", "seed 2", "none"):
+        assert text in shown.out
+    sample = earmill.plan(job, sample=6, seed=2).sample
+    assert sample is not None and (sample.rows, sample.seed) == (6, 2)
 
 
 @pytest.mark.parametrize(
-    ("form", "damaged"),
+    ("arguments", "said"),
     [
-        ("zarr", 0),  # Parquet with damage: in the test above
-        pytest.param("parquet", 0, marks=pytest.mark.long),
-        pytest.param("zarr", DAMAGED, marks=pytest.mark.long),
+        (["--seed", "1"], "--seed goes with --sample ROWS"),
+        (["--sample", "-1"], "greater than or equal to 0"),
+        (["--sample", "4", "--set", "run.device=cuda"], "run.device"),
+        (["--sample", "4"], "expected a usable row among the 4 of the sample, got none: not_audio"),
     ],
 )
-def test_bytes_of_small_shards_are_known(corpus: Path, form: str, damaged: int) -> None:
-    """What shards weigh beside their rows counts most where they are small."""
-    damage(corpus, damaged)
-    spec = spec_of(corpus, formats=[form])
-    sample = costed(spec).sample
-    assert sample is not None
-    run_job(spec)
-    actual = verify(Layout.open(spec.output.uri)).bytes
-    assert sample.figures["stored_bytes"].expected == pytest.approx(actual, rel=0.05)
-
-
-def test_rows_do_not_pay_for_a_look_at_all_that_was_imported(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_sampled_is_one_line(
+    arguments: list[str],
+    said: str,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    looked_at: list[tuple[bool, int, int]] = []
-
-    def seen(*args: Any) -> Any:
-        looked_at.append((gc.isenabled(), len(gc.get_objects()), gc.get_freeze_count()))
-        return _within(*args)
-
-    monkeypatch.setattr("earmill.pipeline.driver.sample._within", seen)
-    gc.unfreeze()
-    costed(spec_of(corpus))
-    ((is_on, objects, left_out),) = looked_at
-    assert is_on and objects < left_out / 10
-
-
-def test_the_command_shows_it(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = spec_of(corpus)
-    job, prices = tmp_path / "job.yaml", tmp_path / "prices.yaml"
-    job.write_text(json.dumps(spec.model_dump(mode="json")))
-    prices.write_text("{currency: EUR, core_hour: 0.04}")
-    arguments = ["plan", str(job), "--sample", "6", "--seed", "2", "--prices", str(prices)]
-    assert run(arguments) == 0
-    shown = capsys.readouterr().out
-    for text in ("EUR", "bound by", "stored", "seed 2", ".flac, ", "CPU", "cores held"):
-        assert text in shown
-
-
-@pytest.mark.parametrize("rows", [1, 48])
-def test_one_row(corpus: Path, rows: int) -> None:
-    for path in sorted(corpus.iterdir())[1:]:
-        path.unlink()
-    sample = costed(spec_of(corpus), rows=rows).sample
-    assert sample is not None and sample.rows_tried == 1
-    assert sample.figures["stored_bytes"].expected > 0
-
-
-def test_when_no_row_can_be_used_that_is_the_line(corpus: Path) -> None:
     damage(corpus, GOOD)
-    with pytest.raises(SourceError, match=r"none of the \d+ rows that were tried .*not_audio"):
-        costed(spec_of(corpus))
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps(spec_of(corpus).model_dump(mode="json")))
+    assert run(["plan", str(job), *arguments]) == 2
+    assert said in " ".join(capsys.readouterr().err.replace("│", "").split())
 
 
-def test_a_row_that_is_gone_is_a_bad_row(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_call_refuses_what_the_command_refuses(corpus: Path) -> None:
+    for options in ({"seed": 1}, {"sample": -1}):
+        with pytest.raises(ValueError, match="sample"):
+            earmill.plan(spec_of(corpus), **options)
+
+
+def test_a_row_that_is_gone_is_a_bad_row(corpus: Path) -> None:
     spec = spec_of(corpus)
-    sampler = sampler_of(spec, 48, seed=1, trial=try_rows)
+    sampler = sampler_of(spec, 48, seed=1)
 
-    def gone_first(plan: Any, *more: Any) -> Any:
+    def gone_first(*arguments: Any) -> Any:
         sorted(corpus.iterdir())[0].unlink()
-        return sampler(plan, *more)
+        return sampler(*arguments)
 
     sample = job_cost(spec, sampler=gone_first).sample
     assert sample is not None and sum(sample.bad.values()) == 1
 
 
-def test_an_empty_corpus_and_wrong_options_are_one_line(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(json.dumps(spec_of(corpus).model_dump(mode="json")))
-    assert run(["plan", str(job), "--prices", "x.yaml"]) == 2
-    assert "--sample" in capsys.readouterr().err
-    assert run(["plan", str(job), "--sample", "4", "--prices", str(tmp_path / "x.yaml")]) == 2
-    assert "there is no such price file" in capsys.readouterr().err
-    damage(corpus, GOOD)
-    assert run(["plan", str(job), "--sample", "4"]) == 2
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if "trying" not in one]
-    assert "none of the" in line
-    for path in corpus.iterdir():
-        path.unlink()
-    assert run(["plan", str(job), "--sample", "4"]) == 2
-    assert "no audio files" in capsys.readouterr().err
-
-
-def test_a_row_that_ends_its_process_is_one_line(
+def test_a_model_that_ends_its_process_ends_no_planner(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried apart from whoever plans."""
-    monkeypatch.setattr(sample_process, "COMMAND", "import os; os.write(2, b'bang'); os.abort()")
-    with pytest.raises(SourceError, match=r"ended their process \(bang\)"):
-        costed(spec_of(corpus), trial=sample_process.try_apart)
+    """Workers that cannot start are one line."""
+    monkeypatch.setattr("earmill.pipeline.driver.local_process.COMMAND", "raise SystemExit(3)")
+    with pytest.raises(SourceError, match="the sample failed: no worker could be started"):
+        costed(spec_of(corpus))
