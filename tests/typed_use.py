@@ -26,7 +26,7 @@ def run_a_job() -> earmill.JobFinished:
 def run_a_spec() -> None:
     spec = earmill.JobSpec.load({"source": {"kind": "files", "uri": "speech"}})
     earmill.extract(spec, progress=True)
-    again = earmill.retry("features", where="error = 'unreadable'")
+    again = earmill.retry("features", error="unreadable", uri=["*.wav"])
     assert_type(again, earmill.JobFinished | None)
     report = earmill.verify("features", hashes=False)
     assert_type(report, earmill.Report)

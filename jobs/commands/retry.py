@@ -9,7 +9,7 @@ was stopped is gone on with by the same command, or closed by `earmill extract` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -27,21 +27,26 @@ from earmill.jobs.commands.options import (
 )
 from earmill.jobs.terminal import console, say_json
 
-if TYPE_CHECKING:
-    pass
+_GONE = "--where is gone: use --error CLASS, --stage STAGE and --uri GLOB, each repeatable"
 
 
 def retry(
-    uri: DatasetUri,
-    where: Annotated[
-        str | None,
+    dataset: DatasetUri,
+    error: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS", help="Only rows of this error class, such as unreadable."),
+    ] = None,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STAGE", help="Only rows that failed at this stage, such as fetch."),
+    ] = None,
+    uri: Annotated[
+        list[str] | None,
         typer.Option(
-            metavar="CONDITION",
-            help="Which rows, by the columns of the quarantine table (row_id, uri, stage, "
-            "error_class, for short error, message, attempts): \"error = 'unreadable' and uri like "
-            "'%/2019/%'\", \"error in ('unreadable', 'truncated')\". All without it.",
+            metavar="GLOB", help="Only rows whose uri matches: '*/2019/*'. All three: repeatable."
         ),
     ] = None,
+    where: Annotated[str | None, typer.Option(hidden=True)] = None,
     set_: Overrides = None,
     job: Annotated[
         str | None,
@@ -61,20 +66,24 @@ def retry(
 
     Exit codes: as of `extract`.
     """
+    if where is not None:
+        raise typer.BadParameter(_GONE)
+    from earmill.pipeline.dataset.recompute import RowFilter
     from earmill.pipeline.driver.stored_job import find_retry
     from earmill.pipeline.driver.update import start_retry
 
+    rows = RowFilter.of(error=error or (), stage=stage or (), uri=uri or ())
     options = parse_storage_options(storage_options)
     overrides = run_overrides(set_, log_format, metrics)
-    found = find_retry(uri, options, where=where, job=job, overrides=overrides)
+    found = find_retry(dataset, options, rows=rows, job=job, overrides=overrides)
     if found is None:
-        _nothing(uri, as_json)
+        _nothing(dataset, as_json)
         raise typer.Exit(0)
     spec, choose = found
     end = run_and_report(
         spec,
         resume=True,
-        first=lambda sink: start_retry(spec, where, sink),
+        first=lambda sink: start_retry(spec, rows, sink),
         again=choose,
         as_json=as_json,
         ray_address=ray_address,

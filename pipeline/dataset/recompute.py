@@ -8,14 +8,16 @@ closes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
+from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.dataset.commit_record import bad_rows, commits, generations
 from earmill.pipeline.dataset.description import raise_version, read_dataset
 from earmill.pipeline.dataset.snapshot import is_closed
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.dataset.where import Predicate
 from earmill.pipeline.formats.row_table import QUARANTINE_SCHEMA
 from earmill.pipeline.formats.rows import QuarantineRow
 from earmill.pipeline.storage.layout import Layout
@@ -44,14 +46,63 @@ def damaged(layout: Layout) -> Choice:
     return dict.fromkeys(verify(layout).damaged, ())
 
 
-def quarantined(where: Predicate) -> Chooser:
-    """Chooses the shards with bad rows that fulfil a condition; the other bad rows stay."""
+@dataclass(frozen=True)
+class RowFilter:
+    """Which quarantined rows are tried again; all rows where nothing is given.
+
+    A row passes if each list that is not empty has a match.
+
+    Args:
+        error: Error classes, such as `unreadable`.
+        stage: Stages where rows failed, such as `fetch`.
+        uri: Patterns of whole uris: `*` stands for any text with any `/`, `?` for a character.
+    """
+
+    error: tuple[str, ...] = ()
+    stage: tuple[str, ...] = ()
+    uri: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, **given: str | Iterable[str]) -> RowFilter:
+        """Build a filter of a text or several for each name.
+
+        Raises:
+            SpecError: A value that is no text, or empty.
+        """
+        lists = {
+            name: (value,)
+            if isinstance(value, str) or not isinstance(value, Iterable)
+            else (*value,)
+            for name, value in given.items()
+        }
+        for name, values in lists.items():
+            for value in values:
+                if not isinstance(value, str) or not value:
+                    raise SpecError(
+                        f"{name}: expected a text such as {_SUCH[name]!r}, got {value!r}"
+                    )
+        return cls(**lists)
+
+    def __call__(self, row: Mapping[str, Any]) -> bool:
+        """Return True if a row of the quarantine table passes."""
+        return (
+            (not self.error or row["error_class"] in self.error)
+            and (not self.stage or row["stage"] in self.stage)
+            and (not self.uri or any(fnmatchcase(row["uri"], glob) for glob in self.uri))
+        )
+
+
+_SUCH = {"error": "unreadable", "stage": "fetch", "uri": "*/2019/*"}
+
+
+def quarantined(chosen: RowFilter) -> Chooser:
+    """Choose the shards with bad rows that pass a filter; the other bad rows stay."""
 
     def choose(layout: Layout) -> Choice:
         found: dict[str, tuple[QuarantineRow, ...]] = {}
         for shard, record in commits(layout).items():
             rows = bad_rows(layout, record).to_pylist()
-            others = [row for row in rows if not where(row)]
+            others = [row for row in rows if not chosen(row)]
             if len(others) < len(rows):
                 found[shard] = tuple(
                     QuarantineRow(**{name: row[name] for name in QUARANTINE_SCHEMA.names})

@@ -7,8 +7,7 @@ from typing import Any
 
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.dataset.description import no_dataset, read_dataset
-from earmill.pipeline.dataset.recompute import Chooser, quarantined, was_cut_off
-from earmill.pipeline.dataset.where import everything, parse_where
+from earmill.pipeline.dataset.recompute import Chooser, RowFilter, quarantined, was_cut_off
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.store_errors import store_errors
@@ -55,19 +54,19 @@ def find_retry(
     uri: str,
     storage_options: Mapping[str, Any],
     *,
-    where: str | None,
+    rows: RowFilter,
     job: Job | None,
     overrides: Iterable[str],
 ) -> tuple[JobSpec, Chooser] | None:
     """The job that tries quarantined rows again, and what chooses their shards; None for no work.
 
     Args:
-        where: A condition on the quarantine table; None is every row.
+        rows: Which quarantined rows.
         storage_options, job, overrides: As of `stored_job`.
     Raises:
-        ValueError: A condition that cannot be read. Else as `stored_job`.
+        As `stored_job`.
     """
-    choose = quarantined(everything if where is None else parse_where(where))
+    choose = quarantined(rows)
     layout = Layout.open(uri, storage_options)
     with store_errors(layout.url()):
         spec = stored_job(layout, uri, storage_options, job=job, overrides=overrides)

@@ -22,9 +22,9 @@ from earmill.pipeline.dataset.commit_record import (
 )
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.recompute import RowFilter
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
 from earmill.pipeline.dataset.row_coverage import plan_row_of
-from earmill.pipeline.dataset.where import everything, parse_where
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.source_changes import Changes, compare, listing, other_audio
 from earmill.pipeline.planning.column_types import known_types
@@ -76,7 +76,7 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
         update.begin(dataset)
 
 
-def start_retry(spec: JobSpec, where: str | None, sink: events.Sink = events.ignore) -> None:
+def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
     """Begin a revision for quarantined rows whose file is another now; those whose file is as it
     was are `run_job`'s, which replaces their commits.
 
@@ -84,7 +84,7 @@ def start_retry(spec: JobSpec, where: str | None, sink: events.Sink = events.ign
     planned one, so such a row needs a new plan to be tried with.
 
     Args:
-        where: As of `find_retry`.
+        chosen: Which quarantined rows, as of `find_retry`.
     Raises:
         As `start_update`; a source that cannot be listed is left to the run.
     """
@@ -95,7 +95,7 @@ def start_retry(spec: JobSpec, where: str | None, sink: events.Sink = events.ign
     plan = Plan.read(layout, dataset.plan_id)
     if not is_finished(layout, plan):
         return
-    chosen = _matching(layout, plan, where)
+    by_shard = _matching(layout, plan, chosen)
     source = planned_source(spec)
     try:
         listed = {item.row_id: item for item in listing(source)}
@@ -104,14 +104,14 @@ def start_retry(spec: JobSpec, where: str | None, sink: events.Sink = events.ign
     others = {
         shard.shard_id
         for shard in plan.shards
-        if shard.shard_id in chosen
+        if shard.shard_id in by_shard
         for item in shard.items
-        if item.row_id in chosen[shard.shard_id]
+        if item.row_id in by_shard[shard.shard_id]
         and item.row_id in listed
         and other_audio(item, listed[item.row_id])
     }
     # Of the shards that are made anew all rows that match are tried, as no commit will be replaced.
-    rows = frozenset(row_id for shard in others for row_id in chosen[shard])
+    rows = frozenset(row_id for shard in others for row_id in by_shard[shard])
     if not rows:
         return
     sink(events.Note(f"files have changed: {len(rows):,} quarantined rows are planned anew"))
@@ -140,9 +140,8 @@ def _other_spans(plan: Plan, listed: Mapping[str, Item], rows: Collection[str]) 
     )
 
 
-def _matching(layout: Layout, plan: Plan, where: str | None) -> dict[str, set[str]]:
-    """Planned rows whose quarantine fulfils a condition, by their shard."""
-    is_meant = everything if where is None else parse_where(where)
+def _matching(layout: Layout, plan: Plan, chosen: RowFilter) -> dict[str, set[str]]:
+    """Return the planned rows of the quarantined rows that pass the filter, by shard."""
     found: dict[str, set[str]] = {}
     planned = read_row_ids(layout, plan.plan_id)
     for shard, record in commits(layout).items():
@@ -150,7 +149,7 @@ def _matching(layout: Layout, plan: Plan, where: str | None) -> dict[str, set[st
             continue
         known = frozenset(planned[shard])
         for row in bad_rows(layout, record).to_pylist():
-            if is_meant(row):
+            if chosen(row):
                 found.setdefault(shard, set()).add(plan_row_of(row["row_id"], known))
     return found
 

@@ -185,9 +185,12 @@ def verify_deep(
 
 
 def retry(
-    uri: Uri,
+    dataset: Uri,
+    /,
     *,
-    where: str | None = None,
+    error: str | Iterable[str] = (),
+    stage: str | Iterable[str] = (),
+    uri: str | Iterable[str] = (),
     job: Spec | None = None,
     overrides: Iterable[str] = (),
     progress: Progress = False,
@@ -199,24 +202,27 @@ def retry(
     """Try quarantined rows again, as `earmill retry` does.
 
     Args:
-        uri: The dataset; run it where the job ran, as relative paths are relative to that.
-        where: Which rows, by the columns of the quarantine table: "error = 'unreadable'". All
-            without it.
+        dataset: Output of a job; run it where the job ran, as relative paths are relative to that.
+        error: Only rows of these error classes, such as `unreadable`.
+        stage: Only rows that failed at these stages, such as `fetch`.
+        uri: Only rows whose uri matches one of these patterns, such as `*/2019/*`.
         job: The job, where dataset.json does not say all: credentials of the source, `run`.
         overrides, progress, ray_address, stop, check: As for `extract`.
         storage_options: Of the place.
     Returns:
         The last event; None where no quarantined row matches.
     Raises:
-        ValueError: A condition that cannot be read. Else as `extract`.
+        As `extract`.
     """
+    from earmill.pipeline.dataset.recompute import RowFilter
     from earmill.pipeline.driver.stored_job import find_retry
     from earmill.pipeline.driver.update import start_retry
 
+    rows = RowFilter.of(error=error, stage=stage, uri=uri)
     found = find_retry(
-        os.fspath(uri),
+        os.fspath(dataset),
         dict(storage_options or {}),
-        where=where,
+        rows=rows,
         job=None if job is None else _job(job),
         overrides=_listed(overrides),
     )
@@ -224,7 +230,7 @@ def retry(
         return None
     spec, choose = found
     with _sink(progress) as sink:
-        start_retry(spec, where, sink)
+        start_retry(spec, rows, sink)
     return _run(spec, True, choose, progress, ray_address, stop, check)
 
 

@@ -114,7 +114,7 @@ def test_too_many_bad_rows_are_an_error_that_carries_the_end(tmp_path: Path) -> 
         assert copied.end == end
     assert earmill.extract(spec, resume=True, check=False).exit_code == 3
 
-    assert earmill.retry(tmp_path / "out", where="error = 'truncated'") is None
+    assert earmill.retry(tmp_path / "out", error="truncated") is None
     (tmp_path / "audio" / "bad.wav").write_bytes(whole)
     again = earmill.retry(tmp_path / "out", job=spec)
     assert again is not None and (again.rows_ok, again.rows_bad) == (3, 0)
@@ -163,8 +163,8 @@ def test_arguments_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         earmill.extract(job(tmp_path), repair=True)
     with pytest.raises(OutputError, match=r"holds no dataset\.json"):
         earmill.verify(tmp_path)
-    with pytest.raises(ValueError, match="colour"):
-        earmill.retry(tmp_path, where="colour = 'red'")
+    with pytest.raises(SpecError, match="error: expected a text such as 'unreadable', got 7"):
+        earmill.retry(tmp_path, error=7)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="expected a list of strings, got the string"):
         earmill.retry(tmp_path, overrides="run.workers=1")
     with pytest.raises(SpecError, match="got int"):

@@ -15,9 +15,8 @@ import pytest
 from earmill import open_features
 from earmill.jobs.cli import run as command
 from earmill.pipeline.dataset.publish import commits
-from earmill.pipeline.dataset.recompute import quarantined
+from earmill.pipeline.dataset.recompute import RowFilter, quarantined
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.dataset.where import everything, parse_where
 from earmill.pipeline.driver import events, sharing
 from earmill.pipeline.driver import run as driver
 from earmill.pipeline.driver.stored_job import stored_job
@@ -43,7 +42,7 @@ def test_a_restored_row_replaces_its_commit_and_nothing_else_changes(job: Job, g
     before, old = good_values(job), commits(job.layout)
     stale = open_features(job.out)
     job.restore(BAD)
-    end, _ = go(job.spec, quarantined(parse_where(f"row_id = '{BAD}'")))
+    end, _ = go(job.spec, quarantined(RowFilter.of(uri=f"*/{BAD}")))
     assert (end.status, end.rows_ok, end.rows_bad) == ("done", 3, 1)
     assert job.bad() == {ALSO_BAD: "truncated"}
     assert job.generations() == {"00000": 1, "00001": 0}
@@ -61,11 +60,35 @@ def test_a_restored_row_replaces_its_commit_and_nothing_else_changes(job: Job, g
     }
 
 
+ROW = {"error_class": "unreadable", "stage": "fetch", "uri": "s3://x/2019/a[1].wav"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "passes"),
+    [
+        ({}, True),
+        ({"error": "unreadable"}, True),
+        ({"error": ["truncated", "unreadable"]}, True),
+        ({"error": "Unreadable"}, False),
+        ({"error": "unread"}, False),
+        ({"error": "unreadable", "stage": "decode"}, False),
+        ({"stage": ["decode", "fetch"], "uri": "s3://x/*"}, True),
+        ({"uri": "*/2019/*"}, True),
+        ({"uri": ["*/2020/*", "*.wav"]}, True),
+        ({"uri": "*/2019"}, False),
+        ({"uri": "*.WAV"}, False),
+        ({"uri": "*a[[]1].wav"}, True),
+    ],
+)
+def test_a_row_passes_if_each_list_has_a_match(flags: dict[str, Any], passes: bool) -> None:
+    assert RowFilter.of(**flags)(ROW) == passes
+
+
 def test_the_shard_comes_out_as_if_the_row_had_never_been_bad(
     job: Job, go: Any, tmp_path: Path
 ) -> None:
     job.restore(BAD, ALSO_BAD)
-    end, _ = go(job.spec, quarantined(everything))
+    end, _ = go(job.spec, quarantined(RowFilter()))
     assert (end.rows_ok, end.rows_bad, job.bad()) == (4, 0, {})
     output = job.spec.output.model_copy(update={"uri": str(tmp_path / "fresh")})
     go(job.spec.model_copy(update={"output": output}), resume=False)
@@ -75,8 +98,8 @@ def test_the_shard_comes_out_as_if_the_row_had_never_been_bad(
 def test_rows_that_are_not_asked_for_stay_in_quarantine_untried(job: Job, go: Any) -> None:
     """Shard 00001 holds a truncated row; another of its rows is made bad by hand."""
     job.restore(ALSO_BAD)
-    choose = quarantined(everything)(job.layout)
-    (kept,) = quarantined(parse_where("error = 'not_audio'"))(job.layout).values()
+    choose = quarantined(RowFilter())(job.layout)
+    (kept,) = quarantined(RowFilter(error=("not_audio",)))(job.layout).values()
     assert kept == () and set(choose) == {"00000", "00001"}
     (row,) = pq.read_table(
         job.layout.path(str(commits(job.layout)["00001"].path("quarantine")))
@@ -89,7 +112,7 @@ def test_rows_that_are_not_asked_for_stay_in_quarantine_untried(job: Job, go: An
 
 def test_a_retry_that_fails_again_is_told_and_can_be_repeated(job: Job, go: Any) -> None:
     for generation in (1, 2):
-        end, _ = go(job.spec, quarantined(parse_where("error = 'truncated'")))
+        end, _ = go(job.spec, quarantined(RowFilter(error=("truncated",))))
         assert (end.status, end.rows_bad) == ("done", 2)
         assert job.generations() == {"00000": 0, "00001": generation}
         assert verify(job.layout).problems == []
@@ -103,9 +126,9 @@ def test_a_killed_retry_leaves_a_whole_dataset_and_is_gone_on_with(
     before = good_values(job)
     job.restore(BAD, ALSO_BAD)
     with pytest.raises(Killed):
-        go(job.spec, quarantined(everything), kill_after=kill_after)
+        go(job.spec, quarantined(RowFilter()), kill_after=kill_after)
     assert good_values(job) == before  # the snapshot of before counts
-    end, _ = go(job.spec, None if then == "resume" else quarantined(everything))
+    end, _ = go(job.spec, None if then == "resume" else quarantined(RowFilter()))
     report = verify(job.layout)
     assert end.exit_code == 0 and report.problems == []
     if then == "retry":
@@ -127,8 +150,8 @@ def test_a_retry_that_was_killed_while_closing_is_closed_by_the_same_command(
     with monkeypatch.context() as patch:
         patch.setattr(sharing, "finalise", killed)
         with pytest.raises(Killed):
-            go(job.spec, quarantined(everything))
-    assert not verify(job.layout).ok and not quarantined(everything)(job.layout)
+            go(job.spec, quarantined(RowFilter()))
+    assert not verify(job.layout).ok and not quarantined(RowFilter())(job.layout)
     for _ in range(2):
         assert command(["retry", str(job.out), "--json"]) == 0
         *_, last = capsys.readouterr().out.splitlines()
@@ -159,7 +182,7 @@ def test_a_good_row_is_never_lost_by_a_retry(loss: str, job: Job, go: Any) -> No
         data = bytearray(victim.read_bytes())
         data[-11] ^= 0x3F
         victim.write_bytes(data)
-    end, _ = go(job.spec, quarantined(parse_where(f"row_id = '{BAD}'")))
+    end, _ = go(job.spec, quarantined(RowFilter.of(uri=f"*/{BAD}")))
     assert end.exit_code == 1
     what = "not any more" if loss == "gone" else "the audio has changed"
     assert what in end.message and victim.name in end.message
@@ -192,16 +215,19 @@ def test_the_retry_command_rebuilds_the_job(
     spec = stored_job(job.layout, str(job.out), {}, overrides=["run.max_bad_fraction=0.5"])
     assert spec.sha256() == job.spec.sha256() and spec.output.uri == str(job.out)
     assert spec.run.max_bad_fraction == 0.5
-    assert command(["retry", str(job.out), "--where", "error = 'worker_crash'"]) == 0
+    assert command(["retry", str(job.out), "--error", "worker_crash"]) == 0
     assert "no quarantined row matches" in capsys.readouterr().out
-    assert command(["retry", str(job.out), "--where", "error = nothing"]) == 2
-    assert "text in quotes" in capsys.readouterr().err
+    assert command(["retry", str(job.out), "--where", "error = 'not_audio'"]) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert "use --error CLASS, --stage STAGE and --uri GLOB" in said
+    assert command(["retry", str(job.out), "--uri", ""]) == 2
+    assert "uri: expected a text such as '*/2019/*', got ''" in capsys.readouterr().err
     assert command(["retry", str(job.out / "data")]) == 2
     assert "dataset.json" in capsys.readouterr().err
     job.restore(BAD)
     monkeypatch.setattr(driver, "scheduler_of", lambda job, *_: OneByOne(job, None))
-    where = "error in ('not_audio')"
+    flags = ["--error", "not_audio", "--error", "unreadable", "--stage", "decode", "--uri", "*.wav"]
     more = ["--json", "--set", "run.max_bad_fraction=1"]
-    assert command(["retry", str(job.out), "--where", where, *more]) == 0
+    assert command(["retry", str(job.out), *flags, *more]) == 0
     *_, last = capsys.readouterr().out.splitlines()
     assert json.loads(last)["rows_ok"] == 3 and job.bad() == {ALSO_BAD: "truncated"}

@@ -138,10 +138,9 @@ def test_a_span_in_quarantine_is_tried_again_alone(
     path.write_bytes(whole)
     os.utime(path, ns=(when, when))
     computed.clear()
-    from earmill.pipeline.dataset.recompute import quarantined
-    from earmill.pipeline.dataset.where import everything
+    from earmill.pipeline.dataset.recompute import RowFilter, quarantined
 
-    end, _ = go(spec, again=quarantined(everything))
+    end, _ = go(spec, again=quarantined(RowFilter()))
     assert (end.rows_bad, computed) == (0, bad)
     assert_equal_values(out, made / "spans")
 

@@ -147,7 +147,7 @@ def test_a_retry_takes_the_files_of_its_rows_as_they_are_now(
         (changing.corpus / name).write_bytes(whole[name])
     changing.write("new.wav", 8)
     changing.computed.clear()
-    again = earmill.retry(changing.out, where=f"row_id = '{first}'", overrides=ALL_BAD)
+    again = earmill.retry(changing.out, uri=f"*/{first}", overrides=ALL_BAD)
     assert again is not None and (again.rows_ok, again.rows_bad) == (4, 2)
     assert changing.computed == [first]  # neither the third, which was not meant, nor what is new
     assert changing.values()[first] == before[first]
