@@ -175,7 +175,7 @@ test-gpu: setup
 
 # Every kernel for GPUs through ptxas, which triton brings; needs no GPU. Minutes.
 gpu-kernels: setup
-	$(BIN)/python -m benchmarks.gpu_kernels
+	$(BIN)/python -m pytest -m long tests/amtcore/test_gpu_kernels.py
 
 bench: setup
 	$(BIN)/python -m benchmarks.run

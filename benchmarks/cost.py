@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
 
@@ -24,11 +24,10 @@ _OPEN, _CLOSE = "<!-- {}: python -m benchmarks.cost -->\n", "<!-- end of the {} 
 _WIDTH = 118
 #: Threads of the measurements.
 _THREADS = 2
-_HEAD = ("model", "one core", "price on cores", "GPU", "GPU alone", "cores to feed it", "node",
-         "price on the node", "node / cores")  # fmt: skip
-#: Rows of the loudness section and of the GPU's, and what the reckoned section calls them.
-_LOUDNESS = {"moore2016": "Moore2016, two ears", "glasberg2002": "Glasberg2002"}
-_ON_GPU = {"Moore2016": "Moore2016, two ears"}
+_HEAD = ("model", "one core", "price on cores", "GPU", "cores to feed it", "price on the node",
+         "node / cores")  # fmt: skip
+#: Names of the loudness section, and of the GPU's.
+_LOUDNESS = {"moore2016": "Moore2016", "glasberg2002": "Glasberg2002"}
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,7 @@ class Node:
 
 
 #: Assumptions: list prices differ between providers and years by factors.
-ASSUMED = (
-    Node("H100 SXM", 3.0, 24, 0.04),
-    Node("A100 80 GB", 1.5, 12, 0.04),
-    Node("H200, measured", 3.5, 24, 0.04),
-)
+ASSUMED = Node("H200", 3.5, 24, 0.04)
 
 
 @dataclass(frozen=True)
@@ -63,12 +58,12 @@ class Speeds:
     Args:
         rest_s: Core seconds that a job takes besides the kernels, per second of audio.
         of_core: Model -> seconds of audio a second of one core, kernels alone.
-        of_gpu: (model, GPU) -> the same of a GPU.
+        of_gpu: Model -> seconds of audio a second of the measured GPU, whole calls.
     """
 
     rest_s: float
     of_core: dict[str, float]
-    of_gpu: dict[tuple[str, str], float]
+    of_gpu: dict[str, float]
 
 
 def _section(text: str, name: str) -> str:
@@ -100,19 +95,12 @@ def speeds(text: str) -> Speeds:
     return Speeds(max(rests), of_core, gpu_rates(text))
 
 
-def gpu_rates(text: str) -> dict[tuple[str, str], float]:
-    """(model, GPU) -> seconds of audio a second: as reckoned, and whole calls as measured."""
-    rates = {
-        (row["model"], row["chip"]): float(row["times real time"])
-        for row in rows_of(text, "GPU, reckoned")
-    }
-    chip = re.search(r"^NVIDIA ([^,]+),", _section(text, "GPU"), re.M)
-    assert chip, "section 'GPU' names no chip"
+def gpu_rates(text: str) -> dict[str, float]:
+    """Return model -> seconds of audio a second of the measured GPU, whole calls at their best."""
+    rates: dict[str, float] = {}
     for row in rows_of(text, "GPU"):
-        key = _ON_GPU.get(row["model"], row["model"]), f"{chip[1]}, measured"
-        rates[key] = max(rates.get(key, 0.0), float(row["GPU"]))
-    models = dict.fromkeys(model for model, _ in rates)
-    return {key: rate for each in models for key, rate in rates.items() if key[0] == each}
+        rates[row["model"]] = max(rates.get(row["model"], 0.0), float(row["GPU"]))
+    return rates
 
 
 def price_on_cores(core_rate: float, rest_s: float, core_hour: float) -> float:
@@ -131,60 +119,44 @@ def price_on_node(gpu_rate: float, rest_s: float, node: Node) -> float:
     return hour / node_rate(gpu_rate, rest_s, node)
 
 
-def cost_table(known: Speeds, nodes: tuple[Node, ...]) -> str:
-    """Every model that is known for a core and for a GPU; prices of 1000 hours of audio."""
+def cost_table(known: Speeds, node: Node) -> str:
+    """Every model that is known for a core and for the GPU; prices of 1000 hours of audio."""
     rows = []
-    for (model, gpu), rate in known.of_gpu.items():
-        for node in (each for each in nodes if each.gpu == gpu and model in known.of_core):
-            cpu = 1000 * price_on_cores(known.of_core[model], known.rest_s, node.core_hour)
-            price = 1000 * price_on_node(rate, known.rest_s, node)
-            rows.append(
-                (
-                    model,
-                    f"{known.of_core[model]:.0f}",
-                    f"{cpu:.2f}",
-                    gpu,
-                    f"{rate:.0f}",
-                    f"{rate * known.rest_s:.0f}",
-                    f"{node_rate(rate, known.rest_s, node):.0f}",
-                    f"{price:.2f}",
-                    f"{price / cpu:.2f}",
-                )
+    for model, rate in known.of_gpu.items():
+        if model not in known.of_core:
+            continue
+        cpu = 1000 * price_on_cores(known.of_core[model], known.rest_s, node.core_hour)
+        price = 1000 * price_on_node(rate, known.rest_s, node)
+        rows.append(
+            (
+                model,
+                f"{known.of_core[model]:.0f}",
+                f"{cpu:.2f}",
+                f"{rate:.0f}",
+                f"{rate * known.rest_s:.0f}",
+                f"{price:.2f}",
+                f"{price / cpu:.2f}",
             )
+        )
     return table(_HEAD, rows)
-
-
-def cores_that_pay(known: Speeds, model: str, node: Node) -> float:
-    """How many cores a GPU's price buys the work of, where they and not the GPU bound the node."""
-    return node.gpu_hour * known.rest_s * known.of_core[model] / node.core_hour
 
 
 def rest_text(known: Speeds, node: Node) -> str:
     """What a job does besides the kernels, and what a node's cores can feed."""
     fed = node.cores / known.rest_s
-    share = fed / known.of_gpu["Dau1997", node.gpu]
     return fill(
         f"`r` is {1000 * known.rest_s:.2f} ms for the slowest files of The whole job, so a core "
-        f"handles {1 / known.rest_s:.0f} seconds of audio a second beside the kernels. A node's "
-        f"cores therefore bound its GPU: {node.cores} of them feed {fed:.0f} times real time, "
-        f"{100 * share:.0f} % of what an {node.gpu} computes of Dau1997.",
+        f"handles {1 / known.rest_s:.0f} seconds of audio a second beside the kernels. "
+        f"{node.cores} cores feed {fed:.0f} times real time, "
+        f"{fed / known.of_gpu['Dau1997']:.1f} times what an {node.gpu} computes of Dau1997.",
         width=_WIDTH,
     )
-
-
-def threshold_text(known: Speeds, node: Node) -> str:
-    """From how many cores on a GPU pays, of a few models."""
-    named = ("Paulick2024", "Osses2021", "Dau1997", "King2019, phase_insens='none'")
-    cores = "; ".join(f"{model} {cores_that_pay(known, model, node):.0f}" for model in named)
-    text = f"Cores from which an {node.gpu} as reckoned pays at these prices: {cores}."
-    return fill(text, width=_WIDTH)
 
 
 def written(page: str, known: Speeds) -> str:
     """The page with the figures and the table of today in the place of its own."""
     parts = {
-        "rest": rest_text(known, ASSUMED[0]),
-        "thresholds": threshold_text(known, ASSUMED[0]),
+        "rest": rest_text(known, ASSUMED),
         "table": cost_table(known, ASSUMED),
     }
     for name, made in parts.items():
@@ -206,16 +178,8 @@ def main() -> None:
     if all(value is None for value in vars(given).values()):
         PAGE.write_text(written(PAGE.read_text(), known))
         return
-    nodes = tuple(
-        Node(
-            node.gpu,
-            node.gpu_hour if given.gpu_hour is None else given.gpu_hour,
-            node.cores if given.cores is None else given.cores,
-            node.core_hour if given.core_hour is None else given.core_hour,
-        )
-        for node in ASSUMED
-    )
-    print(cost_table(known, nodes))
+    chosen = {name: value for name, value in vars(given).items() if value is not None}
+    print(cost_table(known, replace(ASSUMED, **chosen)))
 
 
 if __name__ == "__main__":

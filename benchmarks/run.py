@@ -30,7 +30,6 @@ SCRIPTS = (
     "int8",
     "reader",
     "remote_reader",
-    "gpu_reckoned",
     "cost",
 )
 

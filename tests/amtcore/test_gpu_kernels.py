@@ -1,44 +1,74 @@
-"""What `make gpu-kernels` would find wrong, and what is reckoned of Dau1997."""
+"""Every kernel of every class through ptxas: accepted, nothing spilled, nothing contracted.
+
+The classes run on small signals, forward and backward, in both types, with the interpreter in the
+place of a GPU: so every kernel that they need is compiled. `make gpu-kernels` looks at all of them;
+`test_warp_kernels` looks at one kernel of each family at every change.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
+import pytest
 import torch
 
-from benchmarks.chips import A100, H100
-from benchmarks.gpu_kernels import fault_of, recorded, run_case
-from benchmarks.gpu_reckoned import CASES, executed, hits_of, run_model
-from benchmarks.sass import assemble
+from amtcore.kernels.backends import chosen
+from amtcore.kernels.backends.warp import WarpBackend
 
-#: The most instructions of a sample and warp of Dau1997, pooled.
-MOST = 270
+from .constant_cases import CASES
+from .ptxas import assemble, faults
+from .warp_cases import Recorder
+
+# A100 and H100.
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+@contextmanager
+def recorded() -> Iterator[Recorder]:
+    """Inside, the operators on tensors of the CPU are the GPU's kernels, interpreted."""
+    launcher = Recorder()
+    with patch.object(chosen, "_of_cpu_tensors", WarpBackend(launcher)):
+        yield launcher
+
+
+def run_case(name: str, dtype: torch.dtype) -> None:
+    """Run a class forward without gradients, then forward and backward with gradients."""
+    case = CASES[name]
+    with torch.no_grad():
+        case.outputs(case.build(dtype=dtype))
+    outputs = case.outputs(case.build(dtype=dtype, learnable=True))
+    sums = [y.sum() for y in outputs if y.requires_grad]
+    if sums:
+        torch.stack(sums).sum().backward()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_of_a_class(name: str) -> None:
+    with recorded() as launcher:
+        for dtype in (torch.float32, torch.float64):
+            run_case(name, dtype)
+    wrong = {
+        kernel.name: found
+        for kernel in launcher.used.values()
+        for arch in ARCHITECTURES
+        if (found := faults(kernel.ptx, arch))
+    }
+    assert not wrong
 
 
 def test_faults_are_seen() -> None:
-    """Of a kernel that is given too few registers, and of one whose rounding is not asked for."""
+    """A kernel with too few registers spills; one without rounding modes is contracted."""
     with recorded() as launcher:
         run_case("AdaptLoop", torch.float32)
     first, *_ = launcher.used.values()
+    assert faults(first.ptx, "sm_90") == []
     tight = re.sub(r"\.minnctapersm \d+", ".maxnreg 24", first.ptx)
-    assert fault_of(tight, "sm_90")[0] == "spills"
+    assert faults(tight, "sm_90") == ["spills on sm_90"]
     loose = re.sub(r"\b(add|mul|sub)\.rn\.", r"\1.", first.ptx)
-    assert fault_of(loose, "sm_90")[0] == "contracts"
-
-
-def test_dau1997_of_speech() -> None:
-    case = CASES[0]
-    launcher, warps = run_model(case, seconds=0.1)
-    (kernel,) = launcher.used.values()
-    profile = launcher.profile(kernel)
-    hits = hits_of(kernel.ptx, profile)
-    assert sum(hits.values()) == profile.instructions
-    assert warps == 1
-    for chip in (A100, H100):
-        assert not fault_of(kernel.ptx, chip.arch)[0]
-        found = executed(kernel, profile, chip, 0.1)
-        assert found.registers == assemble(kernel.ptx, chip.arch).registers <= 255
-        per_sample = found.instructions / 44100
-        assert found.fewest < per_sample < 2 * found.fewest, "speech makes more than the fewest"
-        assert found.fewest <= MOST
-        assert 1.0 / found.seconds(chip) > 10_000
+    assert faults(loose, "sm_90") == ["contracts on sm_90"]
+    with pytest.raises(ValueError, match=r"ptxas for sm_80: .*nonsense"):
+        assemble(first.ptx.replace("ret;", "nonsense; ret;", 1), "sm_80")
