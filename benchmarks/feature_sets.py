@@ -56,16 +56,6 @@ def hour() -> tuple[list[StreamInfo], Iterator[FeatureRow]]:
     return features(1.0, STREAMS)
 
 
-def loudness() -> tuple[list[StreamInfo], list[dict[str, np.ndarray]]]:
-    """The streams of Moore2016, and what they hold for two minutes of sound."""
-    extractor = build_extractor("moore2016", fs_hz=32000, streams=LOUDNESS)
-    streams = as_stored(extractor.streams, "float16")
-    cast = Caster("float16", streams)
-    waves = [np.stack([wave, 0.7 * wave]) for wave in sounds(32000, 6)]
-    made = extractor.extract(waves)
-    return streams, [{name: cast(name, v)[0] for name, v in each.items()} for each in made]
-
-
 def _rows(streams, made, cast, wanted_s) -> Iterator[FeatureRow]:
     rng, number, total_s = np.random.default_rng(1), 0, 0.0
     while total_s < wanted_s:

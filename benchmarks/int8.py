@@ -7,6 +7,8 @@ measured beside it. Sizes are those of Zarr chunks, relative to float32.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import soundfile
 import soxr
@@ -15,13 +17,13 @@ from numcodecs import Blosc, blosc
 from amtcore.features.base import StreamInfo
 from amtcore.features.build import build_extractor
 from benchmarks.feature_sets import sounds
-from benchmarks.job_bytes import SPEECH
 from benchmarks.report import table, write_section
 from earmill.pipeline.formats.casting import Caster, as_stored
 from earmill.pipeline.formats.half import converted
 from earmill.pipeline.formats.int8_rows import INT8, dequantised
 from earmill.pipeline.formats.zarr.write import chunk_frames
 
+SPEECH = Path(__file__).resolve().parents[1] / "tests" / "data" / "speech"
 LEVEL = 0.05  # 74 dB SPL where an RMS of 1 is 100 dB SPL
 GENERATED = 6
 FILTERBANK = {"modulation": {}, "adaptation": {}, "envelope": {}}
