@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo browser test test-interpreted test-long test-stores test-models test-models-first test-models-second test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-browser docs-serve notebooks infra infra-slurm proof kernels lint lock gpu-kernels bench clean
+.PHONY: setup demo browser browser-packages test test-interpreted test-long test-stores test-models test-models-first test-models-second test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-browser docs-serve notebooks infra infra-slurm proof kernels lint lock gpu-kernels bench clean
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
@@ -124,15 +124,15 @@ docs-check: setup
 # The code of every page, tutorials with their training included, each in an empty folder. Minutes.
 # One has recordings (apt-get install alsa-utils espeak-ng).
 docs-run: setup
-	$(BIN)/python -m docs.builder.run_page
+	$(BIN)/python -m pytest -m "pages or not pages" tests/docs/test_code_of_pages.py
 
 # The notebooks of tutorials, from the pages' text, each executed in an empty folder.
 notebooks: setup
 	$(BIN)/python -m docs.builder.notebooks --execute
 
 # Every page in headless Chromium (apt-get install chromium): no errors, no other host.
-docs-browser: docs
-	$(BIN)/python -m docs.builder.browser --shots build/shots
+docs-browser: docs browser-packages
+	$(BIN)/python -m pytest -m browser tests/browser/test_site_in_browser.py
 
 docs-serve: docs
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
@@ -160,13 +160,15 @@ infra-slurm: setup
 # looks for; with IMAGES=docs/images also the pictures of the documentation.
 BROWSER := build/browser
 IMAGES ?= $(BROWSER)/images
-browser: setup
+browser: browser-packages
+	EARMILL_IMAGES=$(IMAGES) $(BIN)/python -m pytest -m browser tests/browser
+
+browser-packages: setup
 	mkdir -p $(BROWSER)
 	cp tests/browser/package.json tests/browser/package-lock.json $(BROWSER)
 	npm ci --silent --no-audit --no-fund --prefix $(BROWSER)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(BROWSER)/python \
 	  --require-hashes -r requirements-browser.lock
-	EARMILL_IMAGES=$(IMAGES) $(BIN)/python -m pytest -m browser tests/browser
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
 test-gpu: setup

@@ -1,69 +1,165 @@
-"""What mkdocs calls while it builds the site."""
+r"""Hooks of mkdocs: pages from other folders, links, tables of results, formulas, figures.
+
+A page's text reads well in the repository; for the site it is changed in these places:
+
+    [speed](../benchmarks/RESULTS.md)      a link to the site's page of that file; of a file that
+                                           the site lacks the text stays
+    <!-- results: Exactness | Dau1997 -->  the first table of that section of RESULTS.md: rows whose
+                                           first cell begins so, or all
+    <!-- commands -->, <!-- layout -->     the commands as `typer utils docs` writes them; the
+                                           grammar of a dataset's files
+    \(a < b\)                              MathML, which browsers draw without script or font
+    ![what it shows](figure:home)          a drawing by our own models, see `figures`
+"""
 
 from __future__ import annotations
 
 import logging
+import posixpath
 import re
+from collections.abc import Mapping
 from html import escape, unescape
+from itertools import dropwhile, takewhile
+from pathlib import Path
 from typing import Any
 
+import typer.main
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from typer.cli import get_docs_for_click
 
-from docs.builder import borrowed_pages, links, mathematics, measured
-
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "RESULTS.md"
+#: File of the repository outside docs/ -> its name in the site.
+BORROWED = {
+    "infra/README.md": "infra.md",
+    "benchmarks/RESULTS.md": "results.md",
+    "CHANGELOG.md": "changelog.md",
+    "jobs/errors.md": "errors.md",
+}
 _LOG = logging.getLogger("mkdocs.hooks")
+_FENCE = re.compile(r"(^(```+|~~~+).*?^\2[ \t]*$)", re.M | re.S)
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+_ASKED = re.compile(r"<!-- (commands|layout|results: ([^|>]+?)(?: \| ([^>]+?))?) -->")
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 _FIGURE = re.compile(r'<p><img alt="([^"]*)" src="figure:(\w+)" ?/?></p>')
-_origins: dict[str, str] = {}
+#: The same of all files that the site has.
 _held: dict[str, str] = {}
 
 
+def borrowed() -> dict[str, str]:
+    """Return `BORROWED`, and the files beside these pages that the site holds as they are."""
+    files = [*ROOT.glob("jobs/*.yaml"), *(file for file in ROOT.glob("infra/*") if file.is_file())]
+    names = [file.relative_to(ROOT).as_posix() for file in files]
+    return {name: f"files/{name}" for name in names} | BORROWED
+
+
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the pages and files that are not in docs/, and note where every page is from."""
+    """Add files that are not in docs/, and note where every file is from."""
     _held.clear()
-    _origins.clear()
-    for file in files.documentation_pages():
-        _origins[file.src_uri] = f"docs/{file.src_uri}"
-    for file in files:
-        _held[f"docs/{file.src_uri}"] = file.src_uri
-    for name, make in borrowed_pages.PAGES.items():
-        page = make()
-        files.append(File.generated(config, name, content=page.text))
-        _origins[name] = page.origin
-        _held[f"docs/{name}"] = name
-    for name, path in borrowed_pages.published_files().items():
-        files.append(File.generated(config, name, abs_src_path=str(path)))
-        _held[path.relative_to(borrowed_pages.ROOT).as_posix()] = name
-    _held.update(borrowed_pages.BY_ORIGIN)
+    _held.update({f"docs/{file.src_uri}": file.src_uri for file in files} | borrowed())
+    for origin, name in borrowed().items():
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / origin)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Links as the site has them, and the tables of figures that a page asks for."""
+    """Put links, tables and what is made of the code into a page."""
     name = page.file.src_uri
-    text = links.rewrite(
-        markdown, origin=_origins[name], page=name, held=_held, root=borrowed_pages.ROOT
-    )
-    return measured.filled(text)
+    origin = next(origin for origin, held in _held.items() if held == name)
+    return _ASKED.sub(_made, linked(markdown, origin=origin, page=name, held=_held))
 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Formulas and figures drawn; with `extra.draw` false only looked for, which takes no time."""
+    """Draw formulas and figures; with `extra.draw` false figures are only looked for."""
+    from docs.builder.figures import NAMES, make
 
-    def drawn(match: re.Match[str]) -> str:
+    def figure(match: re.Match[str]) -> str:
         said, name = match.groups()
-        svg = _drawing(name, page, draw=bool(config.extra.get("draw", True)))
+        if name not in NAMES:
+            _LOG.warning("%s asks for a figure %s, which nothing draws", page.file.src_uri, name)
+            return ""
+        svg = make(name) if config.extra.get("draw", True) else "<svg></svg>"
         label = escape(unescape(said))
         return f'<figure class="drawing" role="img" aria-label="{label}">{svg}</figure>'
 
-    return _FIGURE.sub(drawn, mathematics.drawn(html))
+    return _FIGURE.sub(figure, with_formulas(html))
 
 
-def _drawing(name: str, page: Page, *, draw: bool) -> str:
-    from docs.builder.figures import NAMES, make
+def linked(text: str, *, origin: str, page: str, held: Mapping[str, str]) -> str:
+    """Return Markdown with links as the site has them.
 
-    if name not in NAMES:
-        _LOG.warning("%s asks for a figure %s, which nothing draws", page.file.src_uri, name)
-        return ""
-    return make(name) if draw else "<svg></svg>"
+    Args:
+        text: Markdown.
+        origin: The file of the repository that relative links start from.
+        page: The page's name in the site.
+        held: File of the repository to its name in the site.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        image, label, target = match.groups()
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        path, hash_, anchor = target.partition("#")
+        found = posixpath.normpath(posixpath.join(posixpath.dirname(origin), path))
+        if found in held:
+            name = posixpath.relpath(held[found], posixpath.dirname(page) or ".")
+            return f"{image}[{label}]({name}{hash_}{anchor})"
+        if not (ROOT / found).exists():
+            _LOG.warning("%s links to %s, which is not in the repository", origin, target)
+        return label
+
+    parts = _FENCE.split(text)  # text, fence, its mark, text, ...
+    parts[::3] = [_LINK.sub(replaced, part) for part in parts[::3]]
+    del parts[2::3]
+    return "".join(parts)
+
+
+def _made(match: re.Match[str]) -> str:
+    if match[1] == "commands":
+        return commands()
+    if match[1] == "layout":
+        from earmill.pipeline.storage import paths
+
+        return (paths.__doc__ or "").replace("::", ":")
+    return table(RESULTS.read_text(), match[2], match[3])
+
+
+def commands() -> str:
+    """Return the reference of all commands, without its title."""
+    from earmill.jobs.cli import app
+
+    group: Any = typer.main.get_command(app)
+    context = group.make_context("earmill", [], resilient_parsing=True)
+    return get_docs_for_click(obj=group, ctx=context, name="earmill").partition("\n")[2]
+
+
+def table(results: str, section: str, only: str | None = None) -> str:
+    """Return the first table of a section, and the line that says how it was measured.
+
+    Raises:
+        ValueError: No such section, or no such row in it.
+    """
+    found = re.search(rf"(?ms)^## {re.escape(section)}\n(.*?)(?=^## |\Z)", results)
+    if found is None:
+        raise ValueError(f"expected a section {section!r} in RESULTS.md; run its benchmark")
+    lines = found[1].strip().splitlines()
+    rows = dropwhile(lambda line: not line.startswith("|"), lines)
+    head, rule, *body = [*takewhile(lambda line: line.startswith("|"), rows), "", ""]
+    body = [row for row in body if row.startswith(f"| {only or ''}")]
+    if not body:
+        raise ValueError(f"expected rows of {only!r} in the section {section!r} of RESULTS.md")
+    return "\n".join([head, rule, *body, "", lines[0]])
+
+
+def with_formulas(html: str) -> str:
+    """Return a page's HTML with formulas, which arithmatex has marked, as MathML."""
+
+    def drawn(match: re.Match[str]) -> str:
+        tag, formula = match[1], unescape(match[2]).strip()
+        kind = "block" if tag == "div" else "inline"
+        return f'<{tag} class="formula">{convert(formula, display=kind)}</{tag}>'
+
+    return _FORMULA.sub(drawn, html)

@@ -43,7 +43,7 @@ def retry(
     uri: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="GLOB", help="Only rows whose uri matches: '*/2019/*'. All three: repeatable."
+            metavar="GLOB", help="Only rows whose uri matches `*/2019/*`. All three: repeatable."
         ),
     ] = None,
     where: Annotated[str | None, typer.Option(hidden=True)] = None,

@@ -7,6 +7,7 @@ is the machine's own. Without one of them all tests here are skipped, with one r
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -18,10 +19,11 @@ from typing import Any
 
 import pytest
 
-from docs.builder.browser import chromium
 from earmill.jobs.cli import run
 from earmill.jobs.demo_audio import write_corpus
 
+# What Chromium is called, by distributions and by its maker.
+NAMES = ("chromium", "chromium-browser", "google-chrome")
 BUILD = Path(__file__).parents[2] / "build" / "browser"
 AXE = BUILD / "node_modules" / "axe-core" / "axe.min.js"
 # Where pictures for the documentation go.
@@ -88,7 +90,9 @@ class Opened:
 def browser() -> Iterator[Any]:
     if not AXE.exists():
         pytest.skip("needs the packages of `make browser`")
-    path = chromium()
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.skip(f"needs one of {', '.join(NAMES)}: apt-get install chromium")
     sys.path.append(str(BUILD / "python"))
     from playwright.sync_api import sync_playwright
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 import tomllib
 import types
@@ -16,13 +18,14 @@ import torch
 import typer.main
 import yaml
 
-from docs.builder import run_page
-from docs.builder.blocks import Block, blocks_of, commands_of, meta_of
+from docs.builder.blocks import Block, blocks_of, meta_of
 from earmill import FeatureLoader, open_features
 from earmill.jobs.cli import app
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
+from tests.docs import page_code
+from tests.docs.page_code import commands_of
 from tests.pipeline.reader_data import write_set
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +55,7 @@ OUTSIDE |= {"opentelemetry-instrument"}
 #: Pages whose `>>>` examples other tests run: test_api_pages, test_training_page, test_gpu_page.
 DOCTESTED = ("docs/api", "docs/training.md", "docs/gpu.md")
 #: Pages without a head of their own whose Python is run by `make docs-run`, or by tests below.
-PREPARED = (*run_page.PREPARED, "docs/training.md", "docs/extending.md")
+PREPARED = (*page_code.PREPARED, "docs/training.md", "docs/extending.md")
 FRAGMENT = {
     "source": {"kind": "files", "uri": "in"},
     "extract": [{"model": "dau1997"}],
@@ -166,14 +169,32 @@ def test_a_wrong_job_file_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             check_yaml(Block("yaml", text, 1), monkeypatch)
 
 
-@pytest.mark.parametrize("page", run_page.pages("quick"), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", page_code.pages("quick"), ids=lambda page: page.stem)
 def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_page.run(page) > 0
+    assert page_code.run(page) > 0
+
+
+@pytest.mark.pages
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "name",
+    [*page_code.PREPARED, *(page.relative_to(ROOT).as_posix() for page in page_code.pages("long"))],
+)
+def test_the_page_runs_in_a_process_of_its_own(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"from tests.docs import page_code; page_code.run_named({name!r})"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_what_the_page_on_extending_defines(tmp_path: Path) -> None:
-    assert run_page.run(ROOT / "docs" / "extending.md") > 5
+    assert page_code.run(ROOT / "docs" / "extending.md") > 5
 
 
 def test_the_loop_of_the_page_on_training(tmp_path: Path) -> None:
@@ -198,6 +219,6 @@ def test_a_page_that_says_what_is_not_so_is_found(tmp_path: Path) -> None:
         "```bash\nfalse\n```\n",
         "```python\n1 / 0\n```\n",
     ):
-        with pytest.raises(run_page.PageError, match=r"docs/index\.md:"):
-            run_page.run(page, text=text)
-    assert run_page.run(page, text="```python\nprint(2)\n```\n\n```text\n...\n```\n") == 1
+        with pytest.raises(page_code.PageError, match=r"docs/index\.md:"):
+            page_code.run(page, text=text)
+    assert page_code.run(page, text="```python\nprint(2)\n```\n\n```text\n...\n```\n") == 1

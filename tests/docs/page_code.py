@@ -1,13 +1,9 @@
-"""Runs the code of pages, from top to bottom, each page in an empty folder of its own.
-
-    python -m docs.builder.run_page docs/tutorials/spikes.md     # or several, or none for all
-    python -m docs.builder.run_page --show docs/howto/changing-corpora.md     # and what it printed
+"""Code of the documentation's pages: the commands that they show, and their blocks, run.
 
 YAML that begins with `# name.yaml` becomes that file, shell blocks run with `bash -e`, blocks of
 Python share one namespace, and a comment `<!-- check: accuracy > 0.9 -->` must then be true. A
 block `text` is what the block before it has printed; `...` in it stands for anything. The head of
-a page says whether it is run: `run: quick` also in CI, in the process of the tests; `run: long` by
-`make docs-run` alone.
+a page says whether it is run: `run: quick` by `make test`, `run: long` by `make docs-run`.
 """
 
 from __future__ import annotations
@@ -17,17 +13,20 @@ import doctest
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from docs.builder.blocks import Block, blocks_of, meta_of
+from docs.builder.blocks import FENCE, Block, blocks_of, meta_of
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Languages of blocks that a shell reads; blocks without a language may hold commands as well.
+SHELL = ("bash", "console", "sh", "")
+_INDENTED = re.compile(r"(?m)^    (earmill .*(?:\\\n.*)*)$")
+_INLINE = re.compile(r"`(earmill [^`]+)`")
 _FILE = re.compile(r"\A# ([\w./-]+\.\w+)")
 _SAME = doctest.OutputChecker()
 _LAX = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -151,35 +150,39 @@ def run_readme() -> int:
 PREPARED = {"README.md": run_readme, "docs/hub.md": run_hub}
 
 
-def main(names: Sequence[str]) -> int:
-    """Run pages in processes of their own and say how long each took; `--show` also what each
-    block printed."""
-    show = "--show" in names
-    chosen = [Path(name).resolve() for name in names if name != "--show"]
-    chosen = chosen or [*(ROOT / page for page in PREPARED), *pages("quick"), *pages("long")]
-    failed = 0
-    for page in chosen:
-        began = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            name = page.relative_to(ROOT).as_posix()
-            call = f"PREPARED[{name!r}]()" if name in PREPARED else f"run(ROOT / {name!r})"
-            code = f"from docs.builder.run_page import PREPARED, ROOT, run; {call}"
-            done = subprocess.run(
-                [sys.executable, "-c", code],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                capture_output=True,
-                text=True,
-            )
-        took = time.perf_counter() - began
-        failed += done.returncode != 0
-        print(f"{'ok' if done.returncode == 0 else 'FAILED':6} {took:6.1f} s  {page}", flush=True)
-        if show:
-            print(done.stdout, flush=True)
-        if done.returncode:
-            print(done.stderr[-3000:], flush=True)
-    return 1 if failed else 0
+def run_named(name: str) -> None:
+    """Run a page by its name in the repository, prepared where it needs that."""
+    PREPARED[name]() if name in PREPARED else run(ROOT / name)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def commands_of(page: str) -> Iterator[list[str]]:
+    """Every command line, as words: of shell blocks, indented ones, and `earmill ..` in text."""
+    for block in blocks_of(page):
+        if block.language in SHELL:
+            yield from _lines(block.text, all_of_them=block.language != "")
+    prose = FENCE.sub("", page)
+    for match in [*_INDENTED.finditer(prose), *_INLINE.finditer(prose)]:
+        yield from _words(" ".join(match[1].split()))
+
+
+def _lines(text: str, *, all_of_them: bool) -> Iterator[list[str]]:
+    text = re.sub(r"<<'?(\w+)'?\n.*?\n\1\b", "", text, flags=re.S)
+    for line in text.replace("\\\n", " ").splitlines():
+        line = line.strip().removeprefix("$ ")
+        if all_of_them or re.match(r"(earmill|make) ", line):
+            yield from _words(line)
+
+
+def _words(line: str) -> Iterator[list[str]]:
+    """The commands of a line, cut at pipes, redirections and `&&`; settings before one left out."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.commenters, lexer.whitespace_split = "#", True
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if not set(word) <= set("();<>|&"):
+            words.append(word)
+        elif words:
+            named = [i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)]
+            if named:
+                yield words[named[0] :]
+            words = [] if word not in ("<", ">", ">>") else ["#"]
