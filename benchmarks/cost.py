@@ -53,7 +53,7 @@ ASSUMED = Node("H200", 3.5, 24, 0.04)
 
 @dataclass(frozen=True)
 class Speeds:
-    """What RESULTS.md says.
+    """Speeds that RESULTS.md holds.
 
     Args:
         rest_s: Core seconds that a job takes besides the kernels, per second of audio.
@@ -104,7 +104,7 @@ def gpu_rates(text: str) -> dict[str, float]:
 
 
 def price_on_cores(core_rate: float, rest_s: float, core_hour: float) -> float:
-    """Of an hour of audio."""
+    """Return the price of an hour of audio on cores alone."""
     return core_hour * (1.0 / core_rate + rest_s)
 
 
@@ -114,7 +114,7 @@ def node_rate(gpu_rate: float, rest_s: float, node: Node) -> float:
 
 
 def price_on_node(gpu_rate: float, rest_s: float, node: Node) -> float:
-    """Of an hour of audio."""
+    """Return the price of an hour of audio on a node with a GPU."""
     hour = node.gpu_hour + node.cores * node.core_hour
     return hour / node_rate(gpu_rate, rest_s, node)
 
@@ -142,7 +142,7 @@ def cost_table(known: Speeds, node: Node) -> str:
 
 
 def rest_text(known: Speeds, node: Node) -> str:
-    """What a job does besides the kernels, and what a node's cores can feed."""
+    """Say how much a job does besides the kernels, and how fast a GPU the node's cores can feed."""
     fed = node.cores / known.rest_s
     return fill(
         f"`r` is {1000 * known.rest_s:.2f} ms for the slowest files of The whole job, so a core "

@@ -1,4 +1,4 @@
-"""What a page shows as code: its blocks with their language, and the mapping at its head."""
+"""Blocks of code in a page, with their language, and the mapping at the page's head."""
 
 from __future__ import annotations
 

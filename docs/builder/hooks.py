@@ -1,6 +1,6 @@
 r"""Hooks of mkdocs: pages from other folders, links, tables of results, formulas, figures.
 
-A page's text reads well in the repository; for the site it is changed in these places:
+The text of a page reads well in the repository. For the site these places change:
 
     [speed](../benchmarks/RESULTS.md)      a link to the site's page of that file; of a file that
                                            the site lacks the text stays
@@ -45,7 +45,7 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 _ASKED = re.compile(r"<!-- (commands|layout|results: ([^|>]+?)(?: \| ([^>]+?))?) -->")
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 _FIGURE = re.compile(r'<p><img alt="([^"]*)" src="figure:(\w+)" ?/?></p>')
-#: The same of all files that the site has.
+#: File of the repository -> its name in the site, of all files that the site has.
 _held: dict[str, str] = {}
 
 
@@ -66,7 +66,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Put links, tables and what is made of the code into a page."""
+    """Put links, tables, commands and the layout into a page."""
     name = page.file.src_uri
     origin = next(origin for origin, held in _held.items() if held == name)
     return _ASKED.sub(_made, linked(markdown, origin=origin, page=name, held=_held))

@@ -4,8 +4,7 @@
     python -m docs.builder.notebooks --execute  # and run each in an empty folder
 
 A page whose head says `notebook: true` has one. Python blocks are cells, shell blocks start with
-`%%bash`, job files with `%%writefile`. Output is left out, so that a notebook holds no figures but
-those of whoever runs it.
+`%%bash`, job files with `%%writefile`. Outputs are left out: who runs a notebook gets their own.
 """
 
 from __future__ import annotations

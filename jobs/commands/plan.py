@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,10 +59,13 @@ def plan(
 
 
 def _sampler(spec: JobSpec, rows: int, seed: int | None) -> Sampler:
-    """Return what samples the plan; it says on standard error that it begins."""
-    from earmill.pipeline.driver.sample import sampler_of
+    """Return a function that samples the plan, and says on standard error that it begins."""
+    from earmill.pipeline.driver.sample import sample
 
-    return sampler_of(spec, rows, seed=seed, on_begin=lambda text: say(f"{text} ...", sys.stderr))
+    def begin(text: str) -> None:
+        say(f"{text} ...", sys.stderr)
+
+    return partial(sample, spec=spec, rows=rows, seed=seed, on_begin=begin)
 
 
 def rounded_up(seconds: float) -> str:
@@ -86,7 +90,7 @@ def _time(result: dict[str, Any]) -> str:
 
 
 def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
-    """What a sample says, as rows of the table."""
+    """Rows of the table for a sample."""
     from earmill.jobs.progress import bytes_text, quantity
 
     def text(name: str, unit: Callable[[float], str]) -> str:

@@ -110,7 +110,7 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
         and item.row_id in listed
         and other_audio(item, listed[item.row_id])
     }
-    # Of the shards that are made anew all rows that match are tried, as no commit will be replaced.
+    # A shard that is made anew has no commit to replace, so all its matching rows are tried.
     rows = frozenset(row_id for shard in others for row_id in by_shard[shard])
     if not rows:
         return

@@ -1,13 +1,12 @@
-"""What a job would do and cost before it runs; nothing is written, and nothing computed unasked.
+"""Estimate of a job before it runs: rows, hours, shards, bytes, objects, time. Nothing is written.
 
-Frames follow from the stream descriptions; how many objects hold them, each format says. Bytes are
+Frames follow from the stream descriptions; each format says how many objects hold them. Bytes are
 raw feature values: compression makes them fewer, row scalars add some hundred bytes a row. Policy
 `each` counts as one channel: no header is opened for it.
 
-Times follow from what jobs or timings on this machine have left (see `planning.speeds`), and hold
-for its cores alone. Where only the models are known, decoding and writing come on top where they do
-not keep up. The start is counted: driver and workers load the models, one after the other, and Ray
-takes its time. `driver.sample` measures rows instead.
+Times follow from speeds that were measured here or are built in (see `planning.speeds`), and hold
+for the cores of this machine. The speed of models alone leaves out decoding and writing, which add
+to the time where they are slower. `driver.sample` measures rows instead.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ OBJECTS_PER_DATASET = 8
 SECONDS_PER_HOUR = 3600.0
 # From the call to a warm worker, with compiled kernels, as measured on two cores.
 START_S = 9.0
-# About 99 % of estimates by a dozen of shards are within so many standard errors.
+# Half the width of a range. By Student's t for five shards, 96 % of costs are within it.
 STANDARD_ERRORS = 3.0
 OF_CORES = (
     "the time is that of this machine's cores; `python -m benchmarks.gpu` measures a GPU's speed"
@@ -132,7 +131,7 @@ Sampler = Callable[[Plan, float], Sampled]
 
 @dataclass(frozen=True)
 class JobCost:
-    """What a job would do.
+    """Everything that `earmill plan` says of a job.
 
     Args:
         job: Name of the job.
@@ -212,7 +211,7 @@ def job_cost(spec: JobSpec, *, measure: bool = False, sampler: Sampler | None = 
         estimate=expected,
         start_s=start_s,
         wall_s=None if expected.seconds is None else round(start_s + expected.seconds, 1),
-        notes=(*plan.notes, *([] if sample else _of_time(spec, speed))),
+        notes=(*plan.notes, *(() if sample else _of_time(spec, speed))),
         sample=sample,
     )
 
@@ -300,11 +299,6 @@ def ratio_range(
     return Range(max(0.0, rate - wide), rate, rate + wide)
 
 
-def _of_time(spec: JobSpec, speed: Speed | None) -> list[str]:
-    """What is to be known of a time that nothing was tried for."""
-    return [_origin(speed), *([OF_CORES] if spec.run.device == "cuda" else [])]
-
-
 def _timed(spec: JobSpec) -> Speed:
     """Time the job's models, and keep the result."""
     extractors = validate_models(spec)
@@ -321,14 +315,17 @@ def _threads(run: RunSpec) -> int:
     return min(cores(), run.threads_per_worker * (run.workers or 1))
 
 
-def _origin(speed: Speed | None) -> str:
-    """Where the time is from, one line."""
+def _of_time(spec: JobSpec, speed: Speed | None) -> tuple[str, ...]:
+    """Return the origin of the time, and that it is no GPU's."""
+    of_cores = (OF_CORES,) if spec.run.device == "cuda" else ()
     ask = "`earmill plan --measure` times this job's"
     if speed is None:
-        return f"no time: a model has no reference and was not timed here; {ask} models"
-    return {
+        said = f"no time: a model has no reference and was not timed here; {ask} models"
+        return said, *of_cores
+    said = {
         JOB: "the time is that of the last job with these models on this machine",
         TIMING: "the time is that of the models alone, as they were timed on this machine",
         REFERENCE: "the time is a reference, of the models alone with default parameters on cores "
         f"of {reference()['processor']}: nothing was measured here; {ask} models",
     }[speed.origin]
+    return said, *of_cores

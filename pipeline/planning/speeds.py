@@ -34,7 +34,7 @@ JOB, TIMING, REFERENCE = "job", "timing", "reference"
 REFERENCE_FILE = "reference_speeds.json"
 # Less audio says more of the ends of a job than of its speed.
 LEAST_AUDIO_S = 30.0
-# What is timed: so many clips of noise, s.
+# A timing is of this many clips of noise, and of this length in s.
 CLIPS, MEASURED_S = 4, 4.0
 _KIND = "speed"
 

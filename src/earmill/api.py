@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import EarmillError, SpecError
@@ -127,9 +128,10 @@ def plan(
         raise ValueError(f"expected sample above 0 with a seed, else 0 or more, got {sample}")
     if not sample:
         return job_cost(job, measure=measure)
-    from earmill.pipeline.driver.sample import sampler_of
+    from earmill.pipeline.driver.sample import sample as process
 
-    return job_cost(job, measure=measure, sampler=sampler_of(job, sample, seed=seed))
+    sampler = partial(process, spec=job, rows=sample, seed=seed)
+    return job_cost(job, measure=measure, sampler=sampler)
 
 
 def verify(

@@ -22,7 +22,7 @@ import pytest
 from earmill.jobs.cli import run
 from earmill.jobs.demo_audio import write_corpus
 
-# What Chromium is called, by distributions and by its maker.
+# Names of Chromium, by distributions and by its maker.
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BUILD = Path(__file__).parents[2] / "build" / "browser"
 AXE = BUILD / "node_modules" / "axe-core" / "axe.min.js"

@@ -1,9 +1,9 @@
 """Code of the documentation's pages: the commands that they show, and their blocks, run.
 
-YAML that begins with `# name.yaml` becomes that file, shell blocks run with `bash -e`, blocks of
-Python share one namespace, and a comment `<!-- check: accuracy > 0.9 -->` must then be true. A
-block `text` is what the block before it has printed; `...` in it stands for anything. The head of
-a page says whether it is run: `run: quick` by `make test`, `run: long` by `make docs-run`.
+YAML that begins with `# name.yaml` becomes that file. Shell blocks run with `bash -e`. Blocks of
+Python share one namespace. A comment `<!-- check: accuracy > 0.9 -->` must then be true. A block
+`text` is what the block before it has printed; `...` in it stands for anything. The head of a page
+says whether it is run: `run: quick` by `make test`, `run: long` by `make docs-run`.
 """
 
 from __future__ import annotations

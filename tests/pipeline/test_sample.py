@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.driver.sample import ROW_S, draw, fixed_cost, sampler_of
+from earmill.pipeline.driver.sample import ROW_S, draw, fixed_cost, sample
 from earmill.pipeline.planning.estimate import JobCost, Range, job_cost, ratio_range
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
@@ -59,7 +60,7 @@ def spec_of(corpus: Path, **output: Any) -> JobSpec:
 
 
 def costed(spec: JobSpec, rows: int = 48) -> JobCost:
-    return job_cost(spec, sampler=sampler_of(spec, rows, seed=1))
+    return job_cost(spec, sampler=partial(sample, spec=spec, rows=rows, seed=1))
 
 
 def damage(corpus: Path, count: int) -> None:
@@ -94,6 +95,7 @@ def test_what_every_shard_costs_is_told_from_what_its_rows_cost() -> None:
     assert fixed_cost((7.0, 1.0), [(25.0, 10.0), (45.0, 20.0)]) == pytest.approx(5.0)
     assert fixed_cost((2.0, 1.0), [(20.0, 10.0), (20.0, 10.0)]) == 0.0, "never below nothing"
     assert fixed_cost((7.0, 10.0), [(7.0, 10.0), (9.0, 12.0)]) == 0.0, "all are alike"
+    assert fixed_cost((7.0, 1.0), [(5.0, 10.0)]) == 0.0, "more for less is noise"
     assert fixed_cost((7.0, 10.0), []) == 0.0
 
 
@@ -101,17 +103,17 @@ def test_a_sample_of_all_rows_knows_what_will_be_stored(corpus: Path) -> None:
     damage(corpus, DAMAGED)
     spec = spec_of(corpus, shard_rows=5)
     result = costed(spec)
-    sample = result.sample
-    assert sample is not None
-    assert (sample.rows, sample.bad) == (GOOD, {"not_audio": DAMAGED})
+    found = result.sample
+    assert found is not None
+    assert (found.rows, found.bad) == (GOOD, {"not_audio": DAMAGED})
     assert not (corpus.parent / "out").exists(), "planning writes nothing"
-    for value in (sample.time_s, sample.cpu_s, sample.stored_bytes):
+    for value in (found.time_s, found.cpu_s, found.stored_bytes):
         assert 0 < value.low <= value.expected <= value.high
-    assert sample.time_s.low > result.start_s
+    assert found.time_s.low > result.start_s
     assert json.loads(json.dumps(result.to_dict()))["sample"]["workers"] == 1
     run_job(JobSpec.load(spec, overrides=["run.max_bad_fraction=1"]))
     actual = verify(Layout.open(spec.output.uri)).bytes
-    assert sample.stored_bytes.expected == pytest.approx(actual, rel=0.15)
+    assert found.stored_bytes.expected == pytest.approx(actual, rel=0.15)
 
 
 def test_a_larger_corpus_costs_in_proportion_to_its_audio(corpus: Path) -> None:
@@ -142,12 +144,12 @@ def test_of_a_long_row_the_beginning_is_processed(
         return run_job(job, **options)
 
     monkeypatch.setattr("earmill.pipeline.driver.sample.run_job", seen)
-    sample = costed(spec).sample
+    found = costed(spec).sample
     ((item,),) = [shard.items for plan in small for shard in plan.shards]
     assert (item.start_s, item.end_s, item.seconds) == (None, ROW_S, ROW_S)
     frames_bytes = seconds * 100 * 13 * 2
-    assert sample is not None and sample.rows == 1
-    assert sample.stored_bytes.expected == pytest.approx(frames_bytes, rel=0.5)
+    assert found is not None and found.rows == 1
+    assert found.stored_bytes.expected == pytest.approx(frames_bytes, rel=0.5)
 
 
 def test_the_command_and_the_call_say_the_same(
@@ -160,8 +162,8 @@ def test_the_command_and_the_call_say_the_same(
     assert "processing 6 of 10 rows" in shown.err
     for text in ("with 1 worker of 1 thread", "CPU", "stored", "6 rows", "seed 2", "none"):
         assert text in shown.out
-    sample = earmill.plan(job, sample=6, seed=2).sample
-    assert sample is not None and (sample.rows, sample.seed) == (6, 2)
+    found = earmill.plan(job, sample=6, seed=2).sample
+    assert found is not None and (found.rows, found.seed) == (6, 2)
 
 
 @pytest.mark.parametrize(
@@ -195,14 +197,13 @@ def test_the_call_refuses_what_the_command_refuses(corpus: Path) -> None:
 
 def test_a_row_that_is_gone_is_a_bad_row(corpus: Path) -> None:
     spec = spec_of(corpus)
-    sampler = sampler_of(spec, 48, seed=1)
 
     def gone_first(*arguments: Any) -> Any:
         sorted(corpus.iterdir())[0].unlink()
-        return sampler(*arguments)
+        return sample(*arguments, spec=spec, rows=48, seed=1)
 
-    sample = job_cost(spec, sampler=gone_first).sample
-    assert sample is not None and sum(sample.bad.values()) == 1
+    found = job_cost(spec, sampler=gone_first).sample
+    assert found is not None and sum(found.bad.values()) == 1
 
 
 def test_a_model_that_ends_its_process_ends_no_planner(
