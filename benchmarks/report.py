@@ -11,9 +11,9 @@ from earmill.jobs.doctor.report import table as table
 RESULTS = Path(__file__).parent / "RESULTS.md"
 _TITLE = (
     "# Measured speed\n\n"
-    "Written by the scripts of this folder: `make bench` runs all of them but `gpu`, which needs a "
-    "CUDA device. Every section is one run on one machine; compare figures inside a section, not "
-    "between machines.\n"
+    "Written by the scripts of this folder: `make bench` runs all of them but `gpu` and `gpu_job`, "
+    "which need a CUDA device. Every section is one run on one machine; compare figures inside a "
+    "section, not between machines.\n"
 )
 
 

@@ -1,4 +1,4 @@
-"""Run every benchmark, one process each, so that none warms another's caches."""
+"""Run every benchmark that needs no GPU, one process each: none warms another's caches."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ SCRIPTS = (
     "job",
     "stereo_job",
     "decoding",
+    "long_files",
+    "span_warmup",
+    "path_length",
     "loader",
     "int8",
     "reader",
