@@ -22,7 +22,6 @@ def shard(at_s: float, *, audio_s: float = 60.0, took_s: float = 10.0, pid: int 
         rows_bad=1,
         audio_s=audio_s,
         nbytes=1000,
-        files=2,
         took_s=took_s,
         worker=("node", pid),
         device="cpu: test",

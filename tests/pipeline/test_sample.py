@@ -13,6 +13,7 @@ import pytest
 import earmill
 from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.dataset.garbage import collect_garbage
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.sample import ROW_S, draw, fixed_cost, sample
@@ -112,8 +113,14 @@ def test_a_sample_of_all_rows_knows_what_will_be_stored(corpus: Path) -> None:
     assert found.time_s.low > result.start_s
     assert json.loads(json.dumps(result.to_dict()))["sample"]["workers"] == 1
     run_job(JobSpec.load(spec, overrides=["run.max_bad_fraction=1"]))
-    actual = verify(Layout.open(spec.output.uri)).bytes
+    layout = Layout.open(spec.output.uri)
+    actual = verify(layout).bytes
     assert found.stored_bytes.expected == pytest.approx(actual, rel=0.15)
+    # Earlier releases kept an estimate beside the plan.
+    left = f"plan/{result.plan_id}.estimate.json"
+    layout.write_bytes(left, b"{}")
+    collect_garbage(layout, grace_s=0.0)
+    assert layout.exists(left) and verify(layout).ok
 
 
 def test_a_larger_corpus_costs_in_proportion_to_its_audio(corpus: Path) -> None:
