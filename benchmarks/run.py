@@ -14,7 +14,6 @@ SCRIPTS = (
     "workers",
     "one_recording",
     "models",
-    "stages",
     "training",
     "lif",
     "loudness",

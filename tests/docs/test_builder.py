@@ -64,6 +64,18 @@ def test_only_the_first_table_of_a_section() -> None:
     assert hooks.table(results, "S") == "| a |\n| - |\n| 1 |\n\nx"
 
 
+def test_every_section_of_results_is_cited_by_a_page() -> None:
+    """A benchmark that no page cites is work at every measurement and nobody's answer."""
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]
+    pages = "\n".join(file.read_text() for file in files)
+    sections = re.findall(r"(?m)^## (.*)\n\n`(python -m [\w.]+)", hooks.RESULTS.read_text())
+    assert len(sections) > 20
+    for title, command in sections:
+        anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        cited = rf"RESULTS\.md#{anchor}\)|<!-- results: {re.escape(title)} (\||-->)|{command}\b"
+        assert re.search(cited, pages), f"no page shows, links or names {title} ({command})"
+
+
 def test_formulas_become_mathml() -> None:
     page = r'<p>a <span class="arithmatex">\(x &lt; y\)</span></p>'
     made = hooks.with_formulas(page)
