@@ -89,6 +89,11 @@ def _time(result: dict[str, Any]) -> str:
     )
 
 
+def _cpu(seconds: float) -> str:
+    """CPU time in hours; below an hour in seconds, since 2.1e-05 h says nothing."""
+    return f"{seconds:.1f} s" if seconds < 3600 else f"{seconds / 3600:,.1f} h"
+
+
 def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
     """Rows of the table for a sample."""
     from earmill.jobs.progress import bytes_text, quantity
@@ -101,7 +106,7 @@ def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
     bad = ", ".join(f"{count:,} {reason}" for reason, count in sample["bad"].items())
     return {
         "time": f"{text('time_s', rounded_up)} here, with {workers}",
-        "CPU": text("cpu_s", lambda seconds: f"{seconds / 3600:.3g} h"),
+        "CPU": text("cpu_s", _cpu),
         "stored": text("stored_bytes", bytes_text),
         "sample": f"{quantity(sample['rows'], 'row')} in {rounded_up(sample['took_s'])}, seed "
         f"{sample['seed']}; in quarantine: {bad or 'none'}",

@@ -92,7 +92,7 @@ def retry(
 
 
 def _nothing(uri: str, as_json: bool) -> None:
-    text = "no quarantined row matches: nothing to try again"
+    text = "no quarantined row matches: nothing to try again; `inspect URI --quarantine` lists them"
     if as_json:
         say_json({"event": "summary", "status": "nothing_to_do", "message": text, "output": uri})
     else:

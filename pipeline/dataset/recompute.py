@@ -88,8 +88,13 @@ class RowFilter:
         return (
             (not self.error or row["error_class"] in self.error)
             and (not self.stage or row["stage"] in self.stage)
-            and (not self.uri or any(fnmatchcase(row["uri"], glob) for glob in self.uri))
+            and (not self.uri or any(_matches(row["uri"], glob) for glob in self.uri))
         )
+
+
+def _matches(uri: str, glob: str) -> bool:
+    """Return True if a uri matches a pattern; brackets are literal, as in the names of files."""
+    return fnmatchcase(uri, glob.replace("[", "[[]"))
 
 
 _SUCH = {"error": "unreadable", "stage": "fetch", "uri": "*/2019/*"}

@@ -77,7 +77,8 @@ ROW = {"error_class": "unreadable", "stage": "fetch", "uri": "s3://x/2019/a[1].w
         ({"uri": ["*/2020/*", "*.wav"]}, True),
         ({"uri": "*/2019"}, False),
         ({"uri": "*.WAV"}, False),
-        ({"uri": "*a[[]1].wav"}, True),
+        ({"uri": ROW["uri"]}, True),
+        ({"uri": "*a[0-9].wav"}, False),
     ],
 )
 def test_a_row_passes_if_each_list_has_a_match(flags: dict[str, Any], passes: bool) -> None:

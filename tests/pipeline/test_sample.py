@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -169,6 +170,8 @@ def test_the_command_and_the_call_say_the_same(
     assert "processing 6 of 10 rows" in shown.err
     for text in ("with 1 worker of 1 thread", "CPU", "stored", "6 rows", "seed 2", "none"):
         assert text in shown.out
+    (cpu,) = (line for line in shown.out.splitlines() if "CPU" in line)
+    assert re.search(r" \d+\.\d s \(\d+\.\d s to \d+\.\d s\)", cpu)
     found = earmill.plan(job, sample=6, seed=2).sample
     assert found is not None and (found.rows, found.seed) == (6, 2)
 
