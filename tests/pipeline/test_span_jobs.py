@@ -18,6 +18,7 @@ import earmill
 from earmill import Recordings, open_features
 from earmill.pipeline.dataset.compact import compact
 from earmill.pipeline.dataset.publish import commits, committed_shards
+from earmill.pipeline.dataset.recompute import RowFilter, damaged, quarantined
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.update import start_retry, start_update
@@ -106,8 +107,6 @@ def test_a_span_whose_file_is_lost_is_made_again_alone(
     file = commits(layout)["00002"].path("parquet")
     (out / str(file)).unlink()
     assert verify(layout).damaged == ["00002"]
-    from earmill.pipeline.dataset.recompute import damaged
-
     end, _ = go(spec_of(made / "in", out), again=damaged)
     assert (end.status, computed) == ("done", [ids()[2]])
     assert_equal_values(out, made / "spans")
@@ -138,8 +137,6 @@ def test_a_span_in_quarantine_is_tried_again_alone(
     path.write_bytes(whole)
     os.utime(path, ns=(when, when))
     computed.clear()
-    from earmill.pipeline.dataset.recompute import RowFilter, quarantined
-
     end, _ = go(spec, again=quarantined(RowFilter()))
     assert (end.rows_bad, computed) == (0, bad)
     assert_equal_values(out, made / "spans")
@@ -166,7 +163,7 @@ def test_no_recording_is_made_of_two_files(
     (said,) = {row["message"] for row in open_features(tmp_path / "out").quarantine.to_pylist()}
     assert "changed since it was planned: expected" in said
     computed.clear()
-    start_retry(spec, None)
+    start_retry(spec, RowFilter())
     end, _ = go(spec)
     assert (end.rows_bad, computed) == (0, ids(path.name))
     assert Recordings(open_features(tmp_path / "out")).row_ids == ["short.wav", path.name]
