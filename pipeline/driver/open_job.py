@@ -21,8 +21,8 @@ from earmill.pipeline.dataset.recompute import Again, Chooser, open_again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.shard_tracker import WITNESSES, Committed, smallest
 from earmill.pipeline.driver.source_changes import update_hint
-from earmill.pipeline.formats.casting import as_stored
 from earmill.pipeline.formats.format import BINARY
+from earmill.pipeline.formats.registry import stored_streams
 from earmill.pipeline.planning.plan import Plan, Shard
 from earmill.pipeline.sources import Item, Source
 from earmill.pipeline.spec.changes import describe_changes
@@ -157,7 +157,7 @@ def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> Dat
         streams=tuple(
             info.to_dict()
             for model in extractors
-            for info in as_stored(model.streams, spec.output.dtype)
+            for info in stored_streams(model.streams, spec.output.dtype, spec.output.formats)
         ),
         buffers_sha256={
             _unique(index, spec): model.buffers_sha256() for index, model in enumerate(extractors)

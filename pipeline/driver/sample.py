@@ -34,8 +34,9 @@ from earmill.pipeline.common.errors import SourceError, SourceOutage
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.start_up import what_is_made_stays
 from earmill.pipeline.dataset.publish import publish_shard, read_commit, shard_attrs
-from earmill.pipeline.formats.casting import Caster, as_stored
+from earmill.pipeline.formats.casting import Caster
 from earmill.pipeline.formats.format import BINARY
+from earmill.pipeline.formats.registry import stored_streams
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.planning.forecast import EmptyShard, Group, Sampled
 from earmill.pipeline.planning.shards import item_seconds
@@ -203,7 +204,7 @@ class _Trial:
         self._spec, self._plan, self._models = spec, plan, models
         self._processor, self._source, self._layout = processor, source, layout
         infos = [info for model in models.extractors for info in model.streams]
-        self._streams = as_stored(infos, spec.output.dtype)
+        self._streams = stored_streams(infos, spec.output.dtype, spec.output.formats)
         self._shards = 0
         self._short = self._short_row()
         self._bad: QuarantineRow | None = None

@@ -119,6 +119,7 @@ def _hire(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> Hire:
         device=place.device,
         shards=shards,
         parquet_form=job.dataset.parquet_form,
+        streams=job.dataset.streams,
         extra_types=job.dataset.extra_types,
         again=job.again,
         scratch=job.scratch,

@@ -7,12 +7,11 @@ row. Policy `each` counts as one channel: no header is opened for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from earmill.pipeline.formats.casting import as_stored
-from earmill.pipeline.formats.registry import format_of
+from earmill.pipeline.formats.registry import format_of, stored_streams
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.planning.parts import parts_of
 from earmill.pipeline.planning.plan import Plan, Shard, item_seconds
@@ -68,24 +67,28 @@ def estimate(
         raise ValueError(f"expected a speed above 0 times real time, got {times_realtime}")
     audio_s = sum(shard.seconds for shard in plan.shards)
     computed_s = sum(shard.seconds for shard in plan.computed)
-    dtype = spec.output.dtype
-    streams = as_stored(streams, dtype)
-    size = sum(
-        stored_rows(shard, s) * layout_of(s).row_bytes(dtype)
-        for shard in plan.shards
-        for s in streams
-    )
+    dtype, formats = spec.output.dtype, spec.output.formats
+    streams = stored_streams(streams, dtype, formats)
+    counts = {s.name: sum(stored_rows(shard, s) for shard in plan.shards) for s in streams}
     per_shard = (_objects(shard, spec, streams) for shard in plan.shards)
     return Estimate(
         rows=plan.rows,
         hours=audio_s / SECONDS_PER_HOUR,
         shards=len(plan.shards),
         bytes_in=_bytes_in(plan),
-        bytes_out={fmt: size for fmt in spec.output.formats},
+        bytes_out={name: _bytes_out(name, streams, counts, dtype) for name in formats},
         objects=OBJECTS_PER_DATASET + len(parts_of(plan.parts)) + sum(per_shard),
         seconds=None if times_realtime is None else computed_s / times_realtime,
         skipped=dict(plan.skipped),
     )
+
+
+def _bytes_out(
+    fmt: str, streams: Sequence[StreamInfo], counts: Mapping[str, int], dtype: str
+) -> int:
+    """Bytes of so many stored rows of each stream in a format, uncompressed."""
+    layouts = [format_of(fmt).layout_of(info) for info in streams]
+    return sum(counts[each.name] * each.row_bytes(dtype) for each in layouts)
 
 
 def _bytes_in(plan: Plan) -> int:

@@ -121,7 +121,8 @@ class Catalog:
             check_spec(layout, record, self.dataset.spec_sha256)
             found = paths_of(layout, record, self.streams, self.dtype)
             said = RowsSaid(self.table, *self._rows_at[shard])
-            self.paths[shard] = replace(found, promise=replace(found.promise, said=said))
+            promises = {k: replace(each, said=said) for k, each in found.promises.items()}
+            self.paths[shard] = replace(found, promises=promises)
         return self.paths[shard]
 
     @cached_property

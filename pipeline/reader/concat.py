@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.formats.int8_rows import INT8
+from earmill.pipeline.formats.stream_layout import SCALED
 from earmill.pipeline.reader.statistics import together
 from earmill.pipeline.reader.torch_views import TorchViews
 
@@ -187,7 +188,7 @@ def check_same_streams(first: Features, other: Features) -> None:
 
 def _quantity(info: StreamInfo) -> dict[str, Any]:
     """What a stream holds, however it is stored."""
-    layout = "frames" if info.layout == INT8 else info.layout
+    layout = "frames" if info.layout in (INT8, SCALED) else info.layout
     return info.to_dict() | {"scale_factor": 1, "layout": layout}
 
 

@@ -28,6 +28,7 @@ from earmill.pipeline.formats.blocks import (
     Piece,
 )
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
+from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.trust import named_damage
 from earmill.pipeline.reader.catalog import Catalog, read_quarantine
@@ -86,7 +87,7 @@ class Features(TorchViews):
         self._dtype = np.dtype(dtype)
         self._storage_options = storage_options
         self._cache_bytes, self._local_cache = cache_bytes, local_cache
-        self._places = RowPlaces(catalog, streams)
+        self._places = RowPlaces(catalog, streams, format_of(format))
         self._extras = [name for name in catalog.table.column_names if is_extra(name)]
         self._process: Process | None = None
 

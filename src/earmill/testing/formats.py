@@ -72,7 +72,8 @@ class Written:
         """What a commit would say of it."""
         root = Path(self.layout.root)
         named = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in self.files()]
-        layouts = {info.name: layout_of(info) for info in self.streams}
+        fmt = format_of(self.name)
+        layouts = {info.name: fmt.layout_of(info) for info in self.streams}
         return Promise(
             rows=len(self.rows),
             frames={name: sum(len(row.streams[name]) for row in self.rows) for name in layouts},
