@@ -137,6 +137,10 @@ class StreamLayout(ABC):
         """Convert what such a format has to stored rows: the inverse of `to_values`."""
         return values
 
+    def exact_dtype(self, dtype: str) -> str:
+        """The smallest type that holds what is read, given that of the job."""
+        return "float32" if self.scale_factor != 1.0 else self.stored_dtype(dtype)
+
     def number_attrs(self) -> dict[str, str]:
         """What turns the numbers of a table's cell into values; empty where they are values."""
         return {} if self.scale_factor == 1.0 else {"scale_factor": repr(self.scale_factor)}
@@ -310,6 +314,9 @@ class Int8Layout(FrameLayout):
 
         found = read_frames(table, n_stored=n_stored, n_frames=n_frames, span=span)
         return found.astype(dtype, copy=False)
+
+    def exact_dtype(self, dtype: str) -> str:
+        return "float32"
 
     def number_attrs(self) -> dict[str, str]:
         return {

@@ -35,7 +35,7 @@ class ConcatenatedFeatures(TorchViews):
     `Row.index` counts over all sets; the rest of a row is that of its set.
 
     Args:
-        sets: At least one, with the same streams and dtype.
+        sets: At least one, with the same streams and dtypes.
     """
 
     def __init__(self, sets: Sequence[Features]) -> None:
@@ -52,8 +52,13 @@ class ConcatenatedFeatures(TorchViews):
         return self.sets[0].streams
 
     @property
+    def dtypes(self) -> dict[str, np.dtype]:
+        """The type of the frames of each stream; see `Features.dtypes`."""
+        return self.sets[0].dtypes
+
+    @property
     def dtype(self) -> np.dtype:
-        """Of the frames that are returned."""
+        """The type of frames; see `Features.dtype`."""
         return self.sets[0].dtype
 
     @property

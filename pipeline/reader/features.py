@@ -75,7 +75,7 @@ class Features(TorchViews):
         *,
         format: str,
         streams: Sequence[str],
-        dtype: str,
+        dtypes: Mapping[str, np.dtype],
         storage_options: Mapping[str, Any],
         cache_bytes: int,
         local_cache: CachePlace | None = None,
@@ -84,7 +84,7 @@ class Features(TorchViews):
         self._catalog = catalog
         self.format = format
         self._names = tuple(streams)
-        self._dtype = np.dtype(dtype)
+        self._dtypes = dict(dtypes)
         self._storage_options = storage_options
         self._cache_bytes, self._local_cache = cache_bytes, local_cache
         self._places = RowPlaces(catalog, streams, format_of(format))
@@ -113,9 +113,14 @@ class Features(TorchViews):
         return self._catalog.dataset
 
     @property
+    def dtypes(self) -> dict[str, np.dtype]:
+        """The type of the frames of each stream; events are whole numbers whatever it says."""
+        return dict(self._dtypes)
+
+    @property
     def dtype(self) -> np.dtype:
-        """Of the frames that are returned."""
-        return self._dtype
+        """The type of frames, the widest where streams differ, as `dtype="stored"` allows."""
+        return np.result_type(*self._dtypes.values())
 
     @property
     def nbytes(self) -> int:
@@ -360,7 +365,7 @@ class Features(TorchViews):
             n_stored=int(places.sizes[name][position]),
             n_frames=int(places.lengths[name][position]),
             span=(frames.first, frames.last),
-            dtype=self._dtype,
+            dtype=self._dtypes[name],
         )
 
     def _shard_of(self, process: Process, position: int) -> tuple[str, ShardPaths]:
