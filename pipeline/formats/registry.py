@@ -131,9 +131,7 @@ def stored_streams(
     known = as_stored(streams, dtype)
     if all(format_of(name).has_scales for name in formats):
         return known
-    return [
-        replace(info, layout=SCALED) if info.scale_factor != 1.0 else info for info in known
-    ]
+    return [replace(info, layout=SCALED) if info.scale_factor != 1.0 else info for info in known]
 
 
 def read_back(fmt: str, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:

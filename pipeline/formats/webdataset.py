@@ -159,8 +159,7 @@ class WebDatasetFormat(Format):
                     for piece in shard.pieces(npy):
                         hasher.update(layout.from_values(piece))
                 counts = [
-                    [fact[f"{info.name}_{count}"] for fact in facts]
-                    for count in layout.row_counts
+                    [fact[f"{info.name}_{count}"] for fact in facts] for count in layout.row_counts
                 ]
                 digests[info.name] = hasher.digest(sizes, *counts)
         return ShardDigest(tuple(row_id_of(row.key) for row in shard.rows), digests)

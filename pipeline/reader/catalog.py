@@ -61,7 +61,7 @@ from earmill.pipeline.storage.paths import (
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
 
-DTYPES, STORED = ("float32", "float64", "float16"), "stored"
+DTYPES, STORED = ("float16", "float32", "float64"), "stored"
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,8 @@ class Catalog:
         dtype = _dtype_of("float32" if wanted is None else wanted)
         if dtype is None or dtype.name not in DTYPES:
             raise ValueError(
-                f"expected a dtype out of {[*DTYPES, STORED]}, got {wanted!r}; for bfloat16, which "
-                "numpy does not have, convert batches: batch.to(torch.bfloat16)"
+                f"dtype is one of {[*DTYPES, STORED]}, got {wanted!r}; for bfloat16, which numpy "
+                "does not have, convert batches: batch.to(torch.bfloat16)"
             )
         return dict.fromkeys(streams, dtype)
 

@@ -41,9 +41,7 @@ def paths_of(
         formats = installed(record.formats)
         data = {name: record.path(name) for name in formats}
         rows = record.path("rows")
-        promises = {
-            name: promise_of(record, streams, dtype, fmt) for name, fmt in formats.items()
-        }
+        promises = {name: promise_of(record, streams, dtype, fmt) for name, fmt in formats.items()}
     except (ValueError, KeyError, TypeError) as err:
         raise CommitError(
             f"{layout.url()}: the commit record of shard {record.shard!r} does not belong to this "

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 class TorchViews:
     """Gives a feature set its two torch datasets; torch is imported when one is asked for."""
 
-    def torch(self: FeatureRows) -> FeatureDataset:
-        """A map-style torch dataset."""
+    def torch(self: FeatureRows, *, label: str | None = None) -> FeatureDataset:
+        """A map-style torch dataset of rows; `label` names a column of the source."""
         from earmill.pipeline.reader.torch_datasets import FeatureDataset
 
-        return FeatureDataset(self)
+        return FeatureDataset(self, label=label)
 
     def iterable(self: FeatureRows, **settings: Any) -> FeatureStream:
         """A torch IterableDataset; see `reader.torch_datasets.FeatureStream` for the settings."""
