@@ -47,6 +47,7 @@ from earmill.jobs.terminal import (
     tell_errors_as_log_lines,
 )
 from earmill.pipeline.common.errors import EarmillError, StorageError
+from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
@@ -160,6 +161,8 @@ def _failed(arguments: Sequence[str], error: Exception) -> int:
     if is_store_error(error):
         said = f"{store_line(error)}; a job goes on with --resume"
         return _fail(arguments, 1, said, StorageError.help_topic)
+    if isinstance(error, ImportError):
+        return _failed(arguments, missing_package(error))
     said = f"unexpected {type(error).__name__}: {error}"
     where = "see the traceback" if shown else f"traceback: {_keep(error)}, or {DEBUG} COMMAND ..."
     told = f"{said}; this is a defect of earmill, please report it ({where})"

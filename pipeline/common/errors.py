@@ -56,7 +56,7 @@ class OutputError(EarmillError, OSError):
 
 
 class MissingPackageError(EarmillError, ImportError):
-    """A uri of a kind of store whose package is not installed; the message says what to install."""
+    """A package that is needed is not installed; the message says what to install."""
 
     help_topic = "a-package"
     exit_code = 2

@@ -25,7 +25,7 @@ from earmill.pipeline.formats.row_table import (
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.spill import Spilled, Values
 from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
-from earmill.pipeline.formats.trust import Promise, named_damage
+from earmill.pipeline.formats.trust import Promise, is_as_committed, named_damage
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 
@@ -72,7 +72,7 @@ def stored_rows(
     where = f"shard {record.shard}"
     with named_damage(where, str(record.path("rows"))):
         table = read_table(layout, str(record.path("rows"))).to_pylist()
-    with named_damage(where, rel):
+    with named_damage(where, rel, lambda: is_as_committed(layout, rel, promise)):
         cache = BlockCache(CACHE_BYTES, IoCounts())
         with closing(fmt.open(layout, rel, promise, cache)) as reader:
             for number, row in enumerate(table):

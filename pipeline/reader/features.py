@@ -30,7 +30,7 @@ from earmill.pipeline.formats.blocks import (
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
-from earmill.pipeline.formats.trust import named_damage
+from earmill.pipeline.formats.trust import is_as_committed, named_damage
 from earmill.pipeline.reader.catalog import Catalog, read_quarantine
 from earmill.pipeline.reader.index_rows import fact_names, is_extra
 from earmill.pipeline.reader.open_shards import OpenShards
@@ -332,7 +332,8 @@ class Features(TorchViews):
                 except Exception:
                     where = f"row {row_id!r}, stream {name}"
                     file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
-                    with named_damage(where, file):
+                    held = process.layout, paths.data[self.format], paths.promises[self.format]
+                    with named_damage(where, file, partial(is_as_committed, *held)):
                         raise
         return Row(
             index=position,

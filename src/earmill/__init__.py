@@ -233,9 +233,11 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = (
-        import_module(home) if isinstance(home, str) else getattr(import_module(home[0]), home[1])
-    )
+    from earmill.pipeline.common.missing_modules import needed_modules
+
+    with needed_modules(f"earmill.{name}"):
+        module = import_module(home if isinstance(home, str) else home[0])
+    found = module if isinstance(home, str) else getattr(module, home[1])
     globals()[name] = found
     return found
 

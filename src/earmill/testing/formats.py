@@ -23,7 +23,6 @@ from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.registry import Encoding, format_of, read_back
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
-from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import Promise, named_damage
 from earmill.pipeline.planning.plan import make_plan
 from earmill.pipeline.reader.open import open_features
