@@ -199,7 +199,7 @@ def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _scales(streams: Sequence[Mapping[str, Any]]) -> str:
-    """Which streams float16 holds with a scale, and where others have to multiply by it."""
+    """Name the streams stored with a scale, and the files that need multiplying."""
     scaled = [stream for stream in streams if stream.get("scale_factor", 1.0) != 1.0]
     if not scaled:
         return ""
@@ -251,7 +251,7 @@ def _reading(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
 def _cells(streams: Sequence[Mapping[str, Any]], fmt: str, dtype: str) -> list[str]:
     """Python that makes numbers of a cell of each stream."""
     lines = ["# A cell is the bytes of its numbers, row after row."]
-    # Those in int8 last, as they take more lines.
+    # Streams in int8 come last, because their recipe is longer.
     for stream in sorted(streams, key=lambda each: each.get("layout") == INT8):
         layout = format_of(fmt).layout_of(stream)
         kind = np.dtype(layout.stored_dtype(dtype)).newbyteorder("<").str

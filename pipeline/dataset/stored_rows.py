@@ -45,7 +45,7 @@ def promise_of(
     dtype: str,
     fmt: Format,
 ) -> Promise:
-    """What a commit says of the feature files of its shard in one format."""
+    """Return the contents that a commit states for its shard's files in one format."""
     layouts = {name: fmt.layout_of(info) for name, info in streams.items()}
     return Promise(
         rows=record.rows_ok,

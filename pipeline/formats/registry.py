@@ -120,7 +120,7 @@ def check_formats(names: Sequence[str]) -> None:
 def stored_streams(
     streams: Iterable[StreamInfo], dtype: str, formats: Iterable[str]
 ) -> list[StreamInfo]:
-    """The streams as a new dataset stores them.
+    """Return the descriptions of streams as a new dataset stores them.
 
     Args:
         streams: As models describe them.

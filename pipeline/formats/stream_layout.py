@@ -126,23 +126,23 @@ class StreamLayout(ABC):
         """Where the time of a stored row comes from, if its place says it."""
 
     def in_values(self) -> StreamLayout:
-        """The layout in a format whose readers apply no scale."""
+        """Return the layout of this stream in a format whose readers apply no scale."""
         return self
 
     def to_values(self, rows: np.ndarray) -> np.ndarray:
-        """Convert stored rows to what a format has whose readers apply no scale."""
+        """Multiply stored rows by their scale, for a format whose readers apply no scale."""
         return rows
 
     def from_values(self, values: np.ndarray) -> np.ndarray:
-        """Convert what such a format has to stored rows: the inverse of `to_values`."""
+        """Divide values by the scale: the inverse of `to_values`."""
         return values
 
     def exact_dtype(self, dtype: str) -> str:
-        """The smallest type that holds what is read, given that of the job."""
+        """Return the smallest type that holds the values exactly, given the job's dtype."""
         return "float32" if self.scale_factor != 1.0 else self.stored_dtype(dtype)
 
     def number_attrs(self) -> dict[str, str]:
-        """What turns the numbers of a table's cell into values; empty where they are values."""
+        """Return field metadata on how numbers become values; empty if they are values."""
         return {} if self.scale_factor == 1.0 else {"scale_factor": repr(self.scale_factor)}
 
     def row_bytes(self, dtype: str) -> int:
@@ -259,7 +259,7 @@ class ScaledLayout(FrameLayout):
         return converted(rows, np.dtype(np.float32), self.scale_factor)
 
     def from_values(self, values: np.ndarray) -> np.ndarray:
-        # A damaged file may hold what float16 does not; its checksum tells.
+        # A damaged file may hold numbers beyond float16; the checksum detects them.
         with np.errstate(over="ignore", invalid="ignore"):
             return (values * np.float32(1.0 / self.scale_factor)).astype(np.float16)
 
@@ -395,12 +395,12 @@ _FACTS = tuple(field.name for field in fields(StreamLayout))
 
 
 def with_scales(info: StreamInfo) -> StreamInfo:
-    """The stream as a file describes it whose numbers are multiplied by `scale_factor`."""
+    """Return the description of a stream for files whose numbers are multiplied by a scale."""
     return replace(info, layout="frames") if info.layout == SCALED else info
 
 
 def in_values(info: StreamInfo) -> StreamInfo:
-    """The stream as a file describes it that has values, where the layout allows that."""
+    """Return the description of a stream for files that hold values, if its layout allows."""
     return replace(info, layout="frames", scale_factor=1.0) if info.layout == SCALED else info
 
 

@@ -104,7 +104,7 @@ def named_damage(
 
 
 def is_as_committed(layout: Layout, rel: str, promise: Promise) -> bool:
-    """Whether the files of a shard in one format hold the bytes that were committed."""
+    """Return True if the files of a shard in one format hold the committed bytes."""
     named = [file for path, file in promise.files.items() if f"{path}/".startswith(f"{rel}/")]
     try:
         for file in named:

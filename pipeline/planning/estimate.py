@@ -86,7 +86,7 @@ def estimate(
 def _bytes_out(
     fmt: str, streams: Sequence[StreamInfo], counts: Mapping[str, int], dtype: str
 ) -> int:
-    """Bytes of so many stored rows of each stream in a format, uncompressed."""
+    """Return the uncompressed bytes of all streams in a format, given their stored rows."""
     layouts = [format_of(fmt).layout_of(info) for info in streams]
     return sum(counts[each.name] * each.row_bytes(dtype) for each in layouts)
 

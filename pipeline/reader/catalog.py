@@ -206,7 +206,7 @@ class Catalog:
     def choose_dtypes(
         self, wanted: Mapping[str, np.dtype] | str | None, streams: Sequence[str]
     ) -> dict[str, np.dtype]:
-        """Check the wanted dtype, and return that of the frames of each stream."""
+        """Check the wanted dtype, and return the dtype of each stream's frames."""
         if isinstance(wanted, Mapping):
             return {name: wanted.get(name, np.dtype(np.float32)) for name in streams}
         if wanted == STORED:
@@ -222,7 +222,7 @@ class Catalog:
 
 
 def _dtype_of(wanted: object) -> np.dtype | None:
-    """The dtype that numpy, or torch by the same name, means; None for anything else."""
+    """Return the numpy dtype of a numpy or torch dtype or name; None for anything else."""
     for name in (wanted, str(wanted).removeprefix("torch.")):
         try:
             return np.dtype(name)  # type: ignore[call-overload,no-any-return]

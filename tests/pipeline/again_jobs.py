@@ -70,6 +70,8 @@ class OneByOne:
             job.plan.plan_id,
             2,
             str(Path.cwd()),
+            parquet_form=job.dataset.parquet_form,
+            streams=job.dataset.streams,
             extra_types=job.dataset.extra_types,
             again=job.again,
         )

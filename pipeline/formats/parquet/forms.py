@@ -1,8 +1,8 @@
 """How the frames of a row are one cell of a Parquet file: as bytes, or as nested lists.
 
     binary   binary                               the numbers, row after row, little endian; the
-                                                  field's metadata says columns and dtype, and what
-                                                  to multiply by where the numbers are no values
+                                                  field's metadata has columns and dtype, and the
+                                                  factor if numbers are not values
     nested   list<fixed_size_list<T>[columns]>    T: halffloat, float, or int32 of events
 
 Bytes decode at the speed of memory; `numpy.frombuffer(cell, "<f2").reshape(-1, columns)` makes
