@@ -14,7 +14,7 @@ from torch.nn.modules import module as torch_module
 from amtcore.errors import ParameterError, ShapeError, WrongDeviceError
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
 from amtcore.kernels.ops.recurrences import rest_state, run_ops
-from amtcore.stages.constants import WORKING_TYPES, HasConstants
+from amtcore.stages.constants import WORKING_TYPES, HasConstants, refuse_torchscript
 from amtcore.stages.states import Form, taking_states
 
 
@@ -150,7 +150,10 @@ class Stage(HasConstants):
         return None
 
     def as_input(self, x: Tensor, axes: tuple[int, ...], names: str) -> Tensor:
-        """`x` in the working type; raises when it is not a float tensor with so many axes."""
+        """`x` in the working type; raises when it is not a float tensor with so many axes, or while
+        `torch.jit.trace` records: every call of a model comes through here."""
+        if torch.jit.is_tracing():
+            refuse_torchscript(type(self))
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise ShapeError(f"expected a floating-point tensor {names}, got {kind}")
