@@ -13,6 +13,7 @@ from torch.nn.modules import module as torch_module
 
 from amtcore.errors import ParameterError, ShapeError, WrongDeviceError
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
+from amtcore.kernels.ops.dispatch import rows_of
 from amtcore.kernels.ops.recurrences import rest_state, run_ops
 from amtcore.stages.constants import WORKING_TYPES, HasConstants, refuse_torchscript
 from amtcore.stages.states import Form, taking_states
@@ -41,6 +42,8 @@ def in_autocast(x: Tensor) -> bool:
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
     """x @ matrix in their own type, also where autocast would take half of the digits."""
+    if torch.compiler.is_exporting():  # a dynamic axis before the last one: see `rows_of`
+        return (rows_of(x) @ matrix).reshape(*x.shape[:-1], matrix.shape[-1])
     if not in_autocast(x):
         return x @ matrix
     with torch.autocast(x.device.type, enabled=False):

@@ -73,16 +73,17 @@ def are_finite(rows: Tensor) -> Tensor:
 
 
 def _envelope_pairs(rows: Tensor, quadrature: Quadrature) -> Tensor:
-    """(2 p, time) -> (2 p, time); row i shares its transform with row p + i."""
+    """(2 p, time) -> (2 p, time); row 2 i shares its transform with row 2 i + 1."""
     tiny = torch.finfo(rows.dtype).tiny
-    z = torch.complex(*rows.chunk(2))
+    z = torch.complex(rows[0::2], rows[1::2])
     own, turned = torch.view_as_real(z), torch.view_as_real(quadrature(z))
     squares = own.square()  # (p, time, 2)
     power = torch.addcmul(squares, turned, turned)
     scale = squares.mean(1) / power.mean(1).clamp(min=tiny)
     envelope = power.clamp(min=tiny).sqrt().unbind(-1)
     gains = scale.clamp(min=tiny).sqrt().unsqueeze(1).unbind(-1)
-    return torch.cat([part * gain for part, gain in zip(envelope, gains, strict=True)])
+    both = torch.stack([part * gain for part, gain in zip(envelope, gains, strict=True)], 1)
+    return both.flatten(0, 1)
 
 
 def hilbert_envelope(rows: Tensor) -> Tensor:
