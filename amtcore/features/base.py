@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from amtcore.errors import ShapeError
+from amtcore.errors import NonFiniteError, ShapeError
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo as StreamInfo
 from amtcore.features.stream_info import StreamKind as StreamKind
@@ -123,7 +123,10 @@ class Extractor(ABC):
 
         Args:
             clips: 1-D signals in the model's input unit at `fs_hz`, of any lengths; or
-                (channel, time) where `input_channels` has more than one.
+                (channel, time) where `input_channels` has more than one. No calibration is applied
+                here: see `units.Calibration`.
+        Raises:
+            NonFiniteError: NaN or infinity in a clip, in the models of this package.
         Returns:
             Per clip, stream name -> (frames, width), or events of the whole clip. A clip's values
             do not depend on its neighbours.
@@ -178,17 +181,37 @@ def module_constants(module: nn.Module) -> list[tuple[str, Tensor]]:
     return sorted({**module.state_dict(), **taps}.items())
 
 
+def check_finite(signal: NDArray[np.floating[Any]] | Tensor) -> None:
+    """Raise where a signal holds NaN or infinity.
+
+    A tensor on a GPU is not looked at: the look would wait for the device.
+    """
+    if isinstance(signal, Tensor):
+        if signal.device.type != "cpu":
+            return
+        signal = signal.detach().numpy()
+    fine = np.isfinite(signal)
+    if not fine.all():
+        at = tuple(int(i) for i in np.argwhere(~fine)[0])
+        raise NonFiniteError(
+            f"expected finite samples, got {signal[at]} at sample {at[-1]}; mend the clip or leave "
+            "it out (a job quarantines such rows)"
+        )
+
+
 def as_clip(clip: NDArray[np.floating[Any]] | Tensor, dtype: np.dtype[Any]) -> Any:
-    """A 1-D signal in the working type, a tensor as it is; raises for anything else."""
+    """A finite 1-D signal in the working type, a tensor as it is; raises for anything else."""
     if isinstance(clip, Tensor):
         if clip.ndim != 1 or str(clip.dtype) != f"torch.{dtype}":
             raise ShapeError(
                 f"expected a 1-D tensor of {dtype}, got {clip.dtype} of shape {tuple(clip.shape)}"
             )
+        check_finite(clip)
         return clip
     array = np.asarray(clip)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
         raise ShapeError(
             f"expected a 1-D floating-point signal, got {array.dtype} of shape {array.shape}"
         )
+    check_finite(array)
     return np.ascontiguousarray(array, dtype)
