@@ -108,9 +108,13 @@ class _TableFilter(FirStage):
     def extra_repr(self) -> str:
         """Rate, order and phase."""
         return (
-            f"fs={self.fs:g}, order={self.order}, phase_type={self.phase_type}, "
-            f"advance={self.advance}, learnable={self.learnable}"
+            f"fs={self.fs:g}, {self._kind()}order={self.order}, phase_type={self.phase_type}, "
+            f"learnable={self.learnable}"
         )
+
+    def _kind(self) -> str:
+        """What `extra_repr` names before the order."""
+        return ""
 
 
 class HeadphoneFilter(_TableFilter):
@@ -279,6 +283,6 @@ class MiddleEarFilter(_TableFilter):
         own = {"filter_type": self.filter_type, "normalize_gain": self.normalize_gain}
         return super().get_parameters() | own
 
-    def extra_repr(self) -> str:
-        """Type, rate, order and phase."""
-        return f"filter_type={self.filter_type}, {super().extra_repr()}"
+    def _kind(self) -> str:
+        """What `extra_repr` names before the order."""
+        return f"filter_type={self.filter_type}, "

@@ -374,7 +374,13 @@ def test_parameters_and_representation() -> None:
     middle = MiddleEarFilter(8000, learnable=True)
     assert sorted(dict(middle.named_parameters())) == ["gain_normalization_raw", "gains_raw"]
     assert middle.get_parameters()["filter_type"] == "lopezpoveda2001"
-    assert "field=free" in repr(OuterMiddleEarFilter(16000, order=64))
+    assert repr(HeadphoneFilter(16000)) == (
+        "HeadphoneFilter(fs=16000, order=512, phase_type=minimum, learnable=False)"
+    )
+    assert repr(MiddleEarFilter(16000)).startswith(
+        "MiddleEarFilter(fs=16000, filter_type=lopezpoveda2001, order=512, "
+    )
+    assert "type='tfOuterMiddle1997', field='free'" in repr(OuterMiddleEarFilter(16000, order=64))
 
 
 @pytest.mark.parametrize(

@@ -100,13 +100,14 @@ class HasAttributes(HasLeak, HasConstants):
 
         Args:
             family: One or several of "weights", "taus", "decays", "bitshifts" (of these three the
-                leak mode has constants), "bias" and "thresholds". None, or torch's own flag,
-                iterates.
+                leak mode has constants), "bias" (or "biases") and "thresholds". None, or torch's
+                own flag, iterates.
             recurse: Passed to torch.
         """
         if family is None or isinstance(family, bool):
             return super().parameters(recurse if family is None else family)
         families = self._families()
+        families["biases"] = families["bias"]
         asked = chosen("a family of parameters", family, tuple(families))
         return {name: getattr(self, name) for each in asked for name in families[each]}
 
