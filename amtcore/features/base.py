@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -126,7 +127,8 @@ class Extractor(ABC):
                 (channel, time) where `input_channels` has more than one. No calibration is applied
                 here: see `units.Calibration`.
         Raises:
-            NonFiniteError: NaN or infinity in a clip, in the models of this package.
+            NonFiniteError: NaN or infinity in a clip, in the models of this package. Tensors on a
+                GPU are not looked at, since that would wait for the device.
         Returns:
             Per clip, stream name -> (frames, width), or events of the whole clip. A clip's values
             do not depend on its neighbours.
@@ -181,21 +183,23 @@ def module_constants(module: nn.Module) -> list[tuple[str, Tensor]]:
     return sorted({**module.state_dict(), **taps}.items())
 
 
-def check_finite(signal: NDArray[np.floating[Any]] | Tensor) -> None:
-    """Raise where a signal holds NaN or infinity.
+def check_finite(signal: NDArray[np.floating[Any]] | Tensor, dtype: str) -> None:
+    """Raise where a signal holds NaN, infinity, or a number too large for the working type.
 
     A tensor on a GPU is not looked at: the look would wait for the device.
     """
-    if isinstance(signal, Tensor):
-        if signal.device.type != "cpu":
-            return
-        signal = signal.detach().numpy()
-    fine = np.isfinite(signal)
+    if not isinstance(signal, Tensor):
+        with np.errstate(over="ignore"):
+            fine = np.isfinite(signal.astype(dtype, copy=False))
+    elif signal.device.type == "cpu":
+        fine = signal.to(getattr(torch, dtype)).isfinite().numpy()
+    else:
+        return
     if not fine.all():
         at = tuple(int(i) for i in np.argwhere(~fine)[0])
         raise NonFiniteError(
-            f"expected finite samples, got {signal[at]} at sample {at[-1]}; mend the clip or leave "
-            "it out (a job quarantines such rows)"
+            f"expected samples that are finite in {dtype}, got {signal[at]} at sample {at[-1]}; "
+            "mend the clip or leave it out (a job quarantines such rows)"
         )
 
 
@@ -206,12 +210,12 @@ def as_clip(clip: NDArray[np.floating[Any]] | Tensor, dtype: np.dtype[Any]) -> A
             raise ShapeError(
                 f"expected a 1-D tensor of {dtype}, got {clip.dtype} of shape {tuple(clip.shape)}"
             )
-        check_finite(clip)
+        check_finite(clip, dtype.name)
         return clip
     array = np.asarray(clip)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
         raise ShapeError(
             f"expected a 1-D floating-point signal, got {array.dtype} of shape {array.shape}"
         )
-    check_finite(array)
+    check_finite(array, dtype.name)
     return np.ascontiguousarray(array, dtype)

@@ -244,7 +244,7 @@ def as_ears(clip: Any, model: LoudnessModel) -> Any:
             f"expected a floating-point signal (time,) or (ear, time) with {allowed} ears, got "
             f"{given.dtype} of shape {tuple(given.shape)}"
         )
-    check_finite(ears)
+    check_finite(ears, str(model.dtype).removeprefix("torch."))
     return ears
 
 

@@ -263,7 +263,7 @@ PARAMS = {"king2019": {"basef": 1000.0, "phase_insens": "none"}}
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extractors without their look at clips, as for tensors on a GPU, where there is none."""
     for module in (features_base, features_loudness):
-        monkeypatch.setattr(module, "check_finite", lambda signal: None)
+        monkeypatch.setattr(module, "check_finite", lambda signal, dtype: None)
 
 
 @pytest.mark.parametrize("name", [*BUILT_IN, "mfcc"])
@@ -279,13 +279,23 @@ def test_extractors_refuse_it(name: str, value: float) -> None:
     if name != "mfcc":
         given.append(torch.from_numpy(clip))
     for each in given:
-        with pytest.raises(NonFiniteError, match=r"expected finite samples, got .* at sample 300;"):
+        with pytest.raises(NonFiniteError, match=r"finite in float32, got .* at sample 300;"):
             extractor.extract([np.zeros(500, np.float32), each])
     if extractor.can_stream:
         stream = extractor.open_stream()
         stream.push(clip[:250])
         with pytest.raises(NonFiniteError, match=r"at sample 50;"):
             stream.push(clip[250:])
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "mfcc"])
+def test_extractors_refuse_samples_beyond_their_type(name: str) -> None:
+    """In float32 they would become infinite."""
+    extractor = build_extractor(name, params=PARAMS.get(name))
+    clip = np.full(500, 0.01)
+    clip[300] = 1e300
+    with pytest.raises(NonFiniteError, match=r"finite in float32, got 1e\+300 at sample 300;"):
+        extractor.extract([clip])
 
 
 @pytest.mark.usefixtures("unchecked")
