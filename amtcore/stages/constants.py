@@ -308,6 +308,10 @@ class HasConstants(Converted):
             # What follows from constants may follow from settings as well.
             for name, make in self.derive().items():
                 self._keep_table(name, make().to(device))
+        # `torch.export` finds a buffer by its place among those that are not None, where it counts
+        # all before it: so the empty places of learnt constants come last.
+        for name in self._learnt:
+            self._buffers[name] = self._buffers.pop(name)
         self._note_made(sources)
 
     def _note_made(self, sources: Mapping[str, Tensor]) -> None:

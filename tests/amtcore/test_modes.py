@@ -123,14 +123,21 @@ def test_constants_set_in_inference_mode_are_followed(name: str) -> None:
 # --- export ---
 
 
-@pytest.mark.parametrize("name", [*constant_cases.CASES, *_LOUDNESS])
-def test_exported_programs_take_any_length_and_batch(name: str) -> None:
-    """One export with a dynamic batch and a dynamic time axis."""
-    case, module = CASES[name], CASES[name].fresh()
+@pytest.mark.parametrize(
+    ("name", "learnable"),
+    [
+        *((name, False) for name in (*constant_cases.CASES, *_LOUDNESS)),
+        *((name, True) for name in constant_cases.CASES),
+    ],
+)
+def test_exported_programs_take_any_length_and_batch(name: str, learnable: bool) -> None:
+    """One export with a dynamic batch and a dynamic time axis; of learnable modules with
+    gradients, where other operators run."""
+    case, module = CASES[name], _learnable(name) if learnable else CASES[name].fresh()
     batch = Dim("batch", min=2, max=64)
     time = Dim("time", min=2 if name in _FRAMES else 40, max=10**6)
     axes = tuple({0: batch, x.ndim + case.time: time} for x in case.inputs)
-    with torch.no_grad():
+    with torch.set_grad_enabled(learnable):
         program = torch.export.export(module, case.signals(3), dynamic_shapes=axes).module()
         length = case.inputs[0].shape[case.time]
         for items, extra in ((3, 0), (2, 1), (5, length // 2)):
@@ -138,7 +145,7 @@ def test_exported_programs_take_any_length_and_batch(name: str) -> None:
             expected = leaves(CASES[name].fresh()(*signals))
             for got, wanted in zip(leaves(program(*signals)), expected, strict=True):
                 assert got.shape == wanted.shape
-                assert_close(got, wanted, EXPORTED, name)
+                assert_close(got.detach(), wanted.detach(), EXPORTED, name)
 
 
 @pytest.mark.parametrize("name", MODELS)
