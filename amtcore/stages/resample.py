@@ -137,6 +137,10 @@ class Resampler(BlockStage):
         ]  # fmt: skip
         if len(parts) == 1:
             return parts[0]
+        if torch.compiler.is_exporting():
+            # Picked by number, since a reshape and a slice would compare roundings of the length.
+            m = torch.arange(ready - done, device=x.device)
+            return torch.cat(parts, -1).index_select(-1, m % self.up * count + m // self.up)
         return torch.stack(parts, -1).flatten(-2)[..., : ready - done].contiguous()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -148,6 +148,16 @@ def test_exported_programs_take_any_length_and_batch(name: str, learnable: bool)
                 assert_close(got.detach(), wanted.detach(), EXPORTED, name)
 
 
+@pytest.mark.parametrize("fs_out", [1000, 16000, 66150])
+def test_an_exported_resampler_of_any_ratio_takes_any_length(fs_out: int) -> None:
+    stage = amtcore.Resampler(44100, fs_out)
+    x = torch.randn(3, 2, 5003, generator=torch.Generator().manual_seed(0))
+    axes = ({0: Dim("batch", min=2, max=64), 2: Dim("time", min=1000, max=10**6)},)
+    program = torch.export.export(stage, (x,), dynamic_shapes=axes).module()
+    for each in (x, x[:2, :, :1001].clone(), x.repeat(1, 1, 2)):
+        assert torch.equal(program(each), stage(each))
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_exported_models_of_one_length_with_gradients(name: str, strict: bool) -> None:
