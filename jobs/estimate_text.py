@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from earmill.jobs.progress import bytes_text
+from earmill.pipeline.common.figures import bytes_text
 
+# Smaller amounts are only called small.
+LEAST = 0.0001
 # Parts of the CPU time below this share are not worth a word.
 LEAST_SHARE = 0.02
 NAMED_KINDS = 6
@@ -25,10 +27,8 @@ NAMES = {
 
 def amount(name: str, value: float, currency: str = "") -> str:
     """One figure as people say it: 42 s, 3.1 min, 2.5 h; 1.2 GB; 1,200; 0.031 EUR."""
-    if name == "time_s":
-        return _duration(value)
     if name.endswith("_s"):
-        return f"{_digits(value / 3600)} h"
+        return _duration(value)
     if name == "stored_bytes":
         return bytes_text(value)
     if name == "money":
@@ -104,6 +104,8 @@ def _parts(parts: Mapping[str, float]) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
     for unit, size in (("s", 1.0), ("min", 60.0)):
         if seconds / size < 99:
             return f"{_digits(seconds / size)} {unit}"
@@ -111,5 +113,7 @@ def _duration(seconds: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits that count; whole numbers above."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    """Three digits that count; whole numbers above, and no exponent below."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= LEAST or not value else f"under {LEAST}"

@@ -14,7 +14,9 @@ from typing import Any
 
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import BINAURAL
+from earmill.pipeline.common.figures import audio, bytes_text, duration
 from earmill.pipeline.common.machine import cores
+from earmill.pipeline.common.shown import Shown
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.planning.estimate import Estimate, estimate
 from earmill.pipeline.planning.plan import Plan, make_plan
@@ -43,8 +45,8 @@ Sampler = Callable[[Plan, Estimate, Sequence[Description], float], SampledCost]
 _OF_STREAM = ("name", "model", "layout", "width", "frame_rate_hz")
 
 
-@dataclass(frozen=True)
-class JobCost:
+@dataclass(frozen=True, repr=False)
+class JobCost(Shown):
     """What a job would do.
 
     Args:
@@ -71,6 +73,21 @@ class JobCost:
     wall_s: float | None
     notes: tuple[str, ...]
     sample: SampledCost | None = None
+
+    def shown(self) -> dict[str, str]:
+        """Return the figures of `earmill plan`, in words."""
+        expected = self.estimate
+        stored = (f"{bytes_text(n)} {fmt}" for fmt, n in expected.bytes_out.items())
+        return {
+            "job": self.job,
+            "rows": f"{expected.rows:,}",
+            "audio": f"about {audio(expected.hours * 3600)}",
+            "shards": f"{expected.shards:,}",
+            "in": bytes_text(expected.bytes_in),
+            "out": f"{', '.join(stored)} before compression",
+            "time": "unknown" if self.wall_s is None else f"about {duration(self.wall_s)} here",
+            "output": self.output,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, flat, ready for JSON."""
