@@ -68,6 +68,13 @@ class LockedError(OutputError):
     help_topic = "another-driver"
 
 
+class OvertakenError(LockedError):
+    """Another command took the output over while this run gave no sign of life, or the output was
+    removed; the run ends and writes no more."""
+
+    exit_code = 1
+
+
 class CommitError(EarmillError, RuntimeError):
     """Plan, commits and files do not add up, or a shard could not be published."""
 

@@ -22,7 +22,6 @@ from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.croissant import croissant, has_bytes, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.dataset.snapshot import described
 from earmill.pipeline.formats.casting import CastError, total
 from earmill.pipeline.formats.int8_rows import BLOCK_ROWS, INT8
 from earmill.pipeline.formats.registry import format_of
@@ -42,22 +41,19 @@ INT8_TO_FRAMES = (
 )
 
 
-def write_cards(
+def cards_of(
     layout: Layout,
     dataset: DatasetFile,
     records: Sequence[CommitRecord],
     index: pa.Table,
     index_file: OutFile,
-) -> tuple[OutFile, ...]:
-    """Write README.md and croissant.json beside the data; both with their hashes."""
+) -> dict[str, bytes]:
+    """Return the content of README.md and croissant.json."""
     machine = croissant(dataset, records, index_file, layout.url())
-    cards = {
+    return {
         README_FILE: readme(dataset, records, index, index_file).encode(),
         CROISSANT_FILE: (json.dumps(machine, indent=1) + "\n").encode(),
     }
-    for name, content in cards.items():
-        layout.write_bytes(name, content)
-    return tuple(described(name, content) for name, content in cards.items())
 
 
 def readme(

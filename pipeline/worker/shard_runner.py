@@ -35,6 +35,7 @@ from earmill.pipeline.common.cpu_time import (
 )
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
 from earmill.pipeline.common.stages import Stages
+from earmill.pipeline.dataset.lease import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
 from earmill.pipeline.dataset.recompute import Again
@@ -96,6 +97,7 @@ class WorkerJob:
         extra_types: Types of carried-through columns over the whole plan.
         again: Shards whose commit is to be replaced.
         scratch: Name of the run's folder for what is written before it is published.
+        fence: The run's right to write to the output.
     """
 
     spec: JobSpec
@@ -109,6 +111,7 @@ class WorkerJob:
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     again: Mapping[str, Again] = field(default_factory=dict)
     scratch: str = "workers"
+    fence: Fence = UNFENCED
 
     def __call__(self) -> ShardRunner:
         """Build the runner; called inside the worker's process."""
@@ -318,6 +321,7 @@ class ShardRunner:
                 generation=self._again(order).generation,
                 folder=shared_scratch(self._layout, self._job.scratch),
                 stages=stages,
+                fence=self._job.fence,
             )
         except Exception as error:
             raise PublishError(f"shard {shard.shard_id} could not be published") from error

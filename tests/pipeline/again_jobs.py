@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from earmill import open_features
+from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.dataset.publish import commits, read_commit
 from earmill.pipeline.dataset.recompute import Chooser
@@ -74,6 +75,7 @@ class OneByOne:
             streams=job.dataset.streams,
             extra_types=job.dataset.extra_types,
             again=job.again,
+            fence=job.fence,
         )
         runner = ShardRunner(work_of)
 
@@ -94,6 +96,8 @@ class OneByOne:
                 outcome = Outcome(ok=True)
             except Exception as error:
                 cause = error.__cause__ or error
+                if isinstance(cause, OvertakenError):
+                    raise cause from error
                 outcome = Outcome(ok=False, stage="publish", message=named_line(cause))
             ledger.shard_ended(assignment.work, outcome)
             done += 1
