@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, JobFile, Overrides
-from earmill.jobs.terminal import console, say, say_json
+from earmill.jobs.commands.options import AsJson, JobFile, Overrides, Quiet
+from earmill.jobs.terminal import console, say_json, teller
 
 if TYPE_CHECKING:
     from earmill.pipeline.planning.cost import Sampler
@@ -45,6 +45,7 @@ def plan(
         int | None, typer.Option("--seed", help="With --sample: draws the same rows again.")
     ] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Show what a job would do: rows, hours, shards, bytes, time. Writes nothing to its output."""
     from earmill.pipeline.planning.prices import Prices
@@ -58,20 +59,23 @@ def plan(
     known = Prices.load(prices) if prices is not None else None
     from earmill.pipeline.planning.cost import job_cost
 
-    result = job_cost(
-        spec, measure=measure, sampler=_sampler(spec, sample, seed, known) if sample else None
-    ).to_dict()
+    tell = teller(quiet=quiet)
+    sampler = _sampler(spec, sample, seed, known, tell) if sample else None
+    result = job_cost(spec, measure=measure, sampler=sampler).to_dict()
     say_json(result) if as_json else show(result)
 
 
-def _sampler(spec: JobSpec, rows: int, seed: int | None, prices: Prices | None) -> Sampler:
-    """What tries rows; its news go to standard error."""
+def _sampler(
+    spec: JobSpec,
+    rows: int,
+    seed: int | None,
+    prices: Prices | None,
+    tell: Callable[[str], None],
+) -> Sampler:
+    """Return the sampler of a job, which tries rows."""
     from earmill.pipeline.driver.sample_job import sampler_of
 
-    def say_it(text: str) -> None:
-        say(f"{text} ...", sys.stderr)
-
-    return sampler_of(spec, rows, seed=seed, prices=prices, on_begin=say_it)
+    return sampler_of(spec, rows, seed=seed, prices=prices, on_begin=tell)
 
 
 def rounded_up(seconds: float) -> str:
@@ -100,7 +104,7 @@ def show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     from earmill.jobs.estimate_text import sample_rows
-    from earmill.jobs.progress import audio, bytes_text
+    from earmill.pipeline.common.figures import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
     table = Table(title=f"plan {result['plan_id']} of {result['job']}", show_header=False)

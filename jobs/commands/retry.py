@@ -9,7 +9,7 @@ was stopped is gone on with by the same command, or closed by `earmill extract` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,15 +20,13 @@ from earmill.jobs.commands.options import (
     LogFormat,
     Metrics,
     Overrides,
+    Quiet,
     RayAddress,
     StorageOptions,
     parse_storage_options,
     run_overrides,
 )
 from earmill.jobs.terminal import console, say_json
-
-if TYPE_CHECKING:
-    pass
 
 
 def retry(
@@ -56,6 +54,7 @@ def retry(
     storage_options: StorageOptions = None,
     log_format: LogFormat = None,
     metrics: Metrics = None,
+    quiet: Quiet = False,
 ) -> None:
     """Try quarantined rows again; run it where the job ran, as relative paths are relative to that.
 
@@ -77,6 +76,7 @@ def retry(
         first=lambda sink: start_retry(spec, where, sink),
         again=choose,
         as_json=as_json,
+        quiet=quiet,
         ray_address=ray_address,
     )
     raise typer.Exit(end.exit_code)

@@ -8,7 +8,6 @@ it needs no `if __name__ == "__main__"`.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -79,6 +78,7 @@ def extract(
     Raises:
         SpecError, SourceError, OutputError, LockedError: Before any work.
         RunStopped: Source, output or cluster are away; the same call with `resume` goes on.
+        OvertakenError: Another command took the output over while this run gave no sign of life.
         JobFailedError: With `check`, a job that was stopped, failed, or quarantined too much.
     Example:
         end = earmill.extract("job.yaml", overrides=["run.workers=2"], progress=True)
@@ -130,10 +130,12 @@ def plan(
         raise ValueError(f"expected prices and seed with rows to try, got sample={sample}")
     if not sample:
         return job_cost(job, measure=measure)
+    from earmill.jobs.logger import logged_text
     from earmill.pipeline.driver.sample_job import sampler_of
 
     known = prices if isinstance(prices, Prices | None) else Prices.load(os.fspath(prices))
-    return job_cost(job, measure=measure, sampler=sampler_of(job, sample, seed=seed, prices=known))
+    sampler = sampler_of(job, sample, seed=seed, prices=known, on_begin=logged_text())
+    return job_cost(job, measure=measure, sampler=sampler)
 
 
 def verify(
@@ -178,6 +180,7 @@ def verify_deep(
     Raises:
         OutputError: No closed dataset there. SourceError, SourceOutage: The source is away.
     """
+    from earmill.jobs.logger import logged_text
     from earmill.pipeline.driver.deep_verify import verify_deep as check
     from earmill.pipeline.driver.stored_job import stored_job
 
@@ -185,7 +188,7 @@ def verify_deep(
     with opened_layout(uri, options) as layout:
         known = None if job is None else _job(job)
         spec = stored_job(layout, os.fspath(uri), options, job=known)
-        return check(layout, spec, rows, seed=seed)
+        return check(layout, spec, rows, seed=seed, on_begin=logged_text())
 
 
 def retry(
@@ -335,17 +338,18 @@ def _run(
 
 @contextmanager
 def _sink(progress: Progress) -> Iterator[Callable[[Event], None]]:
-    """Where the events of a run go."""
-    from earmill.jobs.progress import make_reporter
+    """Where the events of a run go, the logger `earmill` among them."""
+    from earmill.jobs.logger import logged
+    from earmill.jobs.progress import make_reporter, notebook_reporter
     from earmill.pipeline.driver import events
 
     if callable(progress):
-        yield progress
+        yield logged(progress)
     elif progress:
-        reporter = make_reporter(as_json=False, stream=sys.stdout)
+        reporter = notebook_reporter() or make_reporter()
         try:
-            yield reporter
+            yield logged(reporter)
         finally:
             reporter.close()
     else:
-        yield events.ignore
+        yield logged(events.ignore)
