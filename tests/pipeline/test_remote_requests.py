@@ -25,6 +25,7 @@ from tests.pipeline.reader_data import (
     write_chunked,
     write_set,
 )
+from tests.waiting import DEADLINE_S
 
 
 def test_what_reading_asks_for_first_is_there_before_rows_are_wanted(
@@ -91,7 +92,7 @@ def test_the_ends_of_large_objects_come_beside_the_metadata(
         if "/values/" in rel:
             ends.set()
         elif rel.endswith("zarr.json"):
-            assert ends.wait(10)
+            assert ends.wait(DEADLINE_S)
             ends.clear()
         return real(self, rel, start, length)
 

@@ -31,6 +31,7 @@ from tests.pipeline.reader_data import (
     small_row_groups,
     write_set,
 )
+from tests.waiting import nothing_is_left
 
 N_ROWS = 26
 __all__ = ["no_read_ahead"]
@@ -61,7 +62,7 @@ def no_process_stays() -> Iterator[None]:
     """Workers end with the loader that started them."""
     before = set(multiprocessing.active_children())
     yield
-    assert set(multiprocessing.active_children()) <= before
+    nothing_is_left(lambda: {*multiprocessing.active_children()} - before)
 
 
 def check_tensors(features: Any, number: int) -> None:
