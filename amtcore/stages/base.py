@@ -155,7 +155,7 @@ class Stage(HasConstants):
     def as_input(self, x: Tensor, axes: tuple[int, ...], names: str) -> Tensor:
         """`x` in the working type; raises when it is not a float tensor with so many axes, or while
         `torch.jit.trace` records: every call of a model comes through here."""
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
             refuse_torchscript(type(self))
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__

@@ -116,7 +116,7 @@ class Converted(nn.Module, metaclass=BuiltOnCpu):
         """Make what the constructor of a class of this package sets read-only."""
         super().__init_subclass__(**kwargs)
         if _is_own(cls) and "__init__" in vars(cls):
-            cls.__init__ = _settling(vars(cls)["__init__"])  # type: ignore[misc]
+            cls.__init__ = _settling(vars(cls)["__init__"])  # type: ignore[method-assign]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._is_read_only(name, value) and not self._loading:

@@ -269,7 +269,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", [*BUILT_IN, "mfcc"])
 @pytest.mark.parametrize("value", STRANGE)
 def test_extractors_refuse_it(name: str, value: float) -> None:
-    """As an array or a tensor, as a whole or as a chunk, and with the place in the message."""
+    """Arrays and tensors, whole or in chunks; the message names the sample."""
     extractor = build_extractor(name, params=PARAMS.get(name))
     clip = np.full(round(0.1 * extractor.fs_hz), 0.01, np.float32)
     clip[300] = value

@@ -56,7 +56,7 @@ def _assignable(module: nn.Module, name: str) -> bool:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_attribute_that_is_not_live_is_read_only(name: str) -> None:
-    """Of the module and of every module inside it; all others keep what they compute."""
+    """Checks a module and all modules inside it; refused values change no output."""
     case = CASES[name]
     model = case.build()
     before, text, refused = case.outputs(model), repr(model), 0
