@@ -149,7 +149,7 @@ def test_resume_completes_it_then_verify_finds_any_damage(
     assert run(["extract", str(stopped / "job.yaml"), "--repair"]) == 2
     assert "add --resume" in capsys.readouterr().err
     assert run(["extract", str(stopped / "job.yaml"), "--resume", "--repair"]) == 0
-    assert f"{CLIPS - 1} already committed" in capsys.readouterr().out
+    assert f"{CLIPS - 1} already committed" in capsys.readouterr().err
     assert_whole(stopped / "out")
 
 
