@@ -58,6 +58,14 @@ class DerivativeError(AmtError, NotImplementedError):
     """A derivative was asked for that does not exist: second, or forward-mode."""
 
 
+class ReadOnlyError(AmtError, AttributeError):
+    """An attribute that decides the design of a module was assigned after construction."""
+
+
+class TracingError(AmtError, NotImplementedError):
+    """TorchScript was asked to trace or to script a module."""
+
+
 class NonFiniteError(ParameterError):
     """Values that must be finite are NaN or infinite, or became so."""
 

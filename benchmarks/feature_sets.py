@@ -20,7 +20,8 @@ from earmill.jobs.demo_audio import music, speech
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard
-from earmill.pipeline.formats.casting import Caster, as_stored
+from earmill.pipeline.formats.casting import Caster
+from earmill.pipeline.formats.registry import stored_streams
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
@@ -30,6 +31,7 @@ FS_HZ = 16000
 SOUNDS, SOUND_S = 16, 20.0
 SHORTEST_S, LONGEST_S = 3, 17
 SHARD_S, PLAN_ID = 600.0, "0123abcd"
+FORMATS = ("parquet", "zarr")
 STREAMS = ("modulation", "adaptation", "envelope", "spikes")
 LOUDNESS = {"short_term_loudness": {}, "long_term_loudness": {}, "specific_loudness": {}}
 
@@ -46,7 +48,7 @@ def sounds(fs_hz: int, count: int) -> list[np.ndarray]:
 def features(hours: float, names: Iterable[str]) -> tuple[list[StreamInfo], Iterator[FeatureRow]]:
     """Streams of Dau1997 as they are stored in float16, and rows of them."""
     extractor = build_extractor("dau1997", fs_hz=FS_HZ, streams={name: {} for name in names})
-    streams = as_stored(extractor.streams, "float16")
+    streams = stored_streams(extractor.streams, "float16", FORMATS)
     made = extractor.extract(sounds(FS_HZ, SOUNDS))
     return streams, _rows(streams, made, Caster("float16", streams), 3600 * hours)
 
@@ -83,7 +85,7 @@ def write_set(
     place: Path,
     streams: Sequence[StreamInfo],
     rows: Iterable[FeatureRow],
-    formats: Sequence[str] = ("parquet", "zarr"),
+    formats: Sequence[str] = FORMATS,
 ) -> None:
     """A closed feature set, ten minutes a shard."""
     names = {info.name: {} for info in streams}

@@ -45,7 +45,7 @@ class Ours(Store):
         return (row.features for row in self._open())
 
     def _stream(self) -> Any:
-        return self._open().iterable(seed=7, batch_size=16)
+        return self._open().iterable(seed=7)
 
     def shuffled(self) -> Iterator[Any]:
         return (row.features for row in self._stream())

@@ -1,23 +1,24 @@
 """The `earmill` command: parses, calls, and turns every error into one line.
 
 Exit codes: 0 done; 1 failed or stopped; 2 bad usage, spec, source or output, found before any work;
-3 done, but more rows are in quarantine than the job allows. With `--json` a command that ends
-without its result ends with an `error` event. Nothing heavy is imported here.
+3 done, but more rows are in quarantine than the job allows. 141: nobody reads standard output. 128
+plus a number: this signal ended the command. With `--json` a command that ends without its result
+ends with an `error` event. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from inspect import getdoc
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
 import typer
 
+from earmill.jobs import signals, start
 from earmill.jobs.commands import (
     add_features,
     demo,
@@ -40,6 +41,7 @@ from earmill.jobs.commands import (
     watch,
 )
 from earmill.jobs.commands.options import wants_log_lines
+from earmill.jobs.standard_streams import OutputLost
 from earmill.jobs.terminal import (
     error_event,
     has_log_lines,
@@ -47,15 +49,15 @@ from earmill.jobs.terminal import (
     tell_errors_as_log_lines,
 )
 from earmill.pipeline.common.errors import EarmillError, StorageError
+from earmill.pipeline.common.memory import is_out_of_memory, memory_text
+from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
 DEBUG = "--debug"
 INTERRUPTED = 130
-# Objects that are made until Python looks for garbage among them.
-SELDOM = 10_000
-# Topics of what has no class of ours, see `EarmillError.help_topic`.
-OF_A_MODEL, A_DEFECT = "a-model", "a-defect"
+# Topics of errors that have no class of ours, see `EarmillError.help_topic`.
+OF_A_MODEL, A_DEFECT, NO_MEMORY = "a-model", "a-defect", "memory"
 
 app = typer.Typer(
     name="earmill",
@@ -141,8 +143,10 @@ def run(arguments: Sequence[str]) -> int:
         if usage := getattr(end.__context__, "format_message", None):
             _tell_machines(arguments, code, one_line(usage()))
         elif code == INTERRUPTED:
-            _fail(arguments, code, "interrupted")
+            return _fail(arguments, signals.exit_code(), signals.what_happened())
         return code
+    except OutputLost as lost:
+        return lost.tell()
     except Exception as error:
         return _failed(arguments, error)
     return 0
@@ -153,6 +157,8 @@ def _failed(arguments: Sequence[str], error: Exception) -> int:
     shown = bool(arguments) and arguments[0] == DEBUG
     if shown:
         traceback.print_exc()
+    if is_out_of_memory(error):  # whatever was made of it on the way
+        return _fail(arguments, 1, memory_text(error), NO_MEMORY)
     if isinstance(error, EarmillError):
         return _fail(arguments, error.exit_code, str(error), error.help_topic)
     if type(error).__module__ == "amtcore.errors":  # deliberate too; importing it takes seconds
@@ -160,6 +166,8 @@ def _failed(arguments: Sequence[str], error: Exception) -> int:
     if is_store_error(error):
         said = f"{store_line(error)}; a job goes on with --resume"
         return _fail(arguments, 1, said, StorageError.help_topic)
+    if isinstance(error, ImportError):
+        return _failed(arguments, missing_package(error))
     said = f"unexpected {type(error).__name__}: {error}"
     where = "see the traceback" if shown else f"traceback: {_keep(error)}, or {DEBUG} COMMAND ..."
     told = f"{said}; this is a defect of earmill, please report it ({where})"
@@ -177,11 +185,8 @@ def _tell_machines(
 ) -> None:
     if "--json" not in arguments and not has_log_lines():
         return
-    try:
+    with suppress(OutputLost, BrokenPipeError):  # what went wrong is told on standard error
         error_event(code, message, topic)
-    except BrokenPipeError:
-        # Nobody reads any more; what the interpreter flushes at its end would say so once more.
-        sys.stdout = open(os.devnull, "w")
 
 
 def _keep(error: Exception) -> str:
@@ -195,11 +200,9 @@ def _keep(error: Exception) -> str:
     return name
 
 
-def main() -> Any:
-    """Entry point of the `earmill` script."""
-    # Much is made at the start that stays: as often as usual, looking for garbage takes a second.
-    gc.set_threshold(SELDOM)
-    sys.exit(run(sys.argv[1:]))
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    start.main(run)
 
 
 if __name__ == "__main__":

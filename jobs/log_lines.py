@@ -83,22 +83,11 @@ class LogLines:
         if kind == "job_started":
             self._job = {"job": fields.pop("job"), "plan_id": fields.pop("plan_id")}
         fields = {_CALLED.get(name, name): value for name, value in fields.items()}
-        message = self._message(event, fields)
-        self._write(log_line(kind, _level(kind, fields), message, **self._job, **fields))
+        fields.pop("message", None)
+        self._write(log_line(kind, level_of(event), text_of(event), **self._job, **fields))
 
     def close(self) -> None:
         """Nothing is held open."""
-
-    def _message(self, event: Event, fields: dict[str, Any]) -> str:
-        from earmill.jobs.progress import news
-
-        own = fields.pop("message", "")
-        told = news(event)
-        if told is None and fields.get("rows_ok") is not None:
-            told = f"shard {fields['shard']} is committed"
-        if told is None and "row_id" in fields:
-            told = f"row {fields['row_id']!r} quarantined: {fields['error_class']}: {own}"
-        return told or own
 
     def _progress(self) -> None:
         now = self._clock()
@@ -114,10 +103,28 @@ class LogLines:
         print(line, file=self._stream, flush=True)
 
 
-def _level(kind: str, fields: Mapping[str, Any]) -> str:
-    if kind == "shard_failed" or fields.get("exit_code"):
+def text_of(event: Event) -> str:
+    """Return an event for people; empty where it has only figures."""
+    from earmill.jobs.progress import news
+    from earmill.pipeline.driver import events
+
+    if (told := news(event)) is not None:
+        return told
+    if isinstance(event, events.ShardDone):
+        return f"shard {event.shard_id} is committed"
+    if isinstance(event, events.RowQuarantined):
+        return f"row {event.row_id!r} quarantined: {event.error_class}: {event.message}"
+    return ""
+
+
+def level_of(event: Event) -> str:
+    """Return `info`, `warning` or `error`."""
+    from earmill.pipeline.driver.events import JobFinished
+
+    failed = isinstance(event, JobFinished) and event.exit_code
+    if failed or event.kind == "shard_failed":
         return ERROR
-    return WARNING if kind in _WARNINGS else INFO
+    return WARNING if event.kind in _WARNINGS else INFO
 
 
 def _clean(value: Any) -> Any:

@@ -1,4 +1,5 @@
 """Run events for people and machines: a bar on a terminal, plain lines elsewhere, JSON on request.
+Text tells what happens meanwhile on standard error, and the result on standard output.
 
 All three are fed the same events and each keeps a `Tally`. What is still only planned is an
 estimate and is called `about`.
@@ -6,12 +7,17 @@ estimate and is called `about`.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Protocol
 
 from earmill.jobs.log_lines import LogLines
+from earmill.jobs.standard_streams import OutputLost
 from earmill.jobs.terminal import console, say, say_json, tell_errors_as_log_lines
+from earmill.pipeline.common.figures import audio, duration, figure
 from earmill.pipeline.common.plain_text import visible
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.tally import Tally
@@ -40,25 +46,9 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
-def audio(seconds: float) -> str:
-    """Audio seconds as people say them: 42 s, 12.5 min, 3.20 h."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
-
-
 def quantity(n: int, noun: str) -> str:
     """1 row, 2 rows."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def bytes_text(n: float) -> str:
-    """Bytes in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} TB"
 
 
 def totals(tally: Tally) -> str:
@@ -69,10 +59,10 @@ def totals(tally: Tally) -> str:
     parts = [f"{done_audio} audio ({100 * tally.share:.0f} %)"]
     rate, left_s = tally.times_real_time, tally.left_s
     if rate is not None:
-        parts.append(f"{rate:.1f} x real time")
+        parts.append(f"{figure(rate)} x real time")
     parts.append(f"{tally.rows_ok:,} rows ok, {tally.rows_bad:,} quarantined")
     if left_s is not None and left_s > 0:
-        parts.append(f"about {audio(tally.left_audio_s)} audio left, about {audio(left_s)}")
+        parts.append(f"about {audio(tally.left_audio_s)} audio left, about {duration(left_s)}")
     return ", ".join(parts)
 
 
@@ -81,11 +71,11 @@ def short_totals(tally: Tally, width: int) -> str:
     rate, left_s = tally.times_real_time, tally.left_s
     by_importance = [f"{100 * tally.share:.0f} %"]
     if left_s is not None and left_s > 0:
-        by_importance.append(f"about {audio(left_s)} left")
+        by_importance.append(f"about {duration(left_s)} left")
     if tally.rows_bad:
         by_importance.append(f"{tally.rows_bad:,} quarantined")
     if rate is not None:
-        by_importance.append(f"{rate:.0f} x real time")
+        by_importance.append(f"{figure(rate)} x real time")
     by_importance += [f"{tally.rows_ok:,} rows ok", f"{audio(tally.audio_s)} audio"]
     line = by_importance[0]
     for part in by_importance[1:]:
@@ -116,9 +106,8 @@ def news(event: events.Event) -> str | None:
         case events.ShardRetry():
             return f"shard {event.shard_id}: attempt {event.attempt} failed: {event.reason}"
         case events.ShardWaits():
-            return (
-                f"shard {event.shard_id} waits: {event.reason}; next try in {event.pause_s:.0f} s"
-            )
+            pause = duration(event.pause_s)
+            return f"shard {event.shard_id} waits: {event.reason}; next try in {pause}"
         case events.ShardFailed():
             return f"shard {event.shard_id} given up: {event.reason}"
         case events.WorkerLost():
@@ -144,10 +133,18 @@ def cost(event: events.Event) -> str | None:
 
 
 class PlainLines:
-    """News as lines, totals every few seconds."""
+    """News as lines, totals every few seconds; the result is a line of its own.
 
-    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
+    Args:
+        news: Stream for what happens meanwhile.
+        result: Stream for how the run ended.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, news: IO[str], result: IO[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._news, self._result, self._clock = news, result, clock
         self._tally = Tally(clock)
         self._last = clock()
         self._done_s = 0.0
@@ -155,10 +152,12 @@ class PlainLines:
     def __call__(self, event: events.Event) -> None:
         self._tally.take(event)
         line = news(event)
-        if line is not None:
-            self._print(line)
+        if isinstance(event, events.JobFinished):
+            say(event.message, self._result)
             if (more := cost(event)) is not None:
                 self._print(more)
+        elif line is not None:
+            self._print(line)
         elif self._tally.working and self._clock() - self._last >= self._pause_s():
             self._done_s = self._tally.done_s
             self._print(totals(self._tally))
@@ -171,7 +170,7 @@ class PlainLines:
 
     def _print(self, line: str) -> None:
         self._last = self._clock()
-        say(line, self._stream)
+        say(line, self._news)
 
 
 class JsonLines:
@@ -191,12 +190,23 @@ class JsonLines:
 
 
 class Bar:
-    """A live bar at the bottom of a terminal, news above it."""
+    """A live bar at the bottom of a terminal or in the output of a notebook, news above it.
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        console: Where the bar and the news go.
+        result: Stream for how the run ended; None for the console.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        result: IO[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-        self._tally = Tally(clock)
+        self._tally, self._result = Tally(clock), result
         self._bar_width = BAR_WIDTH if console.width >= NARROW else BAR_WIDTH // 2
         self._bar = Progress(
             SpinnerColumn(),
@@ -214,13 +224,10 @@ class Bar:
     def __call__(self, event: events.Event) -> None:
         self._tally.take(event)
         if isinstance(event, events.JobFinished):
-            self._bar.stop()
-        line = news(event)
-        if line is not None:
+            self._finished(event)
+        elif (line := news(event)) is not None:
             style = "yellow" if isinstance(event, _WARNINGS) else None
             self._bar.console.print(visible(line), style=style, soft_wrap=True)
-        if (more := cost(event)) is not None:
-            self._bar.console.print(more, soft_wrap=True)
         if isinstance(event, events.JobStarted):
             self._task = self._bar.add_task("", total=event.seconds_total)
             self._bar.start()
@@ -231,6 +238,15 @@ class Bar:
         """Draw now instead of a tenth of a second later."""
         self._bar.refresh()
 
+    def _finished(self, event: events.JobFinished) -> None:
+        self._bar.stop()
+        if self._result is None:
+            self._bar.console.print(visible(event.message), soft_wrap=True)
+        else:
+            say(event.message, self._result)
+        if (more := cost(event)) is not None:
+            self._bar.console.print(more, soft_wrap=True)
+
     def _words(self) -> str:
         if not self._tally.working:
             return "starting workers"
@@ -239,6 +255,49 @@ class Bar:
     def close(self) -> None:
         """Give the terminal back."""
         self._bar.stop()
+
+
+class OnlyTheResult:
+    """A reporter that tells the end of a run and nothing else."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.JobFinished):
+            self._reporter(event)
+
+    def close(self) -> None:
+        """Close the reporter."""
+        self._reporter.close()
+
+
+class Unfailing:
+    """A reporter of a run that goes on where its output cannot be written any more.
+
+    A run is for its rows; `earmill watch` and `inspect` show again what it prints. A pipe whose
+    reader is gone, a full disk or a closed stream therefore ends no run. The loss is told once on
+    standard error, and the exit code stays that of the run.
+    """
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter, self._is_lost = reporter, False
+
+    def __call__(self, event: events.Event) -> None:
+        if not self._is_lost:
+            self._try(lambda: self._reporter(event))
+
+    def close(self) -> None:
+        """Close the reporter."""
+        self._try(self._reporter.close)
+
+    def _try(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except (OutputLost, OSError, ValueError) as error:
+            self._is_lost = True
+            with suppress(OutputLost, OSError, ValueError):
+                say(f"earmill: {error}; the run goes on without it", sys.stderr)
 
 
 _WARNINGS = (
@@ -251,14 +310,48 @@ _WARNINGS = (
 )
 
 
-def make_reporter(*, as_json: bool, stream: IO[str], log_format: str = "text") -> Reporter:
-    """The reporter that fits the stream: JSON or log lines on request, a bar on a terminal, else
-    plain lines."""
+def make_reporter(
+    *,
+    as_json: bool = False,
+    log_format: str = "text",
+    quiet: bool = False,
+    output: IO[str] | None = None,
+    errors: IO[str] | None = None,
+) -> Reporter:
+    """Return the reporter of a run.
+
+    JSON, log lines and the result go to standard output; news as text and the bar go to standard
+    error.
+
+    Args:
+        as_json: JSON lines.
+        log_format: `json` for log lines.
+        quiet: Tell the end of the run only.
+        output: In place of standard output.
+        errors: In place of standard error.
+    """
+    output, errors = output or sys.stdout, errors or sys.stderr
+    found: Reporter
     if as_json:
-        return JsonLines(stream)
-    if log_format == "json":
+        found = JsonLines(output)
+    elif log_format == "json":
         tell_errors_as_log_lines()
-        return LogLines(stream)
-    if stream.isatty():
-        return Bar(console(file=stream))
-    return PlainLines(stream)
+        found = LogLines(output)
+    elif not quiet and errors.isatty():
+        found = Bar(console(file=errors), output)
+    else:
+        found = PlainLines(errors, output)
+    return Unfailing(OnlyTheResult(found) if quiet else found)
+
+
+def notebook_reporter() -> Reporter | None:
+    """Return what tells of a run in a notebook; None where this process is no kernel of one.
+
+    It is a bar where ipywidgets are installed, which rich draws it with (the extra `notebook`).
+    """
+    shown = console()
+    if not shown.is_jupyter:
+        return None
+    if find_spec("ipywidgets") is not None:
+        return Unfailing(Bar(shown))
+    return Unfailing(PlainLines(sys.stdout, sys.stdout))

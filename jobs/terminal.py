@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
 from earmill.pipeline.common.one_line import one_line
@@ -26,6 +27,20 @@ _log_lines = [False]
 def say(text: str, file: IO[str] | None = None) -> None:
     """Print one line to standard output or `file`; a line break in it is shown as an escape."""
     print(visible(text), file=file or sys.stdout, flush=True)
+
+
+def teller(*, quiet: bool = False) -> Callable[[str], None]:
+    """Return what tells on standard error that something begins, which may take a while.
+
+    Args:
+        quiet: Tell nothing.
+    """
+
+    def tell(text: str) -> None:
+        if not quiet:
+            say(f"{text} ...", sys.stderr)
+
+    return tell
 
 
 def say_json(value: Any, file: IO[str] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from earmill.jobs.progress import audio, bytes_text
+from earmill.pipeline.common.figures import LEAST, audio, bytes_text, duration, figure
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress
@@ -22,16 +22,17 @@ def line(found: JobProgress) -> str:
         bytes_text(found.nbytes),
     ]
     if found.rows_per_s is not None:
-        parts.append(f"{found.rows_per_s:.1f} rows/s")
+        parts.append(f"{figure(found.rows_per_s)} rows/s")
     if found.times_real_time is not None:
         hours = found.audio_hours_per_s or 0.0
-        parts.append(f"{hours:.3g} audio hours/s ({found.times_real_time:,.0f} x real time)")
+        speed = f"{figure(found.times_real_time)} x real time"
+        parts.append(speed if hours < LEAST else f"{figure(hours)} audio hours/s ({speed})")
     if found.workers:
         parts.append(f"{found.workers:,} worker{'' if found.workers == 1 else 's'}")
     if found.last_commit_age_s is not None:
-        parts.append(f"last commit {audio(found.last_commit_age_s)} ago")
+        parts.append(f"last commit {duration(found.last_commit_age_s)} ago")
     if found.eta_s is not None:
-        parts.append(f"about {audio(found.eta_s)} left")
+        parts.append(f"about {duration(found.eta_s)} left")
     return ", ".join(parts)
 
 
@@ -47,9 +48,10 @@ def remarks(found: JobProgress) -> list[str]:
         )
     elif found.state == "quiet":
         age = found.last_commit_age_s
-        still = "yet" if age is None else f"for {audio(age)}"
+        still = "yet" if age is None else f"for {duration(age)}"
+        unusual = f"after {duration(found.quiet_after_s)} that is unusual"
         told.append(
-            f"nothing was committed {still}, after {audio(found.quiet_after_s)} that is unusual: "
+            f"nothing was committed {still}, {unusual}: "
             "look whether a driver is running; `earmill extract` with --resume goes on"
         )
     if found.unreadable:

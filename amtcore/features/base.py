@@ -10,10 +10,11 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from amtcore.errors import ShapeError
+from amtcore.errors import NonFiniteError, ShapeError
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo as StreamInfo
 from amtcore.features.stream_info import StreamKind as StreamKind
@@ -123,7 +124,11 @@ class Extractor(ABC):
 
         Args:
             clips: 1-D signals in the model's input unit at `fs_hz`, of any lengths; or
-                (channel, time) where `input_channels` has more than one.
+                (channel, time) where `input_channels` has more than one. No calibration is applied
+                here: see `units.Calibration`.
+        Raises:
+            NonFiniteError: NaN or infinity in a clip, in the models of this package. Tensors on a
+                GPU are not looked at, since that would wait for the device.
         Returns:
             Per clip, stream name -> (frames, width), or events of the whole clip. A clip's values
             do not depend on its neighbours.
@@ -178,17 +183,39 @@ def module_constants(module: nn.Module) -> list[tuple[str, Tensor]]:
     return sorted({**module.state_dict(), **taps}.items())
 
 
+def check_finite(signal: NDArray[np.floating[Any]] | Tensor, dtype: str) -> None:
+    """Raise where a signal holds NaN, infinity, or a number too large for the working type.
+
+    A tensor on a GPU is not looked at: the look would wait for the device.
+    """
+    if not isinstance(signal, Tensor):
+        with np.errstate(over="ignore"):
+            fine = np.isfinite(signal.astype(dtype, copy=False))
+    elif signal.device.type == "cpu":
+        fine = signal.to(getattr(torch, dtype)).isfinite().numpy()
+    else:
+        return
+    if not fine.all():
+        at = tuple(int(i) for i in np.argwhere(~fine)[0])
+        raise NonFiniteError(
+            f"expected samples that are finite in {dtype}, got {signal[at]} at sample {at[-1]}; "
+            "mend the clip or leave it out (a job quarantines such rows)"
+        )
+
+
 def as_clip(clip: NDArray[np.floating[Any]] | Tensor, dtype: np.dtype[Any]) -> Any:
-    """A 1-D signal in the working type, a tensor as it is; raises for anything else."""
+    """A finite 1-D signal in the working type, a tensor as it is; raises for anything else."""
     if isinstance(clip, Tensor):
         if clip.ndim != 1 or str(clip.dtype) != f"torch.{dtype}":
             raise ShapeError(
                 f"expected a 1-D tensor of {dtype}, got {clip.dtype} of shape {tuple(clip.shape)}"
             )
+        check_finite(clip, dtype.name)
         return clip
     array = np.asarray(clip)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
         raise ShapeError(
             f"expected a 1-D floating-point signal, got {array.dtype} of shape {array.shape}"
         )
+    check_finite(array, dtype.name)
     return np.ascontiguousarray(array, dtype)

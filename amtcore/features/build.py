@@ -57,6 +57,19 @@ def build_extractor(
 ) -> Extractor:
     """Build a model with its streams; everything wrong with the request is raised here.
 
+    A job calibrates audio and quarantines bad clips; an extractor that is called by hand does
+    neither. Multiply digital audio by `Calibration(..).gain(clip, extractor.input_unit)` first. A
+    clip with NaN or infinity raises `NonFiniteError`. Features are returned as the model makes
+    them, without a check.
+
+    >>> import numpy as np
+    >>> from amtcore.units import Calibration
+    >>> extractor = build_extractor("dau1997", fs_hz=16000)
+    >>> digital = 0.1 * np.sin(2 * np.pi * 1000 / 16000 * np.arange(1600))
+    >>> gain = Calibration(rms1_db_spl=94.0).gain(digital, extractor.input_unit)
+    >>> extractor.extract([gain * digital])[0]["modulation"].shape
+    (10, 248)
+
     Args:
         model: Registered name, see `list_models`.
         fs_hz: Sampling rate of the input; None takes the model's default.

@@ -26,6 +26,7 @@ from amtcore.features.base import (
     Params,
     StreamInfo,
     StreamOptions,
+    check_finite,
     module_constants,
 )
 from amtcore.features.feature_model import check_options
@@ -229,7 +230,7 @@ def joined(parts: Sequence[Made]) -> Made:
 
 
 def as_ears(clip: Any, model: LoudnessModel) -> Any:
-    """(ear, time), an array or a tensor; raises for a shape the model does not take."""
+    """(ear, time), a finite array or tensor; raises for a shape the model does not take."""
     given = clip.detach() if isinstance(clip, Tensor) else np.asarray(clip)
     ears = given[None] if given.ndim == 1 else given
     floating = (
@@ -243,6 +244,7 @@ def as_ears(clip: Any, model: LoudnessModel) -> Any:
             f"expected a floating-point signal (time,) or (ear, time) with {allowed} ears, got "
             f"{given.dtype} of shape {tuple(given.shape)}"
         )
+    check_finite(ears, str(model.dtype).removeprefix("torch."))
     return ears
 
 

@@ -50,16 +50,18 @@ def fir2(order: int, f_hz: Tensor, gain: Tensor, fs_hz: float) -> Tensor:
 def minimum_phase(taps: Tensor) -> Tensor:
     """The response of the same magnitude whose energy comes earliest.
 
-    Its phase is minus the Hilbert transform of the log magnitude, here on a grid of as many points
-    as there are taps.
+    Its phase is minus the Hilbert transform of the log magnitude, on a grid of as many points as
+    there are taps, 513 or more: on fewer, the cepstrum of a short filter folds onto itself, and the
+    magnitude is up to 50 dB off. An odd order has a gain of exactly 0 at fs/2, whose logarithm is
+    rounding, so the number of taps must be odd.
     """
-    n = len(taps)
-    magnitude = torch.fft.fft(taps).abs().clamp(min=torch.finfo(torch.float64).tiny)
+    n = max(len(taps), _GRID_POINTS + 1)
+    magnitude = torch.fft.fft(taps, n).abs().clamp(min=torch.finfo(torch.float64).tiny)
     signs = torch.zeros(n, dtype=torch.float64, device=taps.device)
     signs[1 : (n + 1) // 2], signs[n // 2 + 1 :] = 1.0, -1.0
     spectrum = torch.fft.fft(torch.log(magnitude))
     phase = torch.fft.ifft(-1j * signs * spectrum).real
-    return torch.fft.ifft(torch.polar(magnitude, -phase)).real
+    return torch.fft.ifft(torch.polar(magnitude, -phase)).real[: len(taps)]
 
 
 def resample_taps(up: int, down: int) -> Tensor:

@@ -34,9 +34,12 @@ def map_blocks(
     if not can_share(device):
         return [function(block) for block in blocks]
     results: dict[int, Out] = {}
+    # Modes of autograd are those of a thread. Blocks change tensors of the caller in place, which
+    # torch allows for tensors of inference mode in that mode only.
+    mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
 
     def run(i: int) -> None:
-        with torch.no_grad():
+        with mode():
             results[i] = function(blocks[i])
 
     parallel_for(run, len(blocks))

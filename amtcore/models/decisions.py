@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from amtcore.arguments import plain_number
 from amtcore.errors import ParameterError, ShapeError
 
 Representation = Sequence[Tensor]
@@ -42,14 +43,7 @@ def roi_selection(
     _check_channels(representation)
     channels = _span("channel_range", channel_range, len(representation))
     chosen = list(representation)[channels]
-    samples = representation[0].shape[-1]
-    window = None
-    if time_window is not None:
-        _check_pair("time_window", time_window)
-        # 1.001 s at 4 kHz is sample 4004, though 1.001 * 4000 is a little less.
-        start, end = (math.floor(round(t * fs_hz, 6)) for t in time_window)
-        window = (start, end)
-    time = _span("time_window", window, samples)
+    time = _time_span(time_window, representation[0].shape[-1], fs_hz)
     filters = _span("modulation_range", modulation_range, max(y.shape[-2] for y in chosen))
     # A region of its own memory: kept or saved, it does not hold on to the whole.
     return [y[..., filters, time].clone() for y in chosen]
@@ -60,19 +54,40 @@ def _check_channels(representation: Representation) -> None:
         raise ShapeError("expected a representation of one channel or more, got an empty list")
 
 
-def _check_pair(name: str, bounds: Sequence[float]) -> None:
-    numbers = list(bounds) if isinstance(bounds, (tuple, list)) else [math.nan]
-    if len(numbers) != 2 or not all(math.isfinite(number) for number in numbers):
-        raise ParameterError(f"{name} must be a pair (start, end) of numbers, got {bounds!r}")
+def _pair(name: str, kind: str, bounds: Sequence[float]) -> tuple[float, float]:
+    """A pair of finite numbers."""
+    given = list(bounds) if isinstance(bounds, (tuple, list)) else []
+    numbers = [plain_number(value) for value in given]
+    if len(numbers) == 2 and all(n is not None and math.isfinite(n) for n in numbers):
+        return numbers[0], numbers[1]  # type: ignore[return-value]
+    raise ParameterError(f"{name} must be a pair (start, end) of {kind}, got {bounds!r}")
 
 
 def _span(name: str, bounds: tuple[int, int] | None, size: int) -> slice:
     if bounds is None:
         return slice(0, size)
-    _check_pair(name, bounds)
-    start, end = bounds
+    start, end = _pair(name, "whole numbers", bounds)
+    if start % 1 or end % 1:
+        raise ParameterError(f"{name} must be a pair (start, end) of whole numbers, got {bounds!r}")
     if not 0 <= start < end <= size:
-        raise ParameterError(f"{name} must be a range inside 0..{size}, got {start}..{end}")
+        raise ParameterError(
+            f"{name} must be a range inside 0..{size}, its end left out, got {start}..{end}"
+        )
+    return slice(int(start), int(end))
+
+
+def _time_span(window: tuple[float, float] | None, samples: int, fs_hz: float) -> slice:
+    """Samples of a window in seconds."""
+    if window is None:
+        return slice(0, samples)
+    seconds = _pair("time_window", "seconds", window)
+    # 1.001 s at 4 kHz is sample 4004, though 1.001 * 4000 is a little less.
+    start, end = (math.floor(round(t * fs_hz, 6)) for t in seconds)
+    if not 0 <= start < end <= samples:
+        raise ParameterError(
+            f"time_window must be a range inside 0..{samples / fs_hz:g} s, one sample "
+            f"({1 / fs_hz:g} s) or longer, got {seconds[0]:g}..{seconds[1]:g} s"
+        )
     return slice(start, end)
 
 

@@ -7,7 +7,7 @@ A frame needs samples after its instant (half a window, half a filter), so a str
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from amtcore.errors import ParameterError, ShapeError
+from amtcore.kernels.ops.autograd import is_transformed, wants_derivative
 from amtcore.kernels.ops.loudness import can_compute
 from amtcore.kernels.ops.loudness_frames import Frames
 from amtcore.models.block_threads import can_share, map_blocks
@@ -90,6 +91,10 @@ class Loudness:
     specific: Tensor
     stages: dict[str, Tensor]
     state: dict[str, Tensor]
+
+
+def _of_items(segments: Sequence[Segment | None], items: slice) -> list[Segment | None]:
+    return [each and replace(each, x=each.x[items]) for each in segments]
 
 
 class LoudnessModel(Converted):
@@ -203,9 +208,10 @@ class LoudnessModel(Converted):
         """The whole signal at once.
 
         Where a stage has hooks, or is not ours, every stage is called as a module, once with the
-        whole signal; else block by block, in less memory.
+        whole signal; else block by block, in less memory. `torch.export` records the whole signal
+        too, since the number of blocks depends on its length.
         """
-        if not self._needs_calls():
+        if not (torch.compiler.is_exporting() or self._needs_calls()):
             return self.stream(audio, None, True)[0]
         signal, batched = self._as_batch(audio)
         signal = torch.nn.functional.hardshrink(signal, SILENT_PA)
@@ -256,21 +262,51 @@ class LoudnessModel(Converted):
         shown = segments or [self._nothing(blocks.tail)]
         response = self.ear.response(self.ear.taps(), shown[0].x.shape[-1])
         device = blocks.tail.device
-        if shown[0].x.shape[:-1].numel() == 1 and can_share(device):
+        frames = self._frames() if self._wants_numbers(blocks.tail) else None
+        batch, ears = blocks.tail.shape[:2]
+        if can_share(device) and ears == 1 and (batch == 1 or self._takes_items_alone(blocks.tail)):
             together = self._pairs(shown)
         else:
             together = [[segment] for segment in shown]
-        frames = self._frames() if self._wants_numbers(blocks.tail) else None
         if frames is not None and segments:
             heard = partial(self._heard, response=response, samples=blocks.samples)
             rows = rows_of_blocks(together, heard, self._specific, frames)
             return self._integrate_rows(rows, OverTime(state or {}))
-        parts = map_blocks(
-            lambda pair: self._blocks(pair, response, blocks.samples), together, device
-        )
-        analysed = [of_segment for part in parts for of_segment in part]
-        stages = {name: torch.cat([part[name] for part in analysed], 2) for name in analysed[0]}
+        stages = self._stages_of(together, response, blocks)
         return self._integrate(stages, OverTime(state or {}))
+
+    def _stages_of(
+        self, together: Sequence[Sequence[Segment | None]], response: Tensor, blocks: FrameState
+    ) -> dict[str, Tensor]:
+        """Return the stages of all blocks."""
+        batch, device = len(blocks.tail), blocks.tail.device
+        alone = batch > 1 and self._takes_items_alone(blocks.tail)
+        items = [slice(b, b + 1) for b in range(batch)] if alone else [slice(None)]
+        parts = map_blocks(
+            lambda some: self._blocks(some, response, blocks.samples),
+            [_of_items(some, item) for item in items for some in together],
+            device,
+        )
+        of_item = [
+            [stages for part in parts[at : at + len(together)] for stages in part]
+            for at in range(0, len(parts), len(together))
+        ]
+        return {
+            name: torch.cat([torch.cat([part[name] for part in each], 2) for each in of_item])
+            for name in of_item[0][0]
+        }
+
+    def _takes_items_alone(self, x: Tensor) -> bool:
+        """Return True if the items of a batch go through the stages one by one.
+
+        A matrix product sums in an order that depends on its shape; of one item it has the same
+        bits in any batch. Kernels need no such care, since they take every frame by itself.
+        Learning makes tables anew with every product, so it takes a batch as one.
+        """
+        if torch.compiler.is_compiling() or is_transformed() or x.device.type != "cpu":
+            return False
+        by_kernels = can_compute(x) and self.running_spectrum.has_factors()
+        return not (by_kernels or wants_derivative(*self.parameters()))
 
     def _wants_numbers(self, x: Tensor) -> bool:
         """Whether specific loudness is all that is wanted, and nobody asks for more than

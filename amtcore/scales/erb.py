@@ -81,3 +81,8 @@ def _check_range(flow_hz: float, fhigh_hz: float) -> None:
         raise ParameterError(
             f"expected 0 <= flow <= fhigh, got flow {flow_hz:g} Hz and fhigh {fhigh_hz:g} Hz"
         )
+
+
+#: Names of these functions in torch_amt and in toolboxes for MATLAB.
+fc2erb, erb2fc, audfiltbw = erb_number, erb_frequency, erb_bandwidth
+erbspace, erbspacebw = erb_space, erb_space_bw

@@ -13,8 +13,9 @@ from torch.nn.modules import module as torch_module
 
 from amtcore.errors import ParameterError, ShapeError, WrongDeviceError
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
+from amtcore.kernels.ops.dispatch import rows_of
 from amtcore.kernels.ops.recurrences import rest_state, run_ops
-from amtcore.stages.constants import WORKING_TYPES, HasConstants
+from amtcore.stages.constants import WORKING_TYPES, HasConstants, refuse_torchscript
 from amtcore.stages.states import Form, taking_states
 
 
@@ -41,6 +42,8 @@ def in_autocast(x: Tensor) -> bool:
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
     """x @ matrix in their own type, also where autocast would take half of the digits."""
+    if torch.compiler.is_exporting():  # a dynamic axis before the last one: see `rows_of`
+        return (rows_of(x) @ matrix).reshape(*x.shape[:-1], matrix.shape[-1])
     if not in_autocast(x):
         return x @ matrix
     with torch.autocast(x.device.type, enabled=False):
@@ -150,7 +153,10 @@ class Stage(HasConstants):
         return None
 
     def as_input(self, x: Tensor, axes: tuple[int, ...], names: str) -> Tensor:
-        """`x` in the working type; raises when it is not a float tensor with so many axes."""
+        """`x` in the working type; raises when it is not a float tensor with so many axes, or while
+        `torch.jit.trace` records: every call of a model comes through here."""
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+            refuse_torchscript(type(self))
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise ShapeError(f"expected a floating-point tensor {names}, got {kind}")

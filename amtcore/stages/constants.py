@@ -8,14 +8,16 @@ part of it: they are made again after loading, and where a constant has changed 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from amtcore.errors import ParameterError, ShapeError
+from amtcore.errors import ParameterError, ReadOnlyError, ShapeError, TracingError
 from amtcore.kernels.ops.autograd import is_transformed
 from amtcore.stages.limits import Limit
 
@@ -37,13 +39,47 @@ def check_conversion(fn: Callable[[Tensor], Tensor]) -> None:
         )
 
 
+def outside_inference() -> AbstractContextManager[Any]:
+    """Return a context that leaves `torch.inference_mode`, if it is active.
+
+    A module outlives the call that makes its tensors. Tensors made in inference mode cannot be used
+    where gradients are recorded, so everything that a module keeps is made outside of it.
+    """
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+def refuse_torchscript(kind: type) -> NoReturn:
+    """Raise the error for `torch.jit.trace` and `torch.jit.script`."""
+    raise TracingError(
+        f"{kind.__name__} cannot be traced or scripted: TorchScript does not run the kernels; use "
+        "torch.export.export, or torch.compile"
+    )
+
+
+def _settling(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that makes the attributes it has set read-only.
+
+    Constructors of derived classes of this package may still change them. Those of other packages
+    add attributes of their own, which stay assignable.
+    """
+
+    @functools.wraps(constructor)
+    def construct(self: Converted, *args: Any, **kwargs: Any) -> None:
+        constructor(self, *args, **kwargs)
+        own: Any = next(kind for kind in type(self).__mro__ if _is_own(kind))
+        if own.__init__ is construct:
+            self._settings = frozenset(name for name in vars(self) if not name.startswith("_"))
+
+    return construct
+
+
 class BuiltOnCpu(type):
     """Metaclass of modules whose filters are designed on the CPU, then moved to torch's default
     device: so `with torch.device("meta")` builds them too."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         device = torch.get_default_device()
-        with torch.device("cpu"):
+        with torch.device("cpu"), outside_inference():
             module = super().__call__(*args, **kwargs)
             if isinstance(module, HasConstants):
                 module.refresh()
@@ -57,11 +93,70 @@ class BuiltOnCpu(type):
 
 
 class Converted(nn.Module, metaclass=BuiltOnCpu):
-    """A module that refuses a type before any part of it is converted."""
+    """Base class of all models and stages: what can be changed after construction, and what not.
+
+    Filters are designed once, from the arguments. So every public attribute that a constructor of
+    this package sets is read-only afterwards, as are class attributes and tables. Constants,
+    parameters, stages and the settings in `assignable` can be assigned. A conversion to a type that
+    nothing here works in raises before any part of the module is converted.
+
+    >>> from amtcore import IHCEnvelope
+    >>> IHCEnvelope(16000).cutoff = 500.0  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    amtcore.errors.ReadOnlyError: IHCEnvelope.cutoff is read-only: ...
+    """
+
+    #: Names of attributes that every call reads anew.
+    assignable: ClassVar[frozenset[str]] = frozenset(("training", "backend", "return_stages"))
+    #: Names of the attributes that the constructors of this package have set.
+    _settings: frozenset[str] = frozenset()
+    _loading = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Make what the constructor of a class of this package sets read-only."""
+        super().__init_subclass__(**kwargs)
+        if _is_own(cls) and "__init__" in vars(cls):
+            cls.__init__ = _settling(vars(cls)["__init__"])  # type: ignore[method-assign]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_read_only(name, value) and not self._loading:
+            kind = type(self).__name__
+            if name in inspect.signature(type(self)).parameters:
+                advice = f"build a new {kind} with the {name} you want"
+            else:
+                advice = f"{name} follows from the arguments of {kind}, so build a new one"
+            raise ReadOnlyError(
+                f"{kind}.{name} is read-only: a module is designed when it is built; {advice}"
+            )
+        super().__setattr__(name, value)
+
+    def _is_read_only(self, name: str, value: Any) -> bool:
+        if not self._settings or name.startswith("_") or name in self.assignable:
+            return False
+        if name in self._parameters or name in self._modules:
+            return False
+        if isinstance(value, nn.Module) and vars(self).get(name, value) is None:
+            return False  # a stage that the model was built without
+        return name in self._settings or name in self._buffers or _is_class_data(type(self), name)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse `torch.jit.script`, which calls this method of every module that it meets."""
+        refuse_torchscript(type(self))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         check_conversion(fn)
-        return super()._apply(fn, recurse)
+        with outside_inference():
+            return super()._apply(fn, recurse)
+
+
+def _is_own(kind: type) -> bool:
+    return kind.__module__.startswith("amtcore.")
+
+
+def _is_class_data(kind: type, name: str) -> bool:
+    """Return True if a class of this package has a property or a value of this name."""
+    found = (vars(each)[name] for each in kind.__mro__ if name in vars(each) and _is_own(each))
+    return any(not inspect.isroutine(value) for value in found)
 
 
 class HasConstants(Converted):
@@ -82,7 +177,6 @@ class HasConstants(Converted):
     _made_from: Mapping[str, tuple[Tensor | None, int]] = {}
     #: Persistent buffers of earlier versions that are made, not loaded.
     _once_saved: tuple[str, ...] = ()
-    _loading = False
 
     def __init__(self, learnable: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -208,12 +302,16 @@ class HasConstants(Converted):
         if any(kept.is_meta for kept in sources.values()):
             return
         device = next((kept.device for kept in sources.values()), None)
-        with torch.no_grad():
+        with outside_inference(), torch.no_grad():
             for name, table in self.tables().items():
                 self._keep_table(name, table.to(device))
             # What follows from constants may follow from settings as well.
             for name, make in self.derive().items():
                 self._keep_table(name, make().to(device))
+        # `torch.export` finds a buffer by its place among those that are not None, where it counts
+        # all before it: so the empty places of learnt constants come last.
+        for name in self._learnt:
+            self._buffers[name] = self._buffers.pop(name)
         self._note_made(sources)
 
     def _note_made(self, sources: Mapping[str, Tensor]) -> None:
@@ -349,6 +447,10 @@ class HasConstants(Converted):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Keep `dtype` true, and the digits of learnt constants in a smaller type."""
+        with outside_inference():
+            return self._applied(fn, recurse)
+
+    def _applied(self, fn: Any, recurse: bool) -> Any:
         before = {name: self._exact(name).detach() for name in self._learnt}
         sources = self._sources()
         true = all(self._is_as_made(key, kept) for key, kept in sources.items())
@@ -379,7 +481,7 @@ class HasConstants(Converted):
     def _follow_dtype(self) -> None:
         first = next((t for t in (*self.parameters(), *self.buffers())), None)
         if first is not None and first.is_floating_point():
-            self.dtype = first.dtype
+            vars(self)["dtype"] = first.dtype  # read-only for others
 
 
 def _split(limit: Limit, exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

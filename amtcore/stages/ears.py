@@ -40,8 +40,6 @@ def _as_delay(phase_type: str, order: int, compensate_delay: bool) -> int:
         raise ParameterError(
             f"phase_type must be one of {', '.join(PHASE_TYPES)}, got {phase_type!r}"
         )
-    if phase_type == "zero" and order % 2:
-        raise ParameterError(f"zero phase needs an even order, got {order}")
     if phase_type == "minimum" or not compensate_delay:
         return 0
     return order // 2 if phase_type == "zero" else math.ceil((order + 1) / 2)
@@ -52,6 +50,8 @@ class _TableFilter(FirStage):
 
     frequencies_hz: Tensor
     gains: Tensor
+    #: Values of `phase_type` whose filter is a minimum-phase one.
+    minimum_phase_types: tuple[str, ...] = ("minimum",)
 
     def __init__(
         self,
@@ -65,6 +65,11 @@ class _TableFilter(FirStage):
     ) -> None:
         super().__init__(fs, order, learnable, dtype, backend)
         self.advance = _as_delay(phase_type, order, compensate_delay)
+        if order % 2 and phase_type in (*self.minimum_phase_types, "zero"):
+            raise ParameterError(
+                f"phase_type {phase_type!r} needs an even order, got {order}: an odd one has its "
+                f"delay between two samples and no gain at fs/2; take {order + 1}"
+            )
         self.phase_type, self.compensate_delay = phase_type, compensate_delay
 
     def set_gains(self, f_hz: Tensor, gains: Tensor) -> None:
@@ -103,9 +108,13 @@ class _TableFilter(FirStage):
     def extra_repr(self) -> str:
         """Rate, order and phase."""
         return (
-            f"fs={self.fs:g}, order={self.order}, phase_type={self.phase_type}, "
-            f"advance={self.advance}, learnable={self.learnable}"
+            f"fs={self.fs:g}, {self._kind()}order={self.order}, phase_type={self.phase_type}, "
+            f"learnable={self.learnable}"
         )
+
+    def _kind(self) -> str:
+        """What `extra_repr` names before the order."""
+        return ""
 
 
 class HeadphoneFilter(_TableFilter):
@@ -113,7 +122,7 @@ class HeadphoneFilter(_TableFilter):
 
     Args:
         fs: Sampling rate in Hz.
-        order: Number of taps less one.
+        order: Number of taps less one; even for "minimum" and "zero".
         phase_type: "minimum" (causal, minimum phase), "zero" (no phase, table's gain end to end),
             or "amt" (linear phase, advanced by ceil((order + 1) / 2) samples).
         learnable: Make the gains at the table's frequencies, `gains`, a parameter. The frequencies
@@ -152,7 +161,7 @@ class HeadphoneFilter(_TableFilter):
     def design(self) -> Tensor:
         """The taps in float64, (order + 1,)."""
         taps = self.linear_phase()
-        return minimum_phase(taps) if self.phase_type == "minimum" else taps
+        return minimum_phase(taps) if self.phase_type in self.minimum_phase_types else taps
 
 
 def _goode_velocity(fs_hz: float) -> tuple[Tensor, Tensor]:
@@ -191,7 +200,7 @@ class MiddleEarFilter(_TableFilter):
     Args:
         fs: Sampling rate in Hz.
         filter_type: "lopezpoveda2001" or "jepsen2008".
-        order: Number of taps less one.
+        order: Number of taps less one, even.
         phase_type: "minimum" (causal, minimum phase), "zero" (no phase, table's gain end to end),
             or "amt" (minimum phase, advanced by ceil((order + 1) / 2) samples).
         normalize_gain: Whether the largest gain is 0 dB; else the output is a velocity.
@@ -214,6 +223,7 @@ class MiddleEarFilter(_TableFilter):
     """
 
     gain_normalization: Tensor
+    minimum_phase_types = ("minimum", "amt")
 
     @checked_arguments()
     def __init__(
@@ -247,7 +257,7 @@ class MiddleEarFilter(_TableFilter):
         else:
             peak = _JEPSEN_PEAK * 10 ** (_MEASURED_DB / 20)
             taps = taps * (peak / torch.fft.fft(taps).abs().max())
-        return taps if self.phase_type == "zero" else minimum_phase(taps)
+        return minimum_phase(taps) if self.phase_type in self.minimum_phase_types else taps
 
     def _peak_db(self) -> float:
         """Largest gain of the response."""
@@ -273,6 +283,6 @@ class MiddleEarFilter(_TableFilter):
         own = {"filter_type": self.filter_type, "normalize_gain": self.normalize_gain}
         return super().get_parameters() | own
 
-    def extra_repr(self) -> str:
-        """Type, rate, order and phase."""
-        return f"filter_type={self.filter_type}, {super().extra_repr()}"
+    def _kind(self) -> str:
+        """What `extra_repr` names before the order."""
+        return f"filter_type={self.filter_type}, "

@@ -18,6 +18,7 @@ from amtcore.errors import ParameterError
 from amtcore.filter_design import iir as design
 from amtcore.kernels.fused.operations import FIRST_ORDER, STATE_VARIABLE
 from amtcore.kernels.fused.program import BlockOp
+from amtcore.kernels.ops.dispatch import by_item
 from amtcore.stages.base import ChannelStage, check_below_nyquist, lowpass_memory_s
 from amtcore.stages.limits import Range, StableDenominator
 
@@ -51,12 +52,17 @@ def analytic_magnitude(x: Tensor) -> Tensor:
     n = x.shape[-1]
     if x.numel() == 0:
         return x.abs()
-    weights = x.new_zeros(n)
-    weights[0] = 1.0
-    weights[1 : (n + 1) // 2] = 2.0
-    if n % 2 == 0:
-        weights[n // 2] = 1.0
+    # Twice the frequencies between 0 and fs/2, whose ends count once. No slice and no branch
+    # depends on n, so that its axis may be dynamic in torch.export.
+    twice = 2 * torch.arange(n, device=x.device)
+    weights = 1.0 + torch.sign(n - twice).to(x.dtype) - (twice == 0).to(x.dtype)
     return torch.fft.ifft(torch.fft.fft(x) * weights).abs()
+
+
+def _envelope_to_a_power(x: Tensor) -> Tensor:
+    """What goes into the low-pass of bernstein1999."""
+    weight = analytic_magnitude(x).clamp(min=torch.finfo(x.dtype).tiny)
+    return (weight ** (_NEURAL_COMPRESSION - 1.0) * x).clamp(min=0).square()
 
 
 class IHCEnvelope(ChannelStage):
@@ -166,10 +172,9 @@ class IHCEnvelope(ChannelStage):
 
     def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         if self._nonlinearity == "hilbert":
-            return analytic_magnitude(x), self.rest_state(*x.shape[:2])
+            return by_item(analytic_magnitude, x), self.rest_state(*x.shape[:2])
         if self._nonlinearity == "bernstein":
-            weight = analytic_magnitude(x).clamp(min=torch.finfo(x.dtype).tiny)
-            x = (weight ** (_NEURAL_COMPRESSION - 1.0) * x).clamp(min=0).square()
+            x = by_item(_envelope_to_a_power, x)
         return super()._run(x, state)
 
     def extra_repr(self) -> str:

@@ -59,7 +59,13 @@ def ear_gain_db(
 
 
 def fft_length(samples: int) -> int:
-    """Smallest 4, 5, 6 or 7 times a power of two that is at least `samples`."""
+    """Smallest 4, 5, 6 or 7 times a power of two that is at least `samples`.
+
+    For `torch.export` it is twice `samples`: a dynamic length has no such power, and of an even
+    length the number of frequencies is known without a division.
+    """
+    if torch.compiler.is_exporting():
+        return 2 * samples
     power = 1
     while 7 * power < samples:
         power *= 2

@@ -131,6 +131,6 @@ class OuterMiddleEarFilter(FirStage):
     def extra_repr(self) -> str:
         """Rate, type, field and order."""
         return (
-            f"fs={self.fs:g}, type={self.compensation_type}, field={self.field_type}, "
+            f"fs={self.fs:g}, type={self.compensation_type!r}, field={self.field_type!r}, "
             f"order={self.order}, learnable={self.learnable}"
         )

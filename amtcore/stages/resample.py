@@ -127,17 +127,21 @@ class Resampler(BlockStage):
 
     def _outputs(self, x: Tensor, start: int, done: int, ready: int) -> Tensor:
         """Outputs done..ready-1; `x` starts with input `start`, around it there is silence."""
-        parts: list[Tensor] = []
-        for m in range(done, min(done + self.up, ready)):
-            phase = self.phases[(self.reach - m * self.down) % self.up].flip(0)
-            count = -((m - ready) // self.up)
-            parts.append(fir(x, phase, self.down, self._first(m) - start, count, self.backend))
+        # Every phase gives as many outputs as the first, so that no number of parts depends on
+        # the length of the signal; the last of them may lie beyond `ready`.
+        count = -((done - ready) // self.up)
+        parts = [
+            fir(x, self.phases[(self.reach - m * self.down) % self.up].flip(0), self.down,
+                self._first(m) - start, count, self.backend)
+            for m in range(done, done + self.up)
+        ]  # fmt: skip
         if len(parts) == 1:
             return parts[0]
-        y = x.new_zeros(*x.shape[:-1], ready - done)
-        for k, part in enumerate(parts):
-            y[..., k :: self.up] = part
-        return y
+        if torch.compiler.is_exporting():
+            # Picked by number, since a reshape and a slice would compare roundings of the length.
+            m = torch.arange(ready - done, device=x.device)
+            return torch.cat(parts, -1).index_select(-1, m % self.up * count + m // self.up)
+        return torch.stack(parts, -1).flatten(-2)[..., : ready - done].contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole signal at once."""

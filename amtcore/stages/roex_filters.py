@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from amtcore.kernels.ops import excitation
+from amtcore.kernels.ops.dispatch import rows_of
 from amtcore.kernels.ops.roex import lower_skirt
 from amtcore.scales.cam import CAM_FLOOR_HZ, CAM_SLOPE
 from amtcore.stages.base import product
@@ -162,8 +163,8 @@ class RoexFilters(ComponentStage):
         if self.by_kernel(intensity, levels_db, upper, line):
             return excitation.pattern(intensity, levels_db, self.filters())
         below = lower_skirt(
-            intensity.flatten(0, -2),
-            self.relative_slope(self.levels_at_nodes(levels_db)).flatten(0, -2),
+            rows_of(intensity),
+            rows_of(self.relative_slope(self.levels_at_nodes(levels_db))),
             self.derived("rate", "lower_slope_base", "fc"),
             self.fc,
             self.nodes_hz,

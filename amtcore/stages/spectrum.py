@@ -25,6 +25,7 @@ from torch import Tensor
 
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
+from amtcore.kernels.ops.dispatch import by_item, rows_of
 from amtcore.kernels.ops.loudness import audible, can_compute
 from amtcore.kernels.ops.spectrum import Factors, powers
 from amtcore.stages.base import Stage, product
@@ -170,7 +171,7 @@ class WindowedSpectrum(Stage):
         even, odd = self._folded(x)
         frames = even.shape[:-1]
         # (frame, sample) of all signals; a component's frames lie together, as products are best.
-        even, odd = even.flatten(0, -2).mT, odd.flatten(0, -2).mT
+        even, odd = rows_of(even).mT, rows_of(odd).mT
         parts = []
         for i, length in enumerate(self.windows):
             real = product(self.get_buffer(f"cosines_{i}"), even[: length // 2])
@@ -194,8 +195,9 @@ class WindowedSpectrum(Stage):
         return after + before, after - before
 
     def spectra(self, x: Tensor) -> Tensor:
-        """(.., time) of a whole signal -> (.., frame, component)."""
-        return self.intensities(self.padded(x))[..., : self.n_frames(x.shape[-1]), :]
+        """(batch, .., time) of whole signals -> (batch, .., frame, component)."""
+        made = by_item(self.intensities, self.padded(x))
+        return made[..., : self.n_frames(x.shape[-1]), :]
 
     def padded(self, x: Tensor) -> Tensor:
         """(.., time) with the zeros around it that centre the first frame on sample 0."""

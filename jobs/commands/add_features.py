@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from earmill.jobs.commands.options import (
     LogFormat,
     Metrics,
     Overrides,
+    Quiet,
     RayAddress,
     StorageOptions,
     parse_storage_options,
@@ -37,17 +37,19 @@ def add_features(
     storage_options: StorageOptions = None,
     log_format: LogFormat = None,
     metrics: Metrics = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compute other models' streams for the rows of a dataset; readers see both.
 
     Run it again after an update: it computes what is new. Exit codes: as of `extract`.
     """
+    from earmill.jobs.logger import logged
     from earmill.jobs.progress import make_reporter
     from earmill.pipeline.driver.add_features import add_features as add
     from earmill.pipeline.driver.stop_request import StopRequest
 
     stop = StopRequest()
-    reporter = make_reporter(as_json=as_json, stream=sys.stdout, log_format=log_format or "text")
+    reporter = make_reporter(as_json=as_json, log_format=log_format or "text", quiet=quiet)
     try:
         with signals_to(stop):
             end = add(
@@ -55,7 +57,7 @@ def add_features(
                 job,
                 storage_options=parse_storage_options(storage_options),
                 overrides=run_overrides(set_, log_format, metrics),
-                sink=reporter,
+                sink=logged(reporter),
                 ray_address=ray_address,
                 stop=stop,
             )

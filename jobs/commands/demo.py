@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from earmill.jobs import terminal
+from earmill.jobs.commands.options import Quiet
 from earmill.jobs.local_paths import check_local
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for audio, features and report.")] = Path(
         "demo-out"
     ),
+    quiet: Quiet = False,
 ) -> None:
     """Generate two minutes of audio and run the whole job on it."""
     from earmill.jobs.commands.extract import run_and_report
@@ -66,7 +68,7 @@ def demo(
     console = terminal.console(soft_wrap=True)
     folder = _clean_folder(out)
     with _ray_in_the_background() as ray_is_up:
-        console.print("generating two minutes of speech-like and music-like audio ...")
+        terminal.teller(quiet=quiet)("generating two minutes of speech-like and music-like audio")
         paths = write_corpus(folder / "audio")
         job = folder / "job.yaml"
         job.write_text(JOB.format(name=NAME, folder=folder))
@@ -75,7 +77,7 @@ def demo(
 
         with compiling(validate_models(spec)):
             ray_is_up()
-            end = run_and_report(spec)
+            end = run_and_report(spec, quiet=quiet)
     if end.exit_code:
         raise typer.Exit(end.exit_code)
     _check(console, folder, end, files=len(paths))

@@ -1,14 +1,13 @@
 """`earmill extract`: run a job to its end, or as far as it gets.
 
-SIGINT, SIGTERM and SIGUSR1 ask the run to finish what is in flight; a second one leaves at once.
-Either way nothing is lost but work in flight, and `--resume` goes on from the commits.
+SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to finish what is in flight; a second one leaves at
+once. Either way nothing is lost but work in flight, and `--resume` goes on from the commits.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from earmill.jobs import signals
 from earmill.jobs.commands.options import (
     AsJson,
     JobFile,
     LogFormat,
     Metrics,
     Overrides,
+    Quiet,
     RayAddress,
     run_overrides,
 )
@@ -77,6 +78,7 @@ def extract(
     ray_address: RayAddress = None,
     log_format: LogFormat = None,
     metrics: Metrics = None,
+    quiet: Quiet = False,
 ) -> None:
     """Extract the features of a corpus.
 
@@ -101,6 +103,7 @@ def extract(
         join=join,
         finish=finish,
         as_json=as_json,
+        quiet=quiet,
         ray_address=ray_address,
     )
     raise typer.Exit(end.exit_code)
@@ -147,28 +150,32 @@ def run_and_report(
     join: bool = False,
     finish: bool = False,
     as_json: bool = False,
+    quiet: bool = False,
     ray_address: str | None = None,
 ) -> JobFinished:
-    """Run a job with its progress on standard output, stopped by SIGINT and SIGTERM.
+    """Run a job, tell its progress and result, and stop it on a signal.
 
     Args:
+        quiet: Tell the result only.
         first: What is done before it, given where its news go.
     """
+    from earmill.jobs.logger import logged
     from earmill.jobs.progress import make_reporter
     from earmill.pipeline.driver.run import run_job
     from earmill.pipeline.driver.stop_request import StopRequest
 
     stop = StopRequest()
-    reporter = make_reporter(as_json=as_json, stream=sys.stdout, log_format=spec.run.log_format)
+    reporter = make_reporter(as_json=as_json, log_format=spec.run.log_format, quiet=quiet)
+    sink = logged(reporter)
     try:
         with signals_to(stop):
             if first is not None:
-                first(reporter)
+                first(sink)
             return run_job(
                 spec,
                 resume=resume,
                 again=again,
-                sink=reporter,
+                sink=sink,
                 ray_address=ray_address,
                 stop=stop,
                 join=join,
@@ -184,14 +191,18 @@ def signals_to(stop: StopRequest) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if not stop.watched:
-            raise KeyboardInterrupt
+            signals.end(number, frame)
         stop(signal.Signals(number).name)
 
     # Slurm sends the last one before a time limit, where it is told to.
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = [signal.signal(number, handle) for number in numbers]
+    numbers = (*signals.ENDING, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    # A hang-up that is ignored, as `nohup` has it, stays ignored.
+    before = {n: one for n, one in before.items() if n != signal.SIGHUP or one != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handle)
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

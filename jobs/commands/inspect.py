@@ -125,7 +125,7 @@ def _print_quarantined(rows: list[dict[str, Any]]) -> None:
 def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from earmill.jobs.progress import audio, bytes_text
+    from earmill.pipeline.common.figures import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
     state = "finalised" if result["finalised"] else "not finalised"

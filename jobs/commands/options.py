@@ -31,6 +31,10 @@ RayAddress = Annotated[
         "Without either a private Ray is started and stopped.",
     ),
 ]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Show no progress: only the result, and errors."),
+]
 LOG_FORMAT = "--log-format"
 LogFormat = Annotated[
     Literal["text", "json"] | None,

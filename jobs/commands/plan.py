@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, JobFile, Overrides
-from earmill.jobs.terminal import console, say, say_json
+from earmill.jobs.commands.options import AsJson, JobFile, Overrides, Quiet
+from earmill.jobs.terminal import console, say_json, teller
 
 if TYPE_CHECKING:
     from earmill.pipeline.planning.estimate import Sampler
@@ -42,6 +41,7 @@ def plan(
         int | None, typer.Option("--seed", help="With --sample: draws the same rows again.")
     ] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Show what a job would do: rows, hours, shards, bytes, time. Writes nothing to its output."""
     from earmill.pipeline.spec.job import JobSpec
@@ -53,19 +53,17 @@ def plan(
     spec = JobSpec.load(job, overrides=set_ or ())
     from earmill.pipeline.planning.estimate import job_cost
 
-    sampler = _sampler(spec, sample, seed) if sample else None
+    tell = teller(quiet=quiet)
+    sampler = _sampler(spec, sample, seed, tell) if sample else None
     result = job_cost(spec, measure=measure, sampler=sampler).to_dict()
     say_json(result) if as_json else show(result)
 
 
-def _sampler(spec: JobSpec, rows: int, seed: int | None) -> Sampler:
-    """Return a function that samples the plan, and says on standard error that it begins."""
+def _sampler(spec: JobSpec, rows: int, seed: int | None, tell: Callable[[str], None]) -> Sampler:
+    """Return a function that samples the plan, and tells that it begins."""
     from earmill.pipeline.driver.sample import sample
 
-    def begin(text: str) -> None:
-        say(f"{text} ...", sys.stderr)
-
-    return partial(sample, spec=spec, rows=rows, seed=seed, on_begin=begin)
+    return partial(sample, spec=spec, rows=rows, seed=seed, on_begin=tell)
 
 
 def rounded_up(seconds: float) -> str:
@@ -89,14 +87,10 @@ def _time(result: dict[str, Any]) -> str:
     )
 
 
-def _cpu(seconds: float) -> str:
-    """CPU time in hours; below an hour in seconds, since 2.1e-05 h says nothing."""
-    return f"{seconds:.1f} s" if seconds < 3600 else f"{seconds / 3600:,.1f} h"
-
-
 def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
     """Rows of the table for a sample."""
-    from earmill.jobs.progress import bytes_text, quantity
+    from earmill.jobs.progress import quantity
+    from earmill.pipeline.common.figures import bytes_text, duration
 
     def text(name: str, unit: Callable[[float], str]) -> str:
         low, expected, high = (unit(sample[name][end]) for end in ("low", "expected", "high"))
@@ -106,7 +100,7 @@ def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
     bad = ", ".join(f"{count:,} {reason}" for reason, count in sample["bad"].items())
     return {
         "time": f"{text('time_s', rounded_up)} here, with {workers}",
-        "CPU": text("cpu_s", _cpu),
+        "CPU": text("cpu_s", duration),
         "stored": text("stored_bytes", bytes_text),
         "sample": f"{quantity(sample['rows'], 'row')} in {rounded_up(sample['took_s'])}, seed "
         f"{sample['seed']}; in quarantine: {bad or 'none'}",
@@ -117,7 +111,7 @@ def show(result: dict[str, Any]) -> None:
     """Print `JobCost.to_dict()` as a table."""
     from rich.table import Table
 
-    from earmill.jobs.progress import audio, bytes_text
+    from earmill.pipeline.common.figures import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
     table = Table(title=f"plan {result['plan_id']} of {result['job']}", show_header=False)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.commands.options import (
+    AsJson,
+    DatasetUri,
+    Quiet,
+    StorageOptions,
+    parse_storage_options,
+)
+from earmill.jobs.standard_streams import OutputLost
 from earmill.jobs.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -46,6 +54,7 @@ def push(
         bool, typer.Option("--replace", help="Also where the repository holds another dataset.")
     ] = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
     storage_options: StorageOptions = None,
 ) -> None:
     """Upload a finished dataset to the Hugging Face hub in one commit; again goes on.
@@ -79,7 +88,7 @@ def push(
         private=private,
         message=message,
         replace_other=replace,
-        on_progress=_teller(as_json),
+        on_progress=_ignored if quiet else _teller(as_json),
     )
     if as_json:
         result = {key: value for key, value in asdict(done).items() if key != "progress"}
@@ -101,7 +110,7 @@ def _counts(contents: Contents) -> dict[str, Any]:
 
 
 def _shown(found: dict[str, Any]) -> str:
-    from earmill.jobs.progress import audio, bytes_text
+    from earmill.pipeline.common.figures import audio, bytes_text
 
     stated = found["licenses"].get("features")
     licence = (stated.get("name") or stated["id"]) if stated else "not stated"
@@ -113,23 +122,31 @@ def _shown(found: dict[str, Any]) -> str:
 
 
 def _sent(progress: Progress) -> str:
-    from earmill.jobs.progress import bytes_text
+    from earmill.pipeline.common.figures import bytes_text
 
     text = f"{progress.files_sent:,} files, {bytes_text(progress.bytes_sent)},"
     there = progress.files - progress.files_sent
     return f"{text} beside {there:,} that were there," if there else text
 
 
+def _ignored(progress: Progress) -> None:
+    """Tell nothing."""
+
+
 def _teller(as_json: bool) -> Callable[[Progress], None]:
-    """A line on standard error now and then; as JSON every time."""
+    """Return what tells of a push: a line on standard error now and then, JSON every time.
+
+    An upload goes on where nobody reads its news.
+    """
     told_at = 0.0
 
     def tell(progress: Progress) -> None:
         nonlocal told_at
-        from earmill.jobs.progress import bytes_text
+        from earmill.pipeline.common.figures import bytes_text
 
         if as_json:
-            say_json({"event": "push", **asdict(progress)})
+            with suppress(OutputLost):
+                say_json({"event": "push", **asdict(progress)})
         elif time.monotonic() - told_at >= LINE_EVERY_S:
             told_at = time.monotonic()
             say(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from earmill.jobs.commands.options import DatasetUri, StorageOptions, parse_storage_options
-from earmill.jobs.terminal import say
+from earmill.jobs.commands.options import (
+    DatasetUri,
+    Quiet,
+    StorageOptions,
+    parse_storage_options,
+)
+from earmill.jobs.terminal import say, teller
 
 Out = Annotated[Path, typer.Option(help="HTML file to write.")]
 MostRows = Annotated[int, typer.Option("--rows", min=0, help="Rows of the table, at most.")]
@@ -32,12 +36,6 @@ Job = Annotated[
 ]
 
 
-def _told(text: str) -> None:
-    """To people who wait."""
-    if sys.stderr.isatty():
-        say(f"{text} ...", file=sys.stderr)
-
-
 def report(
     uri: DatasetUri,
     out: Out = Path("report.html"),
@@ -47,11 +45,12 @@ def report(
     seconds: Seconds = 10.0,
     audio: Audio = True,
     job: Job = None,
+    quiet: Quiet = False,
     storage_options: StorageOptions = None,
 ) -> None:
     """Write one HTML page that shows a dataset: rows, sound, features, work, provenance."""
-    from earmill.jobs.progress import bytes_text
     from earmill.jobs.report.build import Options, write_report
+    from earmill.pipeline.common.figures import bytes_text
     from earmill.pipeline.spec.job import JobSpec
 
     page = write_report(
@@ -60,6 +59,6 @@ def report(
         options=Options(rows, examples, tuple(row or ()), seconds, audio),
         storage_options=parse_storage_options(storage_options),
         job=None if job is None else JobSpec.load(job),
-        on_begin=_told,
+        on_begin=teller(quiet=quiet),
     )
     say(f"{page}: {bytes_text(page.stat().st_size)}")

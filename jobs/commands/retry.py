@@ -20,6 +20,7 @@ from earmill.jobs.commands.options import (
     LogFormat,
     Metrics,
     Overrides,
+    Quiet,
     RayAddress,
     StorageOptions,
     parse_storage_options,
@@ -61,6 +62,7 @@ def retry(
     storage_options: StorageOptions = None,
     log_format: LogFormat = None,
     metrics: Metrics = None,
+    quiet: Quiet = False,
 ) -> None:
     """Try quarantined rows again; run it where the job ran, as relative paths are relative to that.
 
@@ -86,6 +88,7 @@ def retry(
         first=lambda sink: start_retry(spec, rows, sink),
         again=choose,
         as_json=as_json,
+        quiet=quiet,
         ray_address=ray_address,
     )
     raise typer.Exit(end.exit_code)

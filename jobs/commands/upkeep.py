@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
-from earmill.jobs.terminal import say, say_json
+from earmill.jobs.commands.options import (
+    AsJson,
+    DatasetUri,
+    Quiet,
+    StorageOptions,
+    parse_storage_options,
+)
+from earmill.jobs.terminal import say, say_json, teller
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.garbage import Collected
@@ -31,6 +37,7 @@ def compact(
         typer.Option(min=1, help="Rows of a merged shard, at most; the job's output.shard_rows."),
     ] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
     storage_options: StorageOptions = None,
 ) -> None:
     """Merge small shards into larger ones, as a new snapshot with the same values."""
@@ -39,11 +46,7 @@ def compact(
     from earmill.pipeline.storage.store_errors import store_errors
 
     layout = Layout.open(uri, parse_storage_options(storage_options))
-
-    def tell(text: str) -> None:
-        if not as_json:
-            say(text)
-
+    tell = teller(quiet=quiet or as_json)
     with store_errors(layout.url()):
         entry = merge(layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=tell)
     if as_json:
@@ -103,7 +106,7 @@ def duration(text: str, option: str) -> timedelta:
 
 
 def _print(found: Collected, what: str) -> None:
-    from earmill.jobs.progress import bytes_text
+    from earmill.pipeline.common.figures import bytes_text
 
     for entry in found.snapshots:
         say(f"snapshot {entry.number} of {entry.created or 'no date'}: {what}")

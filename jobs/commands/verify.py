@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
-from earmill.jobs.terminal import console, say, say_json
+from earmill.jobs.commands.options import (
+    AsJson,
+    DatasetUri,
+    Quiet,
+    StorageOptions,
+    parse_storage_options,
+)
+from earmill.jobs.terminal import console, say, say_json, teller
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.verify import Report
@@ -51,6 +58,7 @@ def verify(
         ),
     ] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
     storage_options: StorageOptions = None,
 ) -> None:
     """Check that a dataset is whole. Exit code 1 when it is not."""
@@ -64,7 +72,8 @@ def verify(
     with store_errors(layout.url()):
         removed = remove(layout).parts if remove_orphans else []
         report = check(layout, hashes=hashes)
-        found = None if deep is None else _computed_again(uri, options, deep, seed, job, as_json)
+        tell = teller(quiet=quiet or as_json)
+        found = None if deep is None else _computed_again(uri, options, deep, seed, job, tell)
     if as_json:
         told = {} if found is None else {"deep": asdict(found)}
         ok = report.ok and (found is None or found.ok)
@@ -82,7 +91,7 @@ def _computed_again(
     rows: int,
     seed: int | None,
     job: str | None,
-    as_json: bool,
+    tell: Callable[[str], None],
 ) -> DeepReport:
     from earmill.pipeline.driver.deep_verify import verify_deep
     from earmill.pipeline.driver.stored_job import stored_job
@@ -90,7 +99,6 @@ def _computed_again(
 
     layout = Layout.open(uri, options)
     spec = stored_job(layout, uri, options, job=job)
-    tell = (lambda text: None) if as_json else say
     return verify_deep(layout, spec, rows, seed=seed, on_begin=tell)
 
 
@@ -105,7 +113,7 @@ def _print_deep(found: DeepReport) -> None:
 
 
 def _print(uri: str, report: Report, removed: list[str]) -> None:
-    from earmill.jobs.progress import audio, bytes_text
+    from earmill.pipeline.common.figures import audio, bytes_text
 
     out = console(soft_wrap=True)
     for problem in report.problems:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from earmill.jobs import signals
 from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
 from earmill.jobs.terminal import console, say, say_json
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.storage.layout import Layout
 
 EVERY_S = 5.0
+INTERRUPTED = 130
 # A listing of many commits takes seconds: no more than this part of the time goes into looking.
 LOOKING = 0.1
 # Lines without a terminal: unchanged ones so often.
@@ -116,10 +118,11 @@ def _serve(
         raise typer.BadParameter(f"--page: {error}") from error
     pages = LivePage(layout, job, every)
     with PageServer(where, pages.waiting()) as server, patient():
-        say(f"{server.url} shows it; Ctrl-C ends it", file=sys.stderr)
-        if not server.is_private:
-            say("whoever reaches this address sees the page: it has no password", file=sys.stderr)
         try:
+            say(f"{server.url} shows it; Ctrl-C ends it", file=sys.stderr)
+            if not server.is_private:
+                warning = "whoever reaches this address sees the page: it has no password"
+                say(warning, file=sys.stderr)
             with store_errors(layout.url()):
                 found = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
             trouble, told = "", ""
@@ -137,6 +140,8 @@ def _serve(
                     trouble = f"this look failed, the next may not: {error}"
         except KeyboardInterrupt:
             say("the page is closed", file=sys.stderr)
+            if signals.exit_code() != INTERRUPTED:  # Ctrl-C is how the page is to be closed
+                raise
 
 
 def fields(found: JobProgress) -> dict[str, Any]:

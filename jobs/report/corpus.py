@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from earmill.jobs.progress import bytes_text
 from earmill.jobs.report.plots import (
     TIMES,
     Bars,
@@ -28,6 +26,8 @@ from earmill.jobs.report.plots import (
 from earmill.jobs.report.stored import Stored, spread_over
 from earmill.jobs.report.work import mean_speed
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.figures import bytes_text
+from earmill.pipeline.common.threads import Threads
 from earmill.pipeline.dataset.commit_record import READ_THREADS
 from earmill.pipeline.formats.row_table import FACT_TYPES
 from earmill.pipeline.formats.stream_layout import layout_of
@@ -99,7 +99,7 @@ def row_facts(stored: Stored) -> pa.Table:
             table = table.append_column(name, pa.nulls(len(table), known[name]))
         return table.select(columns).cast(pa.schema(list(known.items())))
 
-    with ThreadPoolExecutor(READ_THREADS) as pool:
+    with Threads(READ_THREADS) as pool:
         tables = list(pool.map(read, [one.rows for one in spread_over(filled, MOST_TABLES)]))
     empty = pa.schema([(name, FACT_TYPES.get(name, pa.string())) for name in columns])
     return pa.concat_tables(tables) if tables else empty.empty_table()

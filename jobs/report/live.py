@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from earmill.jobs.progress import bytes_text
 from earmill.jobs.report.corpus import Figure
 from earmill.jobs.report.page import live_page
-from earmill.jobs.report.plots import TIMES, hours_text, number_text, percent, seconds_text
+from earmill.jobs.report.plots import TIMES, hours_text, percent
 from earmill.jobs.report.quarantine import MOST_EXAMPLES, quarantine, shown_bad_row
 from earmill.jobs.report.work import stamp, work_of
 from earmill.jobs.watch_text import remarks
 from earmill.pipeline.common.errors import EarmillError
+from earmill.pipeline.common.figures import bytes_text, duration, figure
 from earmill.pipeline.dataset.shard_facts import ShardFacts
 from earmill.pipeline.dataset.watch import JobProgress, JobWatch
 from earmill.pipeline.storage.arrow_tables import read_table
@@ -100,13 +100,13 @@ def _figures(found: JobProgress) -> list[Figure]:
         Figure("stored", bytes_text(found.nbytes)),
         Figure(
             "speed",
-            f"{number_text(speed)} {TIMES}" if speed else "unknown",
-            f"{number_text(rows_per_s)} rows/s, {workers}" if rows_per_s else "of real time",
+            f"{figure(speed)} {TIMES}" if speed else "unknown",
+            f"{figure(rows_per_s)} rows/s, {workers}" if rows_per_s else "of real time",
         ),
         Figure("left", "none" if found.share_done >= 1 else _about(found.eta_s)),
         Figure(
             "last commit",
-            "none" if age_s is None else seconds_text(age_s),
+            "none" if age_s is None else duration(age_s),
             "" if age_s is None else "ago",
         ),
     ]
@@ -117,7 +117,7 @@ def _sentence(text: str) -> str:
 
 
 def _about(seconds: float | None) -> str:
-    return "unknown" if seconds is None else seconds_text(float(round(seconds)))
+    return "unknown" if seconds is None else duration(seconds)
 
 
 class _BadRows:

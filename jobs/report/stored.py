@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.threads import Threads
 from earmill.pipeline.dataset.commit_record import (
     READ_THREADS,
     CommitRecord,
@@ -129,7 +129,7 @@ def _named(layout: Layout, refs: Mapping[str, int]) -> dict[str, StoredShard]:
             )
         return _shard(layout, record)
 
-    with ThreadPoolExecutor(READ_THREADS) as pool:
+    with Threads(READ_THREADS) as pool:
         return dict(zip(refs, pool.map(read, refs.items()), strict=True))
 
 

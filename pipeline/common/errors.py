@@ -56,7 +56,7 @@ class OutputError(EarmillError, OSError):
 
 
 class MissingPackageError(EarmillError, ImportError):
-    """A uri of a kind of store whose package is not installed; the message says what to install."""
+    """A package that is needed is not installed; the message says what to install."""
 
     help_topic = "a-package"
     exit_code = 2
@@ -66,6 +66,13 @@ class LockedError(OutputError):
     """Another live driver works on the same output."""
 
     help_topic = "another-driver"
+
+
+class OvertakenError(LockedError):
+    """Another command took the output over while this run gave no sign of life, or the output was
+    removed; the run ends and writes no more."""
+
+    exit_code = 1
 
 
 class CommitError(EarmillError, RuntimeError):

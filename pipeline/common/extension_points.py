@@ -25,6 +25,8 @@ from packaging.utils import canonicalize_name
 
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.hints import alternatives, nearest
+from earmill.pipeline.common.memory import is_out_of_memory
+from earmill.pipeline.common.missing_modules import install_line
 from earmill.pipeline.common.one_line import named_line
 
 
@@ -63,9 +65,14 @@ class ExtensionPoint:
             return found.load()
         # A stranger's module: whatever it raises while it is imported concerns this name alone.
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            advice = "mend or remove that distribution"
+            if isinstance(error, ModuleNotFoundError) and error.name != found.module:
+                advice = install_line(error)
             raise ExtensionError(
                 f"{self.what} {name!r} of {_owner(found)} ({found.value}) cannot be loaded: "
-                f"{named_line(error)}; mend or remove that distribution"
+                f"{named_line(error)}; {advice}"
             ) from error
 
     def owner(self, name: str) -> str:

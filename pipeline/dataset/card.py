@@ -15,31 +15,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.croissant import croissant, has_bytes, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.dataset.snapshot import described
 from earmill.pipeline.formats.casting import CastError, total
 from earmill.pipeline.formats.int8_rows import BLOCK_ROWS, INT8
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.formats.stream_layout import SCALED, layout_of
 from earmill.pipeline.spec.licenses import stored_licenses
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CROISSANT_FILE, README_FILE
 
 NAMED_LABELS = 50  # class names of a column that the card shows; dataset.json has all
-# What to do with the bytes of a cell.
-CELLS = (
-    "# A cell is the bytes of its frames: <f2 is float16, <f4 float32, <i4 events.",
-    'frames = numpy.frombuffer(ds["train"][0]["<stream>"], "<f2").reshape(-1, columns)',
-)
-CELLS_IN_INT8 = (
-    "# A cell is bytes: i1 is int8 with scales, <f4 float32 once a clip, <i4 events.",
-    'rows = numpy.frombuffer(ds["train"][0]["<stream>"], "i1").reshape(-1, columns)',
+# How the stored rows of a stream in int8 become frames.
+INT8_TO_FRAMES = (
     "frames = []",
     f"for block in (rows[k : k + {BLOCK_ROWS}] for k in range(0, len(rows), {BLOCK_ROWS})):",
     '    low, high = block[:2].view("u1").astype("<u4")',
@@ -47,22 +41,19 @@ CELLS_IN_INT8 = (
 )
 
 
-def write_cards(
+def cards_of(
     layout: Layout,
     dataset: DatasetFile,
     records: Sequence[CommitRecord],
     index: pa.Table,
     index_file: OutFile,
-) -> tuple[OutFile, ...]:
-    """Write README.md and croissant.json beside the data; both with their hashes."""
+) -> dict[str, bytes]:
+    """Return the content of README.md and croissant.json."""
     machine = croissant(dataset, records, index_file, layout.url())
-    cards = {
+    return {
         README_FILE: readme(dataset, records, index, index_file).encode(),
         CROISSANT_FILE: (json.dumps(machine, indent=1) + "\n").encode(),
     }
-    for name, content in cards.items():
-        layout.write_bytes(name, content)
-    return tuple(described(name, content) for name, content in cards.items())
 
 
 def readme(
@@ -200,16 +191,22 @@ def _streams(streams: Sequence[Mapping[str, Any]]) -> str:
             noted.setdefault(layout.card_note, []).append(_code(layout.name))
     for text, names in noted.items():
         note += "\n\n" + text.format(streams=", ".join(names))
-    scaled = {
-        str(s["name"]): s["scale_factor"] for s in streams if s.get("scale_factor", 1.0) != 1.0
-    }
-    if scaled:
-        factors = ", ".join(f"{_code(name)} x 2^{int(math.log2(k))}" for name, k in scaled.items())
-        note += (
-            f"\n\nStored with a scale: {factors}. `open_features` and xarray (`scale_factor`) "
-            "apply it; who reads the Parquet files in another way multiplies by it."
-        )
-    return "## Streams\n\n" + _table(header, rows) + "\n\n" + note
+    return "## Streams\n\n" + _table(header, rows) + "\n\n" + note + _scales(streams)
+
+
+def _scales(streams: Sequence[Mapping[str, Any]]) -> str:
+    """Name the streams stored with a scale, and the files that need multiplying."""
+    scaled = [stream for stream in streams if stream.get("scale_factor", 1.0) != 1.0]
+    if not scaled:
+        return ""
+    factors = ", ".join(
+        f"{_code(stream['name'])} x 2^{int(math.log2(stream['scale_factor']))}" for stream in scaled
+    )
+    note = f"\n\nStored with a scale: {factors}. `open_features` and xarray (`scale_factor`) apply "
+    note += "it; "
+    if all(stream.get("layout") == SCALED for stream in scaled):
+        return note + "Parquet files and tars hold the values themselves, in float32."
+    return note + "who reads the Parquet files in another way multiplies by it."
 
 
 def _cast_errors(records: Sequence[CommitRecord]) -> str:
@@ -243,9 +240,27 @@ def _reading(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
         code = format_of(name).reading(parts_of(records, name))
         lines += ["# or", *code] if code else []
         if has_bytes(dataset, name):
-            in_int8 = any(stream.get("layout") == INT8 for stream in dataset.streams)
-            lines += CELLS_IN_INT8 if in_int8 else CELLS
+            lines += _cells(dataset.streams, name, records[0].dtype)
     return "## Reading\n\n```python\n" + "\n".join(lines) + "\n```"
+
+
+def _cells(streams: Sequence[Mapping[str, Any]], fmt: str, dtype: str) -> list[str]:
+    """Python that makes numbers of a cell of each stream."""
+    lines = ["# A cell is the bytes of its numbers, row after row."]
+    # Streams in int8 come last, because their recipe is longer.
+    for stream in sorted(streams, key=lambda each: each.get("layout") == INT8):
+        layout = format_of(fmt).layout_of(stream)
+        kind = np.dtype(layout.stored_dtype(dtype)).newbyteorder("<").str
+        cell = f'numpy.frombuffer(ds["train"][0][{json.dumps(layout.name)}], "{kind}")'
+        rows = f"{cell}.reshape(-1, {layout.stored_width})"
+        if stream.get("layout") == INT8:
+            lines += [f"rows = {rows}", *INT8_TO_FRAMES]
+        elif layout.field_text:
+            lines.append(f"events = {rows}  # {layout.field_text}")
+        else:
+            scale = "" if layout.scale_factor == 1.0 else f" * {layout.scale_factor!r}"
+            lines.append(f"frames = {rows}{scale}")
+    return lines
 
 
 def _bad_rows(index: pa.Table) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,8 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError, UnreadableError
+from earmill.pipeline.common.threads import Threads
 from earmill.pipeline.dataset.commit_record import CommitRecord, generations, read_commit
 from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.dataset.lease import UNFENCED, Fence
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
 from earmill.pipeline.dataset.snapshot import described, name_of, read_checked
 from earmill.pipeline.dataset.stored_rows import stored_bad_rows, stored_rows
@@ -96,12 +97,15 @@ def carry_over(
     dataset: DatasetFile,
     plan: Plan,
     on_step: Tell = lambda text: None,
+    fence: Fence = UNFENCED,
 ) -> int:
     """Publish the shards of a revision that are copies, those that have no commit; how many.
 
     Args:
         on_step: Told what takes a while, and now and then how far it is.
+        fence: The run's right to write here.
     Raises:
+        OvertakenError: Another command has taken the output over.
         CommitError: A commit or file that is copied from is gone or damaged, or the output failed.
     """
     carried = carried_rows(layout, dataset)
@@ -111,7 +115,7 @@ def carry_over(
     shards = [s for s in plan.shards if s.shard_id in carried and s.shard_id not in done]
     _each(
         shards,
-        lambda shard: _copy(layout, dataset, shard, carried[shard.shard_id]),
+        lambda shard: _copy(layout, dataset, shard, carried[shard.shard_id], fence),
         "copying rows that are there",
         on_step,
     )
@@ -123,15 +127,16 @@ def copy_equal(
     dataset: DatasetFile,
     shards: Sequence[Shard],
     on_step: Tell = lambda text: None,
+    fence: Fence = UNFENCED,
 ) -> None:
     """Publish shards of rows that are equal to others, which are all committed.
 
     A row is in quarantine where the other one is, and where that had other bytes than planned.
 
     Args:
-        on_step: As of `carry_over`.
+        on_step, fence: As of `carry_over`.
     Raises:
-        CommitError: As of `carry_over`.
+        OvertakenError, CommitError: As of `carry_over`.
     """
     newest = {shard: numbers[-1] for shard, numbers in generations(layout).items()}
 
@@ -141,7 +146,7 @@ def copy_equal(
             CarriedRow(shard.shard_id, item.row_id, one.shard, newest[one.shard], one.row_id)
             for item, one in pairs
         ]
-        _copy(layout, dataset, shard, rows)
+        _copy(layout, dataset, shard, rows, fence)
 
     _each(shards, copy, "copying rows of equal files", on_step)
 
@@ -152,7 +157,7 @@ def _each(shards: Sequence[Shard], copy: Callable[[Shard], None], what: str, on_
         return
     on_step(f"{what} into {len(shards):,} shards")
     tells_at = time.monotonic() + PROGRESS_S
-    with ThreadPoolExecutor(THREADS) as pool:
+    with Threads(THREADS) as pool:
         for done, _ in enumerate(pool.map(copy, shards), start=1):
             if time.monotonic() >= tells_at and done < len(shards):
                 on_step(f"{what}: {done:,} of {len(shards):,} shards")
@@ -160,7 +165,11 @@ def _each(shards: Sequence[Shard], copy: Callable[[Shard], None], what: str, on_
 
 
 def _copy(
-    layout: Layout, dataset: DatasetFile, shard: Shard, carried: Sequence[CarriedRow]
+    layout: Layout,
+    dataset: DatasetFile,
+    shard: Shard,
+    carried: Sequence[CarriedRow],
+    fence: Fence,
 ) -> None:
     from amtcore.features.base import StreamInfo
 
@@ -198,6 +207,7 @@ def _copy(
         parquet_form=dataset.parquet_form,
         plan_rows=[item.row_id for item in shard.items],
         extra_types=dataset.extra_types or None,
+        fence=fence,
     )
 
 

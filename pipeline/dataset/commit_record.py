@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Container, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -18,6 +17,7 @@ from pydantic import AfterValidator
 from pydantic_core import to_json
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.threads import Threads
 from earmill.pipeline.dataset.description import dropped_shards
 from earmill.pipeline.formats.format import format_name
 from earmill.pipeline.formats.moments import StoredMoments
@@ -229,11 +229,11 @@ def _reduced(
         return {shard: one for (shard, _), one in found if one is not None}
 
 
-def reading_pool(layout: Layout, files: int) -> ThreadPoolExecutor:
+def reading_pool(layout: Layout, files: int) -> Threads:
     """Threads that read so many small files of a dataset: a store makes each of them wait, while a
     few on a disk are read in the time in which many threads begin."""
     few = min(READ_THREADS, 2 + files // FILES_A_THREAD)
-    return ThreadPoolExecutor(few if layout.is_local else READ_THREADS)
+    return Threads(few if layout.is_local else READ_THREADS)
 
 
 def bad_rows(layout: Layout, record: CommitRecord) -> pa.Table:

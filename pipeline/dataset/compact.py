@@ -43,12 +43,16 @@ def compact(
     Raises:
         OutputError: No dataset there, or one that is not finished.
         LockedError: A driver works on it.
+        OvertakenError: Another command took it over while this one gave no sign of life.
         CommitError: A shard to be copied is damaged, or the output failed.
     """
-    dataset = read_dataset(layout)
-    if dataset is None:
+    if read_dataset(layout) is None:
         raise no_dataset(layout)
-    with DriverLock(layout):
+    with DriverLock(layout) as lock, lock.fence.says_why(layout):
+        # Read with the lock: another command may have changed the dataset before.
+        dataset = read_dataset(layout)
+        if dataset is None:
+            raise no_dataset(layout)
         plan = Plan.read(layout, dataset.plan_id)
         if is_finished(layout, plan):
             output = dataset.spec["output"]
@@ -63,13 +67,15 @@ def compact(
                 why=COMPACT,
                 dropped=[shard.shard_id for group in groups for shard in group],
                 added=[_merged(group) for group in groups],
+                fence=lock.fence,
             )
             plan = Plan.read(layout, dataset.plan_id)
         _check_only_copies(layout, dataset, plan)
+        lock.fence.check(layout)
         clear_scratch(layout)
-        carry_over(layout, dataset, plan, on_begin)
+        carry_over(layout, dataset, plan, on_begin, lock.fence)
         on_begin("writing the index")
-        finalise(layout)
+        finalise(layout, fence=lock.fence)
     current = read_current(layout)
     return None if current is None else current.entry
 

@@ -4,7 +4,10 @@ Every member of a crew keeps a file with a heartbeat, as the holder of the drive
 are claimed in blocks, so that a claim costs a small part of a commit: a file that is created only
 if absent, and names the member. The claim of a member that is gone is superseded by the next number
 of the same block, which again one only can create. Claims save work and nothing else: commits are
-exactly once without them, and a member that was frozen and wakes does no harm.
+exactly once without them, and a member that was frozen and wakes among the others goes on.
+
+A command that needs the output for itself removes the memberships of members that gave no sign of
+life. The file is a member's fence (see `dataset.lease`): it is never written again once it is gone.
 """
 
 from __future__ import annotations
@@ -18,14 +21,18 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from earmill.pipeline.common.errors import LockedError, StorageError
+from earmill.pipeline.common.errors import LockedError, OvertakenError, StorageError
 from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.dataset.lease import (
     HEARTBEAT_S,
+    UNFENCED,
+    Fence,
     Holder,
     as_seen_now,
     live_crew,
+    overtaken,
     read_holder,
+    stored_holder,
 )
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CLAIMS, CREW, claim_path
@@ -54,7 +61,9 @@ class CrewMember:
         self._layout, self._heartbeat_s = layout, heartbeat_s
         self.holder = Holder.here(run_id, shares=True)
         self._name = f"{CREW}/{self.holder.run_id}.json"
+        self.fence = Fence(self._name, self.holder.run_id)
         self._left = threading.Event()
+        self._lost: OvertakenError | None = None
         layout.write_bytes(self._name, as_seen_now(self.holder))
         # In this order: who takes the lock for itself looks for members after that.
         lock = read_holder(layout)
@@ -63,6 +72,12 @@ class CrewMember:
             raise LockedError(f"{layout.url()} is not to be shared now ({lock}); wait for its end")
         self._thread = threading.Thread(target=self._beat, name="crew", daemon=True)
         self._thread.start()
+
+    def check(self) -> None:
+        """Raise OvertakenError where the heartbeat found that this member was evicted; reads
+        nothing, for a loop. `fence.check` reads."""
+        if self._lost is not None:
+            raise self._lost
 
     def leave(self) -> None:
         """Give all claims back; safe to call again."""
@@ -84,7 +99,11 @@ class CrewMember:
     def _beat(self) -> None:
         while not self._left.wait(self._heartbeat_s):
             with suppress(Exception):  # a store that is away for a moment must not end a run
-                self._layout.write_bytes(self._name, as_seen_now(self.holder))
+                found = stored_holder(self._layout, self._name)
+                if found is None:
+                    self._lost = overtaken(self._layout)
+                    return
+                self._layout.replace_own(self._name, as_seen_now(self.holder), found[1])
 
 
 class Claims:
@@ -95,6 +114,7 @@ class Claims:
         shards: Every shard of the plan, in order. done: Those that are committed.
         run_id: Of this member.
         start: Where to begin, as a fraction of the plan: members that begin apart seldom meet.
+        fence: The run's right to write to the output; looked at before a claim.
         clock: Monotonic seconds.
     """
 
@@ -107,9 +127,10 @@ class Claims:
         *,
         run_id: str,
         start: float = 0.0,
+        fence: Fence = UNFENCED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._layout, self._plan_id, self._run_id = layout, plan_id, run_id
+        self._layout, self._plan_id, self._run_id, self._fence = layout, plan_id, run_id, fence
         self._done, self._clock = set(done), clock
         size = min(LARGEST_BLOCK, -(-len(shards) // BLOCKS))
         self._blocks = [shards[at : at + size] for at in range(0, len(shards), size)]
@@ -155,6 +176,7 @@ class Claims:
     def _get(self, block: int) -> bool:
         number = self._numbers.get(block, -1) + 1
         name = claim_path(self._plan_id, block, number)
+        self._fence.check(self._layout)
         got = self._layout.create_own(name, json.dumps({"run_id": self._run_id}).encode())
         self._numbers[block] = number
         if got:
@@ -193,9 +215,13 @@ def start_of(run_id: str) -> float:
 
 
 def clear_claims(layout: Layout) -> None:
-    """Remove what is of no use to a dataset that is complete."""
+    """Remove the claims of a complete dataset, and the memberships of drivers that have ended.
+
+    The membership of a driver that may wake stays. It goes with the next command that needs the
+    output for itself, and tells that driver so.
+    """
     layout.delete(CLAIMS)
     for name in layout.list(CREW):
         holder = read_holder(layout, name)
-        if holder is not None and not holder.may_live():
+        if holder is not None and holder.is_gone():
             layout.delete(name)

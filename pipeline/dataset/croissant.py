@@ -267,7 +267,7 @@ def _bytes_field(
     stream: Mapping[str, Any], source: Mapping[str, Any], dtype: str
 ) -> dict[str, Any]:
     """Croissant has no type for bytes; its readers leave those of a text as they are."""
-    layout = layout_of(stream)
+    layout = format_of(PARQUET_FORMAT).layout_of(stream)
     stored = layout.stored_dtype(dtype)
     text = f"{_described(stream)}; bytes of (-1, {layout.stored_width}) {stored}, little endian"
     return _field("features", layout.name, "sc:Text", source, text)

@@ -8,12 +8,12 @@ work, because the result would be a mix. Run settings and credentials are never 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.common.errors import OutputError, OvertakenError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.formats.format import NESTED, format_name
 from earmill.pipeline.formats.rows import OutFile
@@ -105,6 +105,11 @@ class DatasetFile(Strict):
         return DATASET_FILE if self.change is None else revision_path(self.change.number)
 
     @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """Equal for the same revision of the same dataset, whatever its layout version."""
+        return (self.path, self.created, self.spec_sha256, self.plan_id)
+
+    @property
     def plan_ids(self) -> frozenset[str]:
         """The plans that commits of this dataset may be of."""
         return frozenset((self.plan_id, *(self.change.plans if self.change else ())))
@@ -194,11 +199,27 @@ def dropped_shards(layout: Layout) -> frozenset[str]:
 
 
 def raise_version(layout: Layout) -> None:
-    """An older release must not meet what it does not know unwarned."""
+    """Raise the layout version, so that releases that cannot read the dataset refuse it."""
     first = read_description(layout, DATASET_FILE)
     if first is not None and first.layout_version < LAYOUT_VERSION:
+        seen = layout.read_bytes(DATASET_FILE)
         raised = replace(first, layout_version=LAYOUT_VERSION)
-        layout.write_bytes(DATASET_FILE, raised.to_json().encode())
+        layout.replace_own(DATASET_FILE, raised.to_json().encode(), seen)
+
+
+def check_same(layout: Layout, dataset: DatasetFile) -> None:
+    """Check that the output still holds the dataset that a command began with.
+
+    Raises:
+        OvertakenError: It holds a later revision, another dataset or none.
+    """
+    now = read_dataset(layout)
+    if now is None or now.identity != dataset.identity:
+        raise OvertakenError(
+            f"{layout.url()}: another command changed or removed the dataset after this one began; "
+            "this run ends here and writes no more: run the same command again, `earmill extract` "
+            "with --resume"
+        )
 
 
 def _check_shape(found: DatasetFile) -> None:
@@ -246,17 +267,22 @@ def check_dataset(stored: DatasetFile, wanted: DatasetFile) -> None:
         )
 
 
-def open_dataset(layout: Layout, wanted: DatasetFile) -> DatasetFile:
+def open_dataset(
+    layout: Layout, wanted: DatasetFile, may_write: Callable[[Layout], None] = lambda layout: None
+) -> DatasetFile:
     """Create dataset.json, or check that the existing one describes the same job.
 
     Returns what is stored; of two drivers that start together both get the same.
 
+    Args:
+        may_write: Asked before the file is created; raises where the run was overtaken.
     Raises:
         OutputError: The output belongs to something else, or is not empty and has no dataset.json.
     """
     stored = read_dataset(layout)
     if stored is None:
         _check_free(layout)
+        may_write(layout)
         if layout.put_if_absent(DATASET_FILE, wanted.to_json().encode()):
             return wanted
         stored = read_dataset(layout)

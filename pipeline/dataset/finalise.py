@@ -15,12 +15,19 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from earmill.pipeline.common.errors import CommitError, LockedError, OutputError
-from earmill.pipeline.dataset.card import write_cards
+from earmill.pipeline.common.errors import CommitError, OutputError, OvertakenError
+from earmill.pipeline.dataset.card import cards_of
+from earmill.pipeline.dataset.card_files import (
+    put_cards_back,
+    read_cards,
+    read_if_there,
+    replace_cards,
+)
 from earmill.pipeline.dataset.commit_record import StoredCommit, reading_pool, stored_commits
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.history import compare_snapshots, known_snapshots, next_entry
-from earmill.pipeline.dataset.lineage import write_lineage
+from earmill.pipeline.dataset.lease import UNFENCED, Fence
+from earmill.pipeline.dataset.lineage import lineage_of
 from earmill.pipeline.dataset.row_coverage import some
 from earmill.pipeline.dataset.row_index import STATUS_OK, IndexPart, build_index, index_part
 from earmill.pipeline.dataset.snapshot import (
@@ -68,19 +75,23 @@ class Finalised:
     seconds: float
 
 
-def finalise(layout: Layout, add: Mapping[str, OutFile] | None = None) -> Finalised:
+def finalise(
+    layout: Layout, add: Mapping[str, OutFile] | None = None, fence: Fence = UNFENCED
+) -> Finalised:
     """Write index, snapshot, cards and current.json; doing it again changes nothing.
 
     Args:
         add: Sets of features beside these rows, see `Snapshot.additions`; those of before stay as
             long as no row changes.
+        fence: The right of the command to write here.
     Raises:
         CommitError: A shard is not committed, a row is missing, double or foreign, or a file that
             never changes is another than when the dataset was closed before.
         OutputError: There is no dataset here.
-        LockedError: Another driver has closed it meanwhile.
+        OvertakenError: Another command has taken the output over, or closed the dataset meanwhile.
     """
-    seen = _seen(layout)
+    seen = read_if_there(layout, CURRENT_FILE)
+    cards_seen = read_cards(layout)
     dataset = read_dataset(layout)
     if dataset is None:
         raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
@@ -100,16 +111,27 @@ def finalise(layout: Layout, add: Mapping[str, OutFile] | None = None) -> Finali
     _refuse([line for one in found if isinstance(one, list) for line in one])
     index = build_index([one for one in found if isinstance(one, IndexPart)])
     del found
-    file = _store(layout, index)
+    file = _store(layout, index, fence)
     made = _snapshot(layout, dataset, file, stored)
-    snapshot, entry, history = _store_snapshot(layout, made, dataset, index, add or {})
-    if _seen(layout) != seen:  # before the cards, which go with what counts, are overwritten
+    snapshot, entry, history = _store_snapshot(layout, made, dataset, index, add or {}, fence)
+    # Before the cards, which go with what counts, are overwritten.
+    if read_if_there(layout, CURRENT_FILE) != seen:
+        fence.check(layout)
         raise closed_by_another(layout)
-    cards = write_cards(layout, dataset, list(records.values()), index, file)
-    lineage = write_lineage(layout, dataset, list(records.values()), history, Past(snapshot, entry))
-    current = Current(snapshot, (*cards, lineage), entry, history)
-    if not layout.replace_own(CURRENT_FILE, current.to_json().encode(), seen):
-        raise closed_by_another(layout)
+    cards = cards_of(layout, dataset, list(records.values()), index, file)
+    cards |= lineage_of(layout, dataset, list(records.values()), history, Past(snapshot, entry))
+    named = tuple(described(name, content) for name, content in cards.items())
+    current = Current(snapshot, named, entry, history)
+    try:
+        replace_cards(layout, cards, cards_seen, fence)
+        fence.check(layout)
+        if not layout.replace_own(CURRENT_FILE, current.to_json().encode(), seen):
+            raise closed_by_another(layout)
+        fence.check(layout)
+    except OvertakenError:
+        _open_again(layout, current, seen, file)
+        put_cards_back(layout, cards, cards_seen)
+        raise
     return Finalised(
         snapshot=snapshot.path,
         path=file.path,
@@ -119,17 +141,21 @@ def finalise(layout: Layout, add: Mapping[str, OutFile] | None = None) -> Finali
     )
 
 
-def _seen(layout: Layout) -> bytes | None:
-    """What is in current.json, damaged or not; None where it is missing."""
-    try:
-        return layout.read_bytes(CURRENT_FILE)
-    except FileNotFoundError:
-        return None
+def _open_again(layout: Layout, made: Current, seen: bytes | None, index: OutFile) -> None:
+    """Take current.json back where this process was stopped just before it was replaced, and the
+    files that it names were collected as garbage meanwhile. A closing that is whole stays."""
+    if layout.exists(made.snapshot.path) and layout.exists(index.path):
+        return
+    mine = made.to_json().encode()
+    if seen is None:
+        layout.remove_own(CURRENT_FILE, mine)
+    else:
+        layout.replace_own(CURRENT_FILE, seen, mine)
 
 
-def closed_by_another(layout: Layout) -> LockedError:
+def closed_by_another(layout: Layout) -> OvertakenError:
     """Why current.json is not replaced: what was reckoned from the one before is out of date."""
-    return LockedError(
+    return OvertakenError(
         f"another driver closed {layout.url()} while this one was at it, frozen or without its "
         "output for longer than its lock lasts; what that one wrote counts, nothing was replaced"
     )
@@ -187,7 +213,7 @@ def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
     return now == before or (now == spelled[0] and before in spelled)
 
 
-def _store(layout: Layout, index: pa.Table) -> OutFile:
+def _store(layout: Layout, index: pa.Table, fence: Fence) -> OutFile:
     """Write the index unless an equal one is there.
 
     Equality is that of the table: another pyarrow may encode the same rows into other bytes.
@@ -199,7 +225,7 @@ def _store(layout: Layout, index: pa.Table) -> OutFile:
     buffer = io.BytesIO()
     pq.write_table(index, buffer, compression="zstd", compression_level=3, write_page_index=True)
     content = buffer.getvalue()
-    return _put_named(layout, paths.index_path(name_of(content)), content)
+    return _put_named(layout, paths.index_path(name_of(content)), content, fence)
 
 
 def _snapshot(
@@ -224,6 +250,7 @@ def _store_snapshot(
     dataset: DatasetFile,
     index: pa.Table,
     add: Mapping[str, OutFile],
+    fence: Fence,
 ) -> tuple[OutFile, LogEntry, tuple[Past, ...]]:
     """Write a snapshot with its entry in the log, unless the one that counts is the same.
 
@@ -235,14 +262,14 @@ def _store_snapshot(
     if known:
         again = _encoded(replace(made, entry=known[-1].entry))
         if again[0] == known[-1].snapshot:
-            return _put_named(layout, again[0].path, again[1]), known[-1].entry, known[:-1]
+            return _put_named(layout, again[0].path, again[1], fence), known[-1].entry, known[:-1]
     good = sum(status == STATUS_OK for status in index.column("status").to_pylist())
     why, revision = _why(known, dataset)
     why = WHY_ADDED if add else why
     begun = LogEntry(why=why, revision=revision, rows_ok=good, rows_bad=len(index) - good)
     entry = next_entry(layout, made, known, begun)
     file, content = _encoded(replace(made, entry=entry))
-    return _put_named(layout, file.path, content), entry, known
+    return _put_named(layout, file.path, content, fence), entry, known
 
 
 def _additions(layout: Layout, made: Snapshot, known: Sequence[Past]) -> Mapping[str, OutFile]:
@@ -274,8 +301,9 @@ def _read(layout: Layout, rel: str) -> OutFile:
     return described(rel, layout.read_bytes(rel))
 
 
-def _put_named(layout: Layout, rel: str, content: bytes) -> OutFile:
+def _put_named(layout: Layout, rel: str, content: bytes, fence: Fence) -> OutFile:
     """Write a file that is named by its content; one that was damaged since is written again."""
+    fence.check(layout)
     if not layout.create_own(rel, content):
         layout.write_bytes(rel, content)
     return described(rel, content)

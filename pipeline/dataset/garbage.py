@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.common.figures import bytes_text
+from earmill.pipeline.common.shown import Shown
 from earmill.pipeline.dataset.carry import carried_rows
 from earmill.pipeline.dataset.commit_record import all_generations, read_commit
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
@@ -36,8 +38,8 @@ _UNFINISHED = re.compile(r"(?!additions/)(?:[^/.][^/]*/)*\.[^/]+|driver\.json\.[
 FOLDERS = ("snapshots", "index", "plan", "revisions", "commits", *PUBLISHED)
 
 
-@dataclass(frozen=True)
-class Collected:
+@dataclass(frozen=True, repr=False)
+class Collected(Shown):
     """What a collection removes.
 
     Args:
@@ -51,6 +53,14 @@ class Collected:
     files: int
     bytes: int
     young: int
+
+    def shown(self) -> dict[str, str]:
+        """Return what goes and what stays, in words."""
+        return {
+            "snapshots": f"{len(self.snapshots):,}",
+            "files": f"{self.files:,}, {bytes_text(self.bytes)}",
+            "too young to go": f"{self.young:,}",
+        }
 
 
 @dataclass
@@ -89,19 +99,17 @@ def collect_garbage(
         dry_run: Say it only. now_s: Seconds since 1970; None is now.
     Raises:
         OutputError: No dataset there, or one that was never closed.
-        LockedError: A driver works on it, or has closed it meanwhile.
+        LockedError: A driver works on it.
+        OvertakenError: Another command took it over while this one gave no sign of life.
         CommitError: A snapshot or commit record is damaged, so that what it names is unknown.
     """
     if keep is not None and keep < 1:
         raise ValueError(f"expected to keep at least 1 snapshot, got {keep}")
-    dataset = read_dataset(layout)
-    current = read_current(layout)
-    if dataset is None or current is None:
-        raise OutputError(
-            f"{layout.url()}: expected a closed dataset, found none; run a job to its end"
-        )
+    _closed(layout)
     now = time.time() if now_s is None else now_s
-    with DriverLock(layout):
+    with DriverLock(layout) as lock, lock.fence.says_why(layout):
+        # Read with the lock: another command may have changed the dataset before.
+        dataset, current = _closed(layout)
         gone = _expired(current, keep, older_than, now)
         kept = replace(current, history=tuple(past for past in current.history if past not in gone))
         named = _named(layout, dataset, kept)
@@ -111,12 +119,25 @@ def collect_garbage(
         if not dry_run:
             if gone:
                 seen, shorter = current.to_json().encode(), kept.to_json().encode()
+                lock.fence.check(layout)
                 if not layout.replace_own(CURRENT_FILE, shorter, seen):
                     raise closed_by_another(layout)
             for part in unnamed.parts:
+                # Names come back: the index of the same rows has the same name.
+                lock.fence.check(layout)
                 layout.delete(part)
     entries = tuple(past.entry for past in gone)
     return Collected(entries, tuple(unnamed.parts), unnamed.files, unnamed.bytes, unnamed.young)
+
+
+def _closed(layout: Layout) -> tuple[DatasetFile, Current]:
+    """Return the description and the closing of a dataset; OutputError where it is not closed."""
+    dataset, current = read_dataset(layout), read_current(layout)
+    if dataset is None or current is None:
+        raise OutputError(
+            f"{layout.url()}: expected a closed dataset, found none; run a job to its end"
+        )
+    return dataset, current
 
 
 def _expired(

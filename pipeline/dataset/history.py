@@ -17,6 +17,7 @@ from pathlib import PurePosixPath
 import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError, OutputError
+from earmill.pipeline.common.shown import Shown
 from earmill.pipeline.dataset.commit_record import read_commit, reading_pool
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
@@ -41,8 +42,8 @@ _MIN_NAME_CHARS = 4
 _NAMED_SNAPSHOTS = 5
 
 
-@dataclass(frozen=True)
-class SnapshotDiff:
+@dataclass(frozen=True, repr=False)
+class SnapshotDiff(Shown):
     """Rows by which two snapshots differ, good and quarantined ones.
 
     Args:
@@ -61,6 +62,15 @@ class SnapshotDiff:
 
     def __bool__(self) -> bool:
         return bool(self.states)
+
+    def shown(self) -> dict[str, str]:
+        """Return how many rows differ, in words."""
+        return {
+            "snapshots": f"{self.before.number} to {self.after.number}",
+            "added": f"{len(self.added):,}",
+            "removed": f"{len(self.removed):,}",
+            "changed": f"{len(self.changed):,}",
+        }
 
 
 def log(layout: Layout) -> list[LogEntry]:

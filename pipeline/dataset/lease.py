@@ -1,13 +1,18 @@
 """One driver per output: `driver.json` with who holds it and a heartbeat.
 
-A courtesy that saves work and confusion, not correctness: commits are exactly once without it. A
-holder counts as gone when its process no longer exists on this machine, or after 60 s without a
+A holder counts as gone when its process no longer exists on this machine, or after 60 s without a
 heartbeat (clocks of the hosts should agree to within that). A heartbeat further than that in the
 future says nothing of its age, so it is watched for as long. Taking over is itself done under a
 lock, named after the dead holder, so that of several drivers that find it dead one gets it.
 
-Drivers that share an output (`dataset.crew`) do without it, but not beside a holder that needs the
-output for itself; whoever takes the lock for itself is refused while one of them lives.
+Drivers that share an output (`dataset.crew`) do without the lock, but not beside a holder that
+needs the output for itself. The lock is refused to such a holder while a member lives; members that
+gave no sign of life are evicted.
+
+A driver that was stopped (a laptop lid, a suspended machine, SIGSTOP) may wake after another has
+taken over. Its `Fence` finds that out: the file that names the run is read before every write that
+a later command could trip over. The heartbeat never writes this file again once the file is gone or
+names another run. So a driver that was overtaken stays overtaken, whatever happened meanwhile.
 """
 
 from __future__ import annotations
@@ -18,14 +23,15 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
 
-from earmill.pipeline.common.errors import LockedError, StorageError
+from earmill.pipeline.common.errors import LockedError, OvertakenError, StorageError
+from earmill.pipeline.common.figures import duration
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
 from earmill.pipeline.storage.typed_json import Strict, typed_json
@@ -79,8 +85,12 @@ class Holder(Strict):
         return time.time() - self.heartbeat_unix_s
 
     def may_live(self) -> bool:
-        """Whether this holder may still be at work."""
-        return self.age_s <= STALE_S and (self.machine != machine_id() or self._runs())
+        """Return True if this holder may still be at work."""
+        return self.age_s <= STALE_S and not self.is_gone()
+
+    def is_gone(self) -> bool:
+        """Return True if its process ran on this machine and has ended."""
+        return self.machine == machine_id() and not self._runs()
 
     def _runs(self) -> bool:
         try:
@@ -95,7 +105,7 @@ class Holder(Strict):
     def __str__(self) -> str:
         return (
             f"host {self.host}, pid {self.pid}, run {self.run_id}, "
-            f"last sign of life {max(0.0, self.age_s):.0f} s ago"
+            f"last sign of life {duration(max(0.0, self.age_s))} ago"
         )
 
 
@@ -110,6 +120,66 @@ def machine_id() -> str:
     return "/".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The right of a run to write to an output; its workers carry it.
+
+    Args:
+        name: File that names the run: `driver.json`, or its membership of the crew. Empty for a
+            writer that needs no right: a test, or an output that nobody else knows.
+        run_id: Name of the run.
+    """
+
+    name: str = ""
+    run_id: str = ""
+
+    def check(self, layout: Layout) -> None:
+        """Read the file now: no clock tells a process how long it was stopped.
+
+        Raises:
+            OvertakenError: The file names another run, or is gone.
+        """
+        if not self.name:
+            return
+        holder = read_holder(layout, self.name)
+        if holder is None or holder.run_id != self.run_id:
+            raise overtaken(layout, holder)
+
+    @contextmanager
+    def says_why(self, layout: Layout) -> Iterator[None]:
+        """Turn an error inside into an OvertakenError where the run was overtaken: what it looked
+        for may be gone. Else the error stays as it is."""
+        try:
+            yield
+        except OvertakenError:
+            raise
+        except Exception as error:
+            try:
+                self.check(layout)
+            except OvertakenError as lost:
+                raise lost from error
+            except Exception:  # an output that is away says nothing
+                pass
+            raise
+
+
+UNFENCED = Fence()
+
+
+def overtaken(layout: Layout, holder: Holder | None = None) -> OvertakenError:
+    """The error of a run that has lost its right to write.
+
+    Args:
+        holder: The run that has the output now, if it is known.
+    """
+    who = f" ({holder})" if holder is not None else ", or the output was removed,"
+    return OvertakenError(
+        f"another command took {layout.url()} over{who} while this run gave no sign of life; this "
+        "run ends here and writes no more: run the same command again, `earmill extract` with "
+        "--resume"
+    )
+
+
 class DriverLock:
     """Holds the output until `release`, the end of a `with`, or the death of the process.
 
@@ -117,7 +187,8 @@ class DriverLock:
         layout: The output.
         run_id: Name of this run; None draws one.
         shares: Others may join; see `dataset.crew`.
-        alone: Refuse an output on which members of a crew are at work.
+        alone: Refuse an output on which members of a crew are at work, and evict those that gave no
+            sign of life.
         heartbeat_s: Interval of the signs of life, s; well below `STALE_S`.
         wait: Waits so many seconds before a heartbeat of the future is looked at again.
 
@@ -137,22 +208,24 @@ class DriverLock:
     ) -> None:
         self._layout, self._heartbeat_s, self._wait = layout, heartbeat_s, wait
         self._done = threading.Event()
-        self._lost: Holder | None = None
+        self._lost: OvertakenError | None = None
         self.holder = Holder.here(run_id, shares=shares)
+        self.fence = Fence(DRIVER_FILE, self.holder.run_id)
         self._take(DRIVER_FILE)
-        if alone and (crew := live_crew(layout)):
+        try:
+            if alone:
+                evict_crew(layout)
+        except BaseException:
             self._layout.delete(DRIVER_FILE)
-            raise LockedError(_at_work(layout, next(iter(crew.values()))))
+            raise
         self._thread = threading.Thread(target=self._beat, name="driver-lock", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Raise LockedError where another driver has taken the output over meanwhile."""
+        """Raise OvertakenError where the heartbeat found that another driver took over; reads
+        nothing, for a loop. `fence.check` reads."""
         if self._lost is not None:
-            raise LockedError(
-                f"another driver took {self._layout.url()} over ({self._lost}), as this one "
-                f"gave no sign of life for {STALE_S:g} s; stop here, the other one continues"
-            )
+            raise self._lost
 
     def release(self) -> None:
         """Stop the heartbeat and remove the file if it is still ours; safe to call again."""
@@ -160,7 +233,7 @@ class DriverLock:
         self._thread.join(self._heartbeat_s)
         current = self._read(DRIVER_FILE)
         if current is not None and current.run_id == self.holder.run_id:
-            self._layout.delete(DRIVER_FILE)
+            self._layout.remove_own(DRIVER_FILE, stored_text(current))
 
     def __enter__(self) -> DriverLock:
         return self
@@ -176,12 +249,11 @@ class DriverLock:
             # A store that is away for a moment must not end a run: beat again.
             with suppress(Exception):
                 current = self._read(DRIVER_FILE)
-                if current is not None and current.run_id != self.holder.run_id:
-                    self._lost = current
+                if current is None or current.run_id != self.holder.run_id:
+                    self._lost = overtaken(self._layout, current)
                     return
                 # Not over a driver that takes over between the two.
-                seen = None if current is None else stored_text(current)
-                self._layout.replace_own(DRIVER_FILE, self._text(), seen)
+                self._layout.replace_own(DRIVER_FILE, self._text(), stored_text(current))
 
     def _take(self, name: str) -> None:
         """Get the lock of this name, or raise LockedError.
@@ -197,10 +269,11 @@ class DriverLock:
             takeover = f"{name}.{holder.run_id}"
             self._take(takeover)
             try:
-                now = self._read(name)
-                if now is not None and now.run_id == holder.run_id:
-                    self._layout.write_bytes(name, self._text())
-                    return
+                now = stored_holder(self._layout, name)
+                if now is not None and now[0].run_id == holder.run_id:
+                    # Not over a driver that took over while this one was stopped.
+                    if self._layout.replace_own(name, self._text(), now[1]):
+                        return
             finally:
                 self._layout.delete(takeover)
         # It left while we looked, or another driver was faster: whoever creates it now has it.
@@ -233,13 +306,20 @@ def stored_text(holder: Holder) -> bytes:
 
 
 def read_holder(layout: Layout, name: str = DRIVER_FILE) -> Holder | None:
-    """The stored holder, or None where nobody holds it.
+    """Return the stored holder, or None where nobody holds it; raises as `stored_holder`."""
+    found = stored_holder(layout, name)
+    return None if found is None else found[0]
+
+
+def stored_holder(layout: Layout, name: str) -> tuple[Holder, bytes] | None:
+    """Return the stored holder and the bytes of its file, or None where there is no file.
 
     Raises:
         LockedError: The file is something else.
     """
     try:
-        return typed_json(Holder, layout.read_bytes(name))
+        content = layout.read_bytes(name)
+        return typed_json(Holder, content), content
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as err:
@@ -253,6 +333,21 @@ def live_crew(layout: Layout) -> dict[str, Holder]:
     """Drivers that share the output now, by run id."""
     found = {name: read_holder(layout, name) for name in layout.list(CREW)}
     return {one.run_id: one for one in found.values() if one is not None and one.may_live()}
+
+
+def evict_crew(layout: Layout) -> None:
+    """Remove the memberships of drivers that gave no sign of life: whoever of them wakes finds
+    itself overtaken.
+
+    Raises:
+        LockedError: A member lives.
+    """
+    for name in layout.list(CREW):
+        found = stored_holder(layout, name)
+        if found is None or (not found[0].may_live() and layout.remove_own(name, found[1])):
+            continue
+        if (member := read_holder(layout, name)) is not None:  # it has just given a sign of life
+            raise LockedError(_at_work(layout, member))
 
 
 def _at_work(layout: Layout, holder: Holder) -> str:

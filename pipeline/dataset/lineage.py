@@ -20,12 +20,10 @@ from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
 from earmill.pipeline.dataset.description import DatasetFile, read_description
 from earmill.pipeline.dataset.snapshot import (
     Past,
-    described,
     read_checked,
     read_current,
     read_snapshot,
 )
-from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.spec.licenses import License, stored_licenses
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import PROVENANCE_FILE, revision_path
@@ -45,14 +43,14 @@ DATASET, SOURCE, JOB = ({"@id": f"#{name}"} for name in ("dataset", "source", "j
 Node = dict[str, Any]
 
 
-def write_lineage(
+def lineage_of(
     layout: Layout,
     dataset: DatasetFile,
     records: Sequence[CommitRecord],
     past: Sequence[Past],
     now: Past,
-) -> OutFile:
-    """Write the file, with all snapshots up to the one that is about to count.
+) -> dict[str, bytes]:
+    """Return the content of the file, with all snapshots up to the one that is about to count.
 
     Args:
         past: Those that counted before, the oldest first. now: That one. records: Its commits.
@@ -65,9 +63,7 @@ def write_lineage(
     begun = {one.entry.revision: _begun(layout, dataset, one.entry.revision) for one in past}
     begun[now.entry.revision] = dataset.change.created if dataset.change else dataset.created
     document = provenance(dataset, [*past, now], software, begun)
-    content = (json.dumps(document, indent=1) + "\n").encode()
-    layout.write_bytes(PROVENANCE_FILE, content)
-    return described(PROVENANCE_FILE, content)
+    return {PROVENANCE_FILE: (json.dumps(document, indent=1) + "\n").encode()}
 
 
 def provenance(

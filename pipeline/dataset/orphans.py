@@ -69,16 +69,19 @@ def remove_orphans(layout: Layout) -> Removed:
     Raises:
         OutputError: There is no dataset at this place.
         LockedError: A live driver works on this output.
+        OvertakenError: Another command took it over while this one gave no sign of life.
     """
     if read_dataset(layout) is None:
         raise no_dataset(layout)
-    with DriverLock(layout):
+    with DriverLock(layout) as lock, lock.fence.says_why(layout):
         records, unclear = _all_records(layout)
         present = published(layout)
         orphans = sorted(set(present) - named_files(records))
         parts = _removable(orphans, [one for one in records if one.shard not in unclear])
         for part in parts:
+            lock.fence.check(layout)
             layout.delete(part)
+        lock.fence.check(layout)
         clear_scratch(layout)
     return Removed(parts, [name for name in orphans if not _below(name, parts)])
 

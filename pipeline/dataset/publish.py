@@ -37,7 +37,7 @@ from earmill.pipeline.common.cpu_time import (
     doing,
     in_order,
 )
-from earmill.pipeline.common.errors import CommitError, StorageError
+from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
 from earmill.pipeline.common.stages import Stages
 from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
@@ -46,6 +46,8 @@ from earmill.pipeline.dataset.commit_record import (
     committed_shards,
     read_commit,
 )
+from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.dataset.lease import UNFENCED, Fence
 from earmill.pipeline.dataset.replace import check_replacement
 from earmill.pipeline.dataset.row_coverage import check_rows, in_plan_order, plan_rows_covered
 from earmill.pipeline.formats.digest import ShardDigest, digest_rows
@@ -105,6 +107,7 @@ def publish_shard(
     generation: int = 0,
     folder: Path | None = None,
     stages: Stages | None = None,
+    fence: Fence = UNFENCED,
 ) -> bool:
     """Write one shard and commit it; True where this attempt won, False where another one had.
 
@@ -120,16 +123,19 @@ def publish_shard(
         folder: Where the parts are written before they are published, on the output's own disk;
             None for one of their own.
         stages: Told when the steps began and ended.
+        fence: The run's right to write here; looked at before the first byte and around the record.
 
     Raises:
+        OvertakenError: Another command has taken the output over.
         CommitError: Rows do not add up, a row that was good before is lost or has other audio, the
             disk is full, a file did not read back as written, or the upload failed. Nothing is
             committed then, and local temporaries are gone.
     """
     encoding = Encoding(dtype, row_group_profile, extra_types, attrs, parquet_form)
-    shard = _Shard(layout, shard_id, attempt, encoding, stages or Stages())
-    with _explained(shard_id, layout):
+    shard = _Shard(layout, shard_id, attempt, encoding, stages or Stages(), fence)
+    with _explained(shard_id, layout, fence):
         _check_extras(attrs, info)
+        fence.check(layout)
         if layout.exists(paths.commit_path(shard_id, generation)):
             return False
         check_rows(rows, bad, streams, dtype=dtype, plan_rows=plan_rows)
@@ -204,9 +210,15 @@ class _Shard:
     """
 
     def __init__(
-        self, layout: Layout, shard_id: str, attempt: str, encoding: Encoding, stages: Stages
+        self,
+        layout: Layout,
+        shard_id: str,
+        attempt: str,
+        encoding: Encoding,
+        stages: Stages,
+        fence: Fence,
     ) -> None:
-        self.layout, self.stages = layout, stages
+        self.layout, self.stages, self.fence = layout, stages, fence
         self.shard_id = shard_id
         self.attempt = attempt
         self.encoding = encoding
@@ -317,8 +329,10 @@ class _Shard:
         text = replace(record, info=info).to_json()
         name = paths.commit_path(self.shard_id, record.generation)
         with self.stages.stage(COMMIT), doing(COMMIT):
+            self._check_fence()
             created_now = self.layout.put_if_absent(name, text.encode())
         if created_now:
+            self._look_again(record)
             return True
         # A PUT whose answer got lost is repeated by the client and then refused by its own effect.
         winner = read_commit(self.layout, self.shard_id, record.generation)
@@ -326,6 +340,38 @@ class _Shard:
             return True
         self._discard()
         return False
+
+    def _check_fence(self) -> None:
+        """Raise OvertakenError without leaving a part at the output."""
+        try:
+            self.fence.check(self.layout)
+        except OvertakenError:
+            self._discard()
+            raise
+
+    def _look_again(self, record: CommitRecord) -> None:
+        """Take the record back if this process was stopped just before its creation, and the
+        record names missing files or is foreign to the dataset that is there now.
+
+        A record whose files are whole stays: it is as good as any, and another command may have
+        counted it already.
+        """
+        try:
+            self.fence.check(self.layout)
+        except OvertakenError:
+            dataset = read_dataset(self.layout)
+            is_known = dataset is not None and record.plan_id in dataset.plan_ids
+            if not is_known or not self._is_whole(record):
+                self.layout.delete(paths.commit_path(record.shard, record.generation))
+                self._discard()
+            raise
+
+    def _is_whole(self, record: CommitRecord) -> bool:
+        try:
+            self._check_sizes(record.files)
+        except CommitError:
+            return False
+        return True
 
     def _discard(self) -> None:
         """Remove uploaded parts that no commit names; what cannot be removed is mere garbage, and
@@ -368,10 +414,16 @@ def _out_file(path: Path, name: str) -> OutFile:
 
 
 @contextmanager
-def _explained(shard_id: str, layout: Layout) -> Iterator[None]:
-    """Turn whatever a disk, an encoder or a store raises into one CommitError that says why."""
+def _explained(shard_id: str, layout: Layout, fence: Fence) -> Iterator[None]:
+    """Turn whatever a disk, an encoder or a store raises into one CommitError that says why.
+
+    Where the run was overtaken, every error is a consequence of that.
+    """
     try:
-        yield
+        with fence.says_why(layout):
+            yield
+    except OvertakenError:
+        raise
     except CommitError as err:
         raise CommitError(f"shard {shard_id} was not committed: {err}") from err
     except OSError as err:

@@ -13,17 +13,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from earmill.pipeline.common.errors import CommitError, LockedError, OutputError
+from earmill.pipeline.common.errors import CommitError, OutputError, OvertakenError
 from earmill.pipeline.dataset.carry import CarriedRow, write_carried
 from earmill.pipeline.dataset.commit_record import commits, generations
 from earmill.pipeline.dataset.description import Change, DatasetFile, raise_version, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
+from earmill.pipeline.dataset.lease import UNFENCED, Fence, overtaken
 from earmill.pipeline.dataset.snapshot import is_closed, read_current
 from earmill.pipeline.planning.equal_rows import Equal, copying
 from earmill.pipeline.planning.plan import SHARD_DIGITS, Plan, Shard, plan_of
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import LAYOUT_VERSION, revision_path
+from earmill.pipeline.storage.paths import LAYOUT_VERSION, plan_path
 
 NUMBERS = {"int64", "double"}
 # Why, in the log.
@@ -60,6 +61,7 @@ def begin_revision(
     about: Mapping[str, Any] | None = None,
     licenses: Mapping[str, Mapping[str, str]] | None = None,
     equal: Equal | None = None,
+    fence: Fence = UNFENCED,
 ) -> DatasetFile:
     """Describe the dataset anew; call it with the driver's lock, on a finished dataset.
 
@@ -69,9 +71,10 @@ def begin_revision(
         about: What the plan says of the source, where that has changed: fields of `Plan`.
         licenses: Where they have changed, all of them.
         equal: Rows of the last of `added` that have the bytes of others there, which are computed.
+        fence: The right of the command to write here.
     Raises:
         OutputError: A carried-through column has another type than before, or no row is left.
-        LockedError: Another driver began one meanwhile.
+        OvertakenError: Another command has taken the output over, or began a revision meanwhile.
     """
     gone = frozenset(dropped)
     before = dataset.change
@@ -86,6 +89,7 @@ def begin_revision(
     facts |= {"copied": copied, **(about or {})}
     facts["extra_types"] = _joined(plan.extra_types, facts["extra_types"])
     revised = plan_of([*kept, *new], plan.spec_sha256, **facts)
+    fence.check(layout)
     revised.write(layout)
     current = read_current(layout)
     if current is None:
@@ -109,24 +113,48 @@ def begin_revision(
         change=change,
         layout_version=LAYOUT_VERSION,
     )
+    fence.check(layout)
     raise_version(layout)
-    if not layout.create_own(revision_path(change.number), description.to_json().encode()):
-        raise LockedError(f"another driver just changed {layout.url()}; run this again")
+    if not layout.create_own(description.path, description.to_json().encode()):
+        raise overtaken(layout)
+    look_again(layout, description, fence)
     return description
 
 
-def restate_licenses(layout: Layout, wanted: Mapping[str, Mapping[str, str]]) -> bool:
+def look_again(layout: Layout, made: DatasetFile, fence: Fence) -> None:
+    """Take a description back where this process was stopped just before it was stored, and the
+    files that it names were removed meanwhile. One that is whole stays, for the next run.
+
+    Raises:
+        OvertakenError: Another command has taken the output over.
+    """
+    try:
+        fence.check(layout)
+    except OvertakenError:
+        needed = [plan_path(made.plan_id)]
+        if made.change is not None and made.change.carried is not None:
+            needed.append(made.change.carried.path)
+        if not all(map(layout.exists, needed)):
+            layout.remove_own(made.path, made.to_json().encode())
+        raise
+
+
+def restate_licenses(
+    layout: Layout, wanted: Mapping[str, Mapping[str, str]], fence: Fence = UNFENCED
+) -> bool:
     """Close a finished dataset again with other licences in description and cards; whether it was.
 
-    What is not in `wanted` stays. Call it with the driver's lock.
+    What is not in `wanted` stays. Call it with the driver's lock, whose fence it takes.
     """
     dataset = read_dataset(layout)
     if dataset is None or {**dataset.licenses, **wanted} == dict(dataset.licenses):
         return False
     plan = Plan.read(layout, dataset.plan_id)
     licenses = {**dataset.licenses, **wanted}
-    begin_revision(layout, dataset, plan, why=LICENSES, dropped=(), added=(), licenses=licenses)
-    finalise(layout)
+    begin_revision(
+        layout, dataset, plan, why=LICENSES, dropped=(), added=(), licenses=licenses, fence=fence
+    )
+    finalise(layout, fence=fence)
     return True
 
 

@@ -15,6 +15,7 @@ from earmill.pipeline.dataset.commit_record import CommitRecord, bad_rows
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.row_coverage import plan_row_of
 from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, ShardReader
+from earmill.pipeline.formats.format import Format
 from earmill.pipeline.formats.registry import chosen, format_of
 from earmill.pipeline.formats.row_table import (
     BASE_TYPES,
@@ -24,7 +25,7 @@ from earmill.pipeline.formats.row_table import (
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.spill import Spilled, Values
 from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
-from earmill.pipeline.formats.trust import Promise, named_damage
+from earmill.pipeline.formats.trust import Promise, is_as_committed, named_damage
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 
@@ -39,10 +40,13 @@ PIECE_BYTES = 32 * 2**20
 
 
 def promise_of(
-    record: CommitRecord, streams: Mapping[str, Mapping[str, Any] | StreamInfo], dtype: str
+    record: CommitRecord,
+    streams: Mapping[str, Mapping[str, Any] | StreamInfo],
+    dtype: str,
+    fmt: Format,
 ) -> Promise:
-    """What a commit says of the feature files of its shard."""
-    layouts = {name: layout_of(info) for name, info in streams.items()}
+    """Return the contents that a commit states for its shard's files in one format."""
+    layouts = {name: fmt.layout_of(info) for name, info in streams.items()}
     return Promise(
         rows=record.rows_ok,
         frames={name: record.frames[name] for name in streams},
@@ -61,18 +65,19 @@ def stored_rows(
         ExtensionError: None of the shard's formats is installed here.
     """
     streams = {info["name"]: layout_of(info) for info in dataset.streams}
-    promise = promise_of(record, {info["name"]: info for info in dataset.streams}, record.dtype)
-    fmt = chosen(record.formats, None, {})
-    rel = str(record.path(fmt))
+    name = chosen(record.formats, None, {})
+    fmt, rel = format_of(name), str(record.path(name))
+    infos = {info["name"]: info for info in dataset.streams}
+    promise = promise_of(record, infos, record.dtype, fmt)
     where = f"shard {record.shard}"
     with named_damage(where, str(record.path("rows"))):
         table = read_table(layout, str(record.path("rows"))).to_pylist()
-    with named_damage(where, rel):
+    with named_damage(where, rel, lambda: is_as_committed(layout, rel, promise)):
         cache = BlockCache(CACHE_BYTES, IoCounts())
-        with closing(format_of(fmt).open(layout, rel, promise, cache)) as reader:
+        with closing(fmt.open(layout, rel, promise, cache)) as reader:
             for number, row in enumerate(table):
                 if row["plan_row_id"] in plan_rows:
-                    yield _row(reader, number, row, streams, layout)
+                    yield _row(reader, number, row, streams, layout, has_values=not fmt.has_scales)
 
 
 def stored_bad_rows(
@@ -95,6 +100,8 @@ def _row(
     row: Mapping[str, Any],
     streams: Mapping[str, StreamLayout],
     layout: Layout,
+    *,
+    has_values: bool,
 ) -> FeatureRow:
     places = {column for each in streams.values() for column in each.place_columns}
     named = {*BASE_TYPES, *places}
@@ -105,7 +112,8 @@ def _row(
             k.removeprefix(EXTRA_PREFIX): v for k, v in row.items() if k.startswith(EXTRA_PREFIX)
         },
         streams={
-            name: _values(reader, number, row, each, layout) for name, each in streams.items()
+            name: _values(reader, number, row, each, layout, has_values=has_values)
+            for name, each in streams.items()
         },
         steps={
             name: int(row[each.length_column]) for name, each in streams.items() if each.row_counts
@@ -114,12 +122,19 @@ def _row(
 
 
 def _values(
-    reader: ShardReader, number: int, row: Mapping[str, Any], stream: StreamLayout, layout: Layout
+    reader: ShardReader,
+    number: int,
+    row: Mapping[str, Any],
+    stream: StreamLayout,
+    layout: Layout,
+    *,
+    has_values: bool,
 ) -> Values:
     start, length = (int(row[name]) for name in stream.place_columns[:2])
 
     def read(first: int, last: int) -> Any:
-        return reader.read(stream.name, FrameSpan(row["row_id"], number, start, first, last))
+        found = reader.read(stream.name, FrameSpan(row["row_id"], number, start, first, last))
+        return stream.from_values(found) if has_values else found
 
     first = read(0, min(1, length))
     row_bytes = max(1, stream.stored_width * first.dtype.itemsize)

@@ -9,7 +9,6 @@ name: readers of an older index may still need them, and nobody answers for them
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -17,6 +16,9 @@ import pyarrow.compute as pc
 
 from earmill.pipeline.common.checksum import sha256_of
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.figures import audio, bytes_text
+from earmill.pipeline.common.shown import Shown, few
+from earmill.pipeline.common.threads import Threads
 from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit, read_stored
 from earmill.pipeline.dataset.description import DatasetFile, no_dataset, read_dataset
 from earmill.pipeline.dataset.orphans import named_files, published
@@ -32,8 +34,8 @@ from earmill.pipeline.storage.layout import Layout
 HASH_THREADS = 8
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
     """What `verify` found.
 
     Args:
@@ -64,6 +66,18 @@ class Report:
     def ok(self) -> bool:
         """No problem found."""
         return not self.problems
+
+    def shown(self) -> dict[str, str]:
+        """Return what was found, in words."""
+        found = "whole" if self.ok else f"{len(self.problems):,} problems: {few(self.problems)}"
+        return {
+            "found": f"{found} ({'sha256 of every file' if self.hashed else 'sizes alone'})",
+            "shards": f"{self.shards:,} of {self.shards_planned:,}",
+            "rows ok": f"{self.rows_ok:,}",
+            "quarantined": f"{self.rows_bad:,}",
+            "audio": audio(self.seconds),
+            "files": f"{self.files:,}, {bytes_text(self.bytes)}",
+        }
 
 
 @dataclass(frozen=True)
@@ -155,16 +169,14 @@ def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> 
     dataset = read_dataset(layout)
     if dataset is None:
         raise no_dataset(layout)
-    with ThreadPoolExecutor(max(1, threads)) as pool:
+    with Threads(max(1, threads)) as pool:
         return _Check(layout, dataset, hashes, pool).report()
 
 
 class _Check:
     """One verification: problems as they are found, and the shards they make doubtful."""
 
-    def __init__(
-        self, layout: Layout, dataset: DatasetFile, hashes: bool, pool: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, layout: Layout, dataset: DatasetFile, hashes: bool, pool: Threads) -> None:
         self._layout, self._dataset, self._hashes, self._pool = layout, dataset, hashes, pool
         self.problems: list[str] = []
         self.damaged: set[str] = set()

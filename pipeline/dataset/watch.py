@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
+from statistics import median_low
 
 from earmill.pipeline.common.errors import CommitError, OutputError
 from earmill.pipeline.dataset.commit_record import (
@@ -30,6 +32,8 @@ from earmill.pipeline.storage.layout import Layout
 WINDOW_S, WINDOW_COMMITS = 300.0, 10
 # A longer pause between commits is no part of the work: the job was stopped.
 LONGEST_GAP_S = 3600.0
+# A gap of more than this many usual gaps, and usual times of a shard, is a pause.
+PAUSE_GAPS = 3.0
 # Nothing was committed for long: for this time, for so many usual gaps, and so many usual shards.
 QUIET_S, QUIET_GAPS, QUIET_SHARDS = 120.0, 10.0, 3.0
 # Records that one look reads at most.
@@ -237,12 +241,13 @@ class _Pace:
             latest.append(one)
         if not latest:
             return cls()
-        last_s, first_s = latest[0].created_s, latest[-1].created_s
+        last_s = latest[0].created_s
         # Work on the first of them went on before the window, so it counts for none of it.
-        counted, gap_s = latest[:-1], (last_s - first_s) / max(1, len(latest) - 1)
+        counted, worked_s = latest[:-1], _worked_s(latest)
+        gap_s = worked_s / max(1, len(counted))
         quiet_s = max(QUIET_S, QUIET_GAPS * gap_s, QUIET_SHARDS * max(one.took_s for one in latest))
         # A commit is due a gap after the last one: only from then on is time lost.
-        span_s = max(last_s - first_s, now_s - gap_s - first_s)
+        span_s = worked_s + max(0.0, now_s - gap_s - last_s)
         if not counted or span_s <= 0:
             return cls(last_s, workers=1, quiet_s=quiet_s)
         return cls(
@@ -252,6 +257,20 @@ class _Pace:
             workers=len({one.worker for one in latest}),
             quiet_s=quiet_s,
         )
+
+
+def _worked_s(latest: list[ShardFacts]) -> float:
+    """Return the time between the first and the last of these commits, pauses left out.
+
+    A gap far above the usual one and the usual time of a shard is a pause: the job was stopped, or
+    its machine. It counts as a usual gap.
+    """
+    gaps = [one.created_s - before.created_s for one, before in pairwise(latest)]
+    if not gaps:
+        return 0.0
+    usual_s = median_low(gaps)
+    most_s = PAUSE_GAPS * max(usual_s, median_low(one.took_s for one in latest))
+    return sum(gap if gap <= most_s else usual_s for gap in gaps)
 
 
 def _created(dataset: DatasetFile) -> str:

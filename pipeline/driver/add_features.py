@@ -12,13 +12,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from earmill.pipeline.common.errors import OutputError, SpecError
-from earmill.pipeline.dataset.description import DatasetFile, no_dataset, read_dataset
+from earmill.pipeline.common.errors import OutputError, OvertakenError, SpecError
+from earmill.pipeline.dataset.description import (
+    DatasetFile,
+    check_same,
+    no_dataset,
+    read_dataset,
+)
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.lease import DriverLock, overtaken
 from earmill.pipeline.dataset.revision import is_finished
 from earmill.pipeline.dataset.row_index import STATUS_OK
-from earmill.pipeline.dataset.snapshot import read_checked, read_current, read_snapshot
+from earmill.pipeline.dataset.snapshot import (
+    Current,
+    read_checked,
+    read_current,
+    read_snapshot,
+)
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.source_changes import compare
@@ -54,8 +64,9 @@ def add_features(
             Also `run`, and `source.storage_options`. What else it says must be the dataset's.
         overrides, sink, ray_address, stop: As of `run_job`.
     Raises:
-        SpecError: No models, or a name that cannot be one. OutputError: No finished dataset there,
-            or it changed meanwhile. Else as `run_job`.
+        SpecError: No models, or a name that cannot be one.
+        OutputError: No finished dataset there.
+        OvertakenError: It changed meanwhile. Else as `run_job`.
     """
     layout = Layout.open(uri, storage_options)
     dataset, plan = _finished(layout)
@@ -65,6 +76,7 @@ def add_features(
     rows = _good_plan(layout, plan, spec)
     quiet = _without_source(sink)
     while True:
+        _check_unchanged(layout, current)
         _take_changes(place, spec, rows)
         end = run_job(spec, resume=True, plan=rows, sink=quiet, ray_address=ray_address, stop=stop)
         if end.exit_code == EXIT_FAILED:
@@ -73,12 +85,26 @@ def add_features(
         if not compare(_finished(place)[1].items(), rows.items()):
             break
     made = read_current(place)
-    with DriverLock(layout):
-        if made is None or read_current(layout) != current:
-            raise OutputError(f"{layout.url()} has changed meanwhile; run this command again")
+    with DriverLock(layout) as lock, lock.fence.says_why(layout):
+        _check_unchanged(layout, current)
+        if made is None:
+            raise overtaken(place)
         file = replace(made.snapshot, path=f"{addition_path(name)}/{made.snapshot.path}")
-        finalise(layout, add={name: file})
+        finalise(layout, add={name: file}, fence=lock.fence)
     return end
+
+
+def _check_unchanged(layout: Layout, current: Current | None) -> None:
+    """Check that the snapshot whose rows the features belong to still counts.
+
+    Raises:
+        OvertakenError: Another one does, or the dataset is gone.
+    """
+    if current is None or read_current(layout) != current:
+        raise OvertakenError(
+            f"{layout.url()}: another command changed or removed the dataset after this one began; "
+            "run this command again"
+        )
 
 
 def _finished(layout: Layout) -> tuple[DatasetFile, Plan]:
@@ -153,7 +179,8 @@ def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
         return
     changes = compare(before.items(), rows.items())
     if changes:
-        with DriverLock(place):
+        with DriverLock(place) as lock, lock.fence.says_why(place):
+            check_same(place, stored)
             items = list(rows.items())
             update = Update(
                 spec,
@@ -163,7 +190,7 @@ def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
                 items,
                 changes,
             )
-            update.begin(stored, why=UPDATE)
+            update.begin(stored, why=UPDATE, fence=lock.fence)
 
 
 def _without_source(sink: events.Sink) -> events.Sink:

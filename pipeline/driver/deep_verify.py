@@ -19,6 +19,7 @@ import numpy as np
 
 from earmill.pipeline.common.errors import CommitError, OutputError, SourceOutage
 from earmill.pipeline.common.machine import cores
+from earmill.pipeline.common.shown import Shown, few
 from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
 from earmill.pipeline.dataset.description import read_description
 from earmill.pipeline.dataset.snapshot import Snapshot, read_checked, read_current, read_snapshot
@@ -42,8 +43,8 @@ TOLERANCE = {"float16": 2e-3, "float32": 1e-4, INT8: 1e-2}
 EVENT_SHARE = 0.01
 
 
-@dataclass(frozen=True)
-class DeepReport:
+@dataclass(frozen=True, repr=False)
+class DeepReport(Shown):
     """Rows that were computed again.
 
     Args:
@@ -65,6 +66,15 @@ class DeepReport:
     def ok(self) -> bool:
         """Every row was computed, and none differs."""
         return not self.problems
+
+    def shown(self) -> dict[str, str]:
+        """Return what was found, in words."""
+        return {
+            "computed again": f"{self.rows:,} rows, seed {self.seed}",
+            "equal bit for bit": f"{self.equal:,}",
+            "within the tolerance": f"{self.close:,}",
+            "problems": few(self.problems) or "none",
+        }
 
 
 def verify_deep(
@@ -101,6 +111,9 @@ def verify_deep(
     source = open_source(spec.source, spec.audio.array_rate_hz)
     on_begin(f"computing {len(drawn):,} rows")
     counts = _Counts()
+    # In children: a decoder may crash on the bytes, and libmpg123 prints what it thinks of them.
+    apart = spec.run.model_copy(update={"decode_in_child": True})
+    spec = spec.model_copy(update={"run": apart})
     processor = RowProcessor(
         spec, source, models.extractors, decode_threads=threads, gpu=models.gpu
     )

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from earmill.pipeline.common.figures import audio, duration, figure
+from earmill.pipeline.common.shown import Shown
+
 if TYPE_CHECKING:
     from earmill.pipeline.common.counts import Counts
     from earmill.pipeline.worker.messages import ShardNotes
@@ -225,8 +228,8 @@ class Draining(Event):
     in_flight: int
 
 
-@dataclass(frozen=True, slots=True)
-class JobFinished(Event):
+@dataclass(frozen=True, repr=False, slots=True)
+class JobFinished(Shown, Event):
     """The last event of every run that got as far as work.
 
     Args:
@@ -253,6 +256,20 @@ class JobFinished(Event):
     times_real_time: float
     bad_by_class: dict[str, int] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
+
+    def shown(self) -> dict[str, str]:
+        """Return how the run ended, in words."""
+        reasons = ", ".join(f"{name} {count:,}" for name, count in self.bad_by_class.items())
+        failed = {"shards that failed": f"{self.shards_failed:,}"} if self.shards_failed else {}
+        return {
+            "status": self.status,
+            "rows ok": f"{self.rows_ok:,}",
+            "quarantined": f"{self.rows_bad:,}" + (f" ({reasons})" if reasons else ""),
+            **failed,
+            "audio of this run": audio(self.seconds),
+            "took": f"{duration(self.wall_s)}, {figure(self.times_real_time)} x real time",
+            "output": self.output,
+        }
 
 
 # -- for telemetry alone: too many for a person, and nothing that a run's end depends on ----------

@@ -21,6 +21,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from earmill.pipeline.common.memory import TOO_LITTLE, speaks_of_memory
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.driver.executor import KEPT_MEMORY
 from earmill.pipeline.worker.messages import Lost, Outcome, Runner
@@ -130,7 +131,9 @@ class LocalProcess:
     def _lost(self) -> list[tuple[LocalCall, Outcome | Lost]]:
         why = self._end()
         # Nobody else kills a worker without a word.
-        lost = Lost(f"the worker process died: {why}", memory=why.startswith("SIGKILL"))
+        memory = why.startswith("SIGKILL") or speaks_of_memory(why)
+        hint = f" ({TOO_LITTLE})" if memory else ""
+        lost = Lost(f"the worker process died: {why}{hint}", memory=memory)
         calls, self._calls = list(self._calls.values()), {}
         return [(call, lost) for call in calls]
 

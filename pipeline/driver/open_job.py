@@ -15,14 +15,21 @@ from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
 from earmill.pipeline.dataset.carry import carry_over
 from earmill.pipeline.dataset.commit_record import BAD_BY_CLASS, CommitRecord, commits_as
-from earmill.pipeline.dataset.description import DatasetFile, open_dataset, read_dataset
+from earmill.pipeline.dataset.description import (
+    DatasetFile,
+    check_dataset,
+    open_dataset,
+    read_dataset,
+)
+from earmill.pipeline.dataset.lease import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import run_provenance
 from earmill.pipeline.dataset.recompute import Again, Chooser, open_again
+from earmill.pipeline.dataset.revision import look_again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.shard_tracker import WITNESSES, Committed, smallest
 from earmill.pipeline.driver.source_changes import update_hint
-from earmill.pipeline.formats.casting import as_stored
 from earmill.pipeline.formats.format import BINARY
+from earmill.pipeline.formats.registry import stored_streams
 from earmill.pipeline.planning.plan import Plan, Shard
 from earmill.pipeline.sources import Item, Source
 from earmill.pipeline.spec.changes import describe_changes
@@ -43,6 +50,7 @@ class OpenJob:
     Args:
         before: Commits of earlier runs. pending: Shards that have none, or are done again.
         again: The latter. copies: Shards without a commit that are copied once all others have one.
+        fence: The run's right to write to the output.
         scratch: The folder of its workers below that of the output's.
     """
 
@@ -54,6 +62,7 @@ class OpenJob:
     pending: tuple[Shard, ...]
     again: Mapping[str, Again] = field(default_factory=dict)
     copies: tuple[Shard, ...] = ()
+    fence: Fence = UNFENCED
     scratch: str = field(default_factory=lambda: f"run-{secrets.token_hex(4)}")
 
     def started(self) -> events.JobStarted:
@@ -116,16 +125,33 @@ def open_job(
     resume: bool,
     again: Chooser | None,
     beside: bool,
+    stored: DatasetFile | None,
+    fences: tuple[Fence, Fence] = (UNFENCED, UNFENCED),
     on_step: Callable[[str], None] = lambda text: None,
 ) -> OpenJob:
     """Write or check plan and dataset.json; refuse to go on unasked.
 
     Args:
         beside: Without the lock: other drivers may be at work, and it is one of them.
+        stored: The output's description; None where it has none yet.
+        fences: The right to write here, while the job is opened and for the rest of the run.
         on_step: Told what takes a while.
     """
-    plan.write(layout)
-    dataset = open_dataset(layout, _describe(spec, plan, extractors))
+
+    def may_write(layout: Layout) -> None:
+        for fence in {*fences}:
+            fence.check(layout)
+
+    opening, fence = fences
+    wanted = _describe(spec, plan, extractors)
+    if stored is None:
+        may_write(layout)
+        plan.write(layout)
+        dataset = open_dataset(layout, wanted, may_write)
+        look_again(layout, dataset, opening)
+    else:
+        check_dataset(stored, wanted)
+        dataset = stored
     chosen = again(layout) if again is not None else {}
     before = commits_as(layout, committed_of, without=chosen)
     if before and not (resume or beside):
@@ -133,17 +159,19 @@ def open_job(
             f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this job; "
             f"add --resume to go on with it{update_hint(source, plan)}, or use another output.uri"
         )
+    may_write(layout)
     if not beside:
         clear_scratch(layout)
     sweep()  # a run without pending shards starts no Ray, which would do it
-    if not beside and carry_over(layout, dataset, plan, on_step):
+    if not beside and carry_over(layout, dataset, plan, on_step, opening):
         before = commits_as(layout, committed_of, without=chosen)
     left = [shard for shard in plan.shards if shard.shard_id not in before]
     waiting = {shard.shard_id for shard in plan.copies} - chosen.keys()
     copies = tuple(shard for shard in left if shard.shard_id in waiting)
     pending = tuple(shard for shard in left if shard.shard_id not in waiting)
+    may_write(layout)
     again_ = open_again(layout, chosen)
-    return OpenJob(spec, layout, plan, dataset, before, pending, again_, copies)
+    return OpenJob(spec, layout, plan, dataset, before, pending, again_, copies, fence)
 
 
 def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> DatasetFile:
@@ -156,7 +184,7 @@ def _describe(spec: JobSpec, plan: Plan, extractors: Sequence[Extractor]) -> Dat
         streams=tuple(
             info.to_dict()
             for model in extractors
-            for info in as_stored(model.streams, spec.output.dtype)
+            for info in stored_streams(model.streams, spec.output.dtype, spec.output.formats)
         ),
         buffers_sha256={
             _unique(index, spec): model.buffers_sha256() for index, model in enumerate(extractors)

@@ -19,8 +19,9 @@ from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.crew import CrewMember
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.lease import UNFENCED, DriverLock, overtaken
 from earmill.pipeline.dataset.recompute import Chooser
+from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.executor import Executor, executor_of
 from earmill.pipeline.driver.open_job import OpenJob, committed_of, open_job, stored_dataset
@@ -77,6 +78,7 @@ def run_job(
     Raises:
         SpecError, SourceError, OutputError, LockedError: Before any work, one clear line.
         SourceOutage, RunStopped: Source or output are away; the same command may work later.
+        OvertakenError: Another command took the output over while this one gave no sign of life.
     """
     with _resumable(), patient(), observed(spec.run, sink) as (seen, observe):
         request = _Request(
@@ -130,7 +132,8 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
     began_s = time.monotonic()
     checked = _check(request, sharing)
     with ExitStack() as stack:
-        job, lock = _open(stack, request, sharing, checked)
+        job, lease = _open(stack, request, sharing, checked)
+        stack.enter_context(job.fence.says_why(job.layout))
         told = job.before and not sharing.joins
         if told and (changed := source_changed(checked.source, job.plan)) is not None:
             request.sink(changed)
@@ -138,7 +141,7 @@ def _run_job(request: _Request, sharing: Sharing) -> events.JobFinished:
         result = Result()
         # The output is finished before Ray stops: whatever keeps Ray does not keep the dataset.
         if job.pending and sharing.works:
-            result = _work(stack, request, sharing, checked, job, lock, began_s)
+            result = _work(stack, request, sharing, checked, job, lease, began_s)
         return _finish(job, result, sharing, request.sink)
 
 
@@ -180,21 +183,35 @@ def _check(request: _Request, sharing: Sharing) -> _Checked:
     return _Checked(executor, layout, source, stored, extractors, plan)
 
 
+Lease = DriverLock | CrewMember
+
+
 def _open(
     stack: ExitStack, request: _Request, sharing: Sharing, checked: _Checked
-) -> tuple[OpenJob, DriverLock | None]:
-    """Take the lock, for as long as the stack or, beside others, the opening lasts, and open the
-    job."""
+) -> tuple[OpenJob, Lease | None]:
+    """Take the lock and open the job; beside others the lock is held while the job is opened.
+
+    A driver that joins becomes a member of the crew before it reads the plan and the commits. From
+    then on its fence finds out when another command takes the output.
+    """
     spec, layout = request.spec, checked.layout
+    member = None
+    if sharing.joins and sharing.works:
+        member = stack.enter_context(CrewMember(layout))
     with ExitStack() as until_open:
         held = until_open if sharing.joins else stack
         lock = held.enter_context(opening(layout, sharing, shares=request.again is None))
         if request.again is not None:
             request.tell("looking for shards to process again")
-        plan = checked.plan
-        if plan is None:
-            stored = stored_dataset(spec, layout)
-            plan = _plan(spec, layout, checked.source, stored, request.sink)
+        opens = UNFENCED if lock is None else lock.fence
+        lease = member if sharing.joins else lock
+        fence = UNFENCED if lease is None else lease.fence
+        until_open.enter_context(opens.says_why(layout))
+        until_open.enter_context(fence.says_why(layout))
+        stored = stored_dataset(spec, layout)
+        if stored is None and (lock is None or checked.stored is not None):
+            raise overtaken(layout)
+        plan = _opened_plan(request, checked, stored)
         job = open_job(
             spec,
             layout,
@@ -204,11 +221,25 @@ def _open(
             resume=request.resume,
             again=request.again,
             beside=lock is None,
+            stored=stored,
+            fences=(opens, fence),
             on_step=request.tell,
         )
-        if checked.stored is None:
+        if checked.stored is None and lock is not None:
+            opens.check(layout)
             KeptListing(layout).forget()
-    return job, None if sharing.joins else lock
+    return job, lease
+
+
+def _opened_plan(request: _Request, checked: _Checked, stored: DatasetFile | None) -> Plan:
+    """The plan of an output whose description was read with the right to write there.
+
+    Another command may have begun or changed the dataset since the job was checked.
+    """
+    known = checked.plan
+    if known is not None and (stored is None or stored == checked.stored):
+        return known
+    return _plan(request.spec, checked.layout, checked.source, stored, request.sink)
 
 
 def _work(
@@ -217,13 +248,13 @@ def _work(
     sharing: Sharing,
     checked: _Checked,
     job: OpenJob,
-    lock: DriverLock | None,
+    lease: Lease | None,
     began_s: float,
 ) -> Result:
     """Have workers do what is pending; they go with the stack."""
     spec, executor = request.spec, checked.executor
     request.tell("starting the workers")
-    supply = _supply(stack, job, sharing, shares=request.again is None)
+    supply = _supply(stack, job, sharing, lease, shares=request.again is None)
     if executor.is_private and spec.run.device != "cuda":
         stack.enter_context(compiling(checked.extractors))
     stack.callback(_clear, job)
@@ -234,7 +265,7 @@ def _work(
         request.sink,
         request.observe,
         request.stop,
-        lock,
+        lease,
         request.make_runner,
         supply,
     )
@@ -270,12 +301,14 @@ def _plan(
 
 
 def _supply(
-    stack: ExitStack, job: OpenJob, sharing: Sharing, *, shares: bool
+    stack: ExitStack, job: OpenJob, sharing: Sharing, lease: Lease | None, *, shares: bool
 ) -> Callable[[int], Supply | None]:
     """What begins to claim shards; nothing is shared of a run that may do shards again."""
     if not shares:
         return lambda ahead: None
-    member = stack.enter_context(CrewMember(job.layout))
+    member = lease if isinstance(lease, CrewMember) else None
+    if member is None:
+        member = stack.enter_context(CrewMember(job.layout))
     claims = claims_of(
         job.layout,
         job.plan.plan_id,
@@ -283,6 +316,7 @@ def _supply(
         set(job.before),
         run_id=member.holder.run_id,
         sharing=sharing,
+        fence=job.fence,
     )
     shards = {shard.shard_id: shard for shard in job.pending}
 
@@ -296,14 +330,16 @@ def _finish(
     job: OpenJob, result: Result, sharing: Sharing, sink: events.Sink
 ) -> events.JobFinished:
     """Finalise what is complete, and sum up."""
+    job.fence.check(job.layout)
     before = job.before | _by_others(job, result)
     missing = len(job.plan.shards) - len(before) - len(result.done)
     left = [shard for shard in job.copies if shard.shard_id not in before]
     if left and missing == len(left):
-        copy_equal(job.layout, job.dataset, left, lambda text: sink(events.Step(text)))
+        copy_equal(job.layout, job.dataset, left, lambda text: sink(events.Step(text)), job.fence)
         found = commits_as(job.layout, committed_of, without=before.keys() | result.done.keys())
         result.done |= {shard.shard_id: found[shard.shard_id] for shard in left}
         missing = 0
+    counted = _snapshot_path(job.layout)
     if not missing:
         sink(events.Step("writing the index"))
         close(
@@ -312,11 +348,13 @@ def _finish(
             before | result.done,
             anew=bool(result.done) or before != job.before,
             licenses=job.spec.licenses.to_dict(),
+            dataset=job.dataset,
+            fence=job.fence,
         )
     elif job.again and result.done:
         # What was done again counts, also where the rest of it keeps the commits of before.
         with suppress(CommitError):
-            finalise(job.layout)
+            finalise(job.layout, fence=job.fence)
     if sharing.joins and sharing.works and not sharing.stays:
         result.left_to_others = missing - len(result.failed)
     end = summarise(
@@ -326,9 +364,19 @@ def _finish(
         layout=job.layout,
         max_bad_fraction=job.spec.run.max_bad_fraction,
         skipped=skipped_text(job.plan.skipped),
+        closed=counted is not None and _snapshot_path(job.layout) != counted,
     )
     sink(end)
     return end
+
+
+def _snapshot_path(layout: Layout) -> str | None:
+    """Return the path of the snapshot that counts, empty where there is none, or None where
+    `current.json` is damaged."""
+    with suppress(CommitError):
+        current = read_current(layout)
+        return "" if current is None else current.snapshot.path
+    return None
 
 
 def _by_others(job: OpenJob, result: Result) -> dict[str, Committed]:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.cpu_account import CpuAccount
 from earmill.pipeline.driver.deadlines import Deadlines
@@ -192,6 +193,8 @@ class Scheduler:
             else:
                 slot.seconds_in_flight = 0.0
             self._heard = True
+        elif isinstance(outcome, Outcome) and outcome.stage == "overtaken":
+            raise OvertakenError(outcome.message)
         elif isinstance(outcome, Outcome) and outcome.stage == "device":
             self._settle_device_lost(call, outcome.message)
         else:

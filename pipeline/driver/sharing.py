@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import LockedError
 from earmill.pipeline.dataset.crew import Claims, clear_claims, start_of
-from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, check_same, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.lease import UNFENCED, DriverLock, Fence
 from earmill.pipeline.dataset.revision import restate_licenses
 from earmill.pipeline.dataset.snapshot import Attempt, is_closed
 from earmill.pipeline.driver.shard_tracker import Ledger
@@ -107,22 +107,32 @@ def close(
     *,
     anew: bool,
     licenses: Mapping[str, Mapping[str, str]],
+    dataset: DatasetFile,
+    fence: Fence = UNFENCED,
 ) -> None:
     """Write index and cards of a dataset that is complete, unless another driver does.
 
     Args:
         anew: Something was committed since it was looked at.
         licenses: As the job states them now.
+        dataset: The description that the commits are of.
+        fence: The run's right to write here.
+    Raises:
+        OvertakenError: Another command has taken the output over, or changed the dataset.
     """
     if not sharing.joins:
         if anew or not is_closed(layout, commits):
-            finalise(layout)
-        restate_licenses(layout, licenses)
+            finalise(layout, fence=fence)
+        restate_licenses(layout, licenses, fence)
+        fence.check(layout)
         # Also where somebody closed it: he may have been killed before he came to that, and who
         # has not heard of the end goes on claiming.
         clear_claims(layout)
         return
     while not is_closed(layout, commits):
+        # Commits of another revision will never be closed by waiting.
+        fence.check(layout)
+        check_same(layout, dataset)
         try:
             lock = DriverLock(layout, shares=True, alone=False)
         except LockedError:
@@ -132,9 +142,12 @@ def close(
             continue
         # Closed by another in the middle of it: looked at again.
         with lock, suppress(LockedError):
+            check_same(layout, dataset)
             if not is_closed(layout, commits):
-                finalise(layout)
-                restate_licenses(layout, licenses)
+                finalise(layout, fence=lock.fence)
+                restate_licenses(layout, licenses, lock.fence)
+            break
+    fence.check(layout)
     clear_claims(layout)
 
 
@@ -221,7 +234,8 @@ def claims_of(
     *,
     run_id: str,
     sharing: Sharing,
+    fence: Fence,
 ) -> Claims:
     """One driver's claims, beginning where it should."""
     start = start_of(run_id) if sharing.start is None else sharing.start
-    return Claims(layout, plan_id, shards, done, run_id=run_id, start=start)
+    return Claims(layout, plan_id, shards, done, run_id=run_id, start=start, fence=fence)

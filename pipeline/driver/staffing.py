@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
+from earmill.pipeline.dataset.crew import CrewMember
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.publish import read_commit
 from earmill.pipeline.dataset.recompute import Again
@@ -35,13 +36,14 @@ def scheduler_of(
     sink: events.Sink,
     observe: events.Sink,
     stop: StopRequest,
-    lock: DriverLock | None,
+    lease: DriverLock | CrewMember | None,
     make_runner: RunnerFactory,
     supply: Callable[[int], Supply | None],
 ) -> Scheduler:
     """The scheduler of what is pending, with as many workers as the session has places for.
 
     Args:
+        lease: What gives the run its right to write; asked at every tick.
         supply: Begins to claim so many shards ahead; None where there is no need.
     """
     run, nodes = job.spec.run, session.nodes()
@@ -60,8 +62,8 @@ def scheduler_of(
 
     def on_tick() -> None:
         nonlocal fed
-        if lock is not None:
-            lock.check()
+        if lease is not None:
+            lease.check()
         session.check()
         roster.follow(pool, ledger)
         if feeding is None:
@@ -119,8 +121,10 @@ def _hire(job: OpenJob, place: Placement, make_runner: RunnerFactory) -> Hire:
         device=place.device,
         shards=shards,
         parquet_form=job.dataset.parquet_form,
+        streams=job.dataset.streams,
         extra_types=job.dataset.extra_types,
         again=job.again,
         scratch=job.scratch,
+        fence=job.fence,
     )
     return Hire(make_runner(work), place, shards)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from earmill.pipeline.common.figures import duration, figure
 from earmill.pipeline.dataset.row_index import STATUS_BAD
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.driver.events import JobFinished
@@ -28,6 +29,7 @@ def summarise(
     layout: Layout,
     max_bad_fraction: float,
     skipped: str = "",
+    closed: bool = False,
 ) -> JobFinished:
     """The closing event.
 
@@ -36,6 +38,7 @@ def summarise(
         layout: The output; its index tells why rows are bad, once there is one.
         max_bad_fraction: Quarantined rows allowed, as a fraction of all rows.
         skipped: What the listing left out, in words.
+        closed: The run made the snapshot that counts: of copied rows alone, for one.
     """
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
@@ -44,8 +47,8 @@ def summarise(
     too_many = complete and bad > max_bad_fraction * (ok + bad)
     by_class = _bad_by_class(layout) if complete and bad else {}
     if complete:
-        status = "done" if result.done else "nothing_to_do"
-        message = _complete_message(result, layout, ok, bad, by_class)
+        status = "done" if result.done or closed else "nothing_to_do"
+        message = _complete_message(result, layout, ok, bad, by_class, closed)
         message += f"; {skipped}" if skipped else ""
         if too_many:
             message += (
@@ -83,15 +86,17 @@ def _went_wrong(result: Result) -> bool:
 
 
 def _complete_message(
-    result: Result, layout: Layout, ok: int, bad: int, by_class: dict[str, int]
+    result: Result, layout: Layout, ok: int, bad: int, by_class: dict[str, int], closed: bool
 ) -> str:
     reasons = ", ".join(f"{name} {count}" for name, count in by_class.items())
     rows = f"{ok:,} rows ok, {bad:,} quarantined" + (f" ({reasons})" if reasons else "")
+    if not result.done and closed:
+        return f"done: {rows}, no audio had to be computed -> {layout.url()}"
     if not result.done:
         return f"nothing to do, all shards are committed: {rows} -> {layout.url()}"
     # Audio that went through the models; a run that only found bad rows has no speed.
     speed = result.seconds / result.worked_s if result.worked_s else 0.0
-    took = f" in {result.worked_s:,.1f} s ({speed:.1f} x real time)" if speed else ""
+    took = f" in {duration(result.worked_s)} ({figure(speed)} x real time)" if speed else ""
     return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {layout.url()}"
 
 

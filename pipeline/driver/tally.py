@@ -15,6 +15,8 @@ from earmill.pipeline.driver import events
 
 # Below this much work the rate says nothing.
 RATE_AFTER_S = 0.5
+# Events come every second. After so long without one the process was stopped: no time of the work.
+STOPPED_S = 30.0
 
 
 class Tally:
@@ -30,6 +32,7 @@ class Tally:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._work_began: float | None = None
+        self._last_event = clock()
         self._planned_before_s = self._audio_before_s = 0.0
         self._planned_done_s = self._audio_done_s = 0.0
         self._in_flight_s = 0.0
@@ -39,6 +42,9 @@ class Tally:
 
     def take(self, event: events.Event) -> None:
         """Update the totals."""
+        before, self._last_event = self._last_event, self._clock()
+        if self._work_began is not None and self._last_event - before > STOPPED_S:
+            self._work_began += self._last_event - before
         if isinstance(event, events.JobStarted):
             self.job, self.planned_s = event.job, event.seconds_total
             self._planned_before_s = self._planned_done_s = event.seconds_done

@@ -9,6 +9,7 @@ bytes of a row that is committed: it is told by size, then by sha256, and its fe
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from earmill.pipeline.dataset.commit_record import (
     reading_pool,
 )
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.lease import UNFENCED, DriverLock, Fence
 from earmill.pipeline.dataset.recompute import RowFilter
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
 from earmill.pipeline.dataset.row_coverage import plan_row_of
@@ -56,24 +57,47 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
         OutputError, LockedError: As of `run_job`.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
-    dataset = read_dataset(layout)
-    if dataset is None or dataset.spec_sha256 != spec.sha256():
+    with _finished(spec, layout, sink) as found:
+        if found is None:
+            return
+        dataset, plan, fence = found
+        sink(events.Step("listing the source"))
+        source = planned_source(spec)
+        items = list(listing(source))
+        check_items(items, spec)
+        changes = compare(plan.items(), items)
+        if changes:
+            sink(events.Note(f"the source has changed, {changes}"))
+            Update(spec, layout, plan, source, items, changes).begin(dataset, fence=fence)
+
+
+@contextmanager
+def _finished(
+    spec: JobSpec, layout: Layout, sink: events.Sink
+) -> Iterator[tuple[DatasetFile, Plan, Fence] | None]:
+    """Hold the output for a change of its plan; None where there is no finished dataset of the job.
+
+    Raises:
+        OvertakenError: Another command took the output over inside.
+    """
+    if not _is_of(spec, read_dataset(layout)):
+        yield None
         return
-    plan = Plan.read(layout, dataset.plan_id)
-    if not is_finished(layout, plan):
-        sink(events.Note("an earlier run was cut off: it is finished first, then update again"))
-        return
-    sink(events.Step("listing the source"))
-    source = planned_source(spec)
-    items = list(listing(source))
-    check_items(items, spec)
-    changes = compare(plan.items(), items)
-    if not changes:
-        return
-    sink(events.Note(f"the source has changed, {changes}"))
-    with DriverLock(layout):
-        update = Update(spec, layout, plan, source, items, changes)
-        update.begin(dataset)
+    with DriverLock(layout) as lock, lock.fence.says_why(layout):
+        dataset = read_dataset(layout)  # with the lock: another command may have changed it
+        if dataset is None or not _is_of(spec, dataset):
+            yield None
+            return
+        plan = Plan.read(layout, dataset.plan_id)
+        if not is_finished(layout, plan):
+            sink(events.Note("an earlier run was cut off: it is finished first, then run it again"))
+            yield None
+            return
+        yield dataset, plan, lock.fence
+
+
+def _is_of(spec: JobSpec, dataset: DatasetFile | None) -> bool:
+    return dataset is not None and dataset.spec_sha256 == spec.sha256()
 
 
 def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
@@ -89,12 +113,21 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
         As `start_update`; a source that cannot be listed is left to the run.
     """
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
-    dataset = read_dataset(layout)
-    if dataset is None or dataset.spec_sha256 != spec.sha256():
-        return
-    plan = Plan.read(layout, dataset.plan_id)
-    if not is_finished(layout, plan):
-        return
+    with _finished(spec, layout, events.ignore) as found:
+        if found is not None:
+            _retry_changed(spec, layout, chosen, sink, *found)
+
+
+def _retry_changed(
+    spec: JobSpec,
+    layout: Layout,
+    chosen: RowFilter,
+    sink: events.Sink,
+    dataset: DatasetFile,
+    plan: Plan,
+    fence: Fence,
+) -> None:
+    """Begin the revision of `start_retry` on a finished dataset, with the lock."""
     by_shard = _matching(layout, plan, chosen)
     source = planned_source(spec)
     try:
@@ -119,9 +152,8 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
     items = [
         listed.get(item.row_id, item) if item.row_id in rows else item for item in plan.items()
     ]
-    with DriverLock(layout):
-        changes = Changes(changed=tuple(sorted(rows)))
-        Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY)
+    changes = Changes(changed=tuple(sorted(rows)))
+    Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY, fence=fence)
 
 
 def _other_spans(plan: Plan, listed: Mapping[str, Item], rows: Collection[str]) -> frozenset[str]:
@@ -165,8 +197,12 @@ class Update:
     items: Sequence[Item]
     changes: Changes
 
-    def begin(self, dataset: DatasetFile, why: str = UPDATE) -> None:
-        """Store the revision."""
+    def begin(self, dataset: DatasetFile, why: str = UPDATE, fence: Fence = UNFENCED) -> None:
+        """Store the revision.
+
+        Args:
+            fence: The right of the command to write to the output.
+        """
         gone = {*self.changes.removed, *self.changes.changed}
         touched = {
             shard.shard_id: shard
@@ -205,6 +241,7 @@ class Update:
             added=added,
             about=about,
             equal=equal,
+            fence=fence,
         )
 
     def _cut(self, items: Iterator[Item]) -> Iterator[tuple[Item, ...]]:

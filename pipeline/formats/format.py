@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from earmill.pipeline.formats.blocks import BlockCache, ShardReader
 from earmill.pipeline.formats.digest import ShardDigest, differences
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
 from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
 
@@ -68,6 +69,8 @@ class Format(ABC):
             first choice of a reader.
         is_table: A file is a table that Croissant and `datasets.load_dataset` read, with the
             streams as columns.
+        has_scales: Readers other than ours multiply what a file holds by its `scale_factor`. A
+            format without scales stores the values of scaled streams, see `layout_of`.
     """
 
     suffix: ClassVar[str]
@@ -77,6 +80,12 @@ class Format(ABC):
     is_folder: ClassVar[bool] = False
     reads_parts: ClassVar[bool] = False
     is_table: ClassVar[bool] = False
+    has_scales: ClassVar[bool] = True
+
+    def layout_of(self, info: StreamInfo | Mapping[str, Any]) -> StreamLayout:
+        """How a stream lies in files of this format."""
+        layout = layout_of(info)
+        return layout if self.has_scales else layout.in_values()
 
     @abstractmethod
     def write(

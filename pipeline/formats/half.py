@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.formats.blocks import Piece
 
 
@@ -24,8 +25,11 @@ def converted(values: NDArray[Any], dtype: np.dtype[Any], scale: float = 1.0) ->
 
 def convert_into(into: NDArray[Any], values: NDArray[Any], scale: float = 1.0) -> None:
     """Fill an array in C order with values times their scale."""
-    # Here, so that whoever reads no values pays for no compiler.
-    from amtcore.kernels.vector.half import widen
+    try:
+        # Here, so that whoever reads no values pays for no compiler.
+        from amtcore.kernels.vector.half import widen
+    except ImportError as error:
+        raise missing_package(error) from error
 
     if values.dtype == np.float16 and into.dtype == np.float32:
         widen(values, into, scale)

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.missing_modules import needed_modules
 from earmill.pipeline.formats.half import converted
 from earmill.pipeline.formats.int8_rows import Int8Frames
 from earmill.pipeline.formats.rows import FeatureRow
@@ -197,8 +198,9 @@ def _add_block(
     block: NDArray[Any], sums: Columns, squares: Columns, low: Columns, high: Columns
 ) -> None:
     """Add the frames of a block, in their order, to the numbers of their columns."""
-    # Here, so that whoever reads no values pays for no compiler.
-    from amtcore.kernels.vector.columns import add_columns
+    with needed_modules():
+        # Here, so that whoever reads no values pays for no compiler.
+        from amtcore.kernels.vector.columns import add_columns
 
     if block.shape[1] != 1:
         add_columns(block, sums, squares, low, high)

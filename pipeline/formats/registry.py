@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import ExtensionError, SpecError
 from earmill.pipeline.common.extension_points import FORMATS
 from earmill.pipeline.common.hints import alternatives
+from earmill.pipeline.formats.casting import as_stored
 from earmill.pipeline.formats.digest import ShardDigest
 from earmill.pipeline.formats.format import Encoding, Format, format_name
 from earmill.pipeline.formats.row_table import row_table, write_table
+from earmill.pipeline.formats.stream_layout import SCALED
 from earmill.pipeline.storage.paths import is_suffix
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ __all__ = [
     "installed",
     "read_back",
     "row_table",
+    "stored_streams",
     "write_table",
 ]
 
@@ -111,6 +115,23 @@ def check_formats(names: Sequence[str]) -> None:
                 f"output.formats: {owners[suffix]} and {name} both write {suffix} files; choose one"
             )
         owners[suffix] = name
+
+
+def stored_streams(
+    streams: Iterable[StreamInfo], dtype: str, formats: Iterable[str]
+) -> list[StreamInfo]:
+    """Return the descriptions of streams as a new dataset stores them.
+
+    Args:
+        streams: As models describe them.
+        dtype: Of the job.
+        formats: Of the job. Where one of them has no scales, streams with a scale have the layout
+            `scaled`, which releases that do not know it refuse.
+    """
+    known = as_stored(streams, dtype)
+    if all(format_of(name).has_scales for name in formats):
+        return known
+    return [replace(info, layout=SCALED) if info.scale_factor != 1.0 else info for info in known]
 
 
 def read_back(fmt: str, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:

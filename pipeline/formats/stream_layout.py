@@ -1,5 +1,9 @@
 """How a stream lies on disk: frames in the job's dtype, in int8 with scales, or events in int32.
 
+Frames that float16 cannot hold are divided by a scale ("scaled"). A format whose readers apply no
+scale, as Parquet, has the values of such a stream in float32 instead. Datasets of earlier releases
+have layout "frames" with a scale: there every format holds the divided numbers.
+
 A stream of events has a row of three integers for each step in which a neuron fired, ascending; the
 step is counted from the start of the clip. As silence leaves no event, the number of steps of each
 clip is stored beside them. Frames in int8 have scales between them, see `formats.int8_rows`; how
@@ -12,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,10 +29,11 @@ from earmill.pipeline.formats.event_rows import (
     events_problem,
     read_events,
 )
-from earmill.pipeline.formats.half import whole
+from earmill.pipeline.formats.half import converted, whole
 from earmill.pipeline.formats.int8_rows import (
     BLOCK_FRAMES,
     INT8,
+    SCALE_ROWS,
     Int8Frames,
     read_frames,
     stored_rows,
@@ -40,6 +45,8 @@ if TYPE_CHECKING:
     from earmill.pipeline.formats.rows import FeatureRow
     from earmill.pipeline.formats.spill import Values
 
+# Layout of frames that are stored divided by a scale, where a format's readers know scales.
+SCALED = "scaled"
 # As measured for speech at 75 dB SPL with the default neurons; it depends on the sound.
 EVENTS_PER_CHANNEL_S = 85.0
 # Seconds times frames per second lands this close to a whole frame by rounding alone.
@@ -117,6 +124,26 @@ class StreamLayout(ABC):
     @abstractmethod
     def time_attrs(self) -> dict[str, Any]:
         """Where the time of a stored row comes from, if its place says it."""
+
+    def in_values(self) -> StreamLayout:
+        """Return the layout of this stream in a format whose readers apply no scale."""
+        return self
+
+    def to_values(self, rows: np.ndarray) -> np.ndarray:
+        """Multiply stored rows by their scale, for a format whose readers apply no scale."""
+        return rows
+
+    def from_values(self, values: np.ndarray) -> np.ndarray:
+        """Divide values by the scale: the inverse of `to_values`."""
+        return values
+
+    def exact_dtype(self, dtype: str) -> str:
+        """Return the smallest type that holds the values exactly, given the job's dtype."""
+        return "float32" if self.scale_factor != 1.0 else self.stored_dtype(dtype)
+
+    def number_attrs(self) -> dict[str, str]:
+        """Return field metadata on how numbers become values; empty if they are values."""
+        return {} if self.scale_factor == 1.0 else {"scale_factor": repr(self.scale_factor)}
 
     def row_bytes(self, dtype: str) -> int:
         """Bytes of one stored row, given the dtype of the job."""
@@ -218,6 +245,32 @@ class FrameLayout(StreamLayout):
         }
 
 
+class ScaledLayout(FrameLayout):
+    """Frames in float16, divided by a scale; in a format without scales their values in float32.
+
+    The scale is a power of two, so that a value is the same number either way.
+    """
+
+    def in_values(self) -> StreamLayout:
+        facts = {name: getattr(self, name) for name in _FACTS}
+        return ValueLayout(**facts | {"scale_factor": 1.0})
+
+    def to_values(self, rows: np.ndarray) -> np.ndarray:
+        return converted(rows, np.dtype(np.float32), self.scale_factor)
+
+    def from_values(self, values: np.ndarray) -> np.ndarray:
+        # A damaged file may hold numbers beyond float16; the checksum detects them.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return (values * np.float32(1.0 / self.scale_factor)).astype(np.float16)
+
+
+class ValueLayout(FrameLayout):
+    """The values of scaled frames, in float32."""
+
+    def stored_dtype(self, dtype: str) -> str:
+        return "float32"
+
+
 class Int8Layout(FrameLayout):
     """Frames in int8: stored rows are numbers and scales, and the frames of each clip are known."""
 
@@ -261,6 +314,16 @@ class Int8Layout(FrameLayout):
 
         found = read_frames(table, n_stored=n_stored, n_frames=n_frames, span=span)
         return found.astype(dtype, copy=False)
+
+    def exact_dtype(self, dtype: str) -> str:
+        return "float32"
+
+    def number_attrs(self) -> dict[str, str]:
+        return {
+            "int8_scales": f"blocks of {SCALE_ROWS} rows of scales and up to {BLOCK_FRAMES} rows "
+            "of frames; a scale is a bfloat16, low byte in the first row, high byte in the second; "
+            "a value is int8 times the scale of its column"
+        }
 
     def value_attrs(self) -> dict[str, Any]:
         """No unit, as the numbers have none before they are multiplied."""
@@ -324,10 +387,21 @@ class EventLayout(StreamLayout):
 
 LAYOUTS: dict[str, type[StreamLayout]] = {
     "frames": FrameLayout,
+    SCALED: ScaledLayout,
     INT8: Int8Layout,
     "events": EventLayout,
 }
 _FACTS = tuple(field.name for field in fields(StreamLayout))
+
+
+def with_scales(info: StreamInfo) -> StreamInfo:
+    """Return the description of a stream for files whose numbers are multiplied by a scale."""
+    return replace(info, layout="frames") if info.layout == SCALED else info
+
+
+def in_values(info: StreamInfo) -> StreamInfo:
+    """Return the description of a stream for files that hold values, if its layout allows."""
+    return replace(info, layout="frames", scale_factor=1.0) if info.layout == SCALED else info
 
 
 def layout_of(info: StreamInfo | Mapping[str, Any]) -> StreamLayout:

@@ -8,15 +8,18 @@ its reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.errors import CommitError, MissingPackageError
+from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.storage.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +62,58 @@ class Promise:
 
 
 @contextmanager
-def named_damage(where: str, file: str) -> Iterator[None]:
+def named_damage(
+    where: str, file: str, is_whole: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Turn whatever damaged bytes make a decoder raise into one line that names row and file.
 
     What the system says of a file (no right, no network) passes as it is; a missing file does not.
+    Nor are too little memory, a module that is not installed, or a fault of a program damage.
+
+    Args:
+        where: The row.
+        file: The file, for the message.
+        is_whole: Tells whether the file holds the bytes that were committed; asked where a decoder
+            fails in a way that a fault of a program may cause as well.
     """
     try:
         yield
     except CommitError as err:
         raise CommitError(f"{where}: {err}") from err
-    except (OSError, pa.ArrowException, LookupError, ArithmeticError, ValueError, TypeError) as err:
+    except MissingPackageError as err:
+        raise MissingPackageError(f"{where}: {err}") from err
+    except ImportError as err:
+        raise missing_package(err, where) from err
+    except MemoryError:
+        raise
+    # Decoders have classes of their own for damaged bytes.
+    except Exception as err:
         told = isinstance(err, OSError) and err.errno is not None
         if told and not isinstance(err, FileNotFoundError):
             raise
-        raise _damaged(where, file, err) from err
-    # Decoders of strangers' formats have classes of their own.
-    except Exception as err:
-        raise _damaged(where, file, err) from err
+        if is_whole():
+            raise CommitError(
+                f"{where}: {file} holds what was committed, yet it cannot be read here "
+                f"({named_line(err)}); this is a fault of a program, not of the file: run `earmill "
+                "doctor`, and report it"
+            ) from err
+        raise CommitError(
+            f"{where}: {file} is missing or damaged although it is committed "
+            f"({named_line(err)}); run `earmill verify`"
+        ) from err
 
 
-def _damaged(where: str, file: str, err: BaseException) -> CommitError:
-    return CommitError(
-        f"{where}: {file} is missing or damaged although it is committed "
-        f"({named_line(err)}); run `earmill verify`"
-    )
+def is_as_committed(layout: Layout, rel: str, promise: Promise) -> bool:
+    """Return True if the files of a shard in one format hold the committed bytes."""
+    named = [file for path, file in promise.files.items() if f"{path}/".startswith(f"{rel}/")]
+    try:
+        for file in named:
+            with layout.open_file(file.path) as stream:
+                if sha256_of(stream) != file.sha256:
+                    return False
+    except (OSError, ValueError):
+        return False
+    return bool(named)
 
 
 def refused(place: str, why: str) -> CommitError:

@@ -2,7 +2,8 @@
 
 The key is the row id with every character but letters, digits, `_`, `-` and `~` escaped as in a
 uri, so that a slash makes no folder and a dot no extension. The JSON has the scalars of the row
-table and the sha256 of each of the row's npy files; tar has no checksum of contents of its own. A
+table and the sha256 of each of the row's npy files; tar has no checksum of contents of its own. No
+reader of tars applies a scale, so the values of scaled streams stand in the npy files in float32. A
 member `__earmill__`, which WebDataset passes over, describes the streams.
 
 Made for reading in order, by the `webdataset` package. A reader of ours looks through the headers
@@ -41,8 +42,8 @@ from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.format import Encoding, Format
 from earmill.pipeline.formats.row_table import scalars_of
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.spill import Values, pieces
-from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.formats.spill import pieces
+from earmill.pipeline.formats.stream_layout import StreamLayout, in_values, layout_of
 from earmill.pipeline.formats.trust import Promise, refused
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import own_folder
@@ -99,6 +100,7 @@ class WebDatasetFormat(Format):
     """See the module."""
 
     suffix = ".tar"
+    has_scales = False
     media_type = "application/x-tar"
     summary = "one WebDataset tar a shard, npy and json members; for training in order"
     integrity = "sha256 of every npy member, in the row's json; the tar's own header checksums"
@@ -116,13 +118,15 @@ class WebDatasetFormat(Format):
             raise CommitError(
                 f"WebDataset takes stream names in any case for one, got {names}: rename one"
             )
-        scales = {info.name: info.scale_factor for info in streams if info.scale_factor != 1.0}
+        described = [in_values(info) for info in streams]
+        scales = {info.name: info.scale_factor for info in described if info.scale_factor != 1.0}
         more = {"scale_factor": scales} if scales else {}
         scalars = scalars_of(rows, streams, encoding)
         layouts = [layout_of(info) for info in streams]
+        dtypes = {each.name: each.in_values().stored_dtype(encoding.dtype) for each in layouts}
         about = {
-            "streams": [info.to_dict() for info in streams],
-            COLUMNS: {a.name: [a.stored_width, a.stored_dtype(encoding.dtype)] for a in layouts},
+            "streams": [info.to_dict() for info in described],
+            COLUMNS: {each.name: [each.stored_width, dtypes[each.name]] for each in layouts},
             "attrs": encoding.attrs or {},
         }
         with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
@@ -130,8 +134,10 @@ class WebDatasetFormat(Format):
             for number, row in enumerate(rows):
                 key = key_of(row.row_id)
                 hashes = {
-                    name: _add_npy(tar, f"{key}.{name}.npy", row.streams[name], path.parent)
-                    for name in names
+                    each.name: _add_npy(
+                        tar, f"{key}.{each.name}.npy", row, each, dtypes[each.name], path.parent
+                    )
+                    for each in layouts
                 }
                 (cells,) = scalars.slice(number, 1).to_pylist()
                 _add_json(tar, f"{key}.json", {**cells, **more, HASHES: hashes})
@@ -144,15 +150,16 @@ class WebDatasetFormat(Format):
             digests = {}
             for info in streams:
                 width, dtype = shard.about[COLUMNS][info.name]
-                hasher, sizes = StreamHasher(width, dtype), []
+                layout = layout_of(info)
+                kind = layout.from_values(np.empty(0, dtype)).dtype.name
+                hasher, sizes = StreamHasher(width, kind), []
                 for row in shard.rows:
                     npy = shard.npy(row, info.name, width, dtype)
                     sizes.append(npy.frames)
                     for piece in shard.pieces(npy):
-                        hasher.update(piece)
+                        hasher.update(layout.from_values(piece))
                 counts = [
-                    [fact[f"{info.name}_{count}"] for fact in facts]
-                    for count in layout_of(info).row_counts
+                    [fact[f"{info.name}_{count}"] for fact in facts] for count in layout.row_counts
                 ]
                 digests[info.name] = hasher.digest(sizes, *counts)
         return ShardDigest(tuple(row_id_of(row.key) for row in shard.rows), digests)
@@ -348,9 +355,17 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _add_npy(tar: tarfile.TarFile, name: str, values: Values, folder: Path) -> str:
-    """Add values as a npy file; its sha256."""
-    dtype = np.dtype(values.dtype).newbyteorder("<")
+def _add_npy(
+    tar: tarfile.TarFile,
+    name: str,
+    row: FeatureRow,
+    layout: StreamLayout,
+    kind: str,
+    folder: Path,
+) -> str:
+    """Add a stream of a row as a npy file of this type; return its sha256."""
+    values = row.streams[layout.name]
+    dtype = np.dtype(kind).newbyteorder("<")
     header = {"descr": dtype.str, "fortran_order": False, "shape": (len(values), values.shape[1])}
     digest = hashlib.sha256()
     with tempfile.SpooledTemporaryFile(HELD_BYTES, dir=str(folder)) as file:
@@ -358,7 +373,8 @@ def _add_npy(tar: tarfile.TarFile, name: str, values: Values, folder: Path) -> s
         file.seek(0)
         digest.update(file.read())
         for piece in pieces(values):
-            block = np.ascontiguousarray(piece, dtype).reshape(-1).view(np.uint8).data
+            held = np.ascontiguousarray(layout.to_values(piece), dtype)
+            block = held.reshape(-1).view(np.uint8).data
             digest.update(block)
             file.write(block)
         size = file.tell()

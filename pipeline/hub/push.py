@@ -12,7 +12,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +20,9 @@ from huggingface_hub.utils.sha import git_hash
 
 from earmill.pipeline.common.checksum import sha256_of
 from earmill.pipeline.common.errors import CommitError, HubError
+from earmill.pipeline.common.figures import bytes_text
+from earmill.pipeline.common.shown import Shown
+from earmill.pipeline.common.threads import Threads
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.hub.contents import Contents
@@ -67,8 +69,8 @@ class Progress:
         )
 
 
-@dataclass(frozen=True)
-class Pushed:
+@dataclass(frozen=True, repr=False)
+class Pushed(Shown):
     """A dataset on the hub.
 
     Args:
@@ -81,6 +83,16 @@ class Pushed:
     is_new: bool
     progress: Progress
     removed: tuple[str, ...]
+
+    def shown(self) -> dict[str, str]:
+        """Return what was sent, in words."""
+        sent = self.progress
+        return {
+            "page": self.url,
+            "commit": self.commit[:12] if self.is_new else f"{self.commit[:12]}, was there",
+            "sent": f"{sent.files_sent:,} of {sent.files:,} files, {bytes_text(sent.bytes_sent)}",
+            "removed": f"{len(self.removed):,} files of older snapshots",
+        }
 
 
 def push(
@@ -215,7 +227,7 @@ def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[Com
     """Upload a group; small text files, which go with the commit, are kept in memory."""
     with (
         tempfile.TemporaryDirectory(prefix="push-", dir=own_folder()) as name,
-        ThreadPoolExecutor(READ_THREADS) as pool,
+        Threads(READ_THREADS) as pool,
     ):
         places = list(pool.map(lambda file: _local(layout, file, Path(name)), group))
         additions = [

@@ -12,15 +12,16 @@ to the time where they are slower. `driver.sample` measures rows instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import BINAURAL
+from earmill.pipeline.common.figures import audio, bytes_text, duration
 from earmill.pipeline.common.machine import cores
-from earmill.pipeline.formats.casting import as_stored
-from earmill.pipeline.formats.registry import format_of
+from earmill.pipeline.common.shown import Shown
+from earmill.pipeline.formats.registry import format_of, stored_streams
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.planning.parts import parts_of
@@ -129,8 +130,8 @@ class Sampled:
 Sampler = Callable[[Plan, float], Sampled]
 
 
-@dataclass(frozen=True)
-class JobCost:
+@dataclass(frozen=True, repr=False)
+class JobCost(Shown):
     """Everything that `earmill plan` says of a job.
 
     Args:
@@ -161,6 +162,21 @@ class JobCost:
     wall_s: float | None
     notes: tuple[str, ...]
     sample: Sampled | None = None
+
+    def shown(self) -> dict[str, str]:
+        """Return the figures of `earmill plan`, in words."""
+        expected = self.estimate
+        stored = (f"{bytes_text(n)} {fmt}" for fmt, n in expected.bytes_out.items())
+        return {
+            "job": self.job,
+            "rows": f"{expected.rows:,}",
+            "audio": f"about {audio(expected.hours * 3600)}",
+            "shards": f"{expected.shards:,}",
+            "in": bytes_text(expected.bytes_in),
+            "out": f"{', '.join(stored)} before compression",
+            "time": "unknown" if self.wall_s is None else f"about {duration(self.wall_s)} here",
+            "output": self.output,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, flat, ready for JSON."""
@@ -231,24 +247,28 @@ def estimate(
         raise ValueError(f"expected a speed above 0 times real time, got {times_realtime}")
     audio_s = sum(shard.seconds for shard in plan.shards)
     computed_s = sum(shard.seconds for shard in plan.computed)
-    dtype = spec.output.dtype
-    streams = as_stored(streams, dtype)
-    size = sum(
-        stored_rows(shard, s) * layout_of(s).row_bytes(dtype)
-        for shard in plan.shards
-        for s in streams
-    )
+    dtype, formats = spec.output.dtype, spec.output.formats
+    streams = stored_streams(streams, dtype, formats)
+    counts = {s.name: sum(stored_rows(shard, s) for shard in plan.shards) for s in streams}
     per_shard = (_objects(shard, spec, streams) for shard in plan.shards)
     return Estimate(
         rows=plan.rows,
         hours=audio_s / SECONDS_PER_HOUR,
         shards=len(plan.shards),
         bytes_in=_bytes_in(plan),
-        bytes_out={fmt: size for fmt in spec.output.formats},
+        bytes_out={name: _bytes_out(name, streams, counts, dtype) for name in formats},
         objects=OBJECTS_PER_DATASET + len(parts_of(plan.parts)) + sum(per_shard),
         seconds=None if times_realtime is None else computed_s / times_realtime,
         skipped=dict(plan.skipped),
     )
+
+
+def _bytes_out(
+    fmt: str, streams: Sequence[StreamInfo], counts: Mapping[str, int], dtype: str
+) -> int:
+    """Return the uncompressed bytes of all streams in a format, given their stored rows."""
+    layouts = [format_of(fmt).layout_of(info) for info in streams]
+    return sum(counts[each.name] * each.row_bytes(dtype) for each in layouts)
 
 
 def _bytes_in(plan: Plan) -> int:

@@ -22,8 +22,8 @@ class FeatureRows(Protocol):
         """Descriptions of the streams that are read, by name."""
 
     @property
-    def dtype(self) -> np.dtype:
-        """Of the frames that are returned."""
+    def dtypes(self) -> dict[str, np.dtype]:
+        """The type of the frames of each stream."""
 
     @property
     def nbytes(self) -> int:

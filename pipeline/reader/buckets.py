@@ -79,8 +79,8 @@ class BucketedBatches:
     def share(self, plan: Plan, *, rank: int, world_size: int, even: Even, start: int) -> Plan:
         """Every `world_size`-th batch from batch number `start` on.
 
-        With `even` every rank gets the same number: by batches from the front once more ("pad"), or
-        by leaving out the last ones ("drop"), at most `world_size - 1` of either.
+        With `even` every rank gets the same number: by batches from the front once more ("pad",
+        None), or by leaving out the last ones ("drop"), at most `world_size - 1` of either.
         """
         order.check_split(rank, world_size)
         batches = np.arange(start, plan.n_batches, dtype=np.int64)

@@ -39,7 +39,6 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
     read_snapshot,
 )
-from earmill.pipeline.formats.int8_rows import INT8
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
 from earmill.pipeline.formats.registry import chosen
@@ -62,7 +61,7 @@ from earmill.pipeline.storage.paths import (
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
 
-DTYPES = ("float16", "float32", "float64")
+DTYPES, STORED = ("float16", "float32", "float64"), "stored"
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,8 @@ class Catalog:
             check_spec(layout, record, self.dataset.spec_sha256)
             found = paths_of(layout, record, self.streams, self.dtype)
             said = RowsSaid(self.table, *self._rows_at[shard])
-            self.paths[shard] = replace(found, promise=replace(found.promise, said=said))
+            promises = {k: replace(each, said=said) for k, each in found.promises.items()}
+            self.paths[shard] = replace(found, promises=promises)
         return self.paths[shard]
 
     @cached_property
@@ -203,14 +203,32 @@ class Catalog:
             )
         return tuple(dict.fromkeys(wanted))
 
-    def choose_dtype(self, wanted: str | None, streams: Sequence[str]) -> str:
-        """The wanted dtype, checked; None takes the stored one, float32 where one has scales."""
-        scaled = any(self.streams[name].scale_factor != 1.0 for name in streams)
-        usual = "float32" if scaled or self.dtype == INT8 else self.dtype
-        name = usual if wanted is None else np.dtype(wanted).name
-        if name not in DTYPES:
-            raise ValueError(f"dtype is one of {list(DTYPES)}, got {wanted!r}")
-        return name
+    def choose_dtypes(
+        self, wanted: Mapping[str, np.dtype] | str | None, streams: Sequence[str]
+    ) -> dict[str, np.dtype]:
+        """Check the wanted dtype, and return the dtype of each stream's frames."""
+        if isinstance(wanted, Mapping):
+            return {name: wanted.get(name, np.dtype(np.float32)) for name in streams}
+        if wanted == STORED:
+            layouts = {name: layout_of(self.streams[name]) for name in streams}
+            return {k: np.dtype(each.exact_dtype(self.dtype)) for k, each in layouts.items()}
+        dtype = _dtype_of("float32" if wanted is None else wanted)
+        if dtype is None or dtype.name not in DTYPES:
+            raise ValueError(
+                f"dtype is one of {[*DTYPES, STORED]}, got {wanted!r}; for bfloat16, which numpy "
+                "does not have, convert batches: batch.to(torch.bfloat16)"
+            )
+        return dict.fromkeys(streams, dtype)
+
+
+def _dtype_of(wanted: object) -> np.dtype | None:
+    """Return the numpy dtype of a numpy or torch dtype or name; None for anything else."""
+    for name in (wanted, str(wanted).removeprefix("torch.")):
+        try:
+            return np.dtype(name)  # type: ignore[call-overload,no-any-return]
+        except TypeError:
+            continue
+    return None
 
 
 def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from earmill.pipeline.formats.lent import LentFrames
+from earmill.pipeline.reader import shown
 from earmill.pipeline.reader.shuffle import check_whole
 
 if TYPE_CHECKING:
@@ -103,27 +104,33 @@ class Packed:
         return Packed(f(self.values), f(self.offsets))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Batch:
     """A collated batch; `len(batch)` is its number of rows.
+
+    `to` and `pin_memory` are what DataLoaders, accelerate and Lightning call on a batch.
 
     Args:
         row_ids: One per row.
         indices: (B,) int64, positions in the dataset.
         seconds: (B,) float64, clip lengths.
-        extra: Carried-through columns, one mapping per row.
+        extra: The source's columns by name: a tensor (B,) of numbers (int64, float64 or bool), a
+            list of anything else.
         features: Per stream `Padded`, `Packed` or a jagged nested tensor.
         start_s: (B,) float64, where the features begin in their clips; not 0 only in crops.
         sets: (B,) int64, number of the set that each row is from; 0 where there is one.
+        label: The column that the dataset was told to be the label, as losses take it: (B,) int64
+            of whole numbers, float32 of others, a list of texts; None without one.
     """
 
     row_ids: tuple[str, ...]
     indices: torch.Tensor
     seconds: torch.Tensor
-    extra: tuple[Mapping[str, Any], ...]
+    extra: Mapping[str, torch.Tensor | list[Any]]
     features: Mapping[str, Any]
     start_s: torch.Tensor
     sets: torch.Tensor
+    label: torch.Tensor | list[Any] | None = None
 
     @property
     def padding_share(self) -> float:
@@ -136,27 +143,80 @@ class Batch:
     def __len__(self) -> int:
         return len(self.row_ids)
 
-    def to(self, *args: Any, **kwargs: Any) -> Batch:
-        """Features as `Tensor.to(device)`; lengths, offsets and metadata go along.
+    def __repr__(self) -> str:
+        """One line: rows, shape of each stream, label, names of the source's columns."""
+        streams = {name: _stream_text(value) for name, value in self.features.items()}
+        label = self.label
+        said = "" if label is None else f"label {_column_text(label)}"
+        parts = [shown.streams_text(streams), said, shown.names_text("extra", self.extra)]
+        return shown.line("Batch of", f"{len(self)} rows", parts)
 
-        Give a device only: a dtype would also change lengths and offsets.
+    def _repr_html_(self) -> str:
+        """A table of the streams and of the source's columns, for notebooks."""
+        rows = [(name, _stream_text(value)) for name, value in self.features.items()]
+        rows += [] if self.label is None else [("label", _column_text(self.label))]
+        rows += [(f"extra {name}", _column_text(value)) for name, value in self.extra.items()]
+        return shown.table(f"Batch of {len(self)} rows", ("", ""), rows)
+
+    def to(self, *args: Any, **kwargs: Any) -> Batch:
+        """The batch with its tensors as `Tensor.to` gives them.
+
+        A dtype applies to features and to floating-point labels. Lengths, offsets, seconds and
+        whole numbers keep their dtype.
         """
-        return self._map(lambda tensor: tensor.to(*args, **kwargs))
+        options = [*args, *kwargs.values()]
+        if not any(isinstance(each, torch.dtype | torch.Tensor) for each in options):
+            return self._map(lambda tensor: tensor.to(*args, **kwargs))
+        place = [each for each in args if not isinstance(each, torch.dtype | torch.Tensor)]
+        place += [each.device for each in options if isinstance(each, torch.Tensor)]
+        placed = {name: each for name, each in kwargs.items() if name not in ("dtype", "other")}
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(*place, **placed)
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(*args, **kwargs) if tensor.is_floating_point() else moved(tensor)
+
+        return self._map(moved, cast)
 
     def pin_memory(self) -> Batch:
         """In page-locked memory; a DataLoader with `pin_memory=True` calls this."""
         return self._map(lambda tensor: tensor.pin_memory())
 
-    def _map(self, f: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    def _map(
+        self,
+        f: Callable[[torch.Tensor], torch.Tensor],
+        of_values: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> Batch:
+        """Return the batch with `of_values` applied to features and label, `f` to other tensors."""
+        g = of_values or f
         features = {
-            name: f(value) if isinstance(value, torch.Tensor) else value.map(f)
+            name: g(value) if isinstance(value, torch.Tensor) else value.map(g)
             for name, value in self.features.items()
         }
+        extra = {k: f(v) if isinstance(v, torch.Tensor) else v for k, v in self.extra.items()}
+        label = g(self.label) if isinstance(self.label, torch.Tensor) else self.label
         named: dict[str, Any] = {name: f(getattr(self, name)) for name in BATCH_TENSORS}
-        return replace(self, features=features, **named)
+        return replace(self, features=features, extra=extra, label=label, **named)
 
 
 BATCH_TENSORS = ("indices", "seconds", "start_s", "sets")
+
+# As pytrees, batches pass through torch.compile, torch.export and torch.func.
+for _kind in (Padded, Packed, Batch):
+    torch.export.register_dataclass(_kind)
+
+
+def _stream_text(value: Any) -> str:
+    if not isinstance(value, Padded | Packed):
+        return f"jagged {shown.values_text(value)}"
+    return f"{'packed ' * isinstance(value, Packed)}{shown.values_text(value.values)}"
+
+
+def _column_text(values: torch.Tensor | list[Any]) -> str:
+    if isinstance(values, torch.Tensor):
+        return shown.values_text(values)
+    return shown.short(f"list of {len(values)}: {values[:3]}")
 
 
 @contextmanager
@@ -302,6 +362,29 @@ def _copy(part: Part, into: torch.Tensor) -> None:
         part.fill(into.numpy())
 
 
+def _column(values: Sequence[Any]) -> torch.Tensor | list[Any]:
+    """Return a column of some rows: an exact tensor of numbers, or a list."""
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return torch.tensor(values, dtype=torch.bool)
+    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values):
+        return torch.tensor(values, dtype=torch.int64)
+    if kinds == {float}:
+        return torch.tensor(values, dtype=torch.float64)
+    return list(values)
+
+
+def _label(rows: Sequence[RowLike]) -> torch.Tensor | list[Any] | None:
+    """Return the labels of some rows: int64, float32, or a list."""
+    values = [getattr(row, "label", None) for row in rows]
+    if values[0] is None:
+        return None
+    found = _column(values)
+    if isinstance(found, list):
+        return found
+    return found.to(torch.float32 if found.is_floating_point() else torch.int64)
+
+
 def _lengths(parts: Sequence[Part]) -> torch.Tensor:
     return torch.tensor([len(part) for part in parts], dtype=torch.int64)
 
@@ -314,6 +397,12 @@ def _collate(rows: Sequence[RowLike], join: Callable[[list[Part]], Any]) -> Batc
     """The part all collates share: metadata, and one `join` per stream."""
     if not rows:
         raise ValueError("cannot collate an empty list of rows; give at least one")
+    if any(isinstance(row, Batch) for row in rows):
+        raise TypeError(
+            "expected rows, got batches, as a stream with batch_size= or a budget gives them; "
+            "DataLoader(stream, batch_size=None) hands them on, or leave batch_size= out of the "
+            "stream"
+        )
     names = list(rows[0].features)
     for row in rows:
         if set(row.features) != set(names):
@@ -325,8 +414,14 @@ def _collate(rows: Sequence[RowLike], join: Callable[[list[Part]], Any]) -> Batc
         row_ids=tuple(row.row_id for row in rows),
         indices=torch.tensor([row.index for row in rows], dtype=torch.int64),
         seconds=torch.tensor([row.seconds for row in rows], dtype=torch.float64),
-        extra=tuple(dict(row.extra) for row in rows),
+        extra={name: _column([row.extra.get(name) for row in rows]) for name in _extras(rows)},
         features={name: join([_part(row.features[name]) for row in rows]) for name in names},
         start_s=torch.tensor([getattr(row, "start_s", 0.0) for row in rows], dtype=torch.float64),
         sets=torch.tensor([getattr(row, "set", 0) for row in rows], dtype=torch.int64),
+        label=_label(rows),
     )
+
+
+def _extras(rows: Sequence[RowLike]) -> list[str]:
+    """Names of the source's columns in the order in which rows have them."""
+    return list(dict.fromkeys(name for row in rows for name in row.extra))

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.formats.int8_rows import INT8
+from earmill.pipeline.formats.stream_layout import SCALED
 from earmill.pipeline.reader.statistics import together
 from earmill.pipeline.reader.torch_views import TorchViews
 
@@ -34,7 +35,7 @@ class ConcatenatedFeatures(TorchViews):
     `Row.index` counts over all sets; the rest of a row is that of its set.
 
     Args:
-        sets: At least one, with the same streams and dtype.
+        sets: At least one, with the same streams and dtypes.
     """
 
     def __init__(self, sets: Sequence[Features]) -> None:
@@ -51,8 +52,13 @@ class ConcatenatedFeatures(TorchViews):
         return self.sets[0].streams
 
     @property
+    def dtypes(self) -> dict[str, np.dtype]:
+        """The type of the frames of each stream; see `Features.dtypes`."""
+        return self.sets[0].dtypes
+
+    @property
     def dtype(self) -> np.dtype:
-        """Of the frames that are returned."""
+        """The type of frames; see `Features.dtype`."""
         return self.sets[0].dtype
 
     @property
@@ -187,7 +193,7 @@ def check_same_streams(first: Features, other: Features) -> None:
 
 def _quantity(info: StreamInfo) -> dict[str, Any]:
     """What a stream holds, however it is stored."""
-    layout = "frames" if info.layout == INT8 else info.layout
+    layout = "frames" if info.layout in (INT8, SCALED) else info.layout
     return info.to_dict() | {"scale_factor": 1, "layout": layout}
 
 

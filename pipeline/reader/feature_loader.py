@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from earmill.pipeline.reader.collate import Batch, collate_padded, takes_lent
+from earmill.pipeline.reader.collate import Batch, takes_lent
 from earmill.pipeline.reader.shared_batches import BatchRing, can_share
 from earmill.pipeline.reader.shuffle import check_whole
 from earmill.pipeline.reader.torch_datasets import FeatureStream
@@ -62,11 +62,13 @@ class FeatureLoader:
     Args:
         stream: It says what a batch is.
         num_workers: Reading processes; 0 reads in this one.
-        collate_fn: One of `earmill.pipeline.reader.collate`, or any function of a list of rows.
+        collate_fn: One of `earmill.pipeline.reader.collate`, or any function of a list of rows;
+            None takes that of the stream.
+        device: Where batches are moved to; None leaves them in memory. Lightning moves them itself,
+            accelerate those of its own loaders only: give it `accelerator.device`.
         options: Passed on to `torch.utils.data.DataLoader`; batches stay in order.
     Example:
         for epoch in range(loader.epoch, 10):
-            loader.set_epoch(epoch)
             for batch in loader:
                 ...
                 checkpoint = {"data": loader.state_dict()}
@@ -77,7 +79,8 @@ class FeatureLoader:
         stream: FeatureStream,
         *,
         num_workers: int = 0,
-        collate_fn: Callable[[list[Row]], Any] = collate_padded,
+        collate_fn: Callable[[list[Row]], Any] | None = None,
+        device: Any = None,
         **options: Any,
     ) -> None:
         if not isinstance(stream, FeatureStream):
@@ -87,7 +90,7 @@ class FeatureLoader:
             )
         if check_whole("num_workers", num_workers) < 0:
             raise ValueError(f"num_workers must be 0 or more, got {num_workers}")
-        if not callable(collate_fn):
+        if not (collate_fn is None or callable(collate_fn)):
             raise TypeError(f"collate_fn must be a function of a list of rows, got {collate_fn!r}")
         if not options.get("in_order", True):
             raise ValueError(
@@ -100,8 +103,9 @@ class FeatureLoader:
                 f"{refused[0]} is not an option of FeatureLoader: the stream says what a batch is; "
                 "give ds.iterable(...) batch_size, batch_frames, shuffle or even"
             )
-        self.stream = stream
-        self._batches = _Batches(stream, collate_fn)
+        self.stream, self._device = stream, device
+        stream.is_in_loader = True
+        self._batches = _Batches(stream, collate_fn or stream.collate_fn)
         self._slots = num_workers and (options.get("prefetch_factor") or PREFETCHED) + MORE_SLOTS
         self._loader: DataLoader[Any] = DataLoader(
             self._batches,
@@ -125,13 +129,14 @@ class FeatureLoader:
         return self.stream.padding_share()
 
     def __iter__(self) -> Iterator[Any]:
-        stream, plan = self.stream, self.stream.left()
-        skip = stream.begin()
-        self._share_memory()
-        for batch, end in zip(self._loader, plan.offsets[1:].tolist(), strict=True):
-            stream.done(skip + end)
-            yield batch
-        stream.complete()
+        stream = self.stream
+        with stream.iterating():
+            skip, plan = stream.begin(), stream.left()
+            self._share_memory()
+            for batch, end in zip(self._loader, plan.offsets[1:].tolist(), strict=True):
+                stream.hand_out(skip + end)
+                yield batch if self._device is None else batch.to(self._device, non_blocking=True)
+            stream.complete()
 
     def set_epoch(self, epoch: int) -> None:
         """See `FeatureStream.set_epoch`."""

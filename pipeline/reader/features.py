@@ -28,8 +28,9 @@ from earmill.pipeline.formats.blocks import (
     Piece,
 )
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
+from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
-from earmill.pipeline.formats.trust import named_damage
+from earmill.pipeline.formats.trust import is_as_committed, named_damage
 from earmill.pipeline.reader.catalog import Catalog, read_quarantine
 from earmill.pipeline.reader.index_rows import fact_names, is_extra
 from earmill.pipeline.reader.open_shards import OpenShards
@@ -74,7 +75,7 @@ class Features(TorchViews):
         *,
         format: str,
         streams: Sequence[str],
-        dtype: str,
+        dtypes: Mapping[str, np.dtype],
         storage_options: Mapping[str, Any],
         cache_bytes: int,
         local_cache: CachePlace | None = None,
@@ -83,10 +84,10 @@ class Features(TorchViews):
         self._catalog = catalog
         self.format = format
         self._names = tuple(streams)
-        self._dtype = np.dtype(dtype)
+        self._dtypes = dict(dtypes)
         self._storage_options = storage_options
         self._cache_bytes, self._local_cache = cache_bytes, local_cache
-        self._places = RowPlaces(catalog, streams)
+        self._places = RowPlaces(catalog, streams, format_of(format))
         self._extras = [name for name in catalog.table.column_names if is_extra(name)]
         self._process: Process | None = None
 
@@ -112,9 +113,14 @@ class Features(TorchViews):
         return self._catalog.dataset
 
     @property
+    def dtypes(self) -> dict[str, np.dtype]:
+        """The type of the frames of each stream; events are whole numbers whatever it says."""
+        return dict(self._dtypes)
+
+    @property
     def dtype(self) -> np.dtype:
-        """Of the frames that are returned."""
-        return self._dtype
+        """The type of frames, the widest where streams differ, as `dtype="stored"` allows."""
+        return np.result_type(*self._dtypes.values())
 
     @property
     def nbytes(self) -> int:
@@ -326,7 +332,8 @@ class Features(TorchViews):
                 except Exception:
                     where = f"row {row_id!r}, stream {name}"
                     file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
-                    with named_damage(where, file):
+                    held = process.layout, paths.data[self.format], paths.promises[self.format]
+                    with named_damage(where, file, partial(is_as_committed, *held)):
                         raise
         return Row(
             index=position,
@@ -359,7 +366,7 @@ class Features(TorchViews):
             n_stored=int(places.sizes[name][position]),
             n_frames=int(places.lengths[name][position]),
             span=(frames.first, frames.last),
-            dtype=self._dtype,
+            dtype=self._dtypes[name],
         )
 
     def _shard_of(self, process: Process, position: int) -> tuple[str, ShardPaths]:

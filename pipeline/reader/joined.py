@@ -37,7 +37,7 @@ class JoinedFeatures(TorchViews):
     """Feature sets side by side; get one from `open_features`. A sequence of `Row`.
 
     Args:
-        sets: At least one, of one dtype, the dataset's own first.
+        sets: At least one, the dataset's own first.
         names: Stream of each set to what it is called here, see `stream_names`.
     """
 
@@ -61,9 +61,18 @@ class JoinedFeatures(TorchViews):
         }
 
     @property
+    def dtypes(self) -> dict[str, np.dtype]:
+        """The type of the frames of each stream; see `Features.dtypes`."""
+        return {
+            called: each.dtypes[name]
+            for each, names in zip(self.sets, self._names, strict=True)
+            for name, called in names.items()
+        }
+
+    @property
     def dtype(self) -> np.dtype:
-        """Of the frames that are returned."""
-        return self.sets[0].dtype
+        """The type of frames; see `Features.dtype`."""
+        return np.result_type(*self.dtypes.values())
 
     @property
     def table(self) -> pa.Table:
@@ -184,15 +193,14 @@ def open_joined(
     uri: str | os.PathLike[str],
     which: Which | None,
     streams: Sequence[str] | None,
-    dtype: str | None,
     storage_options: Mapping[str, Any],
-    open_set: Callable[[str, Which | None, list[str], str | None], Features],
+    open_set: Callable[[str, Which | None, list[str]], Features],
 ) -> JoinedFeatures:
     """A set with its additions, as one snapshot of it names them.
 
     Args:
-        streams: By the names they have here; None reads all. dtype: None takes the widest.
-        open_set: Opens a set: place, snapshot, streams, dtype.
+        streams: By the names they have here; None reads all.
+        open_set: Opens a set: place, snapshot, streams.
     Raises:
         OutputError: An addition has no such snapshot any more. CommitError: It is another one.
         ValueError: A stream that there is not.
@@ -217,13 +225,7 @@ def open_joined(
         for key, of in names.items()
     }
     chosen = {key: of for key, of in wanted.items() if of}
-
-    def opened(kind: str | None) -> list[Features]:
-        return [open_set(*places[key], list(of), kind) for key, of in chosen.items()]
-
-    sets = opened(dtype)
-    if len({each.dtype for each in sets}) > 1:
-        sets = opened(np.result_type(*(each.dtype for each in sets)).name)
+    sets = [open_set(*places[key], list(of)) for key, of in chosen.items()]
     return JoinedFeatures(sets, list(chosen.values()))
 
 

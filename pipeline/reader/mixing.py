@@ -30,7 +30,7 @@ def mix(
     """Feature sets as one whose `iterable()` draws from each by weight.
 
     Args:
-        sets: Opened with the same streams and dtype, at least one.
+        sets: Opened with the same streams and dtypes, at least one.
         weights: One a set, above 0; their sum does not matter.
         draws: Rows of an epoch over all ranks; None for as many as the sets have together.
     Raises:
@@ -59,10 +59,11 @@ class MixedFeatures(ConcatenatedFeatures):
                 "mix([open_features(a), open_features(b)], [3, 1])"
             )
         super().__init__(sets)
-        dtypes = sorted({each.dtype.name for each in sets})
-        if len(dtypes) > 1:
+        if any(each.dtypes != sets[0].dtypes for each in sets):
+            dtypes = [each.dtype.name for each in sets]
             raise ValueError(
-                f"mix: expected sets of one dtype, got {dtypes}; open them all with dtype='float32'"
+                f"mix: expected sets of the same dtypes, got {dtypes}; open them all alike, with "
+                "the same dtype="
             )
         empty = [i for i, each in enumerate(sets) if not len(each)]
         if empty:

@@ -86,7 +86,7 @@ def open_features(
 
     Args:
         uri: One place, or a list of places whose sets have the same streams; their rows follow each
-            other. Of different stored dtypes the widest is taken.
+            other.
         additions: Read the streams that `earmill add-features` put beside the rows as well; of one
             place. A stream whose name the set has already is called `<addition>.<stream>`.
         snapshot: One of before: its number in `earmill log`, "previous", a date (datetime.date,
@@ -95,8 +95,9 @@ def open_features(
         format: One that the set is stored in; the values are the same. None takes Zarr where it is
             there: it reads parts of rows.
         streams: Which streams to read; None reads all. Others are never fetched.
-        dtype: Convert to float16, float32 or float64; None leaves the stored dtype, but takes
-            float32 where a stream is stored with scales. Events stay integers.
+        dtype: Type of the frames of every stream: float32 (None), float64 or float16. "stored"
+            takes for each stream the one that it is stored in (the widest of several sets), float32
+            where that has scales, as int8. Events are whole numbers; collates make float32 of them.
         storage_options: For the filesystem: credentials, endpoint.
         cache_bytes: Decoded blocks kept in each process, at most.
         local_cache: Folder on a local disk, where parts of 4 MB of the features of a remote set are
@@ -111,9 +112,9 @@ def open_features(
         ValueError: A format, stream or dtype that this set does not have.
         TypeError: No path, and no list of paths.
     Example:
-        ds = open_features("s3://bucket/features", dtype="float32")
+        ds = open_features("s3://bucket/features")
         row = ds[0]
-        row.features["modulation"]            # (n_frames, width)
+        row.features["modulation"]            # (n_frames, width), float32
         row.features["spikes"].dense()        # events: also their arrays, or .sparse_tensor()
         ds.slice(0, 1.5, 2.0)                 # frames from 1.5 s to 2 s only
         both = open_features(["s3://bucket/features", "more"])
@@ -122,25 +123,30 @@ def open_features(
     kept = _cache_place(local_cache, local_cache_bytes)
 
     def open_set(
-        at: Uri, which: Which | None, names: Sequence[str] | None, kind: str | None
+        at: Uri,
+        which: Which | None,
+        names: Sequence[str] | None,
+        wanted: Mapping[str, np.dtype] | str | None = dtype,
     ) -> Features:
         options = dict(storage_options or {})
-        return _open(at, which, format, names, kind, options, cache_bytes, kept)
+        return _open(at, which, format, names, wanted, options, cache_bytes, kept)
 
     if additions:
         if isinstance(uri, list | tuple):
             raise ValueError("expected one place to read with its additions, got a list of places")
-        return open_joined(uri, snapshot, streams, dtype, storage_options or {}, open_set)
+        return open_joined(uri, snapshot, streams, storage_options or {}, open_set)
     if isinstance(uri, str | os.PathLike):
-        return open_set(uri, snapshot, streams, dtype)
+        return open_set(uri, snapshot, streams)
     if not isinstance(uri, list | tuple):
         raise TypeError(
             f"expected the place of a feature set, or a list of places, got {uri!r}; "
             'open_features("features")'
         )
-    sets = [open_set(place, snapshot, streams, dtype) for place in uri]
-    if len({each.dtype for each in sets}) > 1:
-        widest = np.result_type(*(each.dtype for each in sets)).name
+    sets = [open_set(place, snapshot, streams) for place in uri]
+    if any(each.dtypes != sets[0].dtypes for each in sets):
+        of_sets = [each.dtypes for each in sets]
+        # Streams that a set lacks are refused below.
+        widest = {k: np.result_type(*(of[k] for of in of_sets if k in of)) for k in of_sets[0]}
         sets = [open_set(place, snapshot, streams, widest) for place in uri]
     return ConcatenatedFeatures(sets)
 
@@ -150,7 +156,7 @@ def _open(
     snapshot: Which | None,
     format: str | None,
     streams: Sequence[str] | None,
-    dtype: str | None,
+    dtype: Mapping[str, np.dtype] | str | None,
     storage_options: Mapping[str, Any],
     cache_bytes: int,
     local_cache: CachePlace | None,
@@ -167,7 +173,7 @@ def _open(
         catalog,
         format=catalog.choose_format(format),
         streams=chosen,
-        dtype=catalog.choose_dtype(dtype, chosen),
+        dtypes=catalog.choose_dtypes(dtype, chosen),
         storage_options=storage_options,
         cache_bytes=cache_bytes,
         local_cache=local_cache,

@@ -34,7 +34,7 @@ class Process:
 
     def reader(self, paths: ShardPaths, fmt: str, *, ahead: bool = False) -> ShardReader:
         """The reader of a shard."""
-        return self.shards.get(self.layout, paths.data[fmt], fmt, paths.promise, ahead=ahead)
+        return self.shards.get(self.layout, paths.data[fmt], fmt, paths.promises[fmt], ahead=ahead)
 
     def close(self) -> None:
         """Let go of threads, handles and blocks."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from earmill.pipeline.reader import shown
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Row:
     """One clip with its features.
 
@@ -21,16 +23,38 @@ class Row:
         first_frame: Stream name to where the features start in the clip; not 0 only in a slice.
         start_s: Where the slice was asked to start, s; 0 in a whole clip.
         set: Number of the set that the row is from, where several are read as one.
+        label: The column of the source that a torch dataset was told to be the label.
     """
 
     index: int
     row_id: str
     seconds: float
     extra: Mapping[str, Any]
-    features: Mapping[str, Any] = field(repr=False)
+    features: Mapping[str, Any]
     first_frame: Mapping[str, int]
     start_s: float = 0.0
     set: int = 0
+    label: Any = None
+
+    def __repr__(self) -> str:
+        """One line: length, shape of each stream, names of the source's columns."""
+        streams = {name: shown.values_text(values) for name, values in self.features.items()}
+        parts = [
+            f"{self.seconds:.6g} s" + (f", from {self.start_s:.6g} s" if self.start_s else ""),
+            shown.streams_text(streams),
+            "" if self.label is None else f"label {shown.short(self.label)}",
+            shown.names_text("extra", self.extra),
+        ]
+        return shown.line("Row", f"{self.index} {shown.short(self.row_id)!r}", parts)
+
+    def _repr_html_(self) -> str:
+        """A table of the streams and of the source's columns, for notebooks."""
+        rows: list[tuple[object, object]] = [
+            (name, shown.values_text(values)) for name, values in self.features.items()
+        ]
+        rows += [(f"extra {name}", value) for name, value in self.extra.items()]
+        title = f"Row {self.index}: {shown.short(self.row_id)}, {self.seconds:.6g} s"
+        return shown.table(title, ("", ""), rows)
 
     def map(self, f: Callable[[Any], Any]) -> Row:
         """The same row with `f` applied to each stream's features."""

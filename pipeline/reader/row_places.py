@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from earmill.pipeline.formats.blocks import FrameSpan
-from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.formats.format import Format
 from earmill.pipeline.reader.catalog import Catalog
 from earmill.pipeline.reader.read_ahead import Span, Spans, Wanted
 
@@ -19,11 +19,12 @@ class RowPlaces:
     Args:
         catalog: Of the set.
         streams: Those that are read.
+        fmt: The format that is read.
     """
 
-    def __init__(self, catalog: Catalog, streams: Sequence[str]) -> None:
+    def __init__(self, catalog: Catalog, streams: Sequence[str], fmt: Format) -> None:
         self._table = catalog.table
-        self.layouts = {name: layout_of(catalog.streams[name]) for name in streams}
+        self.layouts = {name: fmt.layout_of(catalog.streams[name]) for name in streams}
         self.starts = {name: catalog.column(f"{name}_start") for name in streams}
         self.sizes = {name: catalog.column(f"{name}_n_frames") for name in streams}
         # Frames or steps of each clip: what a slice counts in.

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 class ShardPaths:
     """The files of one committed shard: feature files by format, and the table of its rows.
 
-    `promise` is what the feature files are held against.
+    `promises` is what the feature files are held against, by format.
     """
 
     data: Mapping[str, str]
     rows: str
-    promise: Promise
+    promises: Mapping[str, Promise]
 
 
 def paths_of(
@@ -38,12 +38,13 @@ def paths_of(
         CommitError: The record belongs to another dataset.
     """
     try:
-        data = {fmt: record.path(fmt) for fmt in installed(record.formats)}
+        formats = installed(record.formats)
+        data = {name: record.path(name) for name in formats}
         rows = record.path("rows")
-        promise = promise_of(record, streams, dtype)
+        promises = {name: promise_of(record, streams, dtype, fmt) for name, fmt in formats.items()}
     except (ValueError, KeyError, TypeError) as err:
         raise CommitError(
             f"{layout.url()}: the commit record of shard {record.shard!r} does not belong to this "
             f"dataset: {type(err).__name__}: {err}; run `earmill verify`"
         ) from err
-    return ShardPaths({fmt: path for fmt, path in data.items() if path}, str(rows), promise)
+    return ShardPaths({fmt: path for fmt, path in data.items() if path}, str(rows), promises)

@@ -142,7 +142,12 @@ class Slot:
                 return None
             places.append(place)
         self._ring.take(self._number)
-        meta = replace(value, **_TENSORLESS, features=_kinds(value.features))
+        columns = {
+            name: HERE if torch.is_tensor(each) else each for name, each in value.extra.items()
+        }
+        label = HERE if torch.is_tensor(value.label) else value.label
+        named = {**_TENSORLESS, "extra": columns, "label": label}
+        meta = replace(value, **named, features=_kinds(value.features))
         return _Sent(self._ring._name, self._number, meta, places)
 
     def _place(self, tensor: torch.Tensor) -> Place | None:
@@ -178,6 +183,8 @@ def _received(ring: str, slot: int, meta: Batch, places: Sequence[Place]) -> Bat
         for at, dtype, shape in places
     )
     named: dict[str, Any] = {name: next(tensors) for name in BATCH_TENSORS}
+    named["extra"] = {k: next(tensors) if v == HERE else v for k, v in meta.extra.items()}
+    named["label"] = next(tensors) if meta.label == HERE else meta.label
     features = {
         name: _joined(kind, [next(tensors) for _ in range(2)])
         for name, kind in meta.features.items()
@@ -185,6 +192,8 @@ def _received(ring: str, slot: int, meta: Batch, places: Sequence[Place]) -> Bat
     return replace(meta, **named, features=features)
 
 
+# In place of a column that lies in a slot; columns are tensors or lists.
+HERE = "in the slot"
 _TENSORLESS: dict[str, Any] = dict.fromkeys(BATCH_TENSORS)
 
 
@@ -199,8 +208,9 @@ def _is_known(batch: Batch) -> bool:
 
 
 def _parts(batch: Batch) -> list[torch.Tensor]:
-    """Every tensor of a batch, two of each stream."""
+    """Every tensor of a batch in the order in which they are received, two of each stream."""
     parts = [getattr(batch, name) for name in BATCH_TENSORS]
+    parts += [each for each in (*batch.extra.values(), batch.label) if torch.is_tensor(each)]
     for value in batch.features.values():
         if isinstance(value, torch.Tensor):
             jagged: Any = value  # torch's stubs do not know nested tensors

@@ -33,7 +33,7 @@ from numpy.random import Philox
 from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
-Even = Literal["pad", "drop"] | bool
+Even = Literal["pad", "drop"] | bool | None
 
 MAX_LANES = 8
 MAX_SEED = 2**63 - 1
@@ -184,7 +184,7 @@ def check_split(rank: int, world_size: int) -> None:
 
 def check_even(even: Even) -> Even:
     """Refuse an unknown `even` mode."""
-    if even not in (False, True, "pad", "drop"):
+    if even not in (None, False, True, "pad", "drop"):
         raise ValueError(f"even must be False, True (= 'pad'), 'pad' or 'drop', got {even!r}")
     return even
 
@@ -203,7 +203,8 @@ def rank_share(
         even: False: every row once, ranks differ by one row at most. True or "pad": the tail is
             filled up with rows from the front of `order`, at most `world_size - 1` of them, so all
             ranks get the same number and none is lost. "drop": the last rows, at most
-            `world_size - 1` of them, are left out instead.
+            `world_size - 1` of them, are left out instead. None: "pad" where ranks would otherwise
+            have different numbers of batches, else False.
         start: Rows of the order that all ranks together have had already.
     """
     check_split(rank, world_size)
@@ -217,7 +218,7 @@ def rank_share(
 
 def _even_tail(order: Rows, tail: Rows, world_size: int, even: Even) -> Rows:
     excess = len(tail) % world_size
-    if even is False or excess == 0:
+    if even is False or excess == 0 or (even is None and len(tail) > world_size):
         return tail
     if even == "drop":
         return tail[: len(tail) - excess]

@@ -76,7 +76,7 @@ def _summed(features: FeatureRows, rows: Iterable[int]) -> dict[str, StreamStati
 
 
 class Normaliser:
-    """Frames with mean 0 and variance 1 in every column, in float32.
+    """Frames with mean 0 and variance 1 in every column, in the dtype that is read.
 
     Columns that do not vary become 0, which a warning says once.
 
@@ -94,10 +94,12 @@ class Normaliser:
         known: Any = features
         chosen: Of = known.statistics if wanted is True else wanted
         self._of: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._dtypes = features.dtypes
         for name, statistics in chosen.items():
             _check(features, name, statistics)
             std = np.where(statistics.constant, 1.0, statistics.std)
-            self._of[name] = statistics.mean.astype(np.float32), std.astype(np.float32)
+            exact = np.result_type(self._dtypes[name], np.float32)
+            self._of[name] = statistics.mean.astype(exact), std.astype(exact)
             if statistics.constant.any():
                 warnings.warn(_constant_text(name, statistics), stacklevel=4)
 
@@ -109,10 +111,10 @@ class Normaliser:
         if name not in self._of:
             return values
         mean, std = self._of[name]
-        found = values.astype(np.float32)
+        found = values.astype(mean.dtype)
         found -= mean
         found /= std
-        return found
+        return found.astype(self._dtypes[name], copy=False)
 
 
 def _check(features: FeatureRows, name: str, statistics: Any) -> None:

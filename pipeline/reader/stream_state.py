@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import get_worker_info
+
 from earmill.pipeline.reader import shuffle as order
 from earmill.pipeline.reader.batching import Plan, check_within
+from earmill.pipeline.reader.epoch_place import Begun
 from earmill.pipeline.reader.mixing import MixedFeatures
 
 if TYPE_CHECKING:
@@ -34,7 +37,8 @@ def identity(stream: FeatureStream) -> dict[str, Any]:
         **stream.batching.identity(),
         "lanes": chosen.lanes,
         "window_rows": chosen.window_rows,
-        "even": "pad" if stream.even is True else stream.even,
+        # None repeats batches at the end, behind every place that a state can name.
+        "even": "pad" if stream.even is True else stream.even or False,
         "dataset": stream.features.fingerprint,
     }
     if stream.crop is not None:
@@ -42,6 +46,30 @@ def identity(stream: FeatureStream) -> dict[str, Any]:
     if isinstance(mixed, MixedFeatures):
         found["mixture"] = [*mixed.counts]
     return found
+
+
+def of_worker(stream: FeatureStream, begun: Begun, worker: int, workers: int) -> dict[str, Any]:
+    """The state of a stream in one worker of a DataLoader."""
+    return {
+        "version": STATE_VERSION,
+        **begun._asdict(),
+        "position": 0,
+        "worker": worker,
+        "workers": workers,
+        "world_size": stream.world_size,
+    } | identity(stream)
+
+
+def begun_of_worker(state: Mapping[str, Any], worker: int, workers: int, world_size: int) -> Begun:
+    """Return the iteration that a worker continues, from the saved state of its number."""
+    wanted = {"worker": worker, "workers": workers, "world_size": world_size}
+    found = {name: state.get(name) for name in wanted}
+    if found != wanted:
+        raise ValueError(
+            f"expected the state of {wanted}, got that of {found}; go on with the same number of "
+            "workers and ranks, or use earmill.FeatureLoader, whose state any number takes over"
+        )
+    return Begun(**{name: order.check_whole(name, state.get(name)) for name in Begun._fields})
 
 
 def check_state(state: Any, here: Mapping[str, Any]) -> None:
@@ -61,6 +89,11 @@ def check_state(state: Any, here: Mapping[str, Any]) -> None:
     missing = sorted({*here, *_PLACE} - {*state, *_LATER})
     if missing:
         raise ValueError(f"expected what state_dict() returned, got one without {missing}")
+    if "worker" in state and get_worker_info() is None:
+        raise ValueError(
+            "expected the state of a whole stream, got that of one worker of a DataLoader; load it "
+            "with the StatefulDataLoader that gave it"
+        )
     order.check_counter("epoch", state["epoch"])
     order.check_split(0, state["world_size"])
     for name in ("start", "position"):

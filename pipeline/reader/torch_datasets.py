@@ -1,32 +1,43 @@
 """Torch datasets over a feature set: by index, and as a shuffled stream for many ranks and workers.
 
-The stream's order is a function of (seed, epoch) and its settings (see `reader.batching`); rank and
-world size are arguments, and torch.distributed is never touched. Its state is a few numbers, and
-resuming slices the order instead of reading what came before. `FeatureLoader` counts what a
-DataLoader with workers has handed out; behind a bare one nobody knows, as workers read ahead, so
-there the stream refuses to say where it stands.
+The stream's order is a function of (seed, epoch) and its settings (see `reader.batching`); which
+part of it this process reads, `reader.ranks` finds. Each iteration reads the next epoch, see
+`reader.epoch_place`. A state is a few numbers, and resuming slices the order instead of reading
+what came before. `FeatureLoader` counts what a DataLoader with workers has handed out; behind a
+bare one nobody knows, as workers read ahead, so there the stream refuses to say where it stands.
+Inside a worker it says what that worker has read, which torchdata's StatefulDataLoader keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.formats.lent import lending
+from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.reader import shuffle as order
 from earmill.pipeline.reader import stream_state as saved
 from earmill.pipeline.reader.batching import Batching, FixedBatches, Plan
 from earmill.pipeline.reader.buckets import bucketed, frames_of
-from earmill.pipeline.reader.collate import as_tensor, is_sparse
+from earmill.pipeline.reader.collate import as_tensor, collate_padded, is_sparse, takes_lent
 from earmill.pipeline.reader.crops import Crop, Cropper
+from earmill.pipeline.reader.epoch_place import Begun, EpochPlace
+from earmill.pipeline.reader.index_rows import is_extra
 from earmill.pipeline.reader.mixing import block_order
+from earmill.pipeline.reader.ranks import (
+    WHOLE,
+    Ranks,
+    accelerate_deals,
+    check_accelerate,
+    check_dealt,
+    of_torch,
+)
 from earmill.pipeline.reader.statistics import Normaliser, Of
 
 if TYPE_CHECKING:
@@ -34,9 +45,6 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.read_row import Row
 
 WINDOW_BYTES = 128 * 2**20
-# Slots of the shared state.
-EPOCH, START, SKIP, DONE, UNSEEN = range(5)
-COMPLETE = -1
 # Batches whose rows a set is told of before they are read.
 AHEAD_BATCHES = 4
 # Beside the values of a batch: lengths, and frames that `multiple_of` adds.
@@ -48,21 +56,53 @@ def tensor_row(row: Row) -> Row:
     return row.map(lambda features: features if is_sparse(features) else as_tensor(features))
 
 
+def check_label(features: FeatureRows, label: str | None) -> str | None:
+    """Return the name of a column of the source.
+
+    Raises:
+        ValueError: The set has no such column.
+    """
+    names = [
+        name.removeprefix(EXTRA_PREFIX) for name in features.table.column_names if is_extra(name)
+    ]
+    if label is not None and label not in names:
+        raise ValueError(f"expected a label out of the source's columns {names}, got {label!r}")
+    return label
+
+
+def labelled(row: Row, label: str | None) -> Row:
+    """The row with a column of the source as its label.
+
+    Raises:
+        ValueError: The column is empty in this row.
+    """
+    if label is None:
+        return row
+    value = row.extra.get(label)
+    if value is None:
+        raise ValueError(
+            f"expected a label of every row, got none in column {label!r} of row {row.row_id!r}; "
+            "leave such rows out of the job, or read the column from batch.extra"
+        )
+    return replace(row, label=value)
+
+
 class FeatureDataset(Dataset["Row"]):
     """Rows by index, as tensors; give a DataLoader one of the collates as its `collate_fn`.
 
     Args:
         features: An opened feature set.
+        label: Column of the source that is `label` of each row and batch, as losses take it.
     """
 
-    def __init__(self, features: FeatureRows) -> None:
-        self.features = features
+    def __init__(self, features: FeatureRows, *, label: str | None = None) -> None:
+        self.features, self.label = features, check_label(features, label)
 
     def __len__(self) -> int:
         return len(self.features)
 
     def __getitem__(self, index: SupportsIndex) -> Row:
-        return tensor_row(self.features[index])
+        return labelled(tensor_row(self.features[index]), self.label)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
         """A batch; read in index order, so that rows of one row group are read together."""
@@ -70,30 +110,38 @@ class FeatureDataset(Dataset["Row"]):
         return [by_index[i] for i in indices]
 
 
-class FeatureStream(IterableDataset["Row"]):
-    """Rows of one rank in epoch order, each row once per epoch over all ranks and workers.
+class FeatureStream(IterableDataset[Any]):
+    """Rows or batches of one rank in epoch order, each row once per epoch over ranks and workers.
 
-    Call `set_epoch` before each epoch, as with torch's DistributedSampler. Iterating again starts
-    the epoch again (from the resume point, if one was loaded and the epoch is still running).
+    Each iteration is an epoch, and the next iteration begins the next epoch. An iteration that took
+    at most one row or batch was a look, and costs nothing. `set_epoch` goes to the start of any
+    epoch. After `load_state_dict` the next iteration goes on inside of its epoch.
 
     Args:
         features: An opened feature set, or several: end to end, or mixed by weight (`mix`).
         shuffle: False gives index order.
         seed: Same on all ranks.
         epoch: The first epoch.
-        rank: This process, from 0 to `world_size - 1`.
-        world_size: Number of processes that share an epoch.
-        batch_size: Rows of a batch, dealt to a worker at a time; None for 1. With a budget, rows at
-            most, None for as many as it allows.
+        rank: This process, from 0 to `world_size - 1`; None takes that of torch.distributed, where
+            it is initialised, else that of torchrun, mpirun or srun in the environment.
+        world_size: Number of processes that share an epoch; None as `rank`, together with it.
+        distributed: False asks neither torch.distributed nor the environment: this process reads
+            all rows, or the given share of a group of its own.
+        batch_size: Rows of a batch, at most with a budget. Iterating gives batches where this or a
+            budget is set, else rows.
         batch_frames: Budget: rows of a batch times frames of its longest, at most, counted in the
             stream with most frames. Rows of similar length come together (`reader.buckets`).
         batch_seconds: The same in seconds.
+        collate_fn: Makes a batch of a list of rows; `earmill.collate` pads.
+        label: Column of the source that is `label` of each row and batch, as losses take it.
         crop: Stretch of each clip to read; None for whole clips.
-        normalise: True: frames in float32 with mean 0 and variance 1 by the set's statistics; or
-            the statistics of each stream to normalise. Padding is put in after it.
+        normalise: True: frames with mean 0 and variance 1 by the set's statistics; or the
+            statistics of each stream to normalise. Padding is put in after it.
         even: False: ranks differ by one row (with a budget: one batch) at most. True or "pad":
             every rank gets the same number, with up to `world_size - 1` rows (batches) repeated.
-            "drop": the same number, with up to `world_size - 1` left out of this epoch.
+            "drop": the same number, with up to `world_size - 1` left out of this epoch. None is
+            False, except that found ranks get the same number of batches, by repeating as few rows:
+            a rank with one more would wait for the others for ever.
         lanes: Interleaved sub-orders, see `reader.shuffle`. None chooses from the set's size.
         window_rows: Rows of a lane that are shuffled together. None chooses.
         window_bytes: What the windows may hold together where None chooses; keep it below the
@@ -110,26 +158,31 @@ class FeatureStream(IterableDataset["Row"]):
         shuffle: bool = True,
         seed: int = 0,
         epoch: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        distributed: bool = True,
         batch_size: int | None = None,
         batch_frames: int | None = None,
         batch_seconds: float | None = None,
+        collate_fn: Callable[[list[Row]], Any] = collate_padded,
+        label: str | None = None,
         crop: Crop | None = None,
         normalise: bool | Of = False,
-        even: order.Even = False,
+        even: order.Even = None,
         lanes: int | None = None,
         window_rows: int | None = None,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        order.check_split(rank, world_size)
+        self._ranks = Ranks(rank, world_size, distributed)
         order.check_counter("seed", seed)
         order.check_counter("epoch", epoch)
         if crop is not None and not isinstance(crop, Crop):
             raise TypeError(f"expected crop=Crop(seconds) or None, got {crop!r}")
-        self.features, self.crop = features, crop
-        self.seed, self.rank, self.world_size = seed, rank, world_size
-        self.even = order.check_even(even)
+        if not callable(collate_fn):
+            raise TypeError(f"collate_fn must be a function of a list of rows, got {collate_fn!r}")
+        self.features, self.crop, self.seed = features, crop, seed
+        self.collate_fn, self.label = collate_fn, check_label(features, label)
+        self._even = order.check_even(even)
         chosen = order.choose_window(
             features.block_rows(), total_bytes=features.nbytes, window_bytes=window_bytes
         )
@@ -153,18 +206,48 @@ class FeatureStream(IterableDataset["Row"]):
                 lanes_chosen=lanes is None and window_rows is None,
             )
             self.settings = self.batching.settings
+        self.gives_batches = any(
+            given is not None for given in (batch_size, batch_frames, batch_seconds)
+        )
         self._plans: dict[Any, Plan] = {}
-        # Shared memory: workers that outlive an epoch (persistent_workers) see the next one.
-        self._state = torch.tensor([epoch, 0, 0, 0, 0]).share_memory_()
+        self._place = EpochPlace(epoch)
+        # Iterations of this process that are under way.
+        self._under_way = 0
+        # Set by a FeatureLoader, which reads the stream by itself.
+        self.is_in_loader = False
+        # In a worker that was spawned: its parent's rank and world size, where torch.distributed
+        # says them, and what `accelerate_deals` said there.
+        self._carried: tuple[tuple[int, int], bool | None] | None = None
+        # In a worker: what it has handed out.
+        self._handed: Begun | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank whose share this process reads, from 0."""
+        return self._split()[0]
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that share an epoch."""
+        return self._split()[1]
+
+    @property
+    def even(self) -> order.Even:
+        """How ranks get equal shares; None repeats as few rows as equal numbers of batches need."""
+        is_none = self._ranks.are_found and self.gives_batches
+        return False if self._even is None and not is_none else self._even
 
     @property
     def epoch(self) -> int:
-        """The epoch that iterating gives."""
-        return int(self._state[EPOCH])
+        """The epoch that iterating gives; in a loop over the stream, the epoch that it gives."""
+        is_past = not self._under_way and (self._place.is_begun or self._is_over())
+        return self._place.epoch + is_past
 
     def __len__(self) -> int:
-        """Rows of the epoch on this rank; with a budget it may differ from epoch to epoch."""
-        return len(self._share(self.epoch, 0).rows)
+        """Rows or batches of the epoch on this rank, whichever iterating gives; with a budget the
+        number may differ from epoch to epoch."""
+        share = self._share(self.epoch, 0)
+        return share.n_batches if self.gives_batches else len(share.rows)
 
     @property
     def n_batches(self) -> int:
@@ -179,29 +262,74 @@ class FeatureStream(IterableDataset["Row"]):
         return self._share(self.epoch, 0).padding_share(longest)
 
     def batch_bytes(self) -> int:
-        """What a padded batch may take, at most, of values of 4 bytes and columns as they are."""
+        """What a padded batch may take, at most, with columns as they are."""
         frames = frames_of(self.features, self._cropper)
-        widths = {name: info.width for name, info in self.features.streams.items()}
         per_batch = self.batching.most_padded(frames)
-        return (
-            4 * sum(widths[name] * n_frames for name, n_frames in per_batch.items()) + SPARE_BYTES
-        )
+        nbytes = SPARE_BYTES
+        for name, info in self.features.streams.items():
+            # Of events their counts, in float32.
+            value_bytes = max(4, self.features.dtypes[name].itemsize)
+            nbytes += value_bytes * info.width * per_batch[name]
+        return nbytes
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; no change if a resumed run is inside that epoch."""
         order.check_counter("epoch", epoch)
-        if epoch != self.epoch or int(self._state[DONE]) == COMPLETE:
-            self._set(epoch=epoch, start=0, skip=0)
+        if accelerate_deals(self):
+            # Before its wrapper stumbles over batches.
+            self._check_accelerate()
+        is_left = self._place.is_begun and not self._under_way
+        if epoch != self._place.epoch or is_left or self._is_over():
+            self._place.set(epoch, 0, 0)
+        elif not self._under_way:
+            self._place.set(epoch, self._place.start, self._place.skip)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         if info is None:
-            yield from self._tracked()
-            return
-        # What of this the loader hands out does not come back here.
-        self._state[UNSEEN] = 1
-        for batch in self.worker_batches(info.id, info.num_workers):
-            yield from batch
+            return self._tracked()
+        self._check_accelerate()
+        begun = self._place.join(info.id, info.seed, info.num_workers)
+        return self._of_worker(begun, info.id, info.num_workers)
+
+    def _of_worker(self, begun: Begun, worker: int, workers: int) -> Iterator[Any]:
+        """Yield the items of one worker of a bare DataLoader, and count them for its state."""
+        self._handed = begun
+        plan = self._share(begun.epoch, begun.start).after(begun.skip)
+        mine = range(worker, plan.n_batches, workers)
+        for items in self._collated(plan, mine, workers, begun.passed):
+            self._handed = self._handed._replace(passed=self._handed.passed + 1)
+            yield items
+
+    @contextmanager
+    def iterating(self) -> Iterator[None]:
+        """An iteration of this process is under way."""
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+    def _tracked(self) -> Iterator[Any]:
+        self._check_accelerate()
+        with self.iterating():
+            position, plan = self.begin(), self.left()
+            sizes = np.diff(plan.offsets).tolist()
+            for items, size in zip(
+                self._collated(plan, range(plan.n_batches), 1), sizes, strict=True
+            ):
+                position += size
+                self.hand_out(position)
+                yield items
+            self.complete()
+
+    def _collated(
+        self, plan: Plan, mine: Sequence[int], workers: int, passed: int = 0
+    ) -> Iterator[Any]:
+        """Yield rows or batches of the numbered batches of a plan, after the first `passed`."""
+        lent = self.gives_batches and takes_lent(self.collate_fn)
+        for rows in self._read(plan, mine[passed:], workers, lent=lent):
+            yield self.collate_fn(list(rows)) if self.gives_batches else next(rows)
 
     def worker_batches(
         self, worker: int, workers: int, *, lent: bool = False
@@ -213,17 +341,22 @@ class FeatureStream(IterableDataset["Row"]):
         Args:
             lent: See `read`.
         """
-        plan, ahead = self.left(), self._reads_ahead(workers)
-        mine = range(worker, plan.n_batches, workers)
+        plan = self.left()
+        return self._read(plan, range(worker, plan.n_batches, workers), workers, lent=lent)
+
+    def _read(
+        self, plan: Plan, mine: Sequence[int], workers: int, *, lent: bool
+    ) -> Iterator[Iterator[Row]]:
+        """The rows of these batches of a plan."""
+        ahead = self._reads_ahead(workers)
         for turn, number in enumerate(mine):
             if ahead:
                 self._announce(plan, mine[turn : turn + AHEAD_BATCHES])
             yield self.read(plan, number, lent=lent)
 
     def left(self) -> Plan:
-        """The plan from the resume point on."""
-        epoch, start, skip = self._state[:DONE].tolist()
-        return self._share(epoch, start).after(skip)
+        """The plan of the iteration that has begun, from the resume point on."""
+        return self._share(self._place.epoch, self._place.start).after(self._place.skip)
 
     def read(self, plan: Plan, number: int, *, lent: bool = False) -> Iterator[Row]:
         """The rows of a batch of a plan, one by one as they are read.
@@ -242,26 +375,31 @@ class FeatureStream(IterableDataset["Row"]):
                 row = self._row(index, start_s)
             if self._normaliser is not None:
                 row = replace(row, features=self._normaliser(row.features))
-            yield row if lent else tensor_row(row)
+            yield labelled(row if lent else tensor_row(row), self.label)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank stands, after the rows handed out so far; a few plain numbers.
+        """Where this rank stands, after what was handed out so far; a few plain numbers. In a
+        worker of a DataLoader, what that worker has handed out.
 
         Raises:
             RuntimeError: Workers of a bare DataLoader have read from the stream since its epoch was
                 set, and how much of that was handed out is not known: use `FeatureLoader`.
         """
-        epoch, start, _, done, unseen = self._state.tolist()
-        if unseen:
+        info = get_worker_info()
+        if info is not None:
+            begun = self._handed or Begun(self._place.epoch, self._place.start, self._place.skip)
+            return saved.of_worker(self, begun, info.id, info.num_workers)
+        if self._place.is_by_workers:
             raise RuntimeError(
                 "expected a FeatureLoader, or a DataLoader without workers, got a stream that a "
                 "DataLoader's workers read ahead of what was handed out: its position is not "
                 "known; iterate earmill.FeatureLoader(stream, num_workers=...) and "
                 "save its state_dict()"
             )
-        share = self._share(epoch, start)
-        if done == COMPLETE or 0 < len(share.rows) <= done:
+        epoch, start, done = self._place.epoch, self._place.start, self._place.done
+        if self._is_over():
             epoch, start, done = epoch + 1, 0, 0
+        share = self._share(epoch, start)
         return {
             "version": saved.STATE_VERSION,
             "epoch": epoch,
@@ -273,6 +411,11 @@ class FeatureStream(IterableDataset["Row"]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken; another world size may take over between whole steps."""
         saved.check_state(state, saved.identity(self))
+        info = get_worker_info()
+        if info is not None:
+            begun = saved.begun_of_worker(state, info.id, info.num_workers, self.world_size)
+            self._place.resume(begun)
+            return
         epoch, start = state["epoch"], state["start"]
         whole = self._whole(epoch)
         saved.check_within("start", start, self.batching.size(whole))
@@ -280,27 +423,50 @@ class FeatureStream(IterableDataset["Row"]):
             start, skip = saved.after_whole_steps(self, whole, state), 0
         else:
             skip = self.batching.row(self._share(epoch, start), state)
-        self._set(epoch=epoch, start=start, skip=skip)
+        self._place.set(epoch, start, skip)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without plans: a worker that is spawned makes its own in less time than they travel."""
-        return {**self.__dict__, "_plans": {}}
-
-    def _set(self, *, epoch: int, start: int, skip: int) -> None:
-        self._state.copy_(torch.tensor([epoch, start, skip, skip, 0]))
+        """Without plans: a worker that is spawned makes its own in less time than they travel. With
+        the rank, which a spawned worker cannot ask torch.distributed for."""
+        is_rank = self._ranks.are_found and of_torch() is not None
+        carried = (self._split(), accelerate_deals(self)) if is_rank else None
+        return {**self.__dict__, "_plans": {}, "_under_way": 0, "_carried": carried}
 
     def begin(self) -> int:
-        """The iteration starts at the resume point; returns it."""
-        self._state[DONE] = self._state[SKIP]
-        return int(self._state[SKIP])
+        """An iteration of this process begins; return the rows that it skips."""
+        if self._place.is_begun or self._is_over():
+            self._place.set(self._place.epoch + 1, 0, 0)
+        return self._place.begin()
 
-    def done(self, position: int) -> None:
-        """So many rows of this rank's share were handed out."""
-        self._state[DONE] = position
+    def hand_out(self, position: int) -> None:
+        """Count a row or batch that is handed out; `position` rows of the share were in all."""
+        self._place.hand_out(position)
 
     def complete(self) -> None:
-        """The epoch ran to its end: the next iteration starts from zero."""
-        self._state[START:UNSEEN] = torch.tensor([0, 0, COMPLETE])
+        """The epoch ran to its end: the next iteration is of the next one."""
+        self._place.set(self._place.epoch + 1, 0, 0)
+
+    def _is_over(self) -> bool:
+        """Return True if this process has handed out all rows of its rank's share."""
+        place, done = self._place, self._place.done
+        return 0 < done and len(self._share(place.epoch, place.start).rows) <= done
+
+    def _split(self) -> tuple[int, int]:
+        """Rank and world size by which rows are shared out."""
+        if not self._ranks.are_found:
+            return self._ranks.find()
+        if self._carried is not None and get_worker_info() is not None:
+            return self._carried[0]
+        # accelerate deals out the rows of a DataLoader, and leaves a FeatureLoader as it is.
+        is_dealt = not self.is_in_loader and accelerate_deals(self) is not None
+        return WHOLE if is_dealt else self._ranks.find()
+
+    def _check_accelerate(self) -> None:
+        """Refuse to be read in a way in which accelerate would lose or repeat rows."""
+        if self._carried is not None and get_worker_info() is not None:
+            check_dealt(self._carried[1])
+        elif not self.is_in_loader:
+            check_accelerate(self, self._ranks, collates=self.gives_batches)
 
     def _whole(self, epoch: int) -> Plan:
         """The plan of all ranks; one is kept."""
@@ -313,25 +479,17 @@ class FeatureStream(IterableDataset["Row"]):
 
     def _share(self, epoch: int, start: int) -> Plan:
         """The plan of this rank."""
-        key = epoch, start
+        rank, world_size = self._split()
+        key = epoch, start, rank, world_size
         if key not in self._plans:
             self._plans[key] = self.batching.share(
                 self._whole(epoch),
-                rank=self.rank,
-                world_size=self.world_size,
+                rank=rank,
+                world_size=world_size,
                 even=self.even,
                 start=start,
             )
         return self._plans[key]
-
-    def _tracked(self) -> Iterator[Row]:
-        position = self.begin()
-        for batch in self.worker_batches(0, 1):
-            for row in batch:
-                position += 1
-                self.done(position)
-                yield row
-        self.complete()
 
     def _reads_ahead(self, workers: int) -> bool:
         """Threads that read ahead pay where they have a core, or wait for a store. Where every core

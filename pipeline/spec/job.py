@@ -195,10 +195,10 @@ class OutputSpec(SpecModel):
     Args:
         uri: Root folder of the features; a local path or any fsspec URI.
         formats: One or several of the installed formats.
-        dtype: Stored feature type; events are int32 whatever it is. In float16 streams of small
-            values have a scale, which readers apply. int8 has a scale for each column of 64 frames,
-            half the size, and an error of up to 1/252 of the largest value there: see
-            docs/training.md.
+        dtype: Stored feature type; events are int32 whatever it is. Streams of small values, which
+            float16 cannot hold, have a scale in Zarr and are float32 in Parquet and tars. int8 has
+            a scale for each column of 64 frames, half the size, and an error of up to 1/252 of the
+            largest value there: see docs/training.md.
         shard_seconds: Target amount of audio in a shard, in seconds.
         shard_rows: Most rows in a shard.
         row_group_profile: Parquet row groups for random access (1-4 MB) or scans (32-128 MB).

@@ -31,8 +31,14 @@ def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
 
     Invariants:
         No other thread ever holds `content`.
+    Raises:
+        MemoryError: There is too little for the table.
     """
-    with pq.ParquetFile(
-        pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True
-    ) as file:
-        return file.read(columns=None if columns is None else list(columns), use_threads=False)
+    try:
+        with pq.ParquetFile(
+            pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True
+        ) as file:
+            return file.read(columns=None if columns is None else list(columns), use_threads=False)
+    # Arrow's class is one of its errors about files as well; too little memory is no damage.
+    except pa.ArrowMemoryError as error:
+        raise MemoryError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Replace a small file only while it still holds what the writer has seen, on each kind of store.
+"""Replace or remove a small file only while it still holds what was seen, on each kind of store.
 
 A driver that was frozen for longer than its lock lasts wakes in the middle of a step and would put
 back what another has replaced meanwhile. Local: compared and renamed under a lock on the folder,
@@ -15,7 +15,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from earmill.pipeline.common.errors import NotRegularError, OutputError
@@ -46,6 +46,36 @@ def replace_local(path: str, seen: bytes, data: bytes) -> bool:
         return False
 
 
+def remove_local(path: str, seen: bytes) -> bool:
+    """Remove a local file that holds `seen`; False, and nothing changed, where it does not.
+
+    Raises:
+        OutputError: Another process has kept the folder locked for `LOCK_WAIT_S`.
+    """
+    try:
+        with _locked(os.path.dirname(path)):
+            with open_regular(path) as file:
+                if file.read() != seen:
+                    return False
+            os.unlink(path)
+            return True
+    except (FileNotFoundError, NotRegularError):
+        return False
+
+
+def remove_remote(fs: Any, path: str, seen: bytes) -> bool:
+    """Remove an object that holds `seen`. Stores take no condition with a removal, so the object
+    is compared just before."""
+    try:
+        with MEMORY_LOCK if "memory" in protocols(fs) else nullcontext():
+            if bytes(fs.cat_file(path)) != seen:
+                return False
+            fs.rm_file(path)
+            return True
+    except FileNotFoundError:
+        return False
+
+
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
@@ -61,12 +91,12 @@ def _lock(handle: int, folder: str) -> None:
     while True:
         try:
             return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as err:
+        except BlockingIOError:
             if time.monotonic() > last:
                 raise OutputError(
                     f"{folder}: another process has kept it locked for {LOCK_WAIT_S:g} s; "
                     "end the driver that hangs there and run again with --resume"
-                ) from err
+                ) from None  # the system's error would be taken for too little memory
             time.sleep(_LOCK_STEP_S)
         except OSError as err:
             if err.errno not in _NO_LOCKS:

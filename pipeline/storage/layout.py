@@ -26,7 +26,12 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.redact import redact
 from earmill.pipeline.storage.atomic_create import create_local, create_remote, write_local
-from earmill.pipeline.storage.atomic_replace import replace_local, replace_remote
+from earmill.pipeline.storage.atomic_replace import (
+    remove_local,
+    remove_remote,
+    replace_local,
+    replace_remote,
+)
 from earmill.pipeline.storage.filesystems import (
     ONE_REQUEST_BYTES,
     filesystem_of,
@@ -270,6 +275,17 @@ class Layout:
         if self.is_local:
             return replace_local(path, seen, data)
         return replace_remote(self.fs, path, seen, data)
+
+    @store_call("removed")
+    def remove_own(self, rel: str, seen: bytes) -> bool:
+        """Remove a small file that still holds what was seen of it; False, and nothing changed,
+        where another has written there since or the file is gone.
+
+        Raises:
+            OutputError: The place stays locked.
+        """
+        path = self.path(rel)
+        return remove_local(path, seen) if self.is_local else remove_remote(self.fs, path, seen)
 
     def _holds(self, rel: str, data: bytes) -> bool:
         try:

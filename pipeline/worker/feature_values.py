@@ -28,13 +28,14 @@ Made = Mapping[str, Any]
 
 @contextmanager
 def as_row_errors() -> Iterator[None]:
-    """Neurons have no NaN to show that something went wrong, so they raise: a RowError here."""
+    """Turn a model's NonFiniteError into a RowError: neurons have no NaN to return, and no model
+    takes samples that calibration or resampling made infinite."""
     from amtcore.errors import NonFiniteError  # loads torch, which only workers need
 
     try:
         yield
     except NonFiniteError as error:
-        raise NonFiniteFeatureError(f"the model's neurons: {error}") from error
+        raise NonFiniteFeatureError(f"the model refused: {error}") from error
 
 
 def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str, Any]]:

@@ -11,13 +11,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.threads import Threads
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
@@ -33,7 +33,7 @@ def compiling(extractors: Sequence[Extractor]) -> Iterator[None]:
     them on disk, or waits for them. What goes wrong is the worker's to tell."""
     from earmill.pipeline.worker.models import exercised
 
-    with ThreadPoolExecutor(1, "kernels") as thread:
+    with Threads(1, "kernels") as thread:
         thread.submit(exercised, extractors)
         yield
 
@@ -92,7 +92,7 @@ def compile_into(
         why = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
         return f"{entry['model']}: {one_line(why[0])}"
 
-    with ThreadPoolExecutor(cores()) as threads:
+    with Threads(cores()) as threads:
         return [line for line in threads.map(run, entries) if line]
 
 

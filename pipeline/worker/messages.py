@@ -92,8 +92,9 @@ class Outcome:
     """How a call ended, as far as the worker knows.
 
     Args:
-        ok: No exception. stage: Where it failed: warm_up, rows or publish; or device, where that
-            was lost and the process is of no more use.
+        ok: No exception.
+        stage: Where it failed: warm_up, rows or publish; device, where that was lost and the
+            process is of no more use; overtaken, where another command has the output now.
         message: One line for people. permanent: Trying again is pointless.
         outage: Kind of an outage, see `common.patience`; it says nothing of the shard.
         info: Set by a good warm-up. value: Set by a status call.

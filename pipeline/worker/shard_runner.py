@@ -35,16 +35,18 @@ from earmill.pipeline.common.cpu_time import (
 )
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
 from earmill.pipeline.common.stages import Stages
+from earmill.pipeline.dataset.lease import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
 from earmill.pipeline.dataset.recompute import Again
-from earmill.pipeline.formats.casting import Caster, as_stored, total
+from earmill.pipeline.formats.casting import Caster, total
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import (
     Encoding,
     format_of,
     read_back,
     row_table,
+    stored_streams,
     write_table,
 )
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
@@ -90,9 +92,12 @@ class WorkerJob:
         device: `cpu`; `cuda`, or `auto` for a GPU where one works.
         shards: How many may be in flight on a GPU.
         parquet_form: What a cell of a stream is in the dataset's Parquet files.
+        streams: The dataset's streams, as dataset.json describes them: an earlier release may have
+            begun it, and all of its shards are stored alike. Empty for those of a new dataset.
         extra_types: Types of carried-through columns over the whole plan.
         again: Shards whose commit is to be replaced.
         scratch: Name of the run's folder for what is written before it is published.
+        fence: The run's right to write to the output.
     """
 
     spec: JobSpec
@@ -102,9 +107,11 @@ class WorkerJob:
     device: str = "cpu"
     shards: int = CONCURRENT_SHARDS
     parquet_form: str = BINARY
+    streams: Sequence[Mapping[str, Any]] = ()
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     again: Mapping[str, Again] = field(default_factory=dict)
     scratch: str = "workers"
+    fence: Fence = UNFENCED
 
     def __call__(self) -> ShardRunner:
         """Build the runner; called inside the worker's process."""
@@ -314,13 +321,18 @@ class ShardRunner:
                 generation=self._again(order).generation,
                 folder=shared_scratch(self._layout, self._job.scratch),
                 stages=stages,
+                fence=self._job.fence,
             )
         except Exception as error:
             raise PublishError(f"shard {shard.shard_id} could not be published") from error
 
     def _streams(self, models: WarmModels) -> list[StreamInfo]:
+        if self._job.streams:
+            from amtcore.features.stream_info import StreamInfo
+
+            return [StreamInfo.from_dict(info) for info in self._job.streams]
         infos = [info for model in models.extractors for info in model.streams]
-        return as_stored(infos, self._spec.output.dtype)
+        return stored_streams(infos, self._spec.output.dtype, self._spec.output.formats)
 
     def _exercise_writers(self, models: WarmModels) -> None:
         """Encode a row and read it back: what the writers import costs seconds the first time."""

@@ -20,10 +20,12 @@ from earmill.pipeline.common.errors import (
     DeviceError,
     DeviceLost,
     EarmillError,
+    OvertakenError,
     SourceOutage,
     StorageError,
 )
 from earmill.pipeline.common.faults import Fault, chain, fault_of, is_machine_fault
+from earmill.pipeline.common.memory import is_out_of_memory
 from earmill.pipeline.common.one_line import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.common.start_up import what_is_made_stays
 from earmill.pipeline.worker.messages import (
@@ -115,6 +117,8 @@ def _so_far(runner: Runner) -> dict[str, Any]:
 
 def _failed(stage: str, error: BaseException) -> Outcome:
     """What an exception says: of the shard, of the world around it, or that it is hopeless."""
+    if any(isinstance(one, OvertakenError) for one in chain(error)):
+        return Outcome(ok=False, stage="overtaken", message=one_line(error), permanent=True)
     if any(isinstance(one, DeviceLost) for one in chain(error)):
         return Outcome(ok=False, stage="device", message=one_line(error)[:MESSAGE_LIMIT])
     if isinstance(error, DeviceError):
@@ -130,7 +134,7 @@ def _failed(stage: str, error: BaseException) -> Outcome:
         ok=False,
         stage=stage,
         message=named_line(error, where=stage == "rows"),
-        memory=any(isinstance(one, MemoryError) for one in chain(error)),
+        memory=is_out_of_memory(error),
     )
 
 
@@ -151,7 +155,7 @@ def outage_of(stage: str, error: BaseException) -> str:
             return "output"
     if stage == "publish":
         # Too little memory for a shard's tables may well be the shard's doing.
-        short = any(isinstance(one, MemoryError) for one in chain(error))
+        short = is_out_of_memory(error)
         return "output" if fault_of(error) is Fault.OUTAGE and not short else ""
     return "machine" if is_machine_fault(error) else ""
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         HubError,
         LockedError,
         OutputError,
+        OvertakenError,
         RunStopped,
         SourceError,
         SpecError,
@@ -110,6 +111,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "MixedFeatures": ("earmill.pipeline.reader.mixing", "MixedFeatures"),
     "ModelInfo": ("amtcore.features.build", "ModelInfo"),
     "OutputError": (_ERRORS, "OutputError"),
+    "OvertakenError": (_ERRORS, "OvertakenError"),
     "Pushed": ("earmill.pipeline.hub.push", "Pushed"),
     "Recordings": ("earmill.pipeline.reader.recordings", "Recordings"),
     "Report": ("earmill.pipeline.dataset.verify", "Report"),
@@ -179,6 +181,7 @@ __all__ = [
     "MixedFeatures",
     "ModelInfo",
     "OutputError",
+    "OvertakenError",
     "Pushed",
     "Recordings",
     "Report",
@@ -233,9 +236,11 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = (
-        import_module(home) if isinstance(home, str) else getattr(import_module(home[0]), home[1])
-    )
+    from earmill.pipeline.common.missing_modules import needed_modules
+
+    with needed_modules(f"earmill.{name}"):
+        module = import_module(home if isinstance(home, str) else home[0])
+    found = module if isinstance(home, str) else getattr(module, home[1])
     globals()[name] = found
     return found
 

@@ -8,7 +8,6 @@ it needs no `if __name__ == "__main__"`.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -79,6 +78,7 @@ def extract(
     Raises:
         SpecError, SourceError, OutputError, LockedError: Before any work.
         RunStopped: Source, output or cluster are away; the same call with `resume` goes on.
+        OvertakenError: Another command took the output over while this run gave no sign of life.
         JobFailedError: With `check`, a job that was stopped, failed, or quarantined too much.
     Example:
         end = earmill.extract("job.yaml", overrides=["run.workers=2"], progress=True)
@@ -128,9 +128,10 @@ def plan(
         raise ValueError(f"expected sample above 0 with a seed, else 0 or more, got {sample}")
     if not sample:
         return job_cost(job, measure=measure)
+    from earmill.jobs.logger import logged_text
     from earmill.pipeline.driver.sample import sample as process
 
-    sampler = partial(process, spec=job, rows=sample, seed=seed)
+    sampler = partial(process, spec=job, rows=sample, seed=seed, on_begin=logged_text())
     return job_cost(job, measure=measure, sampler=sampler)
 
 
@@ -176,6 +177,7 @@ def verify_deep(
     Raises:
         OutputError: No closed dataset there. SourceError, SourceOutage: The source is away.
     """
+    from earmill.jobs.logger import logged_text
     from earmill.pipeline.driver.deep_verify import verify_deep as check
     from earmill.pipeline.driver.stored_job import stored_job
 
@@ -183,7 +185,7 @@ def verify_deep(
     with opened_layout(uri, options) as layout:
         known = None if job is None else _job(job)
         spec = stored_job(layout, os.fspath(uri), options, job=known)
-        return check(layout, spec, rows, seed=seed)
+        return check(layout, spec, rows, seed=seed, on_begin=logged_text())
 
 
 def retry(
@@ -339,17 +341,18 @@ def _run(
 
 @contextmanager
 def _sink(progress: Progress) -> Iterator[Callable[[Event], None]]:
-    """Where the events of a run go."""
-    from earmill.jobs.progress import make_reporter
+    """Where the events of a run go, the logger `earmill` among them."""
+    from earmill.jobs.logger import logged
+    from earmill.jobs.progress import make_reporter, notebook_reporter
     from earmill.pipeline.driver import events
 
     if callable(progress):
-        yield progress
+        yield logged(progress)
     elif progress:
-        reporter = make_reporter(as_json=False, stream=sys.stdout)
+        reporter = notebook_reporter() or make_reporter()
         try:
-            yield reporter
+            yield logged(reporter)
         finally:
             reporter.close()
     else:
-        yield events.ignore
+        yield logged(events.ignore)

@@ -79,10 +79,13 @@ def compact(
     Raises:
         OutputError: No dataset there, or one that is not finished. LockedError: A driver is at it.
     """
+    from earmill.jobs.logger import logged_text
     from earmill.pipeline.dataset.compact import compact as merge
 
     with opened_layout(uri, storage_options) as layout:
-        return merge(layout, shard_seconds=shard_seconds, shard_rows=shard_rows)
+        return merge(
+            layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=logged_text()
+        )
 
 
 def gc(
@@ -182,6 +185,7 @@ def report(
         CommitError: A file of the dataset is damaged. OutputError: `out` cannot be written.
         ValueError: A number is out of its range. SpecError: `job` is no valid one.
     """
+    from earmill.jobs.logger import logged_text
     from earmill.jobs.report.build import Options, write_report
     from earmill.pipeline.spec.job import JobSpec
 
@@ -192,7 +196,7 @@ def report(
         options=options,
         storage_options=storage_options or {},
         job=None if job is None else JobSpec.load(job),
-        on_begin=on_begin,
+        on_begin=logged_text(on_begin),
     )
 
 

@@ -30,8 +30,8 @@ class Case:
         shows: What its representation says.
         input_axis: Time in the signals.
         streams: Whether chunks can be processed one after another.
-        exact: Whether a batch gives bit for bit what its items give. Matrix products and
-            shared transforms sum in an order that depends on the batch.
+        exact: Whether vmap gives bit for bit what a batch gives. Matrix products and transforms
+            sum in an order that depends on their shape, and of a mapped batch none is seen.
         rms: Of the signals, in the model's unit.
     """
 

@@ -229,13 +229,25 @@ class TestFir:
         taps = 0.5 ** torch.arange(128, dtype=torch.float64)
         torch.testing.assert_close(minimum_phase(taps), taps, rtol=0, atol=1e-12)
 
-    @pytest.mark.parametrize("count", [64, 65, 128, 129])
+    @pytest.mark.parametrize("count", [513, 515, 1025])
     def test_minimum_phase_by_scipy_s_hilbert_transform(self, count: int) -> None:
-        """The phase is minus the Hilbert transform of the log magnitude, odd lengths included."""
+        """The phase is minus the Hilbert transform of the log magnitude."""
         taps = np.random.default_rng(count).standard_normal(count)
         magnitude = np.abs(np.fft.fft(taps))
         phase = -np.imag(scipy.signal.hilbert(np.log(magnitude)))
         expected = np.fft.ifft(magnitude * np.exp(1j * phase)).real
+        got = minimum_phase(torch.from_numpy(taps)).numpy()
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
+
+    @pytest.mark.parametrize("count", [3, 5, 9])
+    def test_minimum_phase_of_a_short_filter_by_its_zeros(self, count: int) -> None:
+        """A second route: reflect every zero outside of the unit circle into it."""
+        half = np.random.default_rng(count).uniform(0.2, 1.0, count // 2 + 1)
+        taps = np.convolve(half, half[::-1])
+        zeros = np.roots(taps)
+        outside = np.abs(zeros) > 1.0
+        inside = np.where(outside, 1.0 / np.conj(zeros), zeros)
+        expected = np.real(np.poly(inside)) * taps[0] * np.abs(np.prod(zeros[outside]))
         got = minimum_phase(torch.from_numpy(taps)).numpy()
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
 

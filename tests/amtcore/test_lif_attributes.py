@@ -88,6 +88,11 @@ def test_parameters_by_family_and_as_torch_has_them() -> None:
     assert torch.equal(fixed(_data()), layer(_data()))
 
 
+def test_both_names_of_the_family_of_biases() -> None:
+    layer = _layer()
+    assert torch.equal(layer.parameters("biases")["bias"], layer.parameters("bias")["bias"])
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
 def test_spikes_as_integers_and_booleans(dtype: torch.dtype) -> None:
     spikes = _data() > 0.2

@@ -80,15 +80,46 @@ def test_what_needs_the_whole_signal_says_so(build: Callable[[], Any], message: 
         build().stream(torch.zeros(1, 100))
 
 
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_batch_is_its_items(name: str) -> None:
-    """A signal without batch axis, a batch, and the channels of a clip: rows do not meet."""
-    case = CASES[name]
-    scale = torch.tensor([1.0, 0.1, 3.0]).reshape(3, *(1 for _ in case.item))
-    model, x = whole(case.build()), scale * case.signal(3)
-    together = leaves(model(x))
+def test_a_batch_is_its_items(name: str, dtype: str, watched: bool) -> None:
+    """A signal without batch axis, a batch, and the channels of a clip, bit for bit: rows do not
+    meet. Also with stages, and where gradients by the signal are recorded."""
+    case, kind = CASES[name], getattr(torch, dtype)
+    scale = torch.tensor([1.0, 0.1, 3.0], dtype=kind).reshape(3, *(1 for _ in case.item))
+    options = {} if name == "lif_exodus" else {"return_stages": True}
+    model, x = whole(case.build(dtype=kind, **options)), scale * case.signal(3, dtype=kind)
+    together = leaves(model(x.requires_grad_(watched)))
     for i in range(3):
-        _assert_equal(model(x[i]), [y[i] for y in together], case)
+        alone, bare = leaves(model(x[i : i + 1])), leaves(model(x[i]))
+        for of_batch, of_one, of_signal in zip(together, alone, bare, strict=True):
+            if len(of_batch) == 3:  # else the frequencies of a spectrum, the same for all
+                assert torch.equal(of_batch[i], of_one[0])
+                assert torch.equal(of_batch[i], of_signal)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    ("build", "item"),
+    [
+        (lambda **k: King2019(16000, flow=300, fhigh=3000, **k), (20_011,)),
+        (lambda **k: King2019(16000, basef=1000, subfs=1000, **k), (40_001,)),
+        (lambda **k: Dau1997(16000, 500, 900, ihc_kwargs={"method": "hilbert"}, **k), (9_999,)),
+        (lambda **k: Dau1997(16000, 500, 900, ihc_kwargs={"method": "bernstein1999"}, **k), (777,)),
+        (lambda **k: Glasberg2002(44100, **k), (12_001,)),
+        (lambda **k: Moore2016(**k), (2, 9_001)),
+    ],
+)
+def test_long_items_of_a_batch_are_cut_as_they_are_alone(
+    build: Callable[..., Any], item: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Where a batch is so large that torch shares its elements out to threads."""
+    x = 0.05 * torch.randn(3, *item, generator=torch.Generator().manual_seed(0), dtype=F64)
+    model, x = build(dtype=dtype), x.to(dtype)
+    for i, alone in enumerate(x):
+        for got, expected in zip(leaves(model(alone)), leaves(model(x)), strict=True):
+            assert torch.equal(got, expected[i])
 
 
 @pytest.mark.parametrize("name", CASES)

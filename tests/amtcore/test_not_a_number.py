@@ -18,6 +18,8 @@ from torch import Tensor
 
 import amtcore
 from amtcore.errors import NonFiniteError
+from amtcore.features import base as features_base
+from amtcore.features import loudness as features_loudness
 from amtcore.features.build import build_extractor
 from amtcore.features.registry import BUILT_IN, get_model
 from amtcore.kernels.fused.cpu import POOLS
@@ -257,6 +259,46 @@ FS = 16000
 PARAMS = {"king2019": {"basef": 1000.0, "phase_insens": "none"}}
 
 
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Extractors without their look at clips, as for tensors on a GPU, where there is none."""
+    for module in (features_base, features_loudness):
+        monkeypatch.setattr(module, "check_finite", lambda signal, dtype: None)
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "mfcc"])
+@pytest.mark.parametrize("value", STRANGE)
+def test_extractors_refuse_it(name: str, value: float) -> None:
+    """Arrays and tensors, whole or in chunks; the message names the sample."""
+    extractor = build_extractor(name, params=PARAMS.get(name))
+    clip = np.full(round(0.1 * extractor.fs_hz), 0.01, np.float32)
+    clip[300] = value
+    given: list[Any] = [clip, clip.astype(np.float64)]
+    if max(extractor.input_channels) == 2:
+        given.append(np.stack((np.zeros_like(clip), clip)))
+    if name != "mfcc":
+        given.append(torch.from_numpy(clip))
+    for each in given:
+        with pytest.raises(NonFiniteError, match=r"finite in float32, got .* at sample 300;"):
+            extractor.extract([np.zeros(500, np.float32), each])
+    if extractor.can_stream:
+        stream = extractor.open_stream()
+        stream.push(clip[:250])
+        with pytest.raises(NonFiniteError, match=r"at sample 50;"):
+            stream.push(clip[250:])
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "mfcc"])
+def test_extractors_refuse_samples_beyond_their_type(name: str) -> None:
+    """In float32 they would become infinite."""
+    extractor = build_extractor(name, params=PARAMS.get(name))
+    clip = np.full(500, 0.01)
+    clip[300] = 1e300
+    with pytest.raises(NonFiniteError, match=r"finite in float32, got 1e\+300 at sample 300;"):
+        extractor.extract([clip])
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("value", STRANGE)
 def test_pooled_frames_carry_what_full_rate_carries(pool: str, value: float) -> None:
@@ -275,6 +317,7 @@ def test_pooled_frames_carry_what_full_rate_carries(pool: str, value: float) -> 
     assert np.isnan(got["envelope"][4:]).all()
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_extractors_never_hide_it(name: str) -> None:
     """Every stream of every registered model, whole and chunk by chunk, neighbours unharmed."""
@@ -297,6 +340,7 @@ def test_extractors_never_hide_it(name: str) -> None:
         )
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_summary_of_a_clip_is_nan_as_a_whole() -> None:
     extractor = build_extractor("moore2016", streams={"loudness_summary": {}})
     clip = np.full(3200, 0.01, np.float32)

@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from amtcore.errors import ParameterError
-from amtcore.scales.erb import erb_bandwidth, erb_frequency, erb_number, erb_space, erb_space_bw
+from amtcore.scales.erb import (
+    audfiltbw,
+    erb2fc,
+    erb_bandwidth,
+    erb_frequency,
+    erb_number,
+    erb_space,
+    erb_space_bw,
+    erbspace,
+    erbspacebw,
+    fc2erb,
+)
 from amtcore.units import Calibration, db_to_pa, pa_to_db, rms
 
 
@@ -27,6 +38,15 @@ def test_spacings() -> None:
     spaced = erb_space(125.0, 8000.0, 50)
     assert spaced[0] == 125.0 and spaced[-1] == 8000.0 and len(spaced) == 50
     assert np.allclose(np.diff(erb_number(spaced), 2), 0.0, atol=1e-12)
+
+
+def test_names_of_torch_amt() -> None:
+    """Names and order of arguments; five channels within 2 ERB of 1 kHz, as its King2019 says."""
+    middle = fc2erb(1000.0)
+    assert np.allclose(erb2fc([middle - 2, middle + 2]), [761.4021, 1296.0883])
+    assert np.allclose(erbspacebw(761.4, 1296.1, 1.0, 1000.0)[[0, 2]], [761.4021, 1000.0])
+    assert np.allclose(erbspace(80.0, 2000.0, 3)[[0, 2]], [80.0, 2000.0])
+    assert audfiltbw(926.5) == pytest.approx(124.7)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.conftest import LOOKS, Opened, keep_image, until
+from tests.waiting import DEADLINE_S
 
 Open = Callable[..., AbstractContextManager[Opened]]
 
@@ -88,6 +89,6 @@ def test_it_follows_the_job_in_place(
         assert page.evaluate("window.here") is True
         assert found.said == []
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(DEADLINE_S) == 0
         page.wait_for_selector("#live-lost", state="visible")
         assert found.violations() == []

@@ -24,6 +24,7 @@ import psutil
 
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec
+from tests import waiting
 from tests.chaos.faulty_server import Rule
 from tests.chaos.jobs import start_extract
 from tests.chaos.schedule import DEADLINE_S, SOURCES, ProcessFault, Schedule
@@ -34,7 +35,7 @@ POLL_S = 0.02
 # A start takes a tenth of this on an idle machine, an outage a bit more than the half.
 START_S = 200.0
 MOST_STARTS = 7
-GONE_WITHIN_S = 40.0
+GONE_WITHIN_S = waiting.DEADLINE_S
 ROOM = "200m"
 # An empty output and what begins it, and a shard with what is written beside it meanwhile.
 DISK_BEGIN_KIB, DISK_SHARD_KIB = 500, 180

@@ -10,7 +10,6 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import yaml
 
@@ -23,6 +22,7 @@ from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_equal_datasets, driver
 from tests.chaos.test_local import workers_of
 from tests.pipeline import audio_factory
+from tests.waiting import processes_end
 
 pytestmark = [pytest.mark.chaos, pytest.mark.long]
 
@@ -75,7 +75,7 @@ def test_two_workers_share_a_recording_and_a_kill_leaves_no_trace(tmp_path: Path
         left = workers_of(running.process.pid)
         running.process.send_signal(signal.SIGKILL)
         running.process.wait()
-        assert not psutil.wait_procs(left, timeout=30)[1]
+        processes_end(left)
     assert 4 <= len(committed_shards(layout)) < SPANS
     end = run_job(spec, resume=True)
     assert (end.status, end.rows_ok, end.rows_bad) == ("done", SPANS, 0)

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from tests import waiting
 from tests.chaos.faulty_server import Rule, fired
 from tests.chaos.jobs import ROOT, driver, write_corpus
 from tests.chaos.schedule import SOURCES
@@ -38,7 +39,7 @@ CLIPS, SECONDS = 23, 0.5
 BAD = b"this is no audio"
 SHARD_SECONDS = 1.2
 BUCKET = "out"
-STARTED_WITHIN_S = 20.0
+STARTED_WITHIN_S = waiting.DEADLINE_S
 
 
 class Front:

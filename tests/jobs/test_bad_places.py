@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from earmill.jobs import cli
 from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import CommitError
 
@@ -168,6 +170,12 @@ def test_with_json_a_failure_ends_with_an_error_event(
     assert event["message"] and "\n" not in event["message"]
 
 
+def caused(error: Exception, cause: Exception) -> Exception:
+    """Return an error that was raised from another one."""
+    error.__cause__ = cause
+    return error
+
+
 class TestTheLastResort:
     """A command that fails for a reason nobody thought of."""
 
@@ -204,6 +212,26 @@ class TestTheLastResort:
             (ConnectionResetError(104, "Connection reset by peer"), 1, "cannot be reached"),
             (CommitError("shard 1: gone"), 1, "shard 1: gone"),
             (KeyboardInterrupt(), 130, "interrupted"),
+            (MemoryError(), 1, "too little memory"),
+            (OSError(12, "Cannot allocate memory"), 1, "too little memory"),
+            (RuntimeError("can't start new thread"), 1, "too little memory"),
+            (
+                RuntimeError(
+                    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to "
+                    "allocate 8000000000 bytes"
+                ),
+                1,
+                "too little memory",
+            ),
+            (
+                ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+                1,
+                "too little memory",
+            ),
+            (RuntimeError("std::bad_alloc"), 1, "too little memory"),
+            (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), 1, "too little memory"),
+            (caused(CommitError("shard 1: not written"), MemoryError()), 1, "shard 1: not written"),
+            (caused(CommitError("shard 1: not written"), MemoryError()), 1, "too little memory"),
         ],
     )
     def test_a_fault_of_a_place_says_what_to_do(
@@ -217,8 +245,21 @@ class TestTheLastResort:
         assert run(["models", "--json"]) == code
         captured = capsys.readouterr()
         (line,) = captured.err.splitlines()
-        assert said in line
+        assert said in line and "defect" not in line
         assert json.loads(captured.out)["exit_code"] == code
+
+
+def test_a_library_that_finds_no_memory_is_no_broken_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(point: EntryPoint) -> None:
+        raise ImportError("libarrow.so.2600: failed to map segment from shared object")
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    job = tmp_path / "job.yaml"
+    job.write_text("name: x\nsource: {kind: files, uri: a}\noutput: {uri: b}\n")
+    assert run(["plan", str(job)]) == 1
+    assert "too little memory: ImportError: libarrow" in capsys.readouterr().err
 
 
 def test_version_and_short_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,11 +270,10 @@ def test_version_and_short_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert "Usage" in capsys.readouterr().out
 
 
-def test_the_entry_point_exits_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["earmill", "inspect", "/no/such"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
+@pytest.mark.parametrize("module", ["earmill.jobs.start", "earmill.jobs.cli"])
+def test_the_entry_point_exits_with_the_code(module: str) -> None:
+    command = [sys.executable, "-m", module, "inspect", "/no/such"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
 
 
 @pytest.mark.parametrize(

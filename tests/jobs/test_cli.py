@@ -32,9 +32,10 @@ def job(tmp_path: Path) -> Path:
 
 
 def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
-    """Run a command that must fail; its one line on standard error."""
+    """Run a command that must fail; its one line on standard error, behind what it began."""
     assert run(arguments) == code
-    (line,) = capsys.readouterr().err.splitlines()
+    *news, line = capsys.readouterr().err.splitlines()
+    assert all(one.endswith(" ...") for one in news)
     assert line.startswith("earmill: ") and "Traceback" not in line
     return line
 

@@ -19,6 +19,7 @@ from earmill.jobs.cli import run
 from earmill.pipeline.dataset.publish import committed_shards
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole, driver, write_corpus, write_job
+from tests.waiting import processes_end
 
 CLIPS = 30
 OF_A_CLUSTER = ("dashboard/dashboard.py", "monitor.py")
@@ -52,8 +53,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # What serves others: a page and its jobs, the autoscaler, a printer of logs.
     assert "gcs_server" in commands
     assert not [name for name in OF_A_CLUSTER if name in commands]
-    _, alive = psutil.wait_procs(started, timeout=20)
-    assert [process.name() for process in alive] == []
+    processes_end(started)
     return folder
 
 
@@ -125,7 +125,7 @@ def test_resume_completes_it_then_verify_finds_any_damage(
 ) -> None:
     before = committed_shards(Layout.open(str(stopped / "out")))
     assert run(["extract", str(stopped / "job.yaml"), "--resume"]) == 0
-    assert f"{len(before)} already committed" in capsys.readouterr().out
+    assert f"{len(before)} already committed" in capsys.readouterr().err
     assert_whole(stopped / "out")
 
     assert run(["inspect", str(stopped / "out"), "--json"]) == 0
@@ -149,7 +149,7 @@ def test_resume_completes_it_then_verify_finds_any_damage(
     assert run(["extract", str(stopped / "job.yaml"), "--repair"]) == 2
     assert "add --resume" in capsys.readouterr().err
     assert run(["extract", str(stopped / "job.yaml"), "--resume", "--repair"]) == 0
-    assert f"{CLIPS - 1} already committed" in capsys.readouterr().out
+    assert f"{CLIPS - 1} already committed" in capsys.readouterr().err
     assert_whole(stopped / "out")
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from earmill.jobs.cli import run
 from earmill.jobs.log_lines import LogLines, log_line
-from earmill.jobs.progress import make_reporter
 from earmill.pipeline.driver import events
 
 PAGE = Path(__file__).parents[2] / "docs" / "watching.md"
@@ -91,9 +90,6 @@ def test_a_text_that_quotes_megabytes_is_cut() -> None:
 def test_the_option_chooses_lines_and_errors_are_lines_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert isinstance(
-        make_reporter(as_json=False, stream=io.StringIO(), log_format="json"), LogLines
-    )
     missing = str(tmp_path / "no\njob.yaml")
     for option in (["--log-format", "json"], ["--log-format=json"]):
         assert run(["extract", missing, *option]) == 2

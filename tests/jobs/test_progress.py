@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,13 @@ from earmill.jobs.progress import (
     Bar,
     JsonLines,
     PlainLines,
-    audio,
-    bytes_text,
     cost,
     make_reporter,
     totals,
 )
+from earmill.jobs.standard_streams import OutputLost
 from earmill.jobs.terminal import console
+from earmill.pipeline.common.figures import audio, bytes_text
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.tally import Tally
 
@@ -75,6 +76,15 @@ def test_audio_and_rate_are_those_of_decoded_good_rows_time_left_goes_by_the_pla
     assert tally.left_audio_s == 640.0
     assert tally.left_s == pytest.approx(640.0 / 40.0)
     assert (tally.rows_ok, tally.rows_bad) == (138, 12)
+
+
+def test_a_driver_that_was_stopped_does_not_count_the_pause() -> None:
+    clock = Clock()
+    tally = tally_at(clock)
+    before = tally.times_real_time, tally.left_s
+    clock.now += 3600.0
+    tally.take(events.InFlight(60.0))
+    assert (tally.times_real_time, tally.left_s) == before
 
 
 def test_nothing_is_claimed_before_there_is_work() -> None:
@@ -169,21 +179,23 @@ def test_the_last_lines_say_what_a_second_of_audio_has_cost() -> None:
         "done", 0, "done: ...", "out", 10, 0, 450, 50, 800.0, 20.0, 40.0, {},
         {"fetch": 0.0016, "model": 2.8, "idle": 0.4},
     )  # fmt: skip
-    stream = io.StringIO()
-    PlainLines(stream, Clock())(end)
+    news, result = io.StringIO(), io.StringIO()
+    PlainLines(news, result, Clock())(end)
     said = "CPU milliseconds per second of audio: model 3.50, idle 0.50"
-    assert stream.getvalue().splitlines() == ["done: ...", said]
-    screen = io.StringIO()
-    bar = Bar(console(file=screen, width=100))
+    assert result.getvalue().splitlines() == ["done: ..."]
+    assert news.getvalue().splitlines() == [said]
+    screen, result = io.StringIO(), io.StringIO()
+    bar = Bar(console(file=screen, width=100), result)
     bar(end)
     bar.close()
-    assert said in screen.getvalue()
+    assert said in screen.getvalue() and "done" not in screen.getvalue()
+    assert result.getvalue().splitlines() == ["done: ..."]
     assert cost(READY) is None
 
 
 def test_plain_lines_tell_news_at_once_and_totals_now_and_then() -> None:
     stream, clock = io.StringIO(), Clock()
-    reporter = PlainLines(stream, clock)
+    reporter = PlainLines(stream, io.StringIO(), clock)
     reporter(STARTED)
     reporter(events.InFlight(0.0))
     reporter(READY)
@@ -202,11 +214,6 @@ def test_plain_lines_tell_news_at_once_and_totals_now_and_then() -> None:
     assert lines[-1] == "shard 00003: row 'a.wav' quarantined: the worker process died"
 
 
-def test_a_stream_that_is_no_terminal_gets_plain_lines() -> None:
-    assert isinstance(make_reporter(as_json=False, stream=io.StringIO()), PlainLines)
-    assert isinstance(make_reporter(as_json=True, stream=io.StringIO()), JsonLines)
-
-
 class Terminal(io.StringIO):
     """A stream that says it is one."""
 
@@ -214,11 +221,84 @@ class Terminal(io.StringIO):
         return True
 
 
+RESULT = events.JobFinished(
+    "done", 0, "done: 450 rows ok", "out", 10, 0, 450, 50, 800.0, 20.0, 40.0, {}
+)
+
+
+def told(errors: io.StringIO | None = None, **options: Any) -> tuple[str, str]:
+    """Return standard output and standard error of a run."""
+    output, errors = io.StringIO(), errors or io.StringIO()
+    reporter = make_reporter(output=output, errors=errors, **options)
+    for event in (STARTED, READY, DONE, RESULT):
+        reporter(event)
+    reporter.close()
+    return output.getvalue(), errors.getvalue()
+
+
+def test_results_go_to_standard_output_and_news_to_standard_error() -> None:
+    output, errors = told()
+    assert output == "done: 450 rows ok\n"
+    assert "speech: 500 rows" in errors and "done" not in errors
+    output, errors = told(Terminal())
+    assert output == "done: 450 rows ok\n" and "speech: 500 rows" in errors
+    for options in ({"as_json": True}, {"log_format": "json"}):
+        output, errors = told(**options)
+        assert [json.loads(line)["event"] for line in output.splitlines()] == [
+            "job_started", "workers_ready", "shard_done", "summary",
+        ]  # fmt: skip
+        assert errors == ""
+
+
+@pytest.mark.parametrize("options", [{}, {"as_json": True}, {"log_format": "json"}])
+def test_quiet_leaves_the_result_alone(options: dict[str, Any]) -> None:
+    output, errors = told(Terminal(), quiet=True, **options)
+    (line,) = output.splitlines()
+    assert "done: 450 rows ok" in line and errors == ""
+
+
+class Full(io.StringIO):
+    """A stream that fails after some lines."""
+
+    def __init__(self, lines: int, error: Exception) -> None:
+        super().__init__()
+        self._left, self._error = lines, error
+
+    def write(self, text: str) -> int:
+        if text.endswith("\n"):
+            self._left -= 1
+        if self._left < 0:
+            raise self._error
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BrokenPipeError(32, "Broken pipe"),
+        OSError(28, "No space left on device"),
+        OutputLost(OSError(28, "No space left on device")),
+        ValueError("I/O operation on closed file."),
+    ],
+    ids=["pipe", "full", "lost", "closed"],
+)
+def test_a_run_goes_on_where_its_output_cannot_be_written(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = make_reporter(as_json=True, output=Full(2, error))
+    for event in (STARTED, READY, DONE, DONE, RESULT):
+        reporter(event)
+    reporter.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("earmill: ") and line.endswith("the run goes on without it")
+
+
 @pytest.mark.parametrize("width", [40, 80, 160])
 def test_a_terminal_of_any_width_shows_bar_and_time_left(width: int) -> None:
     stream, clock = Terminal(), Clock()
     bar = Bar(
-        console(file=stream, width=width, force_terminal=True, color_system="standard"), clock
+        console(file=stream, width=width, force_terminal=True, color_system="standard"),
+        clock=clock,
     )
     for event in (STARTED, READY):
         bar(event)
@@ -243,7 +323,7 @@ def test_a_terminal_of_any_width_shows_bar_and_time_left(width: int) -> None:
 def test_news_on_a_terminal_are_text_whatever_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    reporter = make_reporter(as_json=False, stream=stream)
+    reporter = make_reporter(errors=stream)
     for event in (STARTED, READY, events.ShardRetry("00004", 1, "[red] :smile: \x1b]0;x\x07")):
         reporter(event)
     reporter.close()
@@ -262,5 +342,5 @@ def test_a_bar_leaves_the_standard_streams_to_others() -> None:
 
 def test_plain_lines_show_control_characters_instead_of_obeying_them() -> None:
     stream = io.StringIO()
-    PlainLines(stream, Clock())(events.WorkerLost(0, "a\x1b[2Jb\r\u202ec\nd"))
+    PlainLines(stream, stream, Clock())(events.WorkerLost(0, "a\x1b[2Jb\r\u202ec\nd"))
     assert stream.getvalue() == "worker 0 lost: a\\x1b[2Jb\\r\\u202ec\\nd; starting it again\n"

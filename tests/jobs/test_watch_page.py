@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from earmill.pipeline.storage.layout import Layout
 from tests.jobs.html_page import Element, parsed
 from tests.jobs.test_report import HOSTILE, SHOWN, figures
 from tests.pipeline import outputs
+from tests.waiting import wait_until
 
 STORED = Path(__file__).parents[1] / "data" / "layout2" / "dataset"
 PAGE = "<!doctype html><p>hello</p>"
@@ -170,12 +170,14 @@ class _NoPlan:
 
 def until(look: Callable[[], str], text: str) -> str:
     """What is served, once a text is in it."""
-    for _ in range(600):
-        found = look()
-        if text in found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"{text!r} did not come: {found[:2000]}")
+    found = [""]
+
+    def has_come() -> bool:
+        found[0] = look()
+        return text in found[0]
+
+    wait_until(has_come, lambda: f"{text!r} did not come: {found[0][:2000]}")
+    return found[0]
 
 
 def test_a_page_waits_for_its_job_follows_it_and_ends_with_ctrl_c(tmp_path: Path) -> None:

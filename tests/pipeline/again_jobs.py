@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from earmill import open_features
+from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.dataset.publish import commits, read_commit
 from earmill.pipeline.dataset.recompute import Chooser
@@ -70,8 +71,11 @@ class OneByOne:
             job.plan.plan_id,
             2,
             str(Path.cwd()),
+            parquet_form=job.dataset.parquet_form,
+            streams=job.dataset.streams,
             extra_types=job.dataset.extra_types,
             again=job.again,
+            fence=job.fence,
         )
         runner = ShardRunner(work_of)
 
@@ -92,6 +96,8 @@ class OneByOne:
                 outcome = Outcome(ok=True)
             except Exception as error:
                 cause = error.__cause__ or error
+                if isinstance(cause, OvertakenError):
+                    raise cause from error
                 outcome = Outcome(ok=False, stage="publish", message=named_line(cause))
             ledger.shard_ended(assignment.work, outcome)
             done += 1

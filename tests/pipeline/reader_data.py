@@ -19,7 +19,7 @@ import pytest
 import earmill.pipeline.formats.parquet.write as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from amtcore.features.base import StreamInfo
-from earmill import Row
+from earmill import Batch, Row
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
@@ -225,7 +225,7 @@ def n_frames(row: int, rate_hz: float) -> int:
     return int(mixed_seconds(row) * rate_hz + 1e-6)
 
 
-def check_row(row: Row, number: int, dtype: str = "float16") -> None:
+def check_row(row: Row, number: int, dtype: str = "float32") -> None:
     """Row `number` of the set that `write_set` writes, every value of it."""
     wanted = make_row(number, mixed_seconds(number))
     assert row.row_id == wanted.row_id
@@ -254,8 +254,11 @@ def no_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ids(rows: Any) -> list[int]:
-    """Positions of rows, in the order they come."""
-    return [row.index for row in rows]
+    """Positions of rows, or of the rows of batches, in the order they come."""
+    found: list[int] = []
+    for item in rows:
+        found += item.indices.tolist() if isinstance(item, Batch) else [item.index]
+    return found
 
 
 def loaded(loader: Any) -> list[list[int]]:

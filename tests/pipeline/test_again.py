@@ -144,7 +144,7 @@ def test_a_killed_retry_leaves_a_whole_dataset_and_is_gone_on_with(
 def test_a_retry_that_was_killed_while_closing_is_closed_by_the_same_command(
     job: Job, go: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def killed(layout: Layout) -> None:
+    def killed(layout: Layout, **_: Any) -> None:
         raise Killed
 
     job.restore(BAD, ALSO_BAD)

@@ -23,6 +23,7 @@ from earmill.pipeline.storage import atomic_replace
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CURRENT_FILE, DRIVER_FILE
 from tests.pipeline.outputs import s3_server, small_dataset
+from tests.waiting import threads_end
 
 NAME, OLD, NEW, ANOTHERS = "current.json", b"as it was", b"ours", b"another driver's"
 
@@ -141,7 +142,7 @@ def test_a_folder_that_stays_locked_is_said(
     assert layout.read_bytes(NAME) == OLD
 
 
-@pytest.mark.parametrize("frozen_after", ["write_cards", "_store_snapshot"])
+@pytest.mark.parametrize("frozen_after", ["replace_cards", "_store_snapshot"])
 def test_a_dataset_that_another_closed_meanwhile_stays_as_he_closed_it(
     frozen_after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +158,7 @@ def test_a_dataset_that_another_closed_meanwhile_stays_as_he_closed_it(
     with pytest.raises(LockedError, match="another driver closed"):
         finalise(layout)
     assert layout.read_bytes(CURRENT_FILE) == ANOTHERS
-    assert layout.exists("README.md") == (frozen_after == "write_cards")
+    assert layout.exists("README.md") == (frozen_after == "replace_cards")
 
 
 def test_collecting_garbage_undoes_no_closing(
@@ -191,8 +192,7 @@ def test_a_heartbeat_never_overwrites_who_has_taken_over(
             return found
 
         monkeypatch.setattr(lock, "_read", frozen_after_reading)
-        lock._thread.join(5)
-        assert not lock._thread.is_alive()
+        threads_end([lock._thread])
         holder = read_holder(layout)
         assert holder is not None and holder.run_id == "another-run"
         with pytest.raises(LockedError, match="took"):

@@ -21,6 +21,7 @@ from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.reader import open_shards
 from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.storage.layout import Layout
+from tests.waiting import DEADLINE_S
 
 BOUND = 1000
 
@@ -272,7 +273,7 @@ class TestOpenShards:
         both = Barrier(2)
 
         def open_slowly(layout: Layout, rel: str, *rest: Any) -> Opened:
-            both.wait(30)
+            both.wait(DEADLINE_S)
             return Opened(layout, rel, *rest)
 
         opener = SimpleNamespace(open=open_slowly)
@@ -298,16 +299,16 @@ def test_a_block_is_read_once_by_those_who_ask_at_the_same_time() -> None:
 
     def load() -> tuple[np.ndarray]:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(DEADLINE_S)
         return (np.arange(8),)
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cache.loaded, "k", load)
-        assert begun.wait(30)
+        assert begun.wait(DEADLINE_S)
         assert cache.claim(["k"]) == []
         second = pool.submit(cache.loaded, "k", load)
         go_on.set()
-        assert first.result(30)[0] is second.result(30)[0]
+        assert first.result(DEADLINE_S)[0] is second.result(DEADLINE_S)[0]
     assert cache.counts.blocks_read == 1
     assert cache.claim(["other"]) == ["other"]
 

@@ -184,7 +184,10 @@ def test_readers_apply_the_scale(tmp_path: Path, scaled_streams: tuple[StreamInf
         assert ds.dtype == ds[0].features["modulation"].dtype == np.float32
         np.testing.assert_array_equal(ds[0].features["envelope"], true)
         np.testing.assert_array_equal(ds.slice(0, 0.2, 0.5).features["envelope"], true[20:50])
-        assert open_features(tmp_path, format=fmt, streams=["modulation"]).dtype == np.float16
+        for names in (None, ["modulation"]):  # whatever stands beside it
+            stored_set = open_features(tmp_path, format=fmt, streams=names, dtype="stored")
+            assert stored_set.dtypes["modulation"] == np.float16
+            assert stored_set[0].features["modulation"].dtype == np.float16
         for dtype in ("float16", "float64"):
             got = open_features(tmp_path, format=fmt, dtype=dtype)[0].features["envelope"]
             np.testing.assert_array_equal(got, true.astype(dtype))

@@ -179,7 +179,7 @@ class TestDerived:
         assert (names, counts.tolist()) == (SHARDS, list(SIZES))
 
     def test_bytes_of_a_row_are_those_of_its_arrays(self, closed: Path) -> None:
-        features = open_features(closed, format="parquet")
+        features = open_features(closed, format="parquet", dtype="stored")
         wanted = [sum(f.nbytes for f in row.features.values()) for row in features]
         assert catalog_of(closed).row_bytes.tolist() == wanted
         assert features.nbytes == sum(wanted)

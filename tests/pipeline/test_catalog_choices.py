@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from earmill.pipeline.reader.catalog import Catalog, load_catalog
 from earmill.pipeline.storage.layout import Layout
@@ -46,13 +47,20 @@ def test_streams(catalog: Catalog) -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "name"),
-    [(None, "float16"), ("float32", "float32"), (np.float64, "float64"), ("f2", "float16")],
+    [
+        (None, "float32"),
+        ("stored", "float16"),
+        ("float32", "float32"),
+        (np.float64, "float64"),
+        ("f2", "float16"),
+        (torch.float64, "float64"),
+    ],
 )
 def test_dtype(catalog: Catalog, wanted: Any, name: str) -> None:
-    assert catalog.choose_dtype(wanted, ["loudness"]) == name
+    assert catalog.choose_dtypes(wanted, ["loudness"]) == {"loudness": np.dtype(name)}
 
 
-@pytest.mark.parametrize("wanted", ["int16", "complex64", bool])
+@pytest.mark.parametrize("wanted", ["int16", "complex64", bool, "bfloat16", torch.bfloat16, 7])
 def test_no_other_dtype(catalog: Catalog, wanted: Any) -> None:
-    with pytest.raises(ValueError, match="dtype is one of"):
-        catalog.choose_dtype(wanted, ["loudness"])
+    with pytest.raises(ValueError, match=r"dtype is one of .*'stored'\], got"):
+        catalog.choose_dtypes(wanted, ["loudness"])

@@ -83,7 +83,7 @@ def test_undoing_a_collate_gives_the_rows(
     assert batch.row_ids == tuple(row.row_id for row in rows)
     assert batch.indices.tolist() == [row.index for row in rows]
     assert batch.seconds.tolist() == [row.seconds for row in rows]
-    assert [extra["label"] for extra in batch.extra] == list(range(len(rows)))
+    assert batch.extra["label"].tolist() == list(range(len(rows)))
 
 
 @quick

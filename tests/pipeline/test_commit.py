@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +14,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.errors import CommitError, OvertakenError
 from earmill.pipeline.dataset.commit_record import reading_pool
+from earmill.pipeline.dataset.description import open_dataset
+from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.dataset.publish import (
     CommitRecord,
     commits,
@@ -25,6 +26,7 @@ from earmill.pipeline.dataset.publish import (
     read_commit,
 )
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.paths import DRIVER_FILE, commit_path
 from tests.pipeline.commit_data import (
     BAD,
     ROWS,
@@ -34,11 +36,13 @@ from tests.pipeline.outputs import (
     ATTRS,
     INFO,
     STREAMS,
+    dataset_file,
     make_bad,
     make_row,
     publish,
     s3_server,
 )
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture(scope="module")
@@ -221,14 +225,63 @@ def test_names_outside_the_grammar_are_refused(tmp_path: Path) -> None:
 def test_few_files_of_a_disk_are_read_by_two_threads_and_those_of_a_store_all_at_once(
     tmp_path: Path,
 ) -> None:
-    def threads(layout: Layout, files: int) -> int:
+    def check(layout: Layout, files: int, expected: int) -> None:
+        together = threading.Barrier(expected, timeout=DEADLINE_S)
+
         def who(_: int) -> int:
-            time.sleep(0.02)
+            together.wait()
             return threading.get_ident()
 
         with reading_pool(layout, files) as pool:
-            return len({*pool.map(who, range(64))})
+            assert len({*pool.map(who, range(64))}) == expected
 
     disk, store = Layout.open(tmp_path), Layout.open(f"memory://{tmp_path.name}")
-    assert threads(disk, 12) == 2
-    assert threads(store, 12) == threads(disk, 100_000) == 16
+    check(disk, 12, 2)
+    check(store, 12, 16)
+    check(disk, 100_000, 16)
+
+
+def test_a_commit_of_a_run_that_was_overtaken_is_refused_or_taken_back(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped before the record, in the middle of its creation, and in an output that is gone."""
+    open_dataset(layout, dataset_file())
+    lock = DriverLock(layout)
+    put = Layout.put_if_absent
+    moments: list[str] = []
+
+    def stopped(self: Layout, rel: str, data: bytes) -> bool:
+        if rel.startswith("commits/"):
+            layout.delete(DRIVER_FILE)
+            for name in moments:
+                layout.delete(name)
+        return put(self, rel, data)
+
+    monkeypatch.setattr(Layout, "put_if_absent", stopped)
+
+    def attempt(shard: str) -> None:
+        with pytest.raises(OvertakenError):
+            publish(layout, shard, rows=[make_row("a")], fence=lock.fence)
+
+    # Its files are whole: as good as another's, and it may count already.
+    attempt("00000")
+    assert layout.list("commits") == [commit_path("00000")]
+    assert_attempt_is_whole(layout, "00000")
+    # From now on the lock is gone before the first byte.
+    attempt("00001")
+    assert layout.list("commits") == [commit_path("00000")]
+    assert not [name for name in layout.list("data") if name.startswith("data/00001")]
+    # Its files were collected as garbage, or the output was removed.
+    for gone in (["data"], ["dataset.json", "data", "rows"]):
+        lock.release()
+        lock, moments[:] = DriverLock(layout), gone
+        attempt("00002")
+        assert layout.list("commits") == [commit_path("00000")]
+        assert not [name for name in layout.list("rows") if name.startswith("rows/00002")]
+    lock.release()
+
+
+def assert_attempt_is_whole(layout: Layout, shard: str) -> None:
+    record = read_commit(layout, shard)
+    assert record is not None
+    assert all(layout.size(file.path) == file.bytes for file in record.files)

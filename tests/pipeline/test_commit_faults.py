@@ -39,6 +39,7 @@ from tests.pipeline.outputs import (
     s3_server,
     small_disk,
 )
+from tests.waiting import DEADLINE_S, threads_end
 
 # What the child processes publish; a plain description of the stream spares them importing torch.
 CHILD = """
@@ -248,7 +249,7 @@ def test_what_fails_beside_the_encoding_commits_nothing_and_leaves_nothing(
     with pytest.raises(CommitError, match="OSError: the rows cannot be read"):
         publish(layout, rows=ROWS)
     assert all_files(layout) == {}
-    assert not [thread for thread in threading.enumerate() if "publish" in thread.name]
+    threads_end([thread for thread in threading.enumerate() if "publish" in thread.name])
 
 
 def test_a_part_is_not_removed_while_it_is_hashed(
@@ -264,7 +265,7 @@ def test_a_part_is_not_removed_while_it_is_hashed(
         return "0" * 64
 
     def full(*_: Any) -> None:
-        assert hashing.wait(10)
+        assert hashing.wait(DEADLINE_S)
         raise OSError(errno.ENOSPC, "no space left on the device")
 
     monkeypatch.setattr(publishing, "sha256_of", slow)

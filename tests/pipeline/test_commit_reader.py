@@ -12,13 +12,14 @@ from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Committed, Ledger
 from tests.pipeline.runners import shard
 from tests.pipeline.test_crowd import Answering
+from tests.waiting import DEADLINE_S
 
 RECORD = Committed(1, 0, 10, 1.5)
 
 
 def test_those_that_ended_together_are_read_side_by_side() -> None:
     """One after the other they would wait for each other for ever."""
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=DEADLINE_S)
 
     def read(shard_id: str) -> Committed | None:
         together.wait()

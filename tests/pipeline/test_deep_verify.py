@@ -23,6 +23,7 @@ from earmill.pipeline.driver import deep_verify
 from earmill.pipeline.driver.deep_verify import differences
 from earmill.pipeline.formats.int8_rows import quantised
 from earmill.pipeline.formats.rows import FeatureRow
+from tests.pipeline import audio_factory
 from tests.pipeline.again_jobs import module_without_ray  # noqa: F401
 from tests.pipeline.changing_corpus import (
     CLIPS,
@@ -153,3 +154,17 @@ def test_differences_are_measured_against_the_column() -> None:
     moved[1, 0] = 4
     assert differences(row(events), row(moved))["s"][0] == pytest.approx(1 / 3)
     assert differences(row(events), row(events[:0]))["s"][0] > 0.01
+
+
+def test_what_a_decoder_prints_of_damaged_bytes_stays_in_its_process(
+    changing: Changing, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """libmpg123 prints on standard error what it thinks of an MP3 file."""
+    data = bytearray(audio_factory.clip("mp3", 3.0, seed=1))
+    for place in range(900, len(data) - 900, 250):
+        data[place] ^= 1
+    (changing.corpus / "damaged.mp3").write_bytes(data)
+    assert changing.update()[0].rows_bad == 0
+    assert "libmpg123" in capfd.readouterr().err, "these bytes make it print"
+    found = deep_verify.verify_deep(changing.layout, changing.spec(), rows=100)
+    assert found.ok and capfd.readouterr() == ("", "")

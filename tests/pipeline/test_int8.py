@@ -261,7 +261,9 @@ def test_a_release_that_knows_no_int8_says_so(place: Path, monkeypatch: pytest.M
     from earmill.pipeline.formats import stream_layout
 
     monkeypatch.delitem(stream_layout.LAYOUTS, "int8")
-    with pytest.raises(OutputError, match=r"expected a layout out of \['frames', 'events'\]"):
+    with pytest.raises(
+        OutputError, match=r"expected a layout out of \['frames', 'scaled', 'events'\]"
+    ):
         open_features(place)
 
 

@@ -22,6 +22,7 @@ from earmill.pipeline.worker.launch_batches import (
     LaunchBatcher,
     shards_in_flight,
 )
+from tests.waiting import threads_end
 
 # Longer than any test: a launch that lingers here is one that should not have.
 NEVER_S = 60.0
@@ -71,7 +72,7 @@ def batch() -> Iterator[Batch]:
     yield make
     for each in made:
         each.close()
-        assert not any(thread.is_alive() for thread in each._threads)
+        threads_end(each._threads)
 
 
 def run_shards(

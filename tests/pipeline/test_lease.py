@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -19,11 +19,21 @@ from typing import Any
 import psutil
 import pytest
 
-from earmill.pipeline.common.errors import LockedError
-from earmill.pipeline.dataset.lease import STALE_S, DriverLock, Holder, machine_id
+from earmill.pipeline.common.errors import LockedError, OvertakenError
+from earmill.pipeline.dataset.crew import CrewMember
+from earmill.pipeline.dataset.lease import (
+    STALE_S,
+    UNFENCED,
+    DriverLock,
+    Holder,
+    as_seen_now,
+    machine_id,
+)
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.paths import DRIVER_FILE
+from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
 from tests.pipeline.outputs import s3_server
+from tests.pipeline.stopped import let_minutes_pass
+from tests.waiting import DEADLINE_S, wait_until
 
 HOLDING = """
 import sys
@@ -77,15 +87,6 @@ def write_holder(layout: Layout, **changes: Any) -> Holder:
     return holder
 
 
-def wait_until(true: Any, timeout_s: float = 20.0) -> None:
-    """Wait for a condition that other threads or processes bring about."""
-    end = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > end:
-            pytest.fail("waited in vain")
-        time.sleep(0.01)
-
-
 def test_the_lock_is_held_and_released(layout: Layout) -> None:
     with DriverLock(layout) as lock:
         assert stored(layout).run_id == lock.holder.run_id
@@ -106,7 +107,7 @@ def test_a_second_driver_is_told_who_works_there(layout: Layout) -> None:
         assert process.stdin is not None
         process.stdin.write("stop\n")
         process.stdin.flush()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=DEADLINE_S) == 0
     with DriverLock(layout, run_id="mine"):
         assert stored(layout).run_id == "mine"
 
@@ -120,7 +121,7 @@ def test_two_drivers_in_one_process_exclude_each_other(layout: Layout) -> None:
 def test_a_killed_driver_is_replaced_at_once(layout: Layout) -> None:
     with other_driver(layout) as process:
         process.send_signal(signal.SIGKILL)
-        process.wait(timeout=20)
+        process.wait(timeout=DEADLINE_S)
         assert stored(layout).run_id == "other"
         with DriverLock(layout, run_id="mine"):
             assert stored(layout).run_id == "mine"
@@ -228,7 +229,7 @@ def test_a_driver_that_was_replaced_notices_and_does_not_take_it_back(layout: La
         try:
             lock.check()
         except LockedError as err:
-            return "another driver took" in str(err) and "run new" in str(err)
+            return "another command took" in str(err) and "run new" in str(err)
         return False
 
     wait_until(lost)
@@ -252,3 +253,76 @@ def test_it_works_on_a_bucket() -> None:
         with DriverLock(layout, run_id="mine"):
             assert stored(layout).run_id == "mine"
         assert not layout.exists(DRIVER_FILE)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    with s3_server() as options:
+        yield options
+
+
+@pytest.fixture(params=["local", "s3", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, s3: dict[str, Any]) -> Layout:
+    """An output on each kind of store."""
+    if request.param == "s3":
+        return Layout.open(f"s3://out/{tmp_path.name}", s3)
+    return Layout.open(tmp_path if request.param == "local" else f"memory://{tmp_path.name}")
+
+
+def test_who_has_lost_its_lock_does_not_get_it_back(place: Layout) -> None:
+    """Whoever took over has ended already: nothing of it is left to be seen."""
+    lock = DriverLock(place, heartbeat_s=3600)
+    lock.fence.check(place)
+    let_minutes_pass(place)
+    with DriverLock(place, run_id="new") as new:
+        with pytest.raises(OvertakenError, match="run new"):
+            lock.fence.check(place)
+        lock.release()
+        new.fence.check(place)
+    lock = DriverLock(place, heartbeat_s=0.02)
+    place.delete(DRIVER_FILE)
+    with pytest.raises(OvertakenError, match="or the output was removed"):
+        lock.fence.check(place)
+    wait_until(lambda: raises(lock.check))
+    lock.release()
+    assert not place.exists(DRIVER_FILE)
+
+
+def test_a_member_that_gave_no_sign_of_life_is_evicted(place: Layout) -> None:
+    with CrewMember(place, run_id="frozen", heartbeat_s=3600) as frozen:
+        with CrewMember(place, run_id="alive") as alive:
+            let_minutes_pass(place)
+            alive_file = f"{CREW}/alive.json"
+            place.write_bytes(alive_file, as_seen_now(alive.holder))
+            with pytest.raises(LockedError, match="run alive"):
+                DriverLock(place)
+            alive.fence.check(place)
+        with DriverLock(place):
+            assert place.list(CREW) == []
+        with pytest.raises(OvertakenError):
+            frozen.fence.check(place)
+    beating = CrewMember(place, heartbeat_s=0.02)
+    place.delete(f"{CREW}/{beating.holder.run_id}.json")
+    wait_until(lambda: raises(beating.check))
+    assert place.list(CREW) == []
+    beating.leave()
+
+
+def raises(check: Callable[[], None]) -> bool:
+    """Return True if a run finds that it was overtaken."""
+    try:
+        check()
+    except OvertakenError:
+        return True
+    return False
+
+
+def test_of_an_error_after_a_takeover_the_takeover_is_told(layout: Layout) -> None:
+    with DriverLock(layout) as lock:
+        with pytest.raises(KeyError), lock.fence.says_why(layout):
+            raise KeyError("of another cause")
+        write_holder(layout, run_id="new")
+        with pytest.raises(OvertakenError), lock.fence.says_why(layout):
+            raise KeyError("gone")
+    with UNFENCED.says_why(layout):
+        UNFENCED.check(layout)

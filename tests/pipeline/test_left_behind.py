@@ -23,6 +23,7 @@ from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.storage import owned_folders
 from earmill.pipeline.storage.owned_folders import OwnedFolder, own_folder, sweep
 from tests.pipeline.outages import Clock
+from tests.waiting import processes_end
 
 VIEW = ClusterView((Node("a", cpus=4, gpus=0),))
 
@@ -100,8 +101,8 @@ def test_nothing_of_a_private_ray_outlives_its_driver(tmp_path: Path, number: in
         assert child.is_running() and os.path.isdir(folder)
         process.send_signal(number)
         process.wait()
-        _, alive = psutil.wait_procs([child, reaper], timeout=60)
-        assert alive == [] and not os.path.exists(folder)
+        processes_end([child, reaper])
+        assert not os.path.exists(folder)
     finally:
         end(process)
 
@@ -113,8 +114,8 @@ def test_what_a_killed_reaper_leaves_goes_at_the_next_start(tmp_path: Path) -> N
     end(process)
     assert child.is_running() and os.path.isdir(folder)
     private_ray._clear_up(str(tmp_path))
-    _, alive = psutil.wait_procs([child], timeout=60)
-    assert alive == [] and not os.path.exists(folder)
+    processes_end([child])
+    assert not os.path.exists(folder)
 
 
 def test_a_folder_for_ray_is_short_enough_for_its_sockets(

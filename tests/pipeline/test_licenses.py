@@ -186,7 +186,7 @@ def job_licenses(**said: Any) -> Any:
 def test_a_restatement_that_was_cut_off_is_finished(
     job: Job, go: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(layout: Layout) -> None:
+    def killed(layout: Layout, **_: Any) -> None:
         raise KeyboardInterrupt
 
     wanted = job_licenses(features="mit").to_dict()

@@ -18,6 +18,7 @@ from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.storage import local_cache
 from earmill.pipeline.storage.local_cache import HEAD_BYTES, LocalCache
 from tests.pipeline.reader_data import FORMATS, check_row, write_set
+from tests.waiting import DEADLINE_S
 
 PART, PAGE = 1024, 64
 NBYTES = 10 * PART - 100
@@ -200,7 +201,7 @@ def test_processes_share_a_cache_that_holds_half(tmp_path: Path) -> None:
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join(60)
+        reader.join(DEADLINE_S)
     assert [reader.exitcode for reader in readers] == [0, 0, 0]
 
 

@@ -16,6 +16,7 @@ import pytest
 from fsspec.asyn import get_loop
 
 from earmill.pipeline.storage.filesystems import filesystem_of
+from tests.waiting import DEADLINE_S
 
 OF_THE_PLACE: dict[str, Callable[[], Exception]] = {
     "closing": lambda: aiohttp.ClientConnectionResetError("Cannot write to closing transport"),
@@ -41,13 +42,11 @@ def abandoned(loop: asyncio.AbstractEventLoop, make: Callable[[], Exception]) ->
         raise make()
 
     async def leave() -> None:
-        task = asyncio.create_task(fail())
-        await asyncio.sleep(0.01)
-        assert task.done()
+        await asyncio.wait([asyncio.create_task(fail())])
 
-    asyncio.run_coroutine_threadsafe(leave(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(leave(), loop).result(DEADLINE_S)
     gc.collect()
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(10)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(DEADLINE_S)
 
 
 @pytest.mark.parametrize("name", OF_THE_PLACE)

@@ -102,19 +102,22 @@ def test_ranks_draw_the_epoch_together(
 
 
 @quick
-@given(k=st.integers(0, 30), world=st.integers(1, 2), budget=st.booleans())
+@given(k=st.integers(0, 10), world=st.integers(1, 2), budget=st.booleans())
 def test_a_mixture_resumes(sets: list[Features], k: int, world: int, budget: bool) -> None:
-    """From any row on, by a few numbers, with and without a budget."""
+    """From any batch on, by a few numbers, with and without a budget."""
     chosen: dict[str, Any] = {"batch_frames": 300} if budget else {"batch_size": 4}
-    make = partial(mix(sets, [5, 2, 3], draws=30).iterable, seed=2, world_size=world, **chosen)
+    make = partial(
+        mix(sets, [5, 2, 3], draws=30).iterable, seed=2, rank=0, world_size=world, **chosen
+    )
     whole = planned(make())
     stopped = make()
-    rows = iter(stopped)
-    k = min(k, len(whole) - 1)
-    assert ids(next(rows) for _ in range(k)) == whole[:k]
+    batches = iter(stopped)
+    k = min(k, stopped.n_batches - 1)
+    seen = ids(next(batches) for _ in range(k))
+    assert seen == whole[: len(seen)]
     resumed = make()
     resumed.load_state_dict(stopped.state_dict())
-    assert planned(resumed) == whole[k:]
+    assert planned(resumed) == whole[len(seen) :]
 
 
 @forks
@@ -168,11 +171,10 @@ def test_an_even_prefix_is_taken_over_by_another_world(sets: list[Features]) -> 
         stream.load_state_dict(states[rank % 2])
         seen += planned(stream)
     assert Counter(seen) == Counter(planned(make()))
-    rows = iter(streams[0])
-    next(rows)
-    if streams[0].state_dict()["within"]:
-        with pytest.raises(ValueError, match="does not end a whole step of a batch per rank"):
-            make(world_size=3).load_state_dict(streams[0].state_dict())
+    # A release in which a stream gave rows could stop inside of a batch.
+    inside = states[0] | {"within": 1}
+    with pytest.raises(ValueError, match="does not end a whole step of a batch per rank"):
+        make(rank=0, world_size=3).load_state_dict(inside)
 
 
 def test_the_set_of_each_row_is_in_the_batch(sets: list[Features]) -> None:
@@ -207,6 +209,6 @@ def test_what_is_no_list_of_sets_is_refused(sets: list[Features], tmp_path: Path
     for wrong in ("features", sets[0], [str(tmp_path)], None):
         with pytest.raises(TypeError, match="expected a list of opened feature sets"):
             mix(wrong, [1])  # type: ignore[arg-type]
-    other = open_features(sets[0]._uri, dtype="float32")
-    with pytest.raises(ValueError, match="expected sets of one dtype"):
+    other = open_features(sets[0]._uri, dtype="float64")
+    with pytest.raises(ValueError, match="expected sets of the same dtypes"):
         mix([sets[0], other], [1, 1])

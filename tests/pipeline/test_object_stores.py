@@ -29,6 +29,7 @@ from tests.pipeline.azure_stand_in import refused
 from tests.pipeline.commit_data import all_files
 from tests.pipeline.object_stores import KINDS, Place, serving, store_of
 from tests.pipeline.outputs import small_dataset
+from tests.waiting import DEADLINE_S
 
 RACERS = 8
 # aiohttp would have large bodies as files; the clients give it bytes.
@@ -199,20 +200,24 @@ def test_google_is_not_asked_for_the_kind_of_bucket() -> None:
         assert done.stdout.strip() == given.get(GCSFS_KINDS_OF_BUCKET, "false")
 
 
+# Far above the time for which a busy machine keeps a thread waiting.
+STALL_S = 2.0
+
+
 def test_an_answer_of_the_web_may_take_long_but_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystems, "HTTP_STALL_S", 0.3)
+    monkeypatch.setattr(filesystems, "HTTP_STALL_S", STALL_S)
     asked = threading.Event()
 
     def drip(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Length", "40")])
         for _ in range(10):  # twice the stall in all
-            time.sleep(0.06)
+            time.sleep(STALL_S / 5)
             yield b"1234"
 
     def app(environ: dict[str, Any], start_response: Any) -> Any:
         if environ["PATH_INFO"] == "/stalls":
             start_response("200 OK", [("Content-Length", "50")])
-            return iter(lambda: b"1234" if not asked.wait(5) else b"", b"")
+            return iter(lambda: b"1234" if not asked.wait(DEADLINE_S) else b"", b"")
         return drip(environ, start_response)
 
     with serving(app) as address:

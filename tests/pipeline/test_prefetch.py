@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.turns import Turns, free_turn
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_leaving_early_stops_the_feeder(pool: ThreadPoolExecutor) -> None:
     pieces = prefetched(items(), bytes, pool=pool, nbytes=lambda _: 5, budget_bytes=9, in_flight=1)
     next(pieces)
     pieces.close()
-    assert done.wait(10)
+    assert done.wait(DEADLINE_S)
     assert len(pulled) < 20
 
 

@@ -24,6 +24,7 @@ from tests.pipeline.reader_data import (
     make_row,
     write_set,
 )
+from tests.waiting import DEADLINE_S
 
 FORMATS = ("zarr", "parquet")
 
@@ -97,7 +98,7 @@ def test_who_needs_a_block_waits_for_it() -> None:
     cache.put(keys[0], block)
     cache.release(keys)
     for thread in threads:
-        thread.join(10)
+        thread.join(DEADLINE_S)
     assert len(found) == 2 and any(each is block for each in found) and None in found
 
 
@@ -232,19 +233,19 @@ def test_a_row_waits_for_requests_that_are_being_made() -> None:
 
     def needed(_: Any) -> Iterator[Any]:
         begun.set()
-        go.wait(10)
+        go.wait(DEADLINE_S)
         return iter(())
 
     ahead = idle(needed=needed)
     ahead.want([3])
-    assert begun.wait(10)
+    assert begun.wait(DEADLINE_S)
     waiting = threading.Thread(target=ahead.settle, args=(3,))
     waiting.start()
     ahead.settle(4)  # nobody plans it
     waiting.join(0.05)
     assert waiting.is_alive()
     go.set()
-    waiting.join(10)
+    waiting.join(DEADLINE_S)
     assert not waiting.is_alive()
     ahead.close()
 
@@ -327,7 +328,7 @@ def test_no_more_threads_decode_than_there_are_cores(
                 at_once[0] += 1
                 seen.append(at_once[0])
             if len(seen) < 3:
-                both.wait(10)
+                both.wait(DEADLINE_S)
             threading.Event().wait(0.01)
             with lock:
                 at_once[0] -= 1

@@ -62,7 +62,7 @@ def test_both_formats_give_the_same_bits(tmp_path: Path) -> None:
         rows.append(replace(row, streams={**row.streams, "modulation": bits.view(np.float16)}))
     Writer(tmp_path).shard(0, rows)
     for fmt in FORMATS:
-        ds = open_features(tmp_path, format=fmt)
+        ds = open_features(tmp_path, format=fmt, dtype="stored")
         for i, row in enumerate(rows):
             for got in (ds[i], ds.slice(i, 0.0)):
                 bits = got.features["modulation"].view(np.uint16)
@@ -201,7 +201,7 @@ def test_float32_sets_are_stored_as_such(tmp_path: Path) -> None:
         ({"streams": ["volume"]}, ValueError, r"streams out of \['modulation', 'loudness'\]"),
         ({"streams": []}, ValueError, r"streams out of"),
         ({"streams": "loudness"}, TypeError, "list of names"),
-        ({"dtype": "int16"}, ValueError, r"dtype is one of \['float16', 'float32', 'float64'\]"),
+        ({"dtype": "int16"}, ValueError, r"dtype is one of \['float16', 'float32', 'float64', 'st"),
     ],
 )
 def test_wrong_options_are_named(

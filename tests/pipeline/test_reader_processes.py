@@ -26,6 +26,7 @@ from tests.pipeline.reader_data import (
     write_set,
 )
 from tests.s3_stand_in import s3_stand_in
+from tests.waiting import DEADLINE_S
 
 SECRET = "not-to-be-shown"
 
@@ -136,7 +137,7 @@ def test_a_forked_child_reads_with_its_own_handles(small: Path, fmt: str) -> Non
         check_row(here.recv(), number)
     here.send(None)
     assert here.recv() == 4
-    process.join(60)
+    process.join(DEADLINE_S)
     assert process.exitcode == 0
 
 
@@ -181,7 +182,7 @@ def test_s3_after_a_fork(s3: dict[str, Any]) -> None:
     process.start()
     assert here.poll(60)
     row, part = here.recv()
-    process.join(60)
+    process.join(DEADLINE_S)
     check_row(row, 6)
     np.testing.assert_array_equal(part.features["modulation"], values(3, 132, 7)[50:75])
     check_row(ds[6], 6)

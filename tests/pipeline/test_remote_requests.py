@@ -11,6 +11,7 @@ import pytest
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.parquet import read as parquet_read
+from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.zarr import arrays as zarr_arrays
 from earmill.pipeline.formats.zarr import read as zarr_read
 from earmill.pipeline.reader.row_places import RowPlaces
@@ -24,6 +25,7 @@ from tests.pipeline.reader_data import (
     write_chunked,
     write_set,
 )
+from tests.waiting import DEADLINE_S
 
 
 def test_what_reading_asks_for_first_is_there_before_rows_are_wanted(
@@ -90,7 +92,7 @@ def test_the_ends_of_large_objects_come_beside_the_metadata(
         if "/values/" in rel:
             ends.set()
         elif rel.endswith("zarr.json"):
-            assert ends.wait(10)
+            assert ends.wait(DEADLINE_S)
             ends.clear()
         return real(self, rel, start, length)
 
@@ -202,7 +204,7 @@ def test_what_the_index_says_wrongly_is_not_believed(
     others = table.column(column).take([1, 0, *range(2, 8)])
     table = table.set_column(table.column_names.index(column), column, others)
     ds._catalog = replace(ds._catalog, table=table)
-    ds._places = RowPlaces(ds._catalog, ds._names)
+    ds._places = RowPlaces(ds._catalog, ds._names, format_of(ds.format))
     with pytest.raises(CommitError, match=r"the index has row|the index expects"):
         ds[0]
     assert vectors(asked)

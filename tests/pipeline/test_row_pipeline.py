@@ -37,6 +37,7 @@ from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows
 from earmill.pipeline.worker.turns import Turn, Turns
 from tests.compare import Tolerance, assert_close
 from tests.pipeline import audio_factory
+from tests.waiting import DEADLINE_S
 
 #: Chunked filtering sums in another order; then float16 rounds, sometimes to the neighbour.
 STREAMED = Tolerance(5e-4, "chunked filters, then rounding to float16", 1e-3)
@@ -332,7 +333,7 @@ class Gate:
             self._inside += 1
             self.most = max(self.most, self._inside)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.most >= self._wanted, timeout=30)
+            self._changed.wait_for(lambda: self.most >= self._wanted, timeout=DEADLINE_S)
         made = self._extract(clips)
         with self._changed:
             self._inside -= 1

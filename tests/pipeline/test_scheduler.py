@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -31,6 +30,7 @@ from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.planning.plan import Shard
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from tests.pipeline.runners import MakeRunner, committed, read_commit, shard
+from tests.waiting import nothing_is_left, wait_until
 
 
 @pytest.fixture(autouse=True, params=["ray", "local"])
@@ -44,7 +44,8 @@ def _on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(Run, "executor", LocalWorkers)
     before = psutil.Process().children()
     yield
-    assert [child for child in psutil.Process().children() if child not in before] == []
+    # One that was killed as the test ended is still ending.
+    nothing_is_left(lambda: [one for one in psutil.Process().children() if one not in before])
 
 
 #: The search for a row: workers that are lost on Ray are in other tests as well.
@@ -210,19 +211,21 @@ def test_a_process_that_the_system_kills_is_taken_for_one_that_took_too_much(
     result = run(max_attempts=1)
     assert set(result.done) == {"00000"} and run.said(events.BisectStarted) == []
     (again,) = run.said(events.ShardRetry)
-    assert "died: SIGKILL; again with 25% of the memory" in again.reason
+    assert "died: SIGKILL (most likely too little memory" in again.reason
 
 
 def frozen_process(root: Path) -> int:
     """The process that a freeze-* row has stopped. It says so a moment before, and another worker
     may be through with the shard in that moment: a wake-up before the sleep would be lost."""
-    for _ in range(3000):
+
+    def stopped() -> int:
         with suppress(FileNotFoundError, ValueError):
             pid = int((root / "frozen").read_text())
             if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
                 return pid
-        time.sleep(0.02)
-    raise TimeoutError("no process was stopped")
+        return 0
+
+    return wait_until(stopped, "no process was stopped")
 
 
 def test_a_worker_that_was_frozen_and_wakes_does_no_harm(
@@ -238,11 +241,7 @@ def test_a_worker_that_was_frozen_and_wakes_does_no_harm(
             return
         pid = frozen_process(tmp_path)
         os.kill(pid, signal.SIGCONT)
-        for _ in range(1000):
-            late[:] = list(tmp_path.glob(f"too-late-{pid}"))
-            if late:
-                return
-            time.sleep(0.02)
+        late[:] = wait_until(lambda: list(tmp_path.glob(f"too-late-{pid}")), "it never woke")
 
     result = run(workers=2, deadline_s=1.0, on_event=wake)
     assert late and set(result.done) == {"00000"}

@@ -46,7 +46,7 @@ class Opened:
     def __init__(self, root: Path, fmt: str, max_bytes: int = 1 << 20) -> None:
         self.layout = Layout.open(str(root))
         paths = load_catalog(self.layout).paths["00000"]
-        self.rel, self.promise = paths.data[fmt], paths.promise
+        self.rel, self.promise = paths.data[fmt], paths.promises[fmt]
         self.counts = IoCounts()
         self.cache = BlockCache(max_bytes, self.counts)
         kind = {"zarr": ZarrShard, "parquet": ParquetShard}[fmt]

@@ -72,7 +72,9 @@ def test_a_batch_arrives_as_it_was_collated(ds: Features, collate_fn: Any) -> No
         value = slot.sent(inside)
         assert slot._used < 1.05 * sum(t.nbytes for t in shared_batches._parts(inside)) + 1024
     got, wanted = pickle.loads(pickle.dumps(value)), collate_fn(rows)
-    assert (got.row_ids, got.extra) == (wanted.row_ids, wanted.extra)
+    assert (got.row_ids, got.extra["text"]) == (wanted.row_ids, wanted.extra["text"])
+    assert torch.equal(got.extra["label"], wanted.extra["label"]) and got.label is None
+    assert list(got.extra) == list(wanted.extra)
     for name, tensor in flat(wanted).items():
         assert torch.equal(flat(got)[name], tensor), name
     padded = got.features["modulation"]

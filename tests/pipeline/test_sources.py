@@ -30,6 +30,7 @@ from tests.pipeline.source_helpers import (
     ids,
     write_corpus,
 )
+from tests.waiting import threads_end
 
 
 @pytest.fixture
@@ -217,9 +218,7 @@ class TestFetching:
         # Pieces under way end by themselves.
         fetching = [thread for thread in started if thread not in before]
         assert fetching
-        for thread in fetching:
-            thread.join(timeout=30)
-        assert not [thread for thread in fetching if thread.is_alive()]
+        threads_end(fetching)
 
     def test_transient_errors_are_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[int] = []

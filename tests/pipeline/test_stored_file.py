@@ -14,6 +14,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.storage import stored_file
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
+from tests.waiting import DEADLINE_S
 
 CONTENT = np.random.default_rng(1).integers(0, 256, 3000).astype(np.uint8)
 
@@ -39,7 +40,7 @@ def test_what_is_read_in_passing_is_there_until_the_thread_reads_again(file: Sto
 
 
 def test_threads_read_in_passing_side_by_side(file: StoredFile) -> None:
-    together = Barrier(4, timeout=10)
+    together = Barrier(4, timeout=DEADLINE_S)
 
     def right(start: int) -> bool:
         for _ in range(50):

@@ -114,6 +114,22 @@ def test_a_file_that_was_moved_copied_or_touched_is_not_computed_again(changing:
     assert changing.update()[0].status == "nothing_to_do"
 
 
+@pytest.mark.parametrize("what", ["a row is copied", "a row is removed"])
+def test_an_update_that_computes_nothing_says_that_it_is_done(
+    what: str, changing: Changing
+) -> None:
+    name = changing.names()[0]
+    if what == "a row is copied":
+        shutil.copy(changing.corpus / name, changing.corpus / f"copy-{name}")
+    else:
+        (changing.corpus / name).unlink()
+    end, _ = changing.update()
+    rows = len(changing.names())
+    assert (end.status, end.exit_code, end.rows_ok, changing.computed) == ("done", 0, rows, [])
+    assert end.message.startswith(f"done: {rows} rows ok, 0 quarantined, no audio had to be")
+    assert "nothing to do" in changing.update()[0].message
+
+
 def test_without_update_the_command_says_what_has_changed(
     changing: Changing, capsys: pytest.CaptureFixture[str]
 ) -> None:

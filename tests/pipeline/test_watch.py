@@ -14,7 +14,7 @@ import pytest
 from earmill.jobs.cli import run
 from earmill.pipeline.dataset import watch as module
 from earmill.pipeline.dataset.publish import commits
-from earmill.pipeline.dataset.shard_facts import shard_facts
+from earmill.pipeline.dataset.shard_facts import ShardFacts, shard_facts
 from earmill.pipeline.dataset.watch import JobProgress, JobWatch
 from earmill.pipeline.storage.layout import Layout
 
@@ -207,3 +207,27 @@ def test_waiting_for_a_job_ends_when_it_begins(
     monkeypatch.setattr(module.time, "sleep", sleep)
     assert run(["watch", str(out), "--wait", "--every", "7"]) == 0
     assert pauses == [7.0] and "finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("pause_s", [60.0, 600.0])
+def test_a_pause_is_no_part_of_the_work(pause_s: float) -> None:
+    """The job was stopped, or its machine was: the rest takes as long as before."""
+
+    def facts(at_s: float, took_s: float = 8.0) -> ShardFacts:
+        return ShardFacts(
+            created_s=at_s, rows_ok=10, rows_bad=0, audio_s=100.0, nbytes=1, files=1,
+            took_s=took_s, worker=("host", 1), device="cpu", cpu_s=(),
+            bad_by_class={}, quarantine=None,
+        )  # fmt: skip
+
+    steady = [facts(10.0 * k) for k in range(6)]
+    whole = module._Pace.of(steady, 52.0)
+    assert (whole.times_real_time, whole.rows_per_s) == (10.0, 1.0)
+    after = [*steady[:4], *(facts(10.0 * k + pause_s) for k in (4, 5))]
+    # The shard that was under way in the pause says that it took so long.
+    after[4] = facts(40.0 + pause_s, took_s=pause_s + 8.0)
+    paused = module._Pace.of(after, 52.0 + pause_s)
+    assert (paused.times_real_time, paused.rows_per_s) == (10.0, 1.0)
+    # Workers that commit together have no pauses between.
+    crowd = [facts(20.0 * turn + 0.1 * k, took_s=20.0) for turn in range(3) for k in range(8)]
+    assert module._Pace.of(crowd, 41.0).times_real_time == pytest.approx(2300 / 40.7)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -28,6 +31,29 @@ def use_reference(x: Tensor, backend: str | None) -> bool:
             "or leave backend=None, which takes the GPU's kernels"
         )
     return False
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """Return (.., time) as (row, time).
+
+    The way through one dimension costs nothing and keeps a dynamic time axis exportable: merging
+    several dimensions at once makes `torch.export` compare multiples of the unknown length.
+    """
+    if x.ndim == 2:
+        return x
+    return x.reshape(-1).reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def by_item(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a function to every item of a batch by itself: (batch, ..) -> (batch, ..).
+
+    Products, transforms and vectors that end in the middle of a row sum or round in an order that
+    depends on shape and alignment. One item in memory of its own gives the same bits in any batch.
+    A compiler and a GPU take the batch as it is: there the bits are not promised.
+    """
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or len(x) == 0:
+        return function(x)
+    return torch.cat([function(item.clone()) for item in x.split(1)])
 
 
 def check_recurrence(x: Tensor, coef: Tensor, state: Tensor, rows: int, values: int) -> None:

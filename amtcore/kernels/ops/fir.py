@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from amtcore.kernels.backends.chosen import DEVICES, backend_of
 from amtcore.kernels.families.fir import reference
 from amtcore.kernels.families.fir.reference import count_outputs
 from amtcore.kernels.ops.autograd import with_adjoint
-from amtcore.kernels.ops.dispatch import use_reference
+from amtcore.kernels.ops.dispatch import rows_of, use_reference
 
 
 @torch.library.custom_op("amtcore::fir", mutates_args=(), device_types=DEVICES)
@@ -76,7 +75,7 @@ def fir(
             f"expected taps (K,) of the input's dtype {x.dtype}, got {tuple(taps.shape)} "
             f"of {taps.dtype}"
         )
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    rows = rows_of(x)
     if count is None:
         count = count_outputs(x.shape[-1] - first, taps.shape[0], stride)
     function = reference.fir if use_reference(x, backend) else _differentiable

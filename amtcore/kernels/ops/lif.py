@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 def _lif(
     x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record: bool, keep: bool
 ) -> Kept:
-    return backend_of(x).lif(x, coef, state, max_spikes, record, keep)
+    *outputs, starts = backend_of(x).lif(x, coef, state, max_spikes, record, keep)
+    return (*outputs, starts.flatten(1))  # type: ignore[return-value]
 
 
 @_lif.register_fake
@@ -34,7 +36,11 @@ def _(x: Tensor, coef: Tensor, state: Tensor, max_spikes: float, record: bool, k
         x.new_empty(batch, recorded, neurons),
         x.new_empty(batch, recorded, neurons, synapses),
         torch.empty_like(state),
-        x.new_empty(runner.starts_shape(batch, steps if keep else 0, neurons, synapses)),
+        # One axis for groups and blocks: an axis of one block would make the length static in
+        # `torch.export`.
+        x.new_empty(
+            batch, math.prod(runner.starts_shape(1, steps if keep else 0, neurons, synapses))
+        ),
     )
 
 
@@ -43,6 +49,8 @@ def _lif_adjoint(
     x: Tensor, coef: Tensor, starts: Tensor, max_spikes: float, record: bool,
     gspikes: Tensor, gvmem: Tensor, gisyn: Tensor, gstate: Tensor,
 ) -> Gradients:  # fmt: skip
+    neurons, synapses = coef.shape[0], coef.shape[1] - NEURON_COEFS
+    starts = starts.view(runner.starts_shape(len(x), x.shape[1], neurons, synapses))
     return backend_of(x).lif_adjoint(
         x, coef, starts, max_spikes, record, gspikes, gvmem, gisyn, gstate
     )

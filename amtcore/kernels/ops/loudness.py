@@ -19,8 +19,8 @@ from amtcore.kernels.ops.autograd import wants_derivative
 
 def can_compute(*tensors: Tensor) -> bool:
     """Whether the kernels may: float32 in the processor's memory, no derivative, no tensor that
-    only looks like one."""
-    if wants_derivative(*tensors):
+    only looks like one. Exported programs may run elsewhere, so they get torch's operators."""
+    if torch.compiler.is_exporting() or wants_derivative(*tensors):
         return False
     return all(
         type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu"

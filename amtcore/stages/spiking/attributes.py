@@ -22,6 +22,9 @@ SETTINGS: tuple[str, ...] = (
     "dt", "leak_mode", "learning_window", "max_spikes_per_dt", "n_synapses", "noise_std",
     "spike_generation_fn",
 )  # fmt: skip
+_LEAK_NAMES = tuple(name for names in LEAK_MODES.values() for name in names)
+#: Assigning to one of these checks the value, and keeps the parameter of a constant.
+_CHECKED = frozenset((*_LEAK_NAMES, "bias", "threshold", "learning_window", "max_spikes_per_dt"))
 #: Names in one request: one, or several of them.
 Names = str | tuple[str, ...] | list[str]
 
@@ -51,6 +54,7 @@ class HasAttributes(HasLeak, HasConstants):
     threshold: Tensor
     learning_window: float
     max_spikes_per_dt: float
+    assignable = HasConstants.assignable | _CHECKED | {"name", *STATES}
     #: Name of the layer in a network, free to set.
     name = ""
     size_out: int
@@ -96,13 +100,14 @@ class HasAttributes(HasLeak, HasConstants):
 
         Args:
             family: One or several of "weights", "taus", "decays", "bitshifts" (of these three the
-                leak mode has constants), "bias" and "thresholds". None, or torch's own flag,
-                iterates.
+                leak mode has constants), "bias" (or "biases") and "thresholds". None, or torch's
+                own flag, iterates.
             recurse: Passed to torch.
         """
         if family is None or isinstance(family, bool):
             return super().parameters(recurse if family is None else family)
         families = self._families()
+        families["biases"] = families["bias"]
         asked = chosen("a family of parameters", family, tuple(families))
         return {name: getattr(self, name) for each in asked for name in families[each]}
 
@@ -163,7 +168,7 @@ class HasAttributes(HasLeak, HasConstants):
             if name in self.constants:
                 write(self.leak if name in self.leak.names else self, name, value)
             else:
-                setattr(self, name, value)
+                super().__setattr__(name, value)
         return self
 
     def _in_own_mode(self, name: str, value: Tensor) -> tuple[str, Tensor]:
@@ -204,8 +209,3 @@ class HasAttributes(HasLeak, HasConstants):
                 f"{use_torch_call!r}; use evolve() for output, state and records"
             )
         return self
-
-
-_LEAK_NAMES = tuple(name for names in LEAK_MODES.values() for name in names)
-#: Assigning to one of these checks the value and keeps the parameter.
-_CHECKED = frozenset((*_LEAK_NAMES, "bias", "threshold"))

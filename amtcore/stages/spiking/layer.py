@@ -21,6 +21,7 @@ from amtcore.kernels.families.lif.reference import spike_count
 from amtcore.kernels.ops.autograd import is_transformed
 from amtcore.kernels.ops.lif import lif
 from amtcore.stages.base import Stage
+from amtcore.stages.constants import outside_inference
 from amtcore.stages.limits import Range
 from amtcore.stages.spiking.attributes import STATES
 from amtcore.stages.spiking.checks import check_max_spikes, check_shape, checked
@@ -228,11 +229,12 @@ class LIFExodus(HasFiles, Stage):
             )
         batched = self._as_batch(data)
         spikes, vmem, isyn, last = self._run(batched, self._kept(batched.shape[0]), record)
-        if batched.shape[1]:
+        if not torch.compiler.is_exporting() and batched.shape[1]:
             # Copies: what is kept between calls must not hold on to the whole output.
             last = last.detach()
-            self.vmem, self.isyn = last[..., 0].clone(), last[..., 1:].clone()
-            self.spikes = spikes.detach()[:, -1].clone()
+            with outside_inference():
+                self.vmem, self.isyn = last[..., 0].clone(), last[..., 1:].clone()
+                self.spikes = spikes.detach()[:, -1].clone()
         records = {"vmem": vmem, "isyn": isyn, "spikes": spikes} if record else {}
         if data.ndim == 2:
             return spikes.squeeze(0), {name: y.squeeze(0) for name, y in records.items()}
@@ -242,14 +244,17 @@ class LIFExodus(HasFiles, Stage):
         """The kept state as the recurrence takes it: for another batch that of its first item."""
         vmem = self.vmem if self.vmem.ndim == 2 else self.vmem.unsqueeze(0)
         isyn = self.isyn.reshape(-1, self.size_out, self.n_synapses)
-        if vmem.shape[0] != batch:
+        # One item serves any batch without a look at its size, which may be unknown in an export.
+        if vmem.shape[0] == 1 or vmem.shape[0] != batch:
             vmem = vmem[:1].expand(batch, -1)
-        if isyn.shape[0] != batch:
+        if isyn.shape[0] == 1 or isyn.shape[0] != batch:
             isyn = isyn[:1].expand(batch, -1, -1)
         return torch.cat((vmem.unsqueeze(-1), isyn), -1)
 
     def forward(self, data: Tensor) -> Tensor:
         """Spike counts of the next stretch of time.
+
+        A program of `torch.export` keeps no state: each call starts from the state at the export.
 
         Args:
             data: (batch, time, inputs) or (time, inputs), finite; integers and booleans are counts.

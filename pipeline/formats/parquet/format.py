@@ -26,6 +26,7 @@ class ParquetFormat(Format):
     summary = "one Parquet file a shard, one row a clip; for row access and SQL"
     integrity = "CRC-32 of every page; sizes in the footer against the commit"
     is_table = True
+    has_scales = False
 
     def write(
         self,

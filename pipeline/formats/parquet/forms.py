@@ -1,20 +1,22 @@
 """How the frames of a row are one cell of a Parquet file: as bytes, or as nested lists.
 
-    binary   binary                               the numbers, row after row, little endian
+    binary   binary                               the numbers, row after row, little endian; the
+                                                  field's metadata has columns and dtype, and the
+                                                  factor if numbers are not values
     nested   list<fixed_size_list<T>[columns]>    T: halffloat, float, or int32 of events
 
 Bytes decode at the speed of memory; `numpy.frombuffer(cell, "<f2").reshape(-1, columns)` makes
 frames of them anywhere. Nested lists show numbers to SQL, but Parquet keeps a level for every
 number, which costs twenty times the time. Neither is `arrow.fixed_shape_tensor`, which Hugging Face
-datasets refuse. Offsets of 32 bits last: a row group has at most 128 MB, and the nested form counts
-frames, not numbers. Which form a file has its schema says; layout versions 1 and 2 know nested
-alone.
+datasets refuse. Offsets of 32 bits last: a row group has at most 128 MB (256 MB where streams were
+scaled and are float32 here), and the nested form counts frames, not numbers. Which form a file has
+its schema says; layout versions 1 and 2 know nested alone.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +28,7 @@ from earmill.pipeline.formats.format import BINARY, NESTED
 # Of the ids of rows, beside the streams.
 ID_COLUMN = "row_id"
 # What a binary column says of itself.
+PREFIX = "earmill."
 COLUMNS_KEY, DTYPE_KEY = b"earmill.columns", b"earmill.dtype"
 # Levels of a number, or the length of a cell, cost up to 4 bytes.
 OVERHEAD_BYTES = 4
@@ -42,8 +45,17 @@ class Form(ABC):
     level: ClassVar[int | None]
 
     @abstractmethod
-    def field(self, column: str, width: int, dtype: str) -> pa.Field:
-        """Name and type of the column."""
+    def field(
+        self, column: str, width: int, dtype: str, attrs: Mapping[str, str] | None = None
+    ) -> pa.Field:
+        """Name and type of the column.
+
+        Args:
+            column: The stream.
+            width: Numbers of a stored row.
+            dtype: Type of a number.
+            attrs: What turns numbers into values, see `StreamLayout.number_attrs`.
+        """
 
     @abstractmethod
     def stored(self, field: pa.Field) -> tuple[int, str]:
@@ -74,6 +86,10 @@ class Form(ABC):
         """Most values and bytes that the footer may claim for so many rows and frames."""
 
 
+def _named(attrs: Mapping[str, str] | None) -> dict[str, str]:
+    return {f"{PREFIX}{name}": text for name, text in (attrs or {}).items()}
+
+
 def _joined(frames: Sequence[np.ndarray], dtype: str) -> np.ndarray:
     """All numbers of some rows, flat."""
     whole = frames[0] if len(frames) == 1 else np.concatenate(frames, axis=0)
@@ -92,8 +108,11 @@ class BinaryForm(Form):
 
     compression, level = "lz4", None
 
-    def field(self, column: str, width: int, dtype: str) -> pa.Field:
-        return pa.field(column, pa.binary(), metadata={COLUMNS_KEY: str(width), DTYPE_KEY: dtype})
+    def field(
+        self, column: str, width: int, dtype: str, attrs: Mapping[str, str] | None = None
+    ) -> pa.Field:
+        said = {COLUMNS_KEY: str(width), DTYPE_KEY: dtype} | _named(attrs)
+        return pa.field(column, pa.binary(), metadata=said)
 
     def stored(self, field: pa.Field) -> tuple[int, str]:
         try:
@@ -141,8 +160,11 @@ class NestedForm(Form):
 
     compression, level = "zstd", 3
 
-    def field(self, column: str, width: int, dtype: str) -> pa.Field:
-        return pa.field(column, pa.list_(pa.list_(pa.from_numpy_dtype(dtype), width)))
+    def field(
+        self, column: str, width: int, dtype: str, attrs: Mapping[str, str] | None = None
+    ) -> pa.Field:
+        kind = pa.list_(pa.list_(pa.from_numpy_dtype(dtype), width))
+        return pa.field(column, kind, metadata=_named(attrs) or None)
 
     def stored(self, field: pa.Field) -> tuple[int, str]:
         try:

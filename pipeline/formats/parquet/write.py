@@ -1,8 +1,11 @@
 """A shard as one Parquet file: a row a clip, scalars beside one column a stream.
 
-What a cell of a stream is `earmill.pipeline.formats.parquet.forms` says. Row groups decide what one
+What a cell of a stream is `earmill.pipeline.formats.parquet.forms` says. No reader of Parquet
+applies a scale, so the values of scaled streams stand here in float32. Row groups decide what one
 row costs to read: small ones for random access, large ones for scans. They are written one after
-another; a row too large for one is divided, see `earmill.pipeline.formats.parquet.long_rows`.
+another; a row too large for one is divided, see `earmill.pipeline.formats.parquet.long_rows`. Both
+count bytes before scaled streams are widened, so that a row group is the block by which the reader
+shuffles (`reader.catalog`).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from earmill.pipeline.formats.parquet.forms import FORMS, ID_COLUMN, Form, form_
 from earmill.pipeline.formats.parquet.long_rows import LongRows, cut, part_count
 from earmill.pipeline.formats.row_table import PAGES, scalar_options, scalars_of
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.formats.stream_layout import in_values, layout_of
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -69,10 +72,13 @@ def write_parquet(
             if parts > 1:  # alone in its group
                 for part in range(parts):
                     writer.write_table(
-                        _part_table(rows[start], group, streams, schema, part, parts, cells)
+                        _part_table(rows[start], group, streams, schema, part, parts, encoding)
                     )
                 continue
-            columns = [_stream_column(rows[start:stop], info, dtype, cells) for info in streams]
+            columns = [
+                _cells([row.streams[info.name][:] for row in rows[start:stop]], info, encoding)
+                for info in streams
+            ]
             table = pa.table([*group.columns, *columns], schema=schema)
             writer.write_table(table, row_group_size=stop - start)
     seal(path)
@@ -98,7 +104,7 @@ def _part_table(
     schema: pa.Schema,
     part: int,
     parts: int,
-    form: Form,
+    encoding: Encoding,
 ) -> pa.Table:
     """One part of a divided row, with its own start and number of frames."""
     columns = dict(zip(scalars.column_names, scalars.columns, strict=True))
@@ -108,7 +114,7 @@ def _part_table(
         start, count = layout_of(info).place_columns[:2]
         columns[start] = pc.add(columns[start], first)
         columns[count] = pa.array([last - first])
-        columns[info.name] = form.cells([values[first:last]], values.shape[1], values.dtype.name)
+        columns[info.name] = _cells([values[first:last]], info, encoding)
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
@@ -124,10 +130,14 @@ def _schema(
     for info in streams:
         if info.name in scalars.names:
             raise CommitError(f"stream {info.name!r} has the name of a scalar column: rename it")
-        layout = layout_of(info)
-        fields.append(form.field(info.name, layout.stored_width, layout.stored_dtype(dtype)))
+        layout = layout_of(info).in_values()
+        fields.append(
+            form.field(
+                info.name, layout.stored_width, layout.stored_dtype(dtype), layout.number_attrs()
+            )
+        )
     metadata = {
-        STREAMS_KEY: json.dumps([info.to_dict() for info in streams]).encode(),
+        STREAMS_KEY: json.dumps([in_values(info).to_dict() for info in streams]).encode(),
         ATTRS_KEY: json.dumps(dict(attrs), sort_keys=True).encode(),
         **long_rows.metadata(),
     }
@@ -165,12 +175,12 @@ def row_groups(row_bytes: Sequence[float], profile: str) -> Iterator[tuple[int, 
         yield start, len(row_bytes)
 
 
-def _stream_column(
-    rows: Sequence[FeatureRow], info: StreamInfo, dtype: str, form: Form
-) -> pa.Array:
+def _cells(stored: Sequence[np.ndarray], info: StreamInfo, encoding: Encoding) -> pa.Array:
+    """The stored rows of a stream of some clips as cells."""
     layout = layout_of(info)
-    frames = [row.streams[info.name][:] for row in rows]
-    return form.cells(frames, layout.stored_width, layout.stored_dtype(dtype))
+    values = [layout.to_values(rows) for rows in stored]
+    dtype = layout.in_values().stored_dtype(encoding.dtype)
+    return FORMS[encoding.parquet_form].cells(values, layout.stored_width, dtype)
 
 
 def _options(scalars: pa.Table, streams: Sequence[StreamInfo], form: Form) -> dict[str, Any]:
@@ -188,8 +198,9 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     """Read a written file back, a row group at a time."""
     names = [info.name for info in streams]
     sizes: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in names}
+    layouts = {info.name: layout_of(info) for info in streams}
     # Behind start and number of frames.
-    further = {info.name: layout_of(info).place_columns[2:] for info in streams}
+    further = {name: layout.place_columns[2:] for name, layout in layouts.items()}
     beside = [ID_COLUMN, *(column for each in further.values() for column in each)]
     scalars = []
     # By its name, Arrow would first look for a filesystem.
@@ -201,7 +212,10 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
         fields = {name: schema.field(name) for name in names}
         forms = {name: form_of(field.type) for name, field in fields.items()}
         stored = {name: forms[name].stored(field) for name, field in fields.items()}
-        hashers = {name: StreamHasher(*kind) for name, kind in stored.items()}
+        hashers = {
+            name: StreamHasher(width, layouts[name].from_values(np.empty(0, dtype)).dtype.name)
+            for name, (width, dtype) in stored.items()
+        }
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=[*names, *beside], use_threads=False)
             scalars.append(table.select(beside))
@@ -209,7 +223,7 @@ def digest_parquet(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
                 for chunk in table.column(name).chunks:
                     frames, offsets = forms[name].frames(chunk, *stored[name])
                     sizes[name].append(np.diff(offsets))
-                    hashers[name].update(frames)
+                    hashers[name].update(layouts[name].from_values(frames))
     held = pa.concat_tables(scalars or [schema.empty_table().select(beside)])
     long_rows = LongRows.from_metadata(schema.metadata)
     starts, row_ids = _undivided(long_rows, held.column(ID_COLUMN).to_pylist())

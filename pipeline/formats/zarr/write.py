@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.spill import Values
-from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.formats.stream_layout import layout_of, with_scales
 from earmill.pipeline.formats.zarr.encode import vlen_utf8, write_frames, write_vector
 from earmill.pipeline.formats.zarr.metadata import (
     STRING,
@@ -64,7 +64,8 @@ def write_zarr(
     shared = plain(attrs, sort_keys=True)
     documents = {".": group_document(shared)}
     for info in streams:
-        stream = {"Conventions": "CF-1.11", "stream": info.to_dict(), **shared}
+        about = with_scales(info).to_dict()
+        stream = {"Conventions": "CF-1.11", "stream": about, **shared}
         documents[info.name] = group_document(stream)
         for name, document in _write_stream(path / info.name, rows, info, dtype).items():
             documents[f"{info.name}/{name}"] = document

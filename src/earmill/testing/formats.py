@@ -23,7 +23,6 @@ from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.digest import differences, digest_rows
 from earmill.pipeline.formats.registry import Encoding, format_of, read_back
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
-from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.trust import Promise, named_damage
 from earmill.pipeline.planning.plan import make_plan
 from earmill.pipeline.reader.open import open_features
@@ -72,7 +71,8 @@ class Written:
         """What a commit would say of it."""
         root = Path(self.layout.root)
         named = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in self.files()]
-        layouts = {info.name: layout_of(info) for info in self.streams}
+        fmt = format_of(self.name)
+        layouts = {info.name: fmt.layout_of(info) for info in self.streams}
         return Promise(
             rows=len(self.rows),
             frames={name: sum(len(row.streams[name]) for row in self.rows) for name in layouts},

@@ -39,13 +39,17 @@ def _fast_length(least: int) -> int:
 
 def _transformer(n: int, like: Tensor) -> Tensor:
     """Spectrum of the Hilbert transform of period n: -i above 0 Hz, +i below it."""
-    turn = torch.zeros(n, dtype=like.dtype, device=like.device)
-    turn[1 : (n + 1) // 2], turn[n // 2 + 1 :] = -1.0, 1.0
+    # No slice depends on n, so that its axis may be dynamic in `torch.export`.
+    twice = 2 * torch.arange(n, device=like.device)
+    turn = torch.where(twice == 0, 0, torch.sign(twice - n)).to(like.dtype)
     return torch.complex(torch.zeros_like(turn), turn)
 
 
 class Quadrature:
     """The Hilbert transform for signals of one length.
+
+    `torch.export` records transforms of that length itself: the factors of a dynamic length are
+    unknown.
 
     Args:
         n: Samples.
@@ -53,7 +57,8 @@ class Quadrature:
     """
 
     def __init__(self, n: int, like: Tensor) -> None:
-        self._n, self._length = n, n if _is_fast(n) else _fast_length(2 * n - 1)
+        fast = torch.compiler.is_exporting() or _is_fast(n)
+        self._n, self._length = n, n if fast else _fast_length(2 * n - 1)
         self._spectrum = _transformer(n, like)
         if self._length != n:
             self._spectrum = torch.fft.fft(torch.fft.ifft(self._spectrum), self._length)
@@ -73,20 +78,36 @@ def are_finite(rows: Tensor) -> Tensor:
 
 
 def _envelope_pairs(rows: Tensor, quadrature: Quadrature) -> Tensor:
-    """(2 p, time) -> (2 p, time); row i shares its transform with row p + i."""
+    """(2 p, time) -> (2 p, time); row 2 i shares its transform with row 2 i + 1."""
     tiny = torch.finfo(rows.dtype).tiny
-    z = torch.complex(*rows.chunk(2))
+    z = torch.complex(rows[0::2], rows[1::2])
     own, turned = torch.view_as_real(z), torch.view_as_real(quadrature(z))
     squares = own.square()  # (p, time, 2)
     power = torch.addcmul(squares, turned, turned)
     scale = squares.mean(1) / power.mean(1).clamp(min=tiny)
     envelope = power.clamp(min=tiny).sqrt().unbind(-1)
     gains = scale.clamp(min=tiny).sqrt().unsqueeze(1).unbind(-1)
-    return torch.cat([part * gain for part, gain in zip(envelope, gains, strict=True)])
+    both = torch.stack([part * gain for part, gain in zip(envelope, gains, strict=True)], 1)
+    return both.flatten(0, 1)
+
+
+def _envelope_alone(rows: Tensor) -> Tensor:
+    """(row, time), same shape out: every row with a transform of its own."""
+    tiny = torch.finfo(rows.dtype).tiny
+    turned = Quadrature(rows.shape[1], rows)(torch.complex(rows, torch.zeros_like(rows))).real
+    squares = rows.square()
+    power = torch.addcmul(squares, turned, turned)
+    scale = squares.mean(1, keepdim=True) / power.mean(1, keepdim=True).clamp(min=tiny)
+    return power.clamp(min=tiny).sqrt() * scale.clamp(min=tiny).sqrt()
 
 
 def hilbert_envelope(rows: Tensor) -> Tensor:
-    """(row, time), same shape out; see `op.hilbert_envelope`."""
+    """(row, time), same shape out; see `op.hilbert_envelope`.
+
+    `torch.export` takes row by row, since pairs and blocks ask for the number of rows.
+    """
+    if torch.compiler.is_exporting():
+        return _envelope_alone(rows)
     quadrature = Quadrature(rows.shape[1], rows)
     envelopes = []
     samples = _BLOCK_SAMPLES if rows.device.type == "cpu" else _DEVICE_BLOCK_SAMPLES

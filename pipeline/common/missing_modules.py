@@ -1,0 +1,90 @@
+"""A module that cannot be imported, said in one line, with the command that installs it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+
+from earmill.pipeline.common.errors import EarmillError, MissingPackageError
+from earmill.pipeline.common.one_line import one_line
+
+OURS = "earmill"
+# Distributions that are not called as their modules are.
+DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+
+
+@contextmanager
+def needed_modules(where: str = "") -> Iterator[None]:
+    """Inside, a module that cannot be imported is a `MissingPackageError`.
+
+    Args:
+        where: What needs it, for the message.
+    """
+    try:
+        yield
+    except EarmillError:
+        raise
+    except ImportError as error:
+        raise missing_package(error, where) from error
+
+
+def missing_package(error: ImportError, where: str = "") -> MissingPackageError:
+    """Return the error to raise for a module that cannot be imported."""
+    name = _module(error).partition(".")[0]
+    what = f"the module {name}" if name else "a module"
+    why = f"cannot be imported here ({one_line(error)})"
+    if name and isinstance(error, ModuleNotFoundError):
+        why = "is not installed here"
+    place = f"{where}: " if where else ""
+    return MissingPackageError(f"{place}{what} {why}: {install_line(error)}")
+
+
+def install_line(error: ImportError) -> str:
+    """Return the command that installs a module that cannot be imported."""
+    name = _module(error)
+    if not name:
+        return f"run pip install --force-reinstall {OURS}"
+    again = "" if isinstance(error, ModuleNotFoundError) else "--force-reinstall "
+    return f"run pip install {again}{_wanted(name)}"
+
+
+def _module(error: ImportError) -> str:
+    """Return the name of the module that cannot be imported; empty where the error names none, or
+    one of earmill."""
+    name = error.name or ""
+    return "" if name.partition(".")[0] in (OURS, "amtcore") else name
+
+
+def _wanted(module: str) -> str:
+    """Return the argument of `pip install`: with the versions that earmill needs, or its extra."""
+    package = module.partition(".")[0]
+    wanted = _canonical(DISTRIBUTIONS.get(package, package))
+    # The distribution of opentelemetry.sdk is opentelemetry-sdk.
+    parts = module.split(".")
+    names = {wanted} | {_canonical("-".join(parts[: k + 1])) for k in range(1, len(parts))}
+    extras = []
+    try:
+        requirements = metadata.requires(OURS) or []
+    except metadata.PackageNotFoundError:
+        requirements = []
+    for line in requirements:
+        requirement, _, marker = (part.strip() for part in line.partition(";"))
+        found = _NAME.match(requirement)
+        if found is None or _canonical(found[0]) not in names:
+            continue
+        extra = _EXTRA.search(marker)
+        if extra is None:
+            return shlex.quote(requirement)
+        extras.append(extra[1])
+    # An extra for tests and benchmarks holds more than is needed.
+    users = [extra for extra in extras if extra not in ("test", "bench", "docs")]
+    return shlex.quote(f"{OURS}[{users[0]}]") if users else shlex.quote(wanted)
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

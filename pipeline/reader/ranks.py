@@ -1,0 +1,237 @@
+"""Which share of an epoch this process reads: its rank, and how many processes share the epoch.
+
+Rank and world size are given by the caller or found: in torch.distributed where that is
+initialised, else in what the launcher put into the environment. They are looked up whenever they
+are needed, because Lightning initialises torch.distributed after it was given its loaders. A
+contradiction is an error: a default would silently train every rank on the same rows, or leave
+rows out.
+
+accelerate deals out the rows of any IterableDataset in a DataLoader that it has prepared, on top of
+a share. A stream that accelerate reads through such a DataLoader therefore gives all rows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed
+
+from earmill.pipeline.reader.collate import takes_lent
+from earmill.pipeline.reader.shuffle import check_split
+
+# Rank and world size by the launcher: torchrun and `accelerate launch`, then mpirun of Open MPI and
+# of MPICH or Intel MPI. srun has names of its own for the tasks of a step.
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+SLURM_RANK, SLURM_STEP_TASKS, SLURM_TASKS = (
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+)
+SLURM_STEPS = ("SLURM_STEP_ID", "SLURM_STEPID")
+# Names that SLURM gives to jobs of one shell, whatever number of tasks was asked for.
+SLURM_NAME, SHELLS = "SLURM_JOB_NAME", ("bash", "interactive")
+WHOLE = (0, 1)
+_WAYS = (
+    "iterate earmill.FeatureLoader(stream), which accelerator.prepare leaves as it is and which "
+    "reads the share of its rank"
+)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How a process comes by its rank.
+
+    Args:
+        rank: From 0 to `world_size - 1`; None to find it.
+        world_size: Number of processes that share an epoch; None to find it.
+        distributed: False asks neither torch.distributed nor the environment: without `rank` and
+            `world_size`, this process reads all rows.
+    Raises:
+        ValueError: Only one of the two is given, or they are not those of this process.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    distributed: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.rank is None) != (self.world_size is None):
+            given, missing = (
+                ("rank", "world_size")
+                if self.world_size is None
+                else (
+                    "world_size",
+                    "rank",
+                )
+            )
+            raise ValueError(
+                f"expected rank and world_size together, got {given}={getattr(self, given)!r} "
+                f"without {missing}; leave both out to take those of torch.distributed or of the "
+                "launcher"
+            )
+        if self.rank is not None and self.world_size is not None:
+            check_split(self.rank, self.world_size)
+            self._check(self.rank, self.world_size)
+
+    @property
+    def are_found(self) -> bool:
+        """True if rank and world size are looked up, not given."""
+        return self.rank is None and self.distributed
+
+    def find(self) -> tuple[int, int]:
+        """Return rank and world size.
+
+        Raises:
+            ValueError: The given ones are not those of this process, or the environment names only
+                one of the two.
+        """
+        if self.rank is not None and self.world_size is not None:
+            self._check(self.rank, self.world_size)
+            return self.rank, self.world_size
+        if not self.distributed:
+            return WHOLE
+        return of_torch() or _of_launcher() or WHOLE
+
+    def _check(self, rank: int, world_size: int) -> None:
+        if not self.distributed:
+            return
+        found = of_torch()
+        where = "torch.distributed" if found else "the launcher's environment"
+        found = found or _of_launcher()
+        if found is not None and found != (rank, world_size):
+            raise ValueError(
+                f"expected the rank of this process, {found[0]} of {found[1]} by {where}, got "
+                f"rank={rank} of world_size={world_size}; leave both out, or add distributed=False "
+                "if these ranks are others, as those of a data-parallel group"
+            )
+
+
+def of_torch() -> tuple[int, int] | None:
+    """Return the rank and world size of torch.distributed; None where it is not initialised."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def _of_launcher() -> tuple[int, int] | None:
+    """Rank and world size in the environment; None where it names neither."""
+    for names in LAUNCHERS:
+        rank, world_size = (_number(name) for name in names)
+        if rank is None and world_size is None:
+            continue
+        if rank is None and world_size == 1:
+            return WHOLE
+        if rank is None or world_size is None:
+            missing, named = names if rank is None else reversed(names)
+            raise ValueError(
+                f"expected {' and '.join(names)} in the environment, got {named}="
+                f"{os.environ[named]} without {missing}; initialise torch.distributed before rows "
+                "are read, or give rank= and world_size="
+            )
+        check_split(rank, world_size)
+        return rank, world_size
+    return _of_slurm()
+
+
+def _of_slurm() -> tuple[int, int] | None:
+    rank = _number(SLURM_RANK)
+    tasks = _number(SLURM_STEP_TASKS) or _number(SLURM_TASKS) or 1
+    if rank is None or tasks == 1 or os.environ.get(SLURM_NAME) in SHELLS:
+        return None
+    in_step = SLURM_STEP_TASKS in os.environ or any(name in os.environ for name in SLURM_STEPS)
+    if rank == 0 and not in_step:
+        # The script that sbatch runs, once, where several tasks were asked for.
+        raise ValueError(
+            f"expected {tasks} tasks as {SLURM_TASKS} says, got a process that srun did not start; "
+            "start it by srun, or give rank=0, world_size=1 and distributed=False to read all rows "
+            "here"
+        )
+    check_split(rank, tasks)
+    return rank, tasks
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"expected a whole number in the environment's {name}, got {text!r}"
+        ) from None
+
+
+def accelerate_deals(stream: Any) -> bool | None:
+    """Return True where accelerate reads this stream through a DataLoader that it has prepared.
+
+    None where no `Accelerator` shares this process's work with others; False where one does, but
+    nothing that it has prepared reads the stream now.
+    """
+    module = sys.modules.get("accelerate.state")
+    if module is None or not module.is_initialized() or module.PartialState().num_processes == 1:
+        return None
+    return _read_by_accelerate(module, stream) is not None
+
+
+def check_accelerate(stream: Any, ranks: Ranks, *, collates: bool) -> None:
+    """Refuse to be read through accelerate in a way that cannot give each row once.
+
+    Args:
+        stream: What is read.
+        ranks: How it came by its rank.
+        collates: Whether it gives batches, which accelerate can neither join nor cut.
+    Raises:
+        RuntimeError: What to do instead.
+    """
+    module = sys.modules.get("accelerate.state")
+    if module is None or not module.is_initialized():
+        return
+    loader = _read_by_accelerate(module, stream)
+    processes = module.PartialState().num_processes
+    if loader is None:
+        check_dealt(None if processes == 1 or not ranks.are_found else False)
+        return
+    if ranks.rank is not None and ranks.world_size != 1:
+        raise RuntimeError(
+            f"expected a stream without rank= and world_size=, got rank={ranks.rank} of "
+            f"{ranks.world_size}: accelerate deals out the rows of a prepared DataLoader once "
+            f"more, and most would be read by nobody; leave both out, or {_WAYS}"
+        )
+    joins = isinstance(loader, sys.modules["accelerate.data_loader"].DataLoaderDispatcher)
+    if (collates and (joins or processes > 1)) or (joins and takes_lent(loader.collate_fn)):
+        raise RuntimeError(
+            "expected rows, got a prepared DataLoader of batches: accelerate would join the "
+            "batches of an IterableDataset and cut them anew, which rows of several lengths do not "
+            f"allow; {_WAYS}, or prepare DataLoader(ds.torch(), batch_size=..., shuffle=True, "
+            "collate_fn=earmill.collate)"
+        )
+
+
+def check_dealt(deals: bool | None) -> None:
+    """Refuse a DataLoader that accelerate has not prepared, where it shares work of processes.
+
+    Args:
+        deals: As `accelerate_deals` says.
+    """
+    if deals is False:
+        raise RuntimeError(
+            "expected a DataLoader that accelerate has prepared, as an Accelerator shares the work "
+            f"of several processes here, got one that it does not know; {_WAYS}"
+        )
+
+
+def _read_by_accelerate(module: Any, stream: Any) -> Any:
+    """The prepared DataLoader that is being iterated, if it reads the stream; else None."""
+    loader = module.GradientState().active_dataloader
+    dataset = getattr(loader, "dataset", None)
+    if dataset is stream or (dataset is not None and getattr(dataset, "dataset", None) is stream):
+        return loader
+    return None

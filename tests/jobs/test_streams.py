@@ -1,0 +1,109 @@
+"""Standard streams that are closed, full or not read: real processes, of every kind of command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from earmill.jobs import standard_streams
+from earmill.pipeline.driver.run import run_job
+from earmill.pipeline.spec.job import JobSpec
+from tests.chaos.jobs import assert_whole, write_corpus, write_job
+from tests.pipeline.again_jobs import shards_run_here
+
+EARMILL = f"{sys.executable} -m earmill.jobs.start"
+COMMANDS = (
+    *("--version", "--help", "models --json", "spec", "log out --json", "inspect out"),
+    *("verify out", "gc out --dry-run", "watch out --once", "report out --out page.html"),
+)
+FULL = Path("/dev/full")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished dataset."""
+    folder = tmp_path_factory.mktemp("streams")
+    job = write_job(folder / "job.yaml", write_corpus(folder / "corpus", 2), folder / "out")
+    with shards_run_here():
+        run_job(JobSpec.load(job))
+    return folder
+
+
+def shell(line: str, folder: Path) -> tuple[int, list[str]]:
+    """Exit code and lines on standard error of a line for bash."""
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}"], cwd=folder, capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    lines = [one for one in done.stderr.splitlines() if not one.endswith(" ...")]
+    return done.returncode, lines
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_cannot_show_anything_says_so_and_fails(command: str, place: Path) -> None:
+    assert shell(f"{EARMILL} {command} >&-", place) == (
+        1,
+        ["earmill: cannot write to standard output: it is closed"],
+    )
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["--help", "log out --json", "watch out --once --json"])
+def test_a_full_disk_is_named(command: str, place: Path) -> None:
+    assert shell(f"{EARMILL} {command} >{FULL}", place) == (
+        1,
+        ["earmill: cannot write to standard output: No space left on device"],
+    )
+
+
+@pytest.mark.parametrize("command", ["--help", "inspect out", "watch out --once"])
+def test_a_pipe_that_nobody_reads_ends_a_command_quietly(command: str, place: Path) -> None:
+    assert shell(f"{EARMILL} {command} | exec true", place) == (standard_streams.NOT_READ, [])
+
+
+@pytest.mark.parametrize("command", ["log out", "verify out", "report out --out page.html"])
+def test_a_closed_standard_error_changes_nothing(command: str, place: Path) -> None:
+    assert shell(f"{EARMILL} {command} 2>&- >said", place) == (0, [])
+    assert (place / "said").read_text()
+
+
+def test_no_file_takes_the_number_of_a_closed_stream(place: Path) -> None:
+    """The messages of a library would land in that file."""
+    look = (
+        "import os, sys; from earmill.jobs import standard_streams; standard_streams.take_over(); "
+        "file = open('first', 'w'); os.write(2, b'of a library'); sys.stderr.write('news'); "
+        "file.write(str(file.fileno()))"
+    )
+    code, _ = shell(f"""{sys.executable} -c "{look}" 0<&- 1>&- 2>&-""", place)
+    assert code == 0 and int((place / "first").read_text()) > 2
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(f"--json >{FULL}", marks=pytest.mark.skipif(not FULL.exists(), reason="")),
+        "--json | exec true",
+        ">&- 2>&-",
+    ],
+)
+def test_a_job_goes_on_where_nobody_reads_it(how: str, tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job.yaml", write_corpus(tmp_path / "corpus", 2), tmp_path / "out")
+    local = "--set run.executor=local --set run.workers=1"
+    code, said = shell(f"{EARMILL} extract {job} {local} {how}", tmp_path)
+    assert code == 0
+    assert_whole(tmp_path / "out")
+    if "2>" not in how:
+        (line,) = said
+        assert line.startswith("earmill: cannot write") and "the run goes on" in line
+
+
+def test_text_streams_are_handed_on_as_they_are() -> None:
+    """The real stream answers what libraries ask."""
+    with open(os.devnull, "w") as inner:
+        stream = standard_streams._Stream(inner, is_output=True)
+        assert stream.fileno() == inner.fileno() and stream.encoding == inner.encoding
+        assert not stream.isatty()

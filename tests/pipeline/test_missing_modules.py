@@ -1,0 +1,211 @@
+"""A missing module or a failing process is never reported as a damaged file."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import earmill
+from earmill import CommitError, FeatureLoader, collate, compute_statistics, open_features
+from earmill.jobs.cli import run
+from earmill.pipeline.common.errors import MissingPackageError
+from earmill.pipeline.common.missing_modules import missing_package, needed_modules
+from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.formats.parquet import read as parquet_read
+from earmill.pipeline.formats.zarr import read as zarr_read
+from earmill.pipeline.storage import arrow_tables
+from earmill.pipeline.storage.layout import Layout
+from tests.pipeline.reader_data import write_set
+
+KERNELS = "amtcore.kernels.vector"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("missing") / "features"
+    write_set(
+        path, n_rows=6, rows_per_shard=3, formats=("zarr", "parquet", "webdataset"), finalised=True
+    )
+    return path
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Take a module away, and what of ours has imported it."""
+
+    def take(module: str) -> None:
+        for name in [*sys.modules]:
+            if name.split(".")[0] == module or name.startswith(LATE):
+                monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, module, None)
+
+    return take
+
+
+# Modules that are imported when a file is first read.
+LATE = ("earmill.pipeline.formats.zarr.", "earmill.pipeline.formats.parquet.", f"{KERNELS}.")
+
+
+@pytest.mark.parametrize(
+    ("module", "fmt", "requirement"),
+    [
+        ("numba", "zarr", "numba<"),
+        ("numba", "parquet", "numba<"),
+        ("numba", "webdataset", "numba<"),
+        ("zlib_ng", "parquet", "zlib-ng>="),
+        ("numcodecs", "zarr", "numcodecs>="),
+        ("numcodecs", "parquet", "numcodecs>="),
+    ],
+)
+def test_a_row_names_the_module_and_the_command(
+    place: Path, without: Callable[[str], None], module: str, fmt: str, requirement: str
+) -> None:
+    ds = open_features(place, format=fmt)
+    without(module)
+    with pytest.raises(MissingPackageError) as told:
+        ds[0]
+    text = str(told.value)
+    assert f"the module {module} is not installed here: run pip install '{requirement}" in text
+    assert "damaged" not in text and "\n" not in text and "clip_0000" in text
+    with pytest.raises(MissingPackageError):
+        ds.slice(0, 0.0)
+
+
+def test_batches_and_statistics_name_it_too(place: Path, without: Callable[[str], None]) -> None:
+    ds = open_features(place)
+    rows = [ds[0], ds[1]]
+    without("numba")
+    for read in (
+        lambda: next(iter(FeatureLoader(ds.iterable(batch_size=2)))),
+        lambda: next(iter(ds.iterable(batch_size=2))),
+        lambda: compute_statistics(ds),
+    ):
+        with pytest.raises(MissingPackageError, match="numba is not installed here: run pip inst"):
+            read()
+    assert len(collate(rows)) == 2  # what was read needs nothing
+
+
+def test_a_name_of_earmill_names_what_it_lacks(
+    without: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(earmill.__dict__, "events", raising=False)
+    monkeypatch.delitem(sys.modules, "earmill.pipeline.driver.events", raising=False)
+    monkeypatch.setitem(sys.modules, "earmill.pipeline.driver", None)
+    with pytest.raises(MissingPackageError, match=r"earmill\.events: a module cannot be imp"):
+        earmill.events  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("gcsfs.core", "run pip install 'earmill[gcs]'"),
+        ("opentelemetry.sdk.trace", "run pip install 'earmill[telemetry]'"),
+        ("yaml", "run pip install 'pyyaml>=6.0'"),
+        ("google_crc32c", "run pip install 'google-crc32c>=1.5'"),
+        ("somebody_elses", "run pip install somebody-elses"),
+    ],
+)
+def test_the_command_has_versions_and_extras(module: str, command: str) -> None:
+    error = ModuleNotFoundError(f"No module named {module!r}", name=module)
+    assert str(missing_package(error)).endswith(f"is not installed here: {command}")
+
+
+def test_a_module_that_is_there_and_broken_is_installed_again() -> None:
+    error = ImportError("Numba needs NumPy 2.4 or less. Got NumPy 2.9.", name="numba")
+    said = str(missing_package(error, "row 'a'"))
+    assert said.startswith("row 'a': the module numba cannot be imported here (Numba needs NumPy")
+    assert "run pip install --force-reinstall 'numba<" in said
+    with pytest.raises(MissingPackageError, match=r"a module cannot be imported here .*earmill"):
+        with needed_modules():
+            raise ImportError("cannot import name 'x' from 'earmill.y'", name="earmill.y")
+
+
+FAULTS = {
+    "memory": (MemoryError("no room"), MemoryError, "no room"),
+    "memory of Arrow": (pa.ArrowMemoryError("malloc failed"), MemoryError, "malloc failed"),
+    "a fault of the program": (
+        AttributeError("'NoneType' object has no attribute 'x'"),
+        CommitError,
+        "holds what was committed, yet it cannot be read here .AttributeError",
+    ),
+    "a library that does not load": (
+        OSError("Could not find shared object file"),
+        CommitError,
+        "this is a fault of a program, not of the file",
+    ),
+    "no right": (PermissionError(13, "Permission denied"), PermissionError, "Permission denied"),
+    "stopped": (KeyboardInterrupt("now"), KeyboardInterrupt, "now"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fmt", ["zarr", "parquet"])
+def test_what_fails_here_is_no_damage(
+    place: Path, fmt: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised, kind, message = FAULTS[fault]
+    ds = open_features(place, format=fmt)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise raised
+
+    shard = {"zarr": zarr_read.ZarrShard, "parquet": parquet_read.ParquetShard}[fmt]
+    monkeypatch.setattr(shard, "pieces", fail)
+    with pytest.raises(kind, match=message) as told:
+        ds[0]
+    assert "damaged" not in str(told.value)
+
+
+def test_a_fault_that_comes_of_damage_is_told_as_damage(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes decide: here they are not those that were committed."""
+    copy = shutil.copytree(place, tmp_path / "copy")
+    ds = open_features(copy, format="parquet")
+    (file,) = (copy / "data").glob("00000-*.parquet")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise AttributeError("'NoneType' object has no attribute 'x'")
+
+    monkeypatch.setattr(parquet_read.ParquetShard, "__init__", fail)
+    with pytest.raises(CommitError, match="is missing or damaged although it is committed"):
+        ds[0]
+    file.unlink()
+    with pytest.raises(CommitError, match="is missing or damaged although it is committed"):
+        ds[0]
+
+
+def test_commands_say_what_is_missing(
+    place: Path,
+    without: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    without("numba")
+    assert run(["verify", str(place)]) == run(["inspect", str(place)]) == 0
+    report = tmp_path / "report.html"
+    code = run(["report", str(place), "--out", str(report)])
+    said = capsys.readouterr()
+    told = said.out + said.err + (report.read_text() if code == 0 else "")
+    assert "run pip install" in told and "numba" in told and "damaged" not in told
+
+
+def test_too_little_memory_for_a_table_is_no_problem_of_the_dataset(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            raise pa.ArrowMemoryError("malloc failed")
+
+    monkeypatch.setattr(arrow_tables.pq, "ParquetFile", Full)
+    with pytest.raises(MemoryError, match="malloc failed"):
+        verify(Layout.open(place))
+    with pytest.raises(MemoryError, match="malloc failed"):
+        open_features(place)
