@@ -18,6 +18,7 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.ops.autograd import is_transformed, wants_derivative
 from amtcore.kernels.ops.loudness import can_compute
 from amtcore.kernels.ops.loudness_frames import Frames
+from amtcore.kernels.vector.exporting import is_exporting
 from amtcore.models.block_threads import can_share, map_blocks
 from amtcore.models.frame_blocks import BLOCK_FRAMES, FrameBlocks, FrameState, Segment, inside
 from amtcore.models.loading import share_type
@@ -211,7 +212,7 @@ class LoudnessModel(Converted):
         whole signal; else block by block, in less memory. `torch.export` records the whole signal
         too, since the number of blocks depends on its length.
         """
-        if not (torch.compiler.is_exporting() or self._needs_calls()):
+        if not (is_exporting() or self._needs_calls()):
             return self.stream(audio, None, True)[0]
         signal, batched = self._as_batch(audio)
         signal = torch.nn.functional.hardshrink(signal, SILENT_PA)

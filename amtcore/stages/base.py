@@ -15,6 +15,7 @@ from amtcore.errors import ParameterError, ShapeError, WrongDeviceError
 from amtcore.kernels.fused.program import Bank, BlockOp, identity_bank
 from amtcore.kernels.ops.dispatch import rows_of
 from amtcore.kernels.ops.recurrences import rest_state, run_ops
+from amtcore.kernels.vector.exporting import is_exporting
 from amtcore.stages.constants import WORKING_TYPES, HasConstants, refuse_torchscript
 from amtcore.stages.states import Form, taking_states
 
@@ -42,7 +43,7 @@ def in_autocast(x: Tensor) -> bool:
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
     """x @ matrix in their own type, also where autocast would take half of the digits."""
-    if torch.compiler.is_exporting():  # a dynamic axis before the last one: see `rows_of`
+    if is_exporting():  # a dynamic axis before the last one: see `rows_of`
         return (rows_of(x) @ matrix).reshape(*x.shape[:-1], matrix.shape[-1])
     if not in_autocast(x):
         return x @ matrix

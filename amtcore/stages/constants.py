@@ -45,7 +45,9 @@ def outside_inference() -> AbstractContextManager[Any]:
     A module outlives the call that makes its tensors. Tensors made in inference mode cannot be used
     where gradients are recorded, so everything that a module keeps is made outside of it.
     """
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return nullcontext()  # a compiler cannot ask for the mode
+    return torch.inference_mode(False)
 
 
 def refuse_torchscript(kind: type) -> NoReturn:

@@ -16,6 +16,7 @@ from torch import Tensor
 from amtcore.arguments import checked_arguments
 from amtcore.errors import ParameterError
 from amtcore.filter_design.fir import fir2
+from amtcore.kernels.vector.exporting import is_exporting
 from amtcore.stages.base import Stage
 from amtcore.stages.limits import DECIBELS
 from amtcore.tables import load_table
@@ -64,7 +65,7 @@ def fft_length(samples: int) -> int:
     For `torch.export` it is twice `samples`: a dynamic length has no such power, and of an even
     length the number of frequencies is known without a division.
     """
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return 2 * samples
     power = 1
     while 7 * power < samples:

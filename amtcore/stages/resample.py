@@ -18,6 +18,7 @@ from amtcore.filter_design.fir import resample_taps
 from amtcore.kernels.fused.operations import DECIMATE
 from amtcore.kernels.fused.program import BlockOp
 from amtcore.kernels.ops.fir import fir
+from amtcore.kernels.vector.exporting import is_exporting
 from amtcore.stages.base import BlockStage, check_fs
 from amtcore.stages.states import check_kept
 
@@ -137,7 +138,7 @@ class Resampler(BlockStage):
         ]  # fmt: skip
         if len(parts) == 1:
             return parts[0]
-        if torch.compiler.is_exporting():
+        if is_exporting():
             # Picked by number, since a reshape and a slice would compare roundings of the length.
             m = torch.arange(ready - done, device=x.device)
             return torch.cat(parts, -1).index_select(-1, m % self.up * count + m // self.up)

@@ -179,6 +179,18 @@ def test_an_exported_layer_of_neurons_starts_from_the_state_at_the_export() -> N
     assert torch.equal(first, second) and torch.equal(first, layer(data))
 
 
+def test_compiled_code_is_not_taken_for_an_export() -> None:
+    """Compiled neurons keep their state, as without a compiler."""
+    layer, other = (amtcore.LIFExodus((2, 2), 0.05, learnable=False) for _ in range(2))
+    data = torch.full((1, 40, 2), 0.3)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(compiled(data), other(data))
+    assert all(torch.equal(kept, other.state()[name]) for name, kept in layer.state().items())
+    assert other.vmem.abs().sum() > 0
+
+
 # --- TorchScript ---
 
 

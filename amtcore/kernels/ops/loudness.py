@@ -15,12 +15,13 @@ from amtcore.kernels.families.loudness.cpu import NODES as NODES
 from amtcore.kernels.families.loudness.reference import audible as audible
 from amtcore.kernels.families.loudness.reference import law_rows as law_rows
 from amtcore.kernels.ops.autograd import wants_derivative
+from amtcore.kernels.vector.exporting import is_exporting
 
 
 def can_compute(*tensors: Tensor) -> bool:
     """Whether the kernels may: float32 in the processor's memory, no derivative, no tensor that
     only looks like one. Exported programs may run elsewhere, so they get torch's operators."""
-    if torch.compiler.is_exporting() or wants_derivative(*tensors):
+    if is_exporting() or wants_derivative(*tensors):
         return False
     return all(
         type(t) in (Tensor, torch.nn.Parameter) and t.device.type == "cpu"

@@ -20,6 +20,7 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.kernels.families.lif.reference import spike_count
 from amtcore.kernels.ops.autograd import is_transformed
 from amtcore.kernels.ops.lif import lif
+from amtcore.kernels.vector.exporting import is_exporting
 from amtcore.stages.base import Stage
 from amtcore.stages.constants import outside_inference
 from amtcore.stages.limits import Range
@@ -229,7 +230,7 @@ class LIFExodus(HasFiles, Stage):
             )
         batched = self._as_batch(data)
         spikes, vmem, isyn, last = self._run(batched, self._kept(batched.shape[0]), record)
-        if not torch.compiler.is_exporting() and batched.shape[1]:
+        if not is_exporting() and batched.shape[1]:
             # Copies: what is kept between calls must not hold on to the whole output.
             last = last.detach()
             with outside_inference():

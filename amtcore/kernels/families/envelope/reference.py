@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from amtcore.kernels.vector.exporting import is_exporting
+
 #: Samples of a block of rows: what its transforms use stays in the caches.
 _BLOCK_SAMPLES = 2**19
 #: The same for a GPU, which wants much at a time: its memory bounds it, about 30 bytes a sample.
@@ -57,7 +59,7 @@ class Quadrature:
     """
 
     def __init__(self, n: int, like: Tensor) -> None:
-        fast = torch.compiler.is_exporting() or _is_fast(n)
+        fast = is_exporting() or _is_fast(n)
         self._n, self._length = n, n if fast else _fast_length(2 * n - 1)
         self._spectrum = _transformer(n, like)
         if self._length != n:
@@ -106,7 +108,7 @@ def hilbert_envelope(rows: Tensor) -> Tensor:
 
     `torch.export` takes row by row, since pairs and blocks ask for the number of rows.
     """
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return _envelope_alone(rows)
     quadrature = Quadrature(rows.shape[1], rows)
     envelopes = []
