@@ -99,7 +99,7 @@ def test_a_disk_that_fails_under_a_small_file_is_one_line(
         prepare(job)
     fail(monkeypatch, name, number, on=lambda: full["now"])
     full["now"] = True
-    assert run(["extract", str(job), "--resume"]) == 1
+    assert run(["extract", str(job), "--resume", "--quiet"]) == 1
     err = capsys.readouterr().err.strip()
     assert "\n" not in err and said in err and "--resume" in err and "Traceback" not in err
     assert name.rstrip("/") in err
@@ -119,7 +119,13 @@ def prepare(job: Path) -> None:
     source = open_source(spec.source)
     plan = make_plan(source, spec)
     extractors = validate_models(spec)
-    open_job(spec, layout, plan, extractors, source, resume=False, again=None, beside=False)
+    open_job(
+        *(spec, layout, plan, extractors, source),
+        resume=False,
+        again=None,
+        beside=False,
+        stored=None,
+    )
     commit_all(job)
 
 
@@ -184,7 +190,7 @@ def test_a_bucket_that_says_not_now_is_asked_again_then_it_is_one_line(
     capsys.readouterr()
     # For good it is one line.
     store.fault = lambda path: answer
-    assert run(["extract", str(path), "--resume"]) == 1
+    assert run(["extract", str(path), "--resume", "--quiet"]) == 1
     err = capsys.readouterr().err.strip()
     assert "\n" not in err and "--resume" in err and "hush" not in err
     store.fault = lambda path: None
@@ -209,7 +215,7 @@ def test_an_output_that_dies_in_the_middle_is_one_line_whatever_fails_after_it(
         return read(self, rel)
 
     monkeypatch.setattr(Layout, "read_bytes", store_calls.store_call("read")(reading))
-    assert run(["extract", str(job), "--resume"]) == 1
+    assert run(["extract", str(job), "--resume", "--quiet"]) == 1
     err = capsys.readouterr().err.strip()
     assert "commits/" in err and "the mount is stale" in err and "--resume" in err
     assert "\n" not in err
