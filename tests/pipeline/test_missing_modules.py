@@ -42,6 +42,10 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def take(module: str) -> None:
         for name in [*sys.modules]:
             if name.split(".")[0] == module or name.startswith(LATE):
+                parent, _, own = name.rpartition(".")
+                # Importing it again sets the parent's attribute: put that back afterwards.
+                if hasattr(sys.modules.get(parent), own):
+                    monkeypatch.setattr(sys.modules[parent], own, sys.modules[name])
                 monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, module, None)
 

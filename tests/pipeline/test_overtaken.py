@@ -291,7 +291,7 @@ def check(trial: Trial, *, every: bool = False, only: str = "") -> None:
         chosen = [(number, others) for number, _ in enumerate(calls, 1) for others in OTHERS]
     else:
         chosen = list(zip(_first_of_each_kind(calls, only), itertools.cycle(OTHERS)))
-        chosen = chosen[COMMANDS.index(trial.command) % EACH :: EACH]
+        chosen = chosen[COMMANDS.index(trial.command) % min(EACH, len(chosen)) :: EACH]
     for number, others in chosen:
         if problem := trial.run(number, others)[1]:
             problems.append(f"{others.__name__} before {calls[number - 1]}: {problem}")

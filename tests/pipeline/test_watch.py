@@ -215,7 +215,7 @@ def test_a_pause_is_no_part_of_the_work(pause_s: float) -> None:
 
     def facts(at_s: float, took_s: float = 8.0) -> ShardFacts:
         return ShardFacts(
-            created_s=at_s, rows_ok=10, rows_bad=0, audio_s=100.0, nbytes=1, files=1,
+            created_s=at_s, rows_ok=10, rows_bad=0, audio_s=100.0, nbytes=1,
             took_s=took_s, worker=("host", 1), device="cpu", cpu_s=(),
             bad_by_class={}, quarantine=None,
         )  # fmt: skip
