@@ -97,7 +97,7 @@ def test_company_order_and_waves_change_no_bit(
 ) -> None:
     clips = _clips(there.model)
     monkeypatch.setattr(loudness_waves, "_HELD_BYTES", 0)  # taken to the host wave by wave
-    loud = np.full(4000, np.inf, np.float32)
+    loud = np.full(4000, np.finfo(np.float32).max)  # as loud as can be
     assert all(map(_equal, there.extract([loud, *clips[::-1]])[:0:-1], whole))
     for clip, expected in zip(clips, whole, strict=True):
         assert _equal(there.extract([clip])[0], expected)

@@ -55,11 +55,6 @@ class TestSums(ModelConformance):
     other_params = {"gain": 2.0}  # noqa: RUF012
 
 
-class HidesNaN(SumModel):
-    def sums(self, signal: Frames) -> Frames:
-        return super().sums(np.nan_to_num(signal))
-
-
 class Remembers(SumModel):
     calls = 0
 
@@ -112,6 +107,11 @@ class OneFrameMore(_Wrapped):
 class Doubles(_Wrapped):
     def extract(self, clips: Sequence[Frames]) -> list[Made]:
         return [{"sums": made["sums"].astype(np.float64)} for made in super().extract(clips)]
+
+
+class HidesNaN(_Wrapped):
+    def extract(self, clips: Sequence[Frames]) -> list[Made]:
+        return super().extract([np.nan_to_num(clip) for clip in clips])
 
 
 class Normalises(_Wrapped):
