@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from earmill.jobs import signals, start
+from earmill.jobs import signals
 from earmill.jobs.commands import (
     add_features,
     demo,
@@ -41,6 +41,7 @@ from earmill.jobs.commands import (
     watch,
 )
 from earmill.jobs.commands.options import wants_log_lines
+from earmill.jobs.process import run_and_exit
 from earmill.jobs.standard_streams import OutputLost
 from earmill.jobs.terminal import (
     error_event,
@@ -202,7 +203,7 @@ def _keep(error: Exception) -> str:
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    start.main(run)
+    run_and_exit(lambda: run)
 
 
 if __name__ == "__main__":

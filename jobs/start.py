@@ -1,59 +1,21 @@
-"""The `earmill` command from its first moment: signals and streams are looked after before
-anything else is imported, which takes a good part of a second."""
+"""Entry point of `earmill`: guards signals and streams before it imports the commands."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from earmill.jobs import signals, standard_streams
-
-# Objects that are made until Python looks for garbage among them. Much is made at the start that
-# stays: as often as usual, looking for garbage takes a second.
-SELDOM = 10_000
-MEMORY = "too little memory to start; give this command more (help: earmill explain memory)"
+from earmill.jobs.process import CommandLine, run_and_exit
 
 
-def main(run: Callable[[Sequence[str]], int] | None = None) -> NoReturn:
-    """Run the command line and end the process.
-
-    Args:
-        run: Runs one command line; None imports `jobs.cli`.
-    """
-    standard_streams.take_over()
-    signals.catch()
-    arguments, code = sys.argv[1:], 0
-    try:
-        if run is None:
-            from earmill.jobs import cli
-
-            run = cli.run
-        import gc
-
-        gc.set_threshold(SELDOM)
-        code = run(arguments)
-        sys.stdout.flush()
-    except standard_streams.OutputLost as lost:
-        code = code or lost.tell()
-    except KeyboardInterrupt:
-        code = _ended(arguments, signals.exit_code(), signals.what_happened())
-    except MemoryError:
-        code = _ended(arguments, 1, MEMORY)
-    signals.let_go()
-    sys.exit(code)
+def main() -> NoReturn:
+    """Run the command line of this process and end the process."""
+    run_and_exit(_commands)
 
 
-def _ended(arguments: Sequence[str], code: int, message: str) -> int:
-    """Tell how a command ended that could not do so itself, with as little as that needs."""
-    os.write(2, f"earmill: {message}\n".encode())
-    if "--json" in arguments:
-        import json
+def _commands() -> CommandLine:
+    from earmill.jobs import cli
 
-        event = {"event": "error", "exit_code": code, "message": message}
-        print(json.dumps(event), flush=True)
-    return code
+    return cli.run
 
 
 if __name__ == "__main__":
