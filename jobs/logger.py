@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from earmill.jobs.log_lines import level_of, text_of
+from earmill.jobs.progress import level_of, text_of
 from earmill.pipeline.common.one_line import one_line
 
 if TYPE_CHECKING:

@@ -1,7 +1,9 @@
-"""Run events for people and machines: a bar on a terminal, plain lines elsewhere, JSON on request.
+"""Run events for people and machines: a bar on a terminal, plain lines elsewhere, JSON or log lines
+on request.
+
 Text tells what happens meanwhile on standard error, and the result on standard output.
 
-All three are fed the same events and each keeps a `Tally`. What is still only planned is an
+All are fed the same events and each keeps a `Tally`. What is still only planned is an
 estimate and is called `about`.
 """
 
@@ -12,9 +14,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from earmill.jobs.log_lines import LogLines
+from earmill.jobs.log_lines import ERROR, INFO, WARNING, log_line
 from earmill.jobs.standard_streams import OutputLost
 from earmill.jobs.terminal import console, say, say_json, tell_errors_as_log_lines
 from earmill.pipeline.common.figures import audio, duration, figure
@@ -36,6 +38,23 @@ BAR_WIDTH = 20
 BAR_MARGIN = 4
 # Narrower terminals get half a bar.
 NARROW = 60
+# Kinds of events that are warnings in a log.
+LOG_WARNINGS = frozenset(
+    {
+        "source_changed",
+        "shard_retry",
+        "shard_waits",
+        "worker_lost",
+        "bisect_started",
+        "culprit_found",
+        "row_quarantined",
+        "draining",
+    }
+)
+# Fields of events that are called otherwise in a log, where lines of all kinds stand together.
+_CALLED = {"shard_id": "shard", "text": "message"}
+# A log has the totals every so many seconds.
+PROGRESS_EVERY_S = 10.0
 
 
 class Reporter(Protocol):
@@ -123,6 +142,25 @@ def news(event: events.Event) -> str | None:
     return None
 
 
+def text_of(event: events.Event) -> str:
+    """Return an event for people; empty where it has only figures."""
+    if (told := news(event)) is not None:
+        return told
+    if isinstance(event, events.ShardDone):
+        return f"shard {event.shard_id} is committed"
+    if isinstance(event, events.RowQuarantined):
+        return f"row {event.row_id!r} quarantined: {event.error_class}: {event.message}"
+    return ""
+
+
+def level_of(event: events.Event) -> str:
+    """Return `info`, `warning` or `error`."""
+    failed = isinstance(event, events.JobFinished) and event.exit_code
+    if failed or event.kind == "shard_failed":
+        return ERROR
+    return WARNING if event.kind in LOG_WARNINGS else INFO
+
+
 def cost(event: events.Event) -> str | None:
     """What the audio of a run has cost, the dearest first; None while it is not over."""
     if not isinstance(event, events.JobFinished) or not (event.cpu_s and event.seconds):
@@ -187,6 +225,48 @@ class JsonLines:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+class LogLines:
+    """Every event as a line; the totals every few seconds.
+
+    Args:
+        stream: Where to.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._tally = Tally(clock)
+        self._told_at = clock()
+        self._job: dict[str, Any] = {}
+
+    def __call__(self, event: events.Event) -> None:
+        self._tally.take(event)
+        fields = event.to_dict()
+        kind = fields.pop("event")
+        if kind == "in_flight":
+            self._progress()
+            return
+        if kind == "job_started":
+            self._job = {"job": fields.pop("job"), "plan_id": fields.pop("plan_id")}
+        fields = {_CALLED.get(name, name): value for name, value in fields.items()}
+        fields.pop("message", None)
+        self._write(log_line(kind, level_of(event), text_of(event), **self._job, **fields))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _progress(self) -> None:
+        now = self._clock()
+        if not self._tally.working or now - self._told_at < PROGRESS_EVERY_S:
+            return
+        self._told_at = now
+        fields = self._tally.to_dict()
+        self._write(log_line(fields.pop("event"), INFO, totals(self._tally), **self._job, **fields))
+
+    def _write(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
 
 
 class Bar:
