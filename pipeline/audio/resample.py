@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import soxr
+
+from earmill.pipeline.audio.time_span import resampled_length
 
 if TYPE_CHECKING:
     from earmill.pipeline.audio.sinc_resample import SincStream
@@ -41,17 +42,6 @@ RESAMPLERS = (*QUALITIES, ON_DEVICES)
 CHUNK_SAMPLES = 1 << 14
 # Of soxr, ready for the next clip: more than threads that resample at the same time.
 MAX_IDLE = 32
-
-
-def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
-    """Samples after resampling: n * to / from, rounded to nearest, halves down.
-
-    Exact rational arithmetic: a duration never depends on float rounding, and chunked and whole
-    agree for any length.
-    """
-    exact = Fraction(n_samples) * Fraction(to_hz) / Fraction(from_hz)
-    # ceil(x - 1/2) with integers only.
-    return -((exact.denominator - 2 * exact.numerator) // (2 * exact.denominator))
 
 
 class AudioResampler:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torchaudio.transforms import Resample
 
-from earmill.pipeline.audio.resample import resampled_length
+from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.errors import ResampleRatioError
 
 Waveform = npt.NDArray[np.float32]

@@ -1,12 +1,14 @@
 """Spans of a recording: seconds in, frames out, checked against what the file holds.
 
-One function turns seconds into samples for the whole project. A file whose header does not say how
+One function turns seconds into samples for the whole project, and one gives the samples of a clip
+at another rate. A file whose header does not say how
 long it is gives an open end; reading then decides.
 """
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from earmill.pipeline.common.errors import SpanError
 
@@ -20,6 +22,17 @@ END_SLACK_S = 0.01
 def seconds_to_frames(seconds: float, rate_hz: float) -> int:
     """The sample nearest to a time, halves up. Spans that share a time share no sample."""
     return math.floor(seconds * rate_hz + 0.5)
+
+
+def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
+    """Samples after resampling: n * to / from, rounded to nearest, halves down.
+
+    Exact rational arithmetic: a duration never depends on float rounding, and chunked and whole
+    agree for any length.
+    """
+    exact = Fraction(n_samples) * Fraction(to_hz) / Fraction(from_hz)
+    # ceil(x - 1/2) with integers only.
+    return -((exact.denominator - 2 * exact.numerator) // (2 * exact.denominator))
 
 
 def frame_span(

@@ -21,7 +21,8 @@ from earmill.pipeline.audio.block_reader import Blocks
 from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_channels
 from earmill.pipeline.audio.decode import AudioFacts, open_blocks
 from earmill.pipeline.audio.decoding_children import DecodingChildren
-from earmill.pipeline.audio.resample import AudioResampler, ResampleStream, resampled_length
+from earmill.pipeline.audio.resample import AudioResampler, ResampleStream
+from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.cpu_time import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item

@@ -19,8 +19,8 @@ from earmill.pipeline.audio.resample import (
     DEFAULT_QUALITY,
     QUALITIES,
     AudioResampler,
-    resampled_length,
 )
+from earmill.pipeline.audio.time_span import resampled_length
 
 PAIRS = [(16000, 44100), (44100, 16000), (48000, 44100), (22050, 44100), (8000, 16000.5)]
 

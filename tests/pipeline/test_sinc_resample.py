@@ -11,7 +11,7 @@ import torchaudio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earmill.pipeline.audio.resample import ON_DEVICES, AudioResampler, resampled_length
+from earmill.pipeline.audio.resample import ON_DEVICES, AudioResampler
 from earmill.pipeline.audio.sinc_resample import (
     BETA,
     MOST_COEFFICIENTS,
@@ -20,6 +20,7 @@ from earmill.pipeline.audio.sinc_resample import (
     DeviceResampler,
     sinc_filter,
 )
+from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.errors import ResampleRatioError
 from tests.pipeline.test_resample import fit, rms_db, tone
 
