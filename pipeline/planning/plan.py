@@ -154,7 +154,7 @@ class Plan:
         if self.parts:
             store_parts(self.parts, store, self.plan_id)
         if not store.exists(path):
-            store.write_bytes(path, encode_plan(self))
+            store.write_bytes(path, encode_plan(vars(self), self.parts))
         return path
 
     @classmethod

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,6 +14,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.planning.parts import (
     Store,
+    StoredShard,
     index_table,
     part_tables,
     parts_of,
@@ -29,9 +30,6 @@ from earmill.pipeline.planning.plan_rows import (
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.paths import is_plan_path, plan_path
-
-if TYPE_CHECKING:
-    from earmill.pipeline.planning.plan import Plan
 
 # Version 2 has columns of the source in their own types beside the JSON of the others; version 3 is
 # an index of parts.
@@ -62,22 +60,27 @@ def read_row_ids(store: Store, plan_id: str) -> dict[str, list[str]]:
     return dict(sorted(found.items()))
 
 
-def encode_plan(plan: Plan) -> bytes:
-    """The file of a plan: its rows, or of a plan in parts an index of them."""
-    typed = typed_columns(plan.extra_types)
-    about = {name: getattr(plan, name) for name in ABOUT}
-    about |= {name: getattr(plan, name) for name in ABOUT_SOME if getattr(plan, name)}
+def encode_plan(fields: Mapping[str, Any], parts: Sequence[StoredShard]) -> bytes:
+    """Encode a plan as its file: its rows, or of a plan in parts an index of them.
+
+    Args:
+        fields: The fields of the `Plan`, by name; `decode_plan` returns them.
+        parts: The shards of a plan in parts; empty where the plan has its rows.
+    """
+    typed = typed_columns(fields["extra_types"])
+    about = {name: fields[name] for name in ABOUT}
+    about |= {name: fields[name] for name in ABOUT_SOME if fields[name]}
     metadata = {
-        "plan_id": plan.plan_id,
-        "spec_sha256": plan.spec_sha256,
+        "plan_id": fields["plan_id"],
+        "spec_sha256": fields["spec_sha256"],
         "about": json.dumps(about, sort_keys=True),
         "version": TYPED_VERSION if typed else PLAN_VERSION,
     }
-    if not plan.parts:
-        return encoded(rows_table(plan.shards, typed), metadata)
-    sha256s = [part.sha256 for part in parts_of(plan.parts)]
+    if not parts:
+        return encoded(rows_table(fields["shards"], typed), metadata)
+    sha256s = [part.sha256 for part in parts_of(parts)]
     metadata |= {"version": PARTED_VERSION, "parts": json.dumps(sha256s)}
-    table = index_table(plan.parts)
+    table = index_table(parts)
     return encoded(table, {**metadata, "check": _index_check(table, metadata)})
 
 
