@@ -20,9 +20,8 @@ from unittest import mock
 import numpy as np
 
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.executor import Hire
-from earmill.pipeline.driver.local_executor import LocalWorkers
-from earmill.pipeline.driver.local_process import LocalCall, LocalProcess
+from earmill.pipeline.driver.executors.base import Hire
+from earmill.pipeline.driver.executors.local import LocalCall, LocalProcess, LocalWorkers
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.formats.casting import as_stored

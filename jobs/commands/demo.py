@@ -86,7 +86,7 @@ def demo(
 @contextmanager
 def _ray_in_the_background() -> Iterator[Callable[[], None]]:
     """Start Ray beside other work; the value waits for it. A job then finds it running."""
-    from earmill.pipeline.driver.ray_session import ray_session
+    from earmill.pipeline.driver.executors.ray_session import ray_session
 
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         started = thread.submit(stack.enter_context, ray_session())

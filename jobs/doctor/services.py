@@ -20,7 +20,7 @@ def ray_check() -> Check:
 
 
 def _run_task() -> str:
-    from earmill.pipeline.driver.ray_session import is_joined, live_nodes, ray_session
+    from earmill.pipeline.driver.executors.ray_session import is_joined, live_nodes, ray_session
 
     # "local": whatever cluster RAY_ADDRESS names is no matter of this machine.
     with ray_session(None if _has_ray() else "local"):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome, WorkerInfo
 
 if TYPE_CHECKING:
-    from earmill.pipeline.driver.executor import Workers
+    from earmill.pipeline.driver.executors.base import Workers
 
 # One that leaves ends with what it has: its node is about to go.
 WARMING, READY, LEAVING, DEAD = "warming", "ready", "leaving", "dead"

@@ -23,7 +23,8 @@ from earmill.pipeline.dataset.lease import UNFENCED, DriverLock, overtaken
 from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.executor import Executor, executor_of
+from earmill.pipeline.driver.executors import executor_of
+from earmill.pipeline.driver.executors.base import Executor
 from earmill.pipeline.driver.open_job import OpenJob, committed_of, open_job, stored_dataset
 from earmill.pipeline.driver.placement import has_seats
 from earmill.pipeline.driver.shard_tracker import Committed, Result

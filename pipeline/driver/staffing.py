@@ -13,7 +13,7 @@ from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.commit_reader import CommitReader
 from earmill.pipeline.driver.deadlines import Deadlines
-from earmill.pipeline.driver.executor import Hire, Session
+from earmill.pipeline.driver.executors.base import Hire, Session
 from earmill.pipeline.driver.open_job import OpenJob, committed_of
 from earmill.pipeline.driver.placement import Placement, cpu_note, place_workers
 from earmill.pipeline.driver.pool import Pool

@@ -332,7 +332,7 @@ class DisturbedRun:
     def _leftovers(self) -> None:
         """Nothing of the run is left: no process, and no temporary file that the next would not
         remove."""
-        from earmill.pipeline.driver import private_ray
+        from earmill.pipeline.driver.executors import private_ray
         from earmill.pipeline.storage.owned_folders import sweep
 
         until = time.monotonic() + GONE_WITHIN_S

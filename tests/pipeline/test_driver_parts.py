@@ -25,15 +25,15 @@ from earmill.pipeline.driver.deadlines import (
     WALL_PER_AUDIO_S,
     Deadlines,
 )
-from earmill.pipeline.driver.placement import CPUS_RESERVED, Node, cpu_note, place_workers
-from earmill.pipeline.driver.pool import READY, Pool, Slot
-from earmill.pipeline.driver.ray_session import (
+from earmill.pipeline.driver.executors.ray_session import (
     ClusterError,
     check_address,
     live_nodes,
     quiet_streams,
 )
-from earmill.pipeline.driver.ray_session import ray_session as session
+from earmill.pipeline.driver.executors.ray_session import ray_session as session
+from earmill.pipeline.driver.placement import CPUS_RESERVED, Node, cpu_note, place_workers
+from earmill.pipeline.driver.pool import READY, Pool, Slot
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Committed, Result
 from earmill.pipeline.driver.summary import summarise

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from earmill.pipeline.driver.local_process import LocalProcess
+from earmill.pipeline.driver.executors.local import LocalProcess
 from earmill.pipeline.worker.messages import Outcome, WorkerInfo
 from earmill.pipeline.worker.shard_worker import ShardWorker
 

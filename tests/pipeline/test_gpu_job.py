@@ -14,8 +14,9 @@ import pytest
 
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.publish import commits, committed_shards
-from earmill.pipeline.driver import events, ray_executor
+from earmill.pipeline.driver import events
 from earmill.pipeline.driver import run as driver_module
+from earmill.pipeline.driver.executors import ray_executor
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec

@@ -9,16 +9,17 @@ from unittest import mock
 import pytest
 import torch
 
-import earmill.pipeline.driver.ray_session as session
+import earmill.pipeline.driver.executors.ray_session as session
 from amtcore.errors import BackendError, DeviceLostError, DeviceMemoryError
 from amtcore.kernels.warp.driver import device_facts
 from amtcore.kernels.warp.driver.device_facts import DeviceFacts
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
-from earmill.pipeline.driver import events, ray_executor
+from earmill.pipeline.driver import events
+from earmill.pipeline.driver.executors import ray_executor
+from earmill.pipeline.driver.executors.ray_executor import RayExecutor
+from earmill.pipeline.driver.executors.ray_session import is_private
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.driver.pool import DEAD, READY, Pool
-from earmill.pipeline.driver.ray_executor import RayExecutor
-from earmill.pipeline.driver.ray_session import is_private
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Ledger
 from earmill.pipeline.spec.run import RunSpec

@@ -14,11 +14,11 @@ import pytest
 import ray
 
 from earmill.pipeline.common.errors import ClusterLost, RunStopped
-from earmill.pipeline.driver import private_ray, ray_reaper
-from earmill.pipeline.driver import ray_session as ray_cluster
-from earmill.pipeline.driver.cluster_watch import SILENT_S, ClusterWatch
+from earmill.pipeline.driver.executors import private_ray, ray_reaper
+from earmill.pipeline.driver.executors import ray_session as ray_cluster
+from earmill.pipeline.driver.executors.cluster_watch import SILENT_S, ClusterWatch
+from earmill.pipeline.driver.executors.ray_session import ClusterError, wait_for_nodes
 from earmill.pipeline.driver.placement import ClusterView, Node
-from earmill.pipeline.driver.ray_session import ClusterError, wait_for_nodes
 from earmill.pipeline.spec.run import RunSpec
 from earmill.pipeline.storage import owned_folders
 from earmill.pipeline.storage.owned_folders import OwnedFolder, own_folder, sweep
@@ -37,7 +37,7 @@ time.sleep(600)
 # Stands for a driver: a folder, a reaper, and a process that would live on, as Ray's agents do.
 DRIVER = """
 import os, subprocess, sys, time
-from earmill.pipeline.driver import private_ray, ray_reaper
+from earmill.pipeline.driver.executors import private_ray, ray_reaper
 from earmill.pipeline.storage.owned_folders import OwnedFolder
 folder = OwnedFolder(private_ray.PREFIX, sys.argv[1])
 reaper = private_ray._start_reaper(folder.path)

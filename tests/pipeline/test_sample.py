@@ -220,6 +220,6 @@ def test_a_model_that_ends_its_process_ends_no_planner(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers that cannot start are one line."""
-    monkeypatch.setattr("earmill.pipeline.driver.local_process.COMMAND", "raise SystemExit(3)")
+    monkeypatch.setattr("earmill.pipeline.driver.executors.local.COMMAND", "raise SystemExit(3)")
     with pytest.raises(SourceError, match="the sample failed: no worker could be started"):
         costed(spec_of(corpus))

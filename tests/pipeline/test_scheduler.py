@@ -19,11 +19,11 @@ import pytest
 
 from earmill.pipeline.driver import deadlines, events
 from earmill.pipeline.driver.deadlines import Deadlines
-from earmill.pipeline.driver.executor import Hire
-from earmill.pipeline.driver.local_executor import LocalWorkers
+from earmill.pipeline.driver.executors.base import Hire
+from earmill.pipeline.driver.executors.local import LocalWorkers
+from earmill.pipeline.driver.executors.ray_executor import RayWorkers
 from earmill.pipeline.driver.placement import Placement
 from earmill.pipeline.driver.pool import Pool
-from earmill.pipeline.driver.ray_executor import RayWorkers
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Ledger, Result
 from earmill.pipeline.driver.stop_request import StopRequest

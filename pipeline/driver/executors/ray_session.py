@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from earmill.pipeline.common.errors import EarmillError, RunStopped, SpecError
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.stand_in import is_interpreted
-from earmill.pipeline.driver.executor import KEPT_MEMORY
+from earmill.pipeline.driver.executors.base import KEPT_MEMORY
+from earmill.pipeline.driver.executors.private_ray import private_ray, shut_down
 from earmill.pipeline.driver.placement import Node
-from earmill.pipeline.driver.private_ray import private_ray, shut_down
 
 if TYPE_CHECKING:
     from earmill.pipeline.spec.run import RunSpec

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from earmill.pipeline.common.one_line import named_line
-from earmill.pipeline.driver.placement import ClusterView, Node, check_seats
-from earmill.pipeline.driver.ray_session import (
+from earmill.pipeline.driver.executors.ray_session import (
     check_address,
     is_here,
     is_joined,
@@ -21,13 +20,14 @@ from earmill.pipeline.driver.ray_session import (
     ray_session,
     wait_for_nodes,
 )
+from earmill.pipeline.driver.placement import ClusterView, Node, check_seats
 from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import Lost, Outcome
 
 if TYPE_CHECKING:
     from ray.exceptions import ActorDiedError
 
-    from earmill.pipeline.driver.executor import Hire
+    from earmill.pipeline.driver.executors.base import Hire
     from earmill.pipeline.spec.run import RunSpec
 
 
@@ -83,7 +83,7 @@ class RaySession:
     """
 
     def __init__(self, nodes: list[Node], *, joined: bool) -> None:
-        from earmill.pipeline.driver.cluster_watch import watch_ray
+        from earmill.pipeline.driver.executors.cluster_watch import watch_ray
 
         self._nodes, self._was_here = nodes, is_here(nodes)
         self._watch = watch_ray(joined=joined)

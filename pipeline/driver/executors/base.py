@@ -1,4 +1,4 @@
-"""Where a job's workers run: what the driver asks of an executor, and which one a job has.
+"""Where a job's workers run: what the driver asks of an executor.
 
 An executor opens a session: machines with cores and GPUs, and workers on them that are started,
 called and killed. It knows nothing of shards, and the scheduler nothing of how a call travels: a
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from earmill.pipeline.common import stand_in
-from earmill.pipeline.common.errors import SpecError
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.placement import ClusterView, Node, Placement
@@ -112,27 +111,3 @@ class Executor(Protocol):
         Args:
             say: Told what is waited for.
         """
-
-
-def executor_of(run: RunSpec, ray_address: str | None) -> Executor:
-    """The executor that a job names.
-
-    Args:
-        ray_address: A cluster for Ray to join.
-    Raises:
-        SpecError: The address of a cluster, for an executor that joins none.
-    """
-    # Each imports what it runs on, and only what the job needs is imported.
-    if run.executor == "ray":
-        from earmill.pipeline.driver.ray_executor import RayExecutor
-
-        return RayExecutor(ray_address)
-    if ray_address is not None:
-        raise SpecError(
-            f"run.executor: expected ray with a Ray cluster's address, got {run.executor}; leave "
-            "out --ray-address or set run.executor to ray"
-        )
-    # The tasks of an array are drivers of their own, each with workers of its machine.
-    from earmill.pipeline.driver.local_executor import LocalExecutor
-
-    return LocalExecutor()

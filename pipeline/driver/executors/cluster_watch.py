@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from earmill.pipeline.common.errors import ClusterLost
+from earmill.pipeline.driver.executors.ray_session import draining_nodes, useful_nodes
 from earmill.pipeline.driver.placement import ClusterView
-from earmill.pipeline.driver.ray_session import draining_nodes, useful_nodes
 from earmill.pipeline.driver.summary import RESUME
 
 PARTS = ("raylet", "gcs_server")

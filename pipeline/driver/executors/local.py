@@ -1,6 +1,6 @@
-"""One worker process of this machine, as the driver sees it.
+"""Workers as plain processes of this machine: nothing else is started, nothing else can be lost.
 
-The process is a fresh Python that is told what to import: no copy of the driver, whose threads and
+A process is a fresh Python that is told what to import: no copy of the driver, whose threads and
 locks it would inherit, and none of its main module. Calls go out by a thread of their own, because
 a worker that is frozen reads nothing, and the driver must not wait for it.
 """
@@ -13,19 +13,30 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
 
+from earmill.pipeline.common.machine import cores
 from earmill.pipeline.common.memory import TOO_LITTLE, speaks_of_memory
 from earmill.pipeline.common.one_line import one_line
-from earmill.pipeline.driver.executor import KEPT_MEMORY
+from earmill.pipeline.common.stand_in import is_interpreted
+from earmill.pipeline.driver.executors.base import KEPT_MEMORY
+from earmill.pipeline.driver.placement import Node
+from earmill.pipeline.storage.owned_folders import sweep
+from earmill.pipeline.worker.device import check_gpu
 from earmill.pipeline.worker.messages import Lost, Outcome, Runner
 
+if TYPE_CHECKING:
+    from earmill.pipeline.driver.executors.base import Hire
+    from earmill.pipeline.spec.run import RunSpec
+
+HERE = "this machine"
 # The child's own command line: where to look for modules, then what to run. Garbage is looked for
 # once the worker is warm.
 COMMAND = (
@@ -37,6 +48,113 @@ LAST_WORDS_BYTES = 4096
 MOST_SAID_BYTES = 2**20
 # From the end of what a process sends to its own end.
 ENDS_WITHIN_S = 5.0
+
+
+class LocalExecutor:
+    """See the module."""
+
+    is_private = True
+
+    def check(self, run: RunSpec) -> None:
+        """Refuse `cuda` on a machine without a GPU.
+
+        Raises:
+            DeviceError: It has none that works.
+        """
+        if run.device == "cuda":
+            check_gpu()
+
+    @contextmanager
+    def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[LocalSession]:
+        """This machine; its workers are killed by whoever started them."""
+        sweep()  # what drivers and workers that were killed have left
+        yield LocalSession(run)
+        sweep()
+
+
+class LocalSession:
+    """This machine as the only node.
+
+    Args:
+        run: Says whether GPUs count.
+    """
+
+    def __init__(self, run: RunSpec) -> None:
+        gpus = visible_gpus() if run.gpus_wanted else []
+        stand_ins = int(is_interpreted() and bool(run.gpus_wanted))
+        self._gpus = gpus
+        self.is_here = True
+        self._node = Node(HERE, cores(), len(gpus) or stand_ins)
+
+    def nodes(self) -> list[Node]:
+        """One."""
+        return [self._node]
+
+    def seen(self) -> None:
+        """None comes or goes."""
+
+    def workers(self, hire: Callable[[int], Hire]) -> LocalWorkers:
+        """Processes; see `Session`."""
+        return LocalWorkers(hire, self._gpus)
+
+    def check(self) -> None:
+        """This machine is there as long as this process is."""
+
+
+class LocalWorkers:
+    """Processes as `Workers`.
+
+    Args:
+        hire: Describes the worker of a place.
+        gpus: What CUDA_VISIBLE_DEVICES may name; workers on GPUs take turns at them.
+    """
+
+    def __init__(self, hire: Callable[[int], Hire], gpus: Sequence[str] = ()) -> None:
+        self._hire, self._gpus = hire, gpus
+        self._processes: list[LocalProcess] = []
+        self._ended: list[tuple[LocalCall, Outcome | Lost]] = []
+
+    def start(self, index: int) -> LocalProcess:
+        """A process; on a GPU it sees no other."""
+        hire = self._hire(index)
+        environment = hire.environment
+        if hire.place.num_gpus and self._gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = self._gpus[index % len(self._gpus)]
+        process = LocalProcess(hire.make_runner, environment, hire.shards)
+        self._processes.append(process)
+        return process
+
+    def call(self, worker: LocalProcess, kind: str, *args: object) -> LocalCall:
+        """The call, which is on its way."""
+        return worker.call(kind, args)
+
+    def ended(
+        self, calls: Collection[LocalCall], timeout_s: float
+    ) -> Iterator[tuple[LocalCall, Outcome | Lost]]:
+        """Calls whose answers have come, and all calls of processes that died."""
+        if not self._read(timeout_s):
+            return
+        ended, self._ended = self._ended, []
+        yield from ended
+
+    def kill(self, worker: LocalProcess) -> None:
+        """Kill the process; its calls are forgotten."""
+        worker.kill()
+        self._processes.remove(worker)
+
+    def others_cpu_s(self, pids: Collection[int]) -> dict[int, float]:
+        """Nothing is between driver and workers."""
+        return {}
+
+    def _read(self, timeout_s: float) -> bool:
+        by_connection = {
+            process.connection: process for process in self._processes if process.is_running
+        }
+        if not by_connection:
+            time.sleep(timeout_s)
+        for ready in wait(list(by_connection), timeout_s) if by_connection else ():
+            self._ended += by_connection[ready].read()  # type: ignore[index]
+        return bool(self._ended)
 
 
 @dataclass(eq=False, slots=True)
