@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.reader.read_row import Row
+from earmill.pipeline.reader.shuffle import Rows
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -41,8 +42,15 @@ class FeatureRows(Protocol):
     def is_local(self) -> bool:
         """Whether all of it lies in files of this machine, or in what it has mounted."""
 
+    @property
+    def mixture(self) -> tuple[int, ...] | None:
+        """Rows of each set in an epoch, where sets are mixed by weight; else None."""
+
     def block_rows(self) -> np.ndarray:
         """Rows per row group, in order: what is cheap to read together."""
+
+    def block_order(self, *, shuffle: bool, seed: int, epoch: int) -> tuple[Rows, Rows]:
+        """Rows of an epoch in the order of shuffled blocks, and the pass of its set for each."""
 
     def __len__(self) -> int: ...
 

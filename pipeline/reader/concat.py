@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from earmill.pipeline.formats.int8_rows import INT8
 from earmill.pipeline.formats.stream_layout import SCALED
+from earmill.pipeline.reader.feature_set import FeatureSet
 from earmill.pipeline.reader.statistics import together
-from earmill.pipeline.reader.torch_views import TorchViews
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.read_row import Row
 
 
-class ConcatenatedFeatures(TorchViews):
+class ConcatenatedFeatures(FeatureSet):
     """Feature sets end to end; get one from `open_features` with a list. A sequence of `Row`.
 
     `Row.index` counts over all sets; the rest of a row is that of its set.

@@ -32,6 +32,7 @@ from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.trust import is_as_committed, named_damage
 from earmill.pipeline.reader.catalog import Catalog, read_quarantine
+from earmill.pipeline.reader.feature_set import FeatureSet
 from earmill.pipeline.reader.index_rows import fact_names, is_extra
 from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.reader.process import Process, needed, prepare
@@ -39,8 +40,7 @@ from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead
 from earmill.pipeline.reader.read_row import Row
 from earmill.pipeline.reader.row_places import RowPlaces
 from earmill.pipeline.reader.shard_paths import ShardPaths
-from earmill.pipeline.reader.statistics import stored_statistics
-from earmill.pipeline.reader.torch_views import TorchViews
+from earmill.pipeline.reader.statistics import framed
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_cache import LocalCache
@@ -58,7 +58,7 @@ READ_AHEAD_ROWS = 512
 SCANNED_BLOCKS = 4
 
 
-class Features(TorchViews):
+class Features(FeatureSet):
     """An opened feature set; get one from `open_features`. A sequence of `Row`.
 
     Safe to use from several threads (one reads at a time), to pickle, and to use after a fork.
@@ -140,7 +140,17 @@ class Features(TorchViews):
         Raises:
             CommitError: The set was written before they were stored: see `compute_statistics`.
         """
-        return stored_statistics(self)
+        moments, wanted = self.moments, framed(self)
+        missing = [name for name in wanted if name not in moments]
+        if missing:
+            raise CommitError(
+                f"{self!r} has no statistics of {missing}: it was written before they were stored; "
+                "earmill.compute_statistics(ds) reads every row once and gives them, also for "
+                "normalise="
+            )
+        return {
+            name: StreamStatistics.read(moments[name], self.streams[name].width) for name in wanted
+        }
 
     @property
     def fingerprint(self) -> str:

@@ -22,7 +22,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.history import Which, find_snapshot
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.reader.catalog import load_catalog
-from earmill.pipeline.reader.torch_views import TorchViews
+from earmill.pipeline.reader.feature_set import FeatureSet
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.read_row import Row
 
 
-class JoinedFeatures(TorchViews):
+class JoinedFeatures(FeatureSet):
     """Feature sets side by side; get one from `open_features`. A sequence of `Row`.
 
     Args:

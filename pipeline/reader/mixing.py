@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from earmill.pipeline.reader import shuffle as order
-from earmill.pipeline.reader.base import FeatureRows
 from earmill.pipeline.reader.concat import ConcatenatedFeatures
 from earmill.pipeline.reader.features import Features
 from earmill.pipeline.reader.shuffle import Rows
@@ -73,6 +72,7 @@ class MixedFeatures(ConcatenatedFeatures):
         if wanted < 1:
             raise ValueError(f"mix: draws must be at least 1, got {wanted}")
         self.draws, self.counts = wanted, _counts(self.weights, wanted)
+        self.mixture = self.counts
 
     def __repr__(self) -> str:
         return f"MixedFeatures({list(self.sets)!r}, weights={list(self.weights)}, {self.draws})"
@@ -117,21 +117,6 @@ class MixedFeatures(ConcatenatedFeatures):
             drawn = order.keys(count, seed=seed, epoch=epoch, salt=SPREAD_SALT, part=part + 1)
             within = order.unit(drawn)
         return np.asarray((np.arange(count) + within) / max(1, count))
-
-
-def block_order(
-    features: FeatureRows, *, shuffle: bool, seed: int, epoch: int
-) -> tuple[Rows, Rows]:
-    """Rows of an epoch of any set in the order of shuffled blocks, and their passes."""
-    if isinstance(features, MixedFeatures):
-        return features.block_order(shuffle=shuffle, seed=seed, epoch=epoch)
-    rows = order.block_order(features.block_rows(), shuffle=shuffle, seed=seed, epoch=epoch)
-    return rows, np.full(len(rows), epoch, np.int64)
-
-
-def draws_of(features: FeatureRows) -> int:
-    """Rows of an epoch of any set, over all ranks."""
-    return features.draws if isinstance(features, MixedFeatures) else len(features)
 
 
 def _checked_weights(weights: Any, n_sets: int) -> tuple[float, ...]:

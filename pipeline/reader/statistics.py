@@ -14,30 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.moments import StreamStatistics, Summing, combined, has_statistics
 
 if TYPE_CHECKING:
     from earmill.pipeline.reader.base import FeatureRows
-    from earmill.pipeline.reader.features import Features
 
 Of = Mapping[str, StreamStatistics]
 NAMED_COLUMNS = 8
-
-
-def stored_statistics(features: Features) -> dict[str, StreamStatistics]:
-    """See `Features.statistics`."""
-    moments, wanted = features.moments, framed(features)
-    missing = [name for name in wanted if name not in moments]
-    if missing:
-        raise CommitError(
-            f"{features!r} has no statistics of {missing}: it was written before they were stored; "
-            "earmill.compute_statistics(ds) reads every row once and gives them, also for "
-            "normalise="
-        )
-    return {
-        name: StreamStatistics.read(moments[name], features.streams[name].width) for name in wanted
-    }
 
 
 def compute_statistics(features: FeatureRows) -> dict[str, StreamStatistics]:

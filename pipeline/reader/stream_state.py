@@ -14,7 +14,6 @@ from torch.utils.data import get_worker_info
 from earmill.pipeline.reader import shuffle as order
 from earmill.pipeline.reader.batching import Plan, check_within
 from earmill.pipeline.reader.epoch_place import Begun
-from earmill.pipeline.reader.mixing import MixedFeatures
 
 if TYPE_CHECKING:
     from earmill.pipeline.reader.torch_datasets import FeatureStream
@@ -30,7 +29,7 @@ _LATER = ("batch_frames", "batch_seconds", "crop", "mixture")
 
 def identity(stream: FeatureStream) -> dict[str, Any]:
     """What must be equal for a place to mean the same row."""
-    chosen, mixed = stream.settings, stream.features
+    chosen, mixture = stream.settings, stream.features.mixture
     found = {
         "seed": stream.seed,
         "shuffle": chosen.shuffle,
@@ -43,8 +42,8 @@ def identity(stream: FeatureStream) -> dict[str, Any]:
     }
     if stream.crop is not None:
         found["crop"] = [stream.crop.seconds, stream.crop.start_s]
-    if isinstance(mixed, MixedFeatures):
-        found["mixture"] = [*mixed.counts]
+    if mixture is not None:
+        found["mixture"] = [*mixture]
     return found
 
 

@@ -29,7 +29,6 @@ from earmill.pipeline.reader.collate import as_tensor, collate_padded, is_sparse
 from earmill.pipeline.reader.crops import Crop, Cropper
 from earmill.pipeline.reader.epoch_place import Begun, EpochPlace
 from earmill.pipeline.reader.index_rows import is_extra
-from earmill.pipeline.reader.mixing import block_order
 from earmill.pipeline.reader.ranks import (
     WHOLE,
     Ranks,
@@ -473,7 +472,7 @@ class FeatureStream(IterableDataset[Any]):
         key = "whole", epoch
         if key not in self._plans:
             chosen = {"seed": self.seed, "epoch": epoch}
-            rows, passes = block_order(self.features, shuffle=self.settings.shuffle, **chosen)
+            rows, passes = self.features.block_order(shuffle=self.settings.shuffle, **chosen)
             self._plans = {key: self.batching.whole(rows, passes, **chosen)}
         return self._plans[key]
 

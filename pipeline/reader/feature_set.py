@@ -1,23 +1,39 @@
-"""The torch forms of anything that reads like a feature set."""
+"""Base class of feature sets: their order in an epoch, their torch datasets, their table."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from earmill.pipeline.common.missing_modules import needed_modules
 from earmill.pipeline.reader import shown
+from earmill.pipeline.reader import shuffle as order
+from earmill.pipeline.reader.shuffle import Rows
 
 if TYPE_CHECKING:
     from earmill.pipeline.reader.base import FeatureRows
     from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureStream
 
 
-class TorchViews:
-    """Gives a feature set its two torch datasets, and its table in notebooks; torch is imported
-    when a dataset is asked for."""
+class FeatureSet:
+    """What a class of `FeatureRows` inherits. torch is imported when a torch dataset is asked for.
+
+    Attributes:
+        mixture: Rows of each set in an epoch, where sets are mixed by weight; else None.
+    """
+
+    mixture: tuple[int, ...] | None = None
 
     def _repr_html_(self: FeatureRows) -> str:
         return shown.set_table(f"{type(self).__name__}: {len(self)} rows", self.streams)
+
+    def block_order(
+        self: FeatureRows, *, shuffle: bool, seed: int, epoch: int
+    ) -> tuple[Rows, Rows]:
+        """Return the rows of an epoch in the order of shuffled blocks, and the epoch for each."""
+        rows = order.block_order(self.block_rows(), shuffle=shuffle, seed=seed, epoch=epoch)
+        return rows, np.full(len(rows), epoch, np.int64)
 
     def torch(self: FeatureRows, *, label: str | None = None) -> FeatureDataset:
         """A map-style torch dataset of rows; `label` names a column of the source."""
