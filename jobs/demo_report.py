@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from amtcore.features.base import StreamInfo
-    from earmill.pipeline.reader.read_row import Row
+    from earmill.pipeline.loader.read_row import Row
 
 # Digital RMS of 1 is 100 dB SPL, which is 2 Pa.
 PA_PER_UNIT = 2.0
@@ -141,7 +141,7 @@ def _modulation_spectra(
 
 def _modulation_db(row: Row, stream: StreamInfo, rates_hz: Sequence[float]) -> NDArray[np.float64]:
     """(channel, modulation rate) level in dB; NaN where a channel lacks the filter."""
-    from earmill.pipeline.reader.collate import per_channel
+    from earmill.pipeline.loader.collate import per_channel
 
     levels = np.full((len(stream.fc_hz), len(rates_hz)), np.nan)
     features = np.asarray(row.features[stream.name], np.float64)

@@ -150,7 +150,7 @@ def _load_batch(features: Features) -> dict[str, tuple[int, ...]]:
     """Shapes of one padded batch from a DataLoader."""
     from torch.utils.data import DataLoader
 
-    from earmill.pipeline.reader.collate import collate_padded
+    from earmill.pipeline.loader.collate import collate_padded
 
     loader = DataLoader(
         features.torch(), batch_size=BATCH_ROWS, collate_fn=collate_padded, shuffle=False

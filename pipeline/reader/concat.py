@@ -19,14 +19,14 @@ import pyarrow as pa
 
 from earmill.pipeline.formats.int8_rows import INT8
 from earmill.pipeline.formats.stream_layout import SCALED
+from earmill.pipeline.loader.statistics import together
 from earmill.pipeline.reader.feature_set import FeatureSet
-from earmill.pipeline.reader.statistics import together
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.formats.moments import StreamStatistics
+    from earmill.pipeline.loader.read_row import Row
     from earmill.pipeline.reader.features import Features
-    from earmill.pipeline.reader.read_row import Row
 
 
 class ConcatenatedFeatures(FeatureSet):

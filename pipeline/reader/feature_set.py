@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earmill.pipeline.common.missing_modules import needed_modules
-from earmill.pipeline.reader import shown
-from earmill.pipeline.reader import shuffle as order
-from earmill.pipeline.reader.shuffle import Rows
+from earmill.pipeline.loader import display
+from earmill.pipeline.loader import epoch_order as order
+from earmill.pipeline.loader.epoch_order import Rows
 
 if TYPE_CHECKING:
-    from earmill.pipeline.reader.base import FeatureRows
-    from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureStream
+    from earmill.pipeline.loader.rows import FeatureRows
+    from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
 
 
 class FeatureSet:
@@ -26,7 +26,7 @@ class FeatureSet:
     mixture: tuple[int, ...] | None = None
 
     def _repr_html_(self: FeatureRows) -> str:
-        return shown.set_table(f"{type(self).__name__}: {len(self)} rows", self.streams)
+        return display.set_table(f"{type(self).__name__}: {len(self)} rows", self.streams)
 
     def block_order(
         self: FeatureRows, *, shuffle: bool, seed: int, epoch: int
@@ -38,13 +38,13 @@ class FeatureSet:
     def torch(self: FeatureRows, *, label: str | None = None) -> FeatureDataset:
         """A map-style torch dataset of rows; `label` names a column of the source."""
         with needed_modules("torch datasets"):
-            from earmill.pipeline.reader.torch_datasets import FeatureDataset
+            from earmill.pipeline.loader.stream import FeatureDataset
 
         return FeatureDataset(self, label=label)
 
     def iterable(self: FeatureRows, **settings: Any) -> FeatureStream:
-        """A torch IterableDataset; see `reader.torch_datasets.FeatureStream` for the settings."""
+        """A torch IterableDataset; see `loader.stream.FeatureStream` for the settings."""
         with needed_modules("torch datasets"):
-            from earmill.pipeline.reader.torch_datasets import FeatureStream
+            from earmill.pipeline.loader.stream import FeatureStream
 
         return FeatureStream(self, **settings)

@@ -31,16 +31,16 @@ from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.trust import is_as_committed, named_damage
+from earmill.pipeline.loader.read_row import Row
+from earmill.pipeline.loader.statistics import framed
 from earmill.pipeline.reader.catalog import Catalog, read_quarantine
 from earmill.pipeline.reader.feature_set import FeatureSet
 from earmill.pipeline.reader.index_rows import fact_names, is_extra
 from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.reader.process import Process, needed, prepare
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead
-from earmill.pipeline.reader.read_row import Row
 from earmill.pipeline.reader.row_places import RowPlaces
 from earmill.pipeline.reader.shard_paths import ShardPaths
-from earmill.pipeline.reader.statistics import framed
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_cache import LocalCache

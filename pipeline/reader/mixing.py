@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from earmill.pipeline.reader import shuffle as order
+from earmill.pipeline.loader import epoch_order as order
+from earmill.pipeline.loader.epoch_order import Rows
 from earmill.pipeline.reader.concat import ConcatenatedFeatures
 from earmill.pipeline.reader.features import Features
-from earmill.pipeline.reader.shuffle import Rows
 
 SPREAD_SALT = 5
 

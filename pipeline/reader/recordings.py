@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from earmill.pipeline.reader.read_row import Row
+from earmill.pipeline.loader.read_row import Row
 from earmill.pipeline.spec.spans import SPAN_ID
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
-    from earmill.pipeline.reader.base import FeatureRows
+    from earmill.pipeline.loader.rows import FeatureRows
 
 # Number of a set and what a recording of it is called.
 Name = tuple[int, str]

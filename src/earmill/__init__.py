@@ -59,31 +59,31 @@ if TYPE_CHECKING:
     from earmill.pipeline.formats.moments import StreamStatistics
     from earmill.pipeline.hub.push import Pushed
     from earmill.pipeline.planning.estimate import JobCost
-    from earmill.pipeline.reader.collate import (
+    from earmill.pipeline.loader.collate import (
         Batch,
         collate_jagged,
         collate_packed,
         collate_padded,
         per_channel,
     )
-    from earmill.pipeline.reader.collate import collate_padded as collate
+    from earmill.pipeline.loader.collate import collate_padded as collate
     from earmill.pipeline.reader.concat import ConcatenatedFeatures
-    from earmill.pipeline.reader.crops import Crop
-    from earmill.pipeline.reader.feature_loader import FeatureLoader
+    from earmill.pipeline.loader.crops import Crop
+    from earmill.pipeline.loader.feature_loader import FeatureLoader
     from earmill.pipeline.reader.features import Features
     from earmill.pipeline.reader.joined import JoinedFeatures
     from earmill.pipeline.reader.mixing import MixedFeatures, mix
     from earmill.pipeline.reader.open import open_features
-    from earmill.pipeline.reader.read_row import Row
+    from earmill.pipeline.loader.read_row import Row
     from earmill.pipeline.reader.recordings import Recordings
-    from earmill.pipeline.reader.statistics import compute_statistics
-    from earmill.pipeline.reader.torch_datasets import FeatureDataset, FeatureStream
+    from earmill.pipeline.loader.statistics import compute_statistics
+    from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
     from earmill.pipeline.spec.job import JobSpec
     from earmill.upkeep import compact, diff, gc, log, push, report
 
 _ERRORS = "earmill.pipeline.common.errors"
-_COLLATE = "earmill.pipeline.reader.collate"
-_TORCH = "earmill.pipeline.reader.torch_datasets"
+_COLLATE = "earmill.pipeline.loader.collate"
+_TORCH = "earmill.pipeline.loader.stream"
 
 # Name -> where it is: a module, or a module and the name there.
 _HOMES: dict[str, str | tuple[str, str]] = {
@@ -92,12 +92,12 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "Collected": ("earmill.pipeline.dataset.garbage", "Collected"),
     "CommitError": (_ERRORS, "CommitError"),
     "ConcatenatedFeatures": ("earmill.pipeline.reader.concat", "ConcatenatedFeatures"),
-    "Crop": ("earmill.pipeline.reader.crops", "Crop"),
+    "Crop": ("earmill.pipeline.loader.crops", "Crop"),
     "DeepReport": ("earmill.pipeline.driver.deep_verify", "DeepReport"),
     "EarmillError": (_ERRORS, "EarmillError"),
     "Extractor": ("amtcore.features.base", "Extractor"),
     "FeatureDataset": (_TORCH, "FeatureDataset"),
-    "FeatureLoader": ("earmill.pipeline.reader.feature_loader", "FeatureLoader"),
+    "FeatureLoader": ("earmill.pipeline.loader.feature_loader", "FeatureLoader"),
     "FeatureStream": (_TORCH, "FeatureStream"),
     "Features": ("earmill.pipeline.reader.features", "Features"),
     "HubError": (_ERRORS, "HubError"),
@@ -115,7 +115,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "Pushed": ("earmill.pipeline.hub.push", "Pushed"),
     "Recordings": ("earmill.pipeline.reader.recordings", "Recordings"),
     "Report": ("earmill.pipeline.dataset.verify", "Report"),
-    "Row": ("earmill.pipeline.reader.read_row", "Row"),
+    "Row": ("earmill.pipeline.loader.read_row", "Row"),
     "RunStopped": (_ERRORS, "RunStopped"),
     "SourceError": (_ERRORS, "SourceError"),
     "SnapshotDiff": ("earmill.pipeline.dataset.history", "SnapshotDiff"),
@@ -133,7 +133,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "collate_packed": (_COLLATE, "collate_packed"),
     "collate_padded": (_COLLATE, "collate_padded"),
     "compact": ("earmill.upkeep", "compact"),
-    "compute_statistics": ("earmill.pipeline.reader.statistics", "compute_statistics"),
+    "compute_statistics": ("earmill.pipeline.loader.statistics", "compute_statistics"),
     "diff": ("earmill.upkeep", "diff"),
     "events": "earmill.pipeline.driver.events",
     "extract": ("earmill.api", "extract"),

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earmill.pipeline.reader.collate import (
+from earmill.pipeline.loader.collate import (
     as_tensor,
     collate_jagged,
     collate_packed,

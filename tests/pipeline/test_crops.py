@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from earmill import Crop, FeatureLoader, Features, collate_packed, open_features
-from earmill.pipeline.reader.crops import _GOLDEN, _mixed, uniform
+from earmill.pipeline.loader.crops import _GOLDEN, _mixed, uniform
 from tests.pipeline.event_data import STEP_HZ, counts, write_spikes
 from tests.pipeline.reader_data import (
     LOUDNESS_HZ,

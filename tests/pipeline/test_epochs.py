@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from earmill import Crop, FeatureLoader, Features, collate, open_features
-from earmill.pipeline.reader.epoch_place import EpochPlace
+from earmill.pipeline.loader.epoch_place import EpochPlace
 from tests.pipeline.reader_data import ids, write_set
 
 N_ROWS = 26

@@ -20,7 +20,7 @@ import earmill.pipeline.formats.parquet.write as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from amtcore.features.spike_events import SpikeEvents
 from earmill import FeatureLoader, open_features
-from earmill.pipeline.reader.collate import (
+from earmill.pipeline.loader.collate import (
     collate_jagged,
     collate_packed,
     collate_padded,

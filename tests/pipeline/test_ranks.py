@@ -185,13 +185,13 @@ def test_a_spawned_worker_knows_the_rank_of_its_parent(
     """It has no torch.distributed; a process that is to become a rank itself is told nothing."""
     inside: Any = object()
     told = pickle.dumps(ds.iterable(seed=2))
-    monkeypatch.setattr("earmill.pipeline.reader.ranks.of_torch", lambda: (1, 2))
-    monkeypatch.setattr("earmill.pipeline.reader.torch_datasets.of_torch", lambda: (1, 2))
+    monkeypatch.setattr("earmill.pipeline.loader.ranks.of_torch", lambda: (1, 2))
+    monkeypatch.setattr("earmill.pipeline.loader.stream.of_torch", lambda: (1, 2))
     stream = ds.iterable(seed=2)
     there = pickle.loads(pickle.dumps(stream))
     monkeypatch.undo()
     assert (there.rank, there.world_size) == (0, 1)
-    monkeypatch.setattr("earmill.pipeline.reader.torch_datasets.get_worker_info", lambda: inside)
+    monkeypatch.setattr("earmill.pipeline.loader.stream.get_worker_info", lambda: inside)
     assert (there.rank, there.world_size) == (1, 2)
     assert pickle.loads(told).world_size == 1
 

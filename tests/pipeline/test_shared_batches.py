@@ -23,9 +23,9 @@ from earmill import (
     collate_packed,
     open_features,
 )
-from earmill.pipeline.reader import shared_batches
-from earmill.pipeline.reader.feature_loader import _Batches
-from earmill.pipeline.reader.shared_batches import FREE, TAKEN, BatchRing
+from earmill.pipeline.loader import shared_batches
+from earmill.pipeline.loader.feature_loader import _Batches
+from earmill.pipeline.loader.shared_batches import FREE, TAKEN, BatchRing
 from tests.pipeline.reader_data import write_set
 
 N_ROWS = 26
@@ -175,7 +175,7 @@ def test_the_loop_may_keep_every_batch(
 ) -> None:
     """More batches are held than there are slots: none is written over. Without shared memory of
     its own the loader gives the same."""
-    monkeypatch.setattr("earmill.pipeline.reader.feature_loader.can_share", lambda: room)
+    monkeypatch.setattr("earmill.pipeline.loader.feature_loader.can_share", lambda: room)
     make = partial(ds.iterable, seed=1, batch_size=2)
     wanted = list(FeatureLoader(make()))
     loader = FeatureLoader(make(), num_workers=2, prefetch_factor=1)

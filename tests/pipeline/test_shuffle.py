@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earmill.pipeline.reader.batching import FixedBatches
-from earmill.pipeline.reader.shuffle import (
+from earmill.pipeline.loader.batches import FixedBatches
+from earmill.pipeline.loader.epoch_order import (
     Settings,
     choose_window,
     epoch_order,

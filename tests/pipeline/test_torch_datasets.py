@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 import earmill.pipeline.formats.parquet.write as parquet_sink
 from earmill import Crop, FeatureLoader, Features, open_features
-from earmill.pipeline.reader import torch_datasets
-from earmill.pipeline.reader.collate import collate_jagged, collate_packed, collate_padded
-from earmill.pipeline.reader.torch_datasets import AHEAD_BATCHES
+from earmill.pipeline.loader import stream as torch_datasets
+from earmill.pipeline.loader.collate import collate_jagged, collate_packed, collate_padded
+from earmill.pipeline.loader.stream import AHEAD_BATCHES
 from tests.pipeline.reader_data import (
     GROUPED_ROWS,
     ROWS_PER_GROUP,

@@ -17,7 +17,7 @@ import numpy as np
 from earmill.pipeline.formats.moments import StreamStatistics, Summing, combined, has_statistics
 
 if TYPE_CHECKING:
-    from earmill.pipeline.reader.base import FeatureRows
+    from earmill.pipeline.loader.rows import FeatureRows
 
 Of = Mapping[str, StreamStatistics]
 NAMED_COLUMNS = 8

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from earmill.pipeline.reader.collate import BATCH_TENSORS, Batch, Packed, Padded, allocating
+from earmill.pipeline.loader.collate import BATCH_TENSORS, Batch, Packed, Padded, allocating
 
 FREE, TAKEN = 0, 1
 ALIGNED_BYTES = 64

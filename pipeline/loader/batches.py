@@ -3,7 +3,7 @@
 A plan is three arrays and costs no reading. It is a function of (seed, epoch) and the settings, so
 every rank and every worker makes the same one, and a place in it is a single number: resuming
 slices. There are two ways to fill it: batches of so many rows (here), and batches of rows of
-similar length under a budget (`reader.buckets`).
+similar length under a budget (`loader.buckets`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from earmill.pipeline.reader import shuffle as order
-from earmill.pipeline.reader.shuffle import Even, Rows, Settings
+from earmill.pipeline.loader import epoch_order as order
+from earmill.pipeline.loader.epoch_order import Even, Rows, Settings
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from earmill.pipeline.formats.lent import LentFrames
-from earmill.pipeline.reader import shown
-from earmill.pipeline.reader.shuffle import check_whole
+from earmill.pipeline.loader import display
+from earmill.pipeline.loader.epoch_order import check_whole
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -37,7 +37,7 @@ _memory = threading.local()
 
 
 class RowLike(Protocol):
-    """What a row must offer to be collated; `earmill.pipeline.reader.features.Row` does."""
+    """What a row must offer to be collated; `earmill.pipeline.loader.rows.Row` does."""
 
     @property
     def index(self) -> int: ...
@@ -148,15 +148,15 @@ class Batch:
         streams = {name: _stream_text(value) for name, value in self.features.items()}
         label = self.label
         said = "" if label is None else f"label {_column_text(label)}"
-        parts = [shown.streams_text(streams), said, shown.names_text("extra", self.extra)]
-        return shown.line("Batch of", f"{len(self)} rows", parts)
+        parts = [display.streams_text(streams), said, display.names_text("extra", self.extra)]
+        return display.line("Batch of", f"{len(self)} rows", parts)
 
     def _repr_html_(self) -> str:
         """A table of the streams and of the source's columns, for notebooks."""
         rows = [(name, _stream_text(value)) for name, value in self.features.items()]
         rows += [] if self.label is None else [("label", _column_text(self.label))]
         rows += [(f"extra {name}", _column_text(value)) for name, value in self.extra.items()]
-        return shown.table(f"Batch of {len(self)} rows", ("", ""), rows)
+        return display.table(f"Batch of {len(self)} rows", ("", ""), rows)
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """The batch with its tensors as `Tensor.to` gives them.
@@ -209,14 +209,14 @@ for _kind in (Padded, Packed, Batch):
 
 def _stream_text(value: Any) -> str:
     if not isinstance(value, Padded | Packed):
-        return f"jagged {shown.values_text(value)}"
-    return f"{'packed ' * isinstance(value, Packed)}{shown.values_text(value.values)}"
+        return f"jagged {display.values_text(value)}"
+    return f"{'packed ' * isinstance(value, Packed)}{display.values_text(value.values)}"
 
 
 def _column_text(values: torch.Tensor | list[Any]) -> str:
     if isinstance(values, torch.Tensor):
-        return shown.values_text(values)
-    return shown.short(f"list of {len(values)}: {values[:3]}")
+        return display.values_text(values)
+    return display.short(f"list of {len(values)}: {values[:3]}")
 
 
 @contextmanager

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.formats.stream_layout import FRAME_EPSILON, layout_of
-from earmill.pipeline.reader.shuffle import Rows, unit
+from earmill.pipeline.loader.epoch_order import Rows, unit
 
 if TYPE_CHECKING:
-    from earmill.pipeline.reader.base import FeatureRows
+    from earmill.pipeline.loader.rows import FeatureRows
 
 _GOLDEN = 0x9E3779B97F4A7C15
 

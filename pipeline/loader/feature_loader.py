@@ -1,7 +1,7 @@
 """A DataLoader over a `FeatureStream`: whole batches over shared memory, and a place to resume at.
 
 Workers collate what they read into memory that the main process sees as well (see
-`reader.shared_batches`); the loader counts what it hands out.
+`loader.shared_batches`); the loader counts what it hands out.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from earmill.pipeline.reader.collate import Batch, takes_lent
-from earmill.pipeline.reader.shared_batches import BatchRing, can_share
-from earmill.pipeline.reader.shuffle import check_whole
-from earmill.pipeline.reader.torch_datasets import FeatureStream
+from earmill.pipeline.loader.collate import Batch, takes_lent
+from earmill.pipeline.loader.epoch_order import check_whole
+from earmill.pipeline.loader.shared_batches import BatchRing, can_share
+from earmill.pipeline.loader.stream import FeatureStream
 
 if TYPE_CHECKING:
-    from earmill.pipeline.reader.read_row import Row
+    from earmill.pipeline.loader.read_row import Row
 
 PREFETCHED = 2
 # Beside the batches that wait in the queue: one that is filled, and two in the loop's hands, as
@@ -62,7 +62,7 @@ class FeatureLoader:
     Args:
         stream: It says what a batch is.
         num_workers: Reading processes; 0 reads in this one.
-        collate_fn: One of `earmill.pipeline.reader.collate`, or any function of a list of rows;
+        collate_fn: One of `earmill.pipeline.loader.collate`, or any function of a list of rows;
             None takes that of the stream.
         device: Where batches are moved to; None leaves them in memory. Lightning moves them itself,
             accelerate those of its own loaders only: give it `accelerator.device`.

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch.distributed
 
-from earmill.pipeline.reader.collate import takes_lent
-from earmill.pipeline.reader.shuffle import check_split
+from earmill.pipeline.loader.collate import takes_lent
+from earmill.pipeline.loader.epoch_order import check_split
 
 # Rank and world size by the launcher: torchrun and `accelerate launch`, then mpirun of Open MPI and
 # of MPICH or Intel MPI. srun has names of its own for the tasks of a step.

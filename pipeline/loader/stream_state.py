@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from earmill.pipeline.reader import shuffle as order
-from earmill.pipeline.reader.batching import Plan, check_within
-from earmill.pipeline.reader.epoch_place import Begun
+from earmill.pipeline.loader import epoch_order as order
+from earmill.pipeline.loader.batches import Plan, check_within
+from earmill.pipeline.loader.epoch_place import Begun
 
 if TYPE_CHECKING:
-    from earmill.pipeline.reader.torch_datasets import FeatureStream
+    from earmill.pipeline.loader.stream import FeatureStream
 
 __all__ = ["STATE_VERSION", "after_whole_steps", "check_state", "check_within", "identity"]
 

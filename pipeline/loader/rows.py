@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol, SupportsIndex
 import numpy as np
 import pyarrow as pa
 
-from earmill.pipeline.reader.read_row import Row
-from earmill.pipeline.reader.shuffle import Rows
+from earmill.pipeline.loader.epoch_order import Rows
+from earmill.pipeline.loader.read_row import Row
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo

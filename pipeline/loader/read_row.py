@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from earmill.pipeline.reader import shown
+from earmill.pipeline.loader import display
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -38,23 +38,23 @@ class Row:
 
     def __repr__(self) -> str:
         """One line: length, shape of each stream, names of the source's columns."""
-        streams = {name: shown.values_text(values) for name, values in self.features.items()}
+        streams = {name: display.values_text(values) for name, values in self.features.items()}
         parts = [
             f"{self.seconds:.6g} s" + (f", from {self.start_s:.6g} s" if self.start_s else ""),
-            shown.streams_text(streams),
-            "" if self.label is None else f"label {shown.short(self.label)}",
-            shown.names_text("extra", self.extra),
+            display.streams_text(streams),
+            "" if self.label is None else f"label {display.short(self.label)}",
+            display.names_text("extra", self.extra),
         ]
-        return shown.line("Row", f"{self.index} {shown.short(self.row_id)!r}", parts)
+        return display.line("Row", f"{self.index} {display.short(self.row_id)!r}", parts)
 
     def _repr_html_(self) -> str:
         """A table of the streams and of the source's columns, for notebooks."""
         rows: list[tuple[object, object]] = [
-            (name, shown.values_text(values)) for name, values in self.features.items()
+            (name, display.values_text(values)) for name, values in self.features.items()
         ]
         rows += [(f"extra {name}", value) for name, value in self.extra.items()]
-        title = f"Row {self.index}: {shown.short(self.row_id)}, {self.seconds:.6g} s"
-        return shown.table(title, ("", ""), rows)
+        title = f"Row {self.index}: {display.short(self.row_id)}, {self.seconds:.6g} s"
+        return display.table(title, ("", ""), rows)
 
     def map(self, f: Callable[[Any], Any]) -> Row:
         """The same row with `f` applied to each stream's features."""

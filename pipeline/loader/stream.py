@@ -1,8 +1,8 @@
 """Torch datasets over a feature set: by index, and as a shuffled stream for many ranks and workers.
 
-The stream's order is a function of (seed, epoch) and its settings (see `reader.batching`); which
-part of it this process reads, `reader.ranks` finds. Each iteration reads the next epoch, see
-`reader.epoch_place`. A state is a few numbers, and resuming slices the order instead of reading
+The stream's order is a function of (seed, epoch) and its settings (see `loader.batches`); which
+part of it this process reads, `loader.ranks` finds. Each iteration reads the next epoch, see
+`loader.epoch_place`. A state is a few numbers, and resuming slices the order instead of reading
 what came before. `FeatureLoader` counts what a DataLoader with workers has handed out; behind a
 bare one nobody knows, as workers read ahead, so there the stream refuses to say where it stands.
 Inside a worker it says what that worker has read, which torchdata's StatefulDataLoader keeps.
@@ -21,15 +21,14 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from earmill.pipeline.common.machine import cores
 from earmill.pipeline.formats.lent import lending
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
-from earmill.pipeline.reader import shuffle as order
-from earmill.pipeline.reader import stream_state as saved
-from earmill.pipeline.reader.batching import Batching, FixedBatches, Plan
-from earmill.pipeline.reader.buckets import bucketed, frames_of
-from earmill.pipeline.reader.collate import as_tensor, collate_padded, is_sparse, takes_lent
-from earmill.pipeline.reader.crops import Crop, Cropper
-from earmill.pipeline.reader.epoch_place import Begun, EpochPlace
-from earmill.pipeline.reader.index_rows import is_extra
-from earmill.pipeline.reader.ranks import (
+from earmill.pipeline.loader import epoch_order as order
+from earmill.pipeline.loader import stream_state as saved
+from earmill.pipeline.loader.batches import Batching, FixedBatches, Plan
+from earmill.pipeline.loader.buckets import bucketed, frames_of
+from earmill.pipeline.loader.collate import as_tensor, collate_padded, is_sparse, takes_lent
+from earmill.pipeline.loader.crops import Crop, Cropper
+from earmill.pipeline.loader.epoch_place import Begun, EpochPlace
+from earmill.pipeline.loader.ranks import (
     WHOLE,
     Ranks,
     accelerate_deals,
@@ -37,11 +36,11 @@ from earmill.pipeline.reader.ranks import (
     check_dealt,
     of_torch,
 )
-from earmill.pipeline.reader.statistics import Normaliser, Of
+from earmill.pipeline.loader.statistics import Normaliser, Of
 
 if TYPE_CHECKING:
-    from earmill.pipeline.reader.base import FeatureRows
-    from earmill.pipeline.reader.read_row import Row
+    from earmill.pipeline.loader.read_row import Row
+    from earmill.pipeline.loader.rows import FeatureRows
 
 WINDOW_BYTES = 128 * 2**20
 # Batches whose rows a set is told of before they are read.
@@ -62,7 +61,9 @@ def check_label(features: FeatureRows, label: str | None) -> str | None:
         ValueError: The set has no such column.
     """
     names = [
-        name.removeprefix(EXTRA_PREFIX) for name in features.table.column_names if is_extra(name)
+        name.removeprefix(EXTRA_PREFIX)
+        for name in features.table.column_names
+        if name.startswith(EXTRA_PREFIX)
     ]
     if label is not None and label not in names:
         raise ValueError(f"expected a label out of the source's columns {names}, got {label!r}")
@@ -129,7 +130,7 @@ class FeatureStream(IterableDataset[Any]):
         batch_size: Rows of a batch, at most with a budget. Iterating gives batches where this or a
             budget is set, else rows.
         batch_frames: Budget: rows of a batch times frames of its longest, at most, counted in the
-            stream with most frames. Rows of similar length come together (`reader.buckets`).
+            stream with most frames. Rows of similar length come together (`loader.buckets`).
         batch_seconds: The same in seconds.
         collate_fn: Makes a batch of a list of rows; `earmill.collate` pads.
         label: Column of the source that is `label` of each row and batch, as losses take it.
@@ -141,7 +142,7 @@ class FeatureStream(IterableDataset[Any]):
             "drop": the same number, with up to `world_size - 1` left out of this epoch. None is
             False, except that found ranks get the same number of batches, by repeating as few rows:
             a rank with one more would wait for the others for ever.
-        lanes: Interleaved sub-orders, see `reader.shuffle`. None chooses from the set's size.
+        lanes: Interleaved sub-orders, see `loader.epoch_order`. None chooses from the set's size.
         window_rows: Rows of a lane that are shuffled together. None chooses.
         window_bytes: What the windows may hold together where None chooses; keep it below the
             reader's `cache_bytes`, or row groups are read more than once.
@@ -361,7 +362,7 @@ class FeatureStream(IterableDataset[Any]):
         """The rows of a batch of a plan, one by one as they are read.
 
         Args:
-            lent: For a collate of `reader.collate`, which makes its own tensors: arrays stay what
+            lent: For a collate of `loader.collate`, which makes its own tensors: arrays stay what
                 they are, and where they need no arithmetic come as they lie in the cache, to be
                 copied by it (`formats.lent`).
         """

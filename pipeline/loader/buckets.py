@@ -1,6 +1,6 @@
 """Batches of rows of similar length under a budget of padded length: little padding, even memory.
 
-Inside each window of the shuffle (see `reader.shuffle`) rows are sorted by length in steps of a
+Inside each window of the shuffle (see `loader.epoch_order`) rows are sorted by length in steps of a
 sixteenth of an octave, in random order within a step, and cut where rows times the longest would
 pass the budget; the batches of a window come in random order. So reading stays inside windows, and
 neither the rows that meet in a batch nor the order of batches repeat from epoch to epoch.
@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.reader import shuffle as order
-from earmill.pipeline.reader.batching import Plan, check_within
-from earmill.pipeline.reader.shuffle import Even, Rows, Settings, unit
+from earmill.pipeline.loader import epoch_order as order
+from earmill.pipeline.loader.batches import Plan, check_within
+from earmill.pipeline.loader.epoch_order import Even, Rows, Settings, unit
 
 if TYPE_CHECKING:
-    from earmill.pipeline.reader.base import FeatureRows
-    from earmill.pipeline.reader.crops import Cropper
+    from earmill.pipeline.loader.crops import Cropper
+    from earmill.pipeline.loader.rows import FeatureRows
 
 BUCKET_SALT, TURN_SALT, PHASE_SALT = 3, 4, 6
 STEPS_PER_OCTAVE = 16
