@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from amtcore.features.base import StreamInfo
-    from earmill.pipeline.loader.read_row import Row
+    from earmill.pipeline.loader.rows import Row
 
 # Digital RMS of 1 is 100 dB SPL, which is 2 Pa.
 PA_PER_UNIT = 2.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from amtcore.features.base import StreamInfo
-    from earmill.pipeline.loader.read_row import Row
+    from earmill.pipeline.loader.rows import Row
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,

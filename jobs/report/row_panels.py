@@ -37,7 +37,7 @@ from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.loader.read_row import Row
+    from earmill.pipeline.loader.rows import Row
 
 Values = NDArray[np.float64]
 

@@ -2,10 +2,13 @@
 
 The stream's order is a function of (seed, epoch) and its settings (see `loader.batches`); which
 part of it this process reads, `loader.ranks` finds. Each iteration reads the next epoch, see
-`loader.epoch_place`. A state is a few numbers, and resuming slices the order instead of reading
-what came before. `FeatureLoader` counts what a DataLoader with workers has handed out; behind a
-bare one nobody knows, as workers read ahead, so there the stream refuses to say where it stands.
-Inside a worker it says what that worker has read, which torchdata's StatefulDataLoader keeps.
+`loader.epoch_place`.
+
+A state is a few plain numbers: the epoch, a place in it, and everything that must be equal for that
+place to mean the same row. Resuming slices the order instead of reading what came before.
+`FeatureLoader` counts what a DataLoader with workers has handed out; behind a bare one nobody
+knows, as workers read ahead, so there the stream refuses to say where it stands. Inside a worker it
+says what that worker has read, which torchdata's StatefulDataLoader keeps.
 """
 
 from __future__ import annotations
@@ -22,9 +25,14 @@ from earmill.pipeline.common.machine import cores
 from earmill.pipeline.formats.lent import lending
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.loader import epoch_order as order
-from earmill.pipeline.loader import stream_state as saved
-from earmill.pipeline.loader.batches import Batching, FixedBatches, Plan
-from earmill.pipeline.loader.buckets import bucketed, frames_of
+from earmill.pipeline.loader.batches import (
+    Batching,
+    FixedBatches,
+    Plan,
+    bucketed,
+    check_within,
+    frames_of,
+)
 from earmill.pipeline.loader.collate import as_tensor, collate_padded, is_sparse, takes_lent
 from earmill.pipeline.loader.crops import Crop, Cropper
 from earmill.pipeline.loader.epoch_place import Begun, EpochPlace
@@ -39,14 +47,18 @@ from earmill.pipeline.loader.ranks import (
 from earmill.pipeline.loader.statistics import Normaliser, Of
 
 if TYPE_CHECKING:
-    from earmill.pipeline.loader.read_row import Row
-    from earmill.pipeline.loader.rows import FeatureRows
+    from earmill.pipeline.loader.rows import FeatureRows, Row
 
 WINDOW_BYTES = 128 * 2**20
 # Batches whose rows a set is told of before they are read.
 AHEAD_BATCHES = 4
 # Beside the values of a batch: lengths, and frames that `multiple_of` adds.
 SPARE_BYTES = 4 * 2**20
+# 2: another order, drawn by Philox.
+STATE_VERSION = 2
+_PLACE = ("epoch", "start", "position", "world_size")
+# What states written before these settings do not name.
+_LATER = ("batch_frames", "batch_seconds", "crop", "mixture")
 
 
 def tensor_row(row: Row) -> Row:
@@ -130,7 +142,7 @@ class FeatureStream(IterableDataset[Any]):
         batch_size: Rows of a batch, at most with a budget. Iterating gives batches where this or a
             budget is set, else rows.
         batch_frames: Budget: rows of a batch times frames of its longest, at most, counted in the
-            stream with most frames. Rows of similar length come together (`loader.buckets`).
+            stream with most frames. Rows of similar length come together (`BucketedBatches`).
         batch_seconds: The same in seconds.
         collate_fn: Makes a batch of a list of rows; `earmill.collate` pads.
         label: Column of the source that is `label` of each row and batch, as losses take it.
@@ -388,7 +400,7 @@ class FeatureStream(IterableDataset[Any]):
         info = get_worker_info()
         if info is not None:
             begun = self._handed or Begun(self._place.epoch, self._place.start, self._place.skip)
-            return saved.of_worker(self, begun, info.id, info.num_workers)
+            return _state_of_worker(self, begun, info.id, info.num_workers)
         if self._place.is_by_workers:
             raise RuntimeError(
                 "expected a FeatureLoader, or a DataLoader without workers, got a stream that a "
@@ -401,26 +413,26 @@ class FeatureStream(IterableDataset[Any]):
             epoch, start, done = epoch + 1, 0, 0
         share = self._share(epoch, start)
         return {
-            "version": saved.STATE_VERSION,
+            "version": STATE_VERSION,
             "epoch": epoch,
             "start": start,
             **self.batching.place(share, done),
             "world_size": self.world_size,
-        } | saved.identity(self)
+        } | _identity(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken; another world size may take over between whole steps."""
-        saved.check_state(state, saved.identity(self))
+        _check_state(state, _identity(self))
         info = get_worker_info()
         if info is not None:
-            begun = saved.begun_of_worker(state, info.id, info.num_workers, self.world_size)
+            begun = _begun_of_worker(state, info.id, info.num_workers, self.world_size)
             self._place.resume(begun)
             return
         epoch, start = state["epoch"], state["start"]
         whole = self._whole(epoch)
-        saved.check_within("start", start, self.batching.size(whole))
+        check_within("start", start, self.batching.size(whole))
         if state["world_size"] != self.world_size:
-            start, skip = saved.after_whole_steps(self, whole, state), 0
+            start, skip = _after_whole_steps(self, whole, state), 0
         else:
             skip = self.batching.row(self._share(epoch, start), state)
         self._place.set(epoch, start, skip)
@@ -513,3 +525,95 @@ class FeatureStream(IterableDataset[Any]):
             return self.features[index]
         row = self.features.slice(index, start_s, start_s + self.crop.seconds)
         return replace(row, start_s=start_s)
+
+
+def _identity(stream: FeatureStream) -> dict[str, Any]:
+    """What must be equal for a place to mean the same row."""
+    chosen, mixture = stream.settings, stream.features.mixture
+    found = {
+        "seed": stream.seed,
+        "shuffle": chosen.shuffle,
+        **stream.batching.identity(),
+        "lanes": chosen.lanes,
+        "window_rows": chosen.window_rows,
+        # None repeats batches at the end, behind every place that a state can name.
+        "even": "pad" if stream.even is True else stream.even or False,
+        "dataset": stream.features.fingerprint,
+    }
+    if stream.crop is not None:
+        found["crop"] = [stream.crop.seconds, stream.crop.start_s]
+    if mixture is not None:
+        found["mixture"] = [*mixture]
+    return found
+
+
+def _state_of_worker(
+    stream: FeatureStream, begun: Begun, worker: int, workers: int
+) -> dict[str, Any]:
+    """The state of a stream in one worker of a DataLoader."""
+    return {
+        "version": STATE_VERSION,
+        **begun._asdict(),
+        "position": 0,
+        "worker": worker,
+        "workers": workers,
+        "world_size": stream.world_size,
+    } | _identity(stream)
+
+
+def _begun_of_worker(state: Mapping[str, Any], worker: int, workers: int, world_size: int) -> Begun:
+    """Return the iteration that a worker continues, from the saved state of its number."""
+    wanted = {"worker": worker, "workers": workers, "world_size": world_size}
+    found = {name: state.get(name) for name in wanted}
+    if found != wanted:
+        raise ValueError(
+            f"expected the state of {wanted}, got that of {found}; go on with the same number of "
+            "workers and ranks, or use earmill.FeatureLoader, whose state any number takes over"
+        )
+    return Begun(**{name: order.check_whole(name, state.get(name)) for name in Begun._fields})
+
+
+def _check_state(state: Any, here: Mapping[str, Any]) -> None:
+    """Refuse what is no state, or one of another stream.
+
+    Args:
+        here: What `_identity` says of the stream that is to go on.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"expected what state_dict() returned, got {type(state).__name__}")
+    if state.get("version") != STATE_VERSION:
+        raise ValueError(
+            f"expected a reader state of version {STATE_VERSION}, got "
+            f"{state.get('version')!r}, whose rows come in another order; go on with the "
+            f"release that wrote it, or begin its epoch anew: set_epoch({state.get('epoch')!r})"
+        )
+    missing = sorted({*here, *_PLACE} - {*state, *_LATER})
+    if missing:
+        raise ValueError(f"expected what state_dict() returned, got one without {missing}")
+    if "worker" in state and get_worker_info() is None:
+        raise ValueError(
+            "expected the state of a whole stream, got that of one worker of a DataLoader; load it "
+            "with the StatefulDataLoader that gave it"
+        )
+    order.check_counter("epoch", state["epoch"])
+    order.check_split(0, state["world_size"])
+    for name in ("start", "position"):
+        if order.check_whole(name, state[name]) < 0:
+            raise ValueError(f"the state has {name}={state[name]}, expected a number from 0")
+    for name in (*here, *_LATER):
+        if state.get(name) != here.get(name):
+            raise ValueError(
+                f"the state was taken with {name}={state.get(name)!r}, this stream has "
+                f"{here.get(name)!r}; open the same dataset with the same settings"
+            )
+
+
+def _after_whole_steps(stream: FeatureStream, whole: Plan, state: Mapping[str, Any]) -> int:
+    """Where all ranks of another world stand, if that is a prefix of the order."""
+    try:
+        return stream.batching.start_after(whole, state)
+    except ValueError as err:
+        raise ValueError(
+            f"{err}, so world_size={stream.world_size} cannot take over; resume with the old world "
+            "size or save between batches"
+        ) from None

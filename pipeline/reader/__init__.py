@@ -1,5 +1,5 @@
-"""Finished features as rows, slices, batches and torch datasets.
+"""A stored dataset as rows: by number, by id, and as slices in seconds.
 
-It may import `dataset`, `formats`, `storage` and `common`; neither models nor torch are loaded
-before they are asked for.
+It may import `loader`, `dataset`, `formats`, `storage` and `common`; neither models nor torch are
+loaded before they are asked for.
 """

@@ -25,7 +25,7 @@ from earmill.pipeline.reader.feature_set import FeatureSet
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.formats.moments import StreamStatistics
-    from earmill.pipeline.loader.read_row import Row
+    from earmill.pipeline.loader.rows import Row
     from earmill.pipeline.reader.features import Features
 
 

@@ -29,7 +29,7 @@ from earmill.pipeline.storage.paths import addition_path
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.formats.moments import StreamStatistics
-    from earmill.pipeline.loader.read_row import Row
+    from earmill.pipeline.loader.rows import Row
     from earmill.pipeline.reader.features import Features
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from earmill.pipeline.loader.read_row import Row
+from earmill.pipeline.loader.rows import Row
 from earmill.pipeline.spec.spans import SPAN_ID
 
 if TYPE_CHECKING:

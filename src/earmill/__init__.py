@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from earmill.pipeline.driver.stop_request import StopRequest
     from earmill.pipeline.formats.moments import StreamStatistics
     from earmill.pipeline.hub.push import Pushed
-    from earmill.pipeline.planning.estimate import JobCost
     from earmill.pipeline.loader.collate import (
         Batch,
         collate_jagged,
@@ -67,17 +66,18 @@ if TYPE_CHECKING:
         per_channel,
     )
     from earmill.pipeline.loader.collate import collate_padded as collate
-    from earmill.pipeline.reader.concat import ConcatenatedFeatures
     from earmill.pipeline.loader.crops import Crop
     from earmill.pipeline.loader.feature_loader import FeatureLoader
+    from earmill.pipeline.loader.rows import Row
+    from earmill.pipeline.loader.statistics import compute_statistics
+    from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
+    from earmill.pipeline.planning.estimate import JobCost
+    from earmill.pipeline.reader.concat import ConcatenatedFeatures
     from earmill.pipeline.reader.features import Features
     from earmill.pipeline.reader.joined import JoinedFeatures
     from earmill.pipeline.reader.mixing import MixedFeatures, mix
     from earmill.pipeline.reader.open import open_features
-    from earmill.pipeline.loader.read_row import Row
     from earmill.pipeline.reader.recordings import Recordings
-    from earmill.pipeline.loader.statistics import compute_statistics
-    from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
     from earmill.pipeline.spec.job import JobSpec
     from earmill.upkeep import compact, diff, gc, log, push, report
 
@@ -115,7 +115,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "Pushed": ("earmill.pipeline.hub.push", "Pushed"),
     "Recordings": ("earmill.pipeline.reader.recordings", "Recordings"),
     "Report": ("earmill.pipeline.dataset.verify", "Report"),
-    "Row": ("earmill.pipeline.loader.read_row", "Row"),
+    "Row": ("earmill.pipeline.loader.rows", "Row"),
     "RunStopped": (_ERRORS, "RunStopped"),
     "SourceError": (_ERRORS, "SourceError"),
     "SnapshotDiff": ("earmill.pipeline.dataset.history", "SnapshotDiff"),

@@ -30,7 +30,7 @@ from earmill.jobs.report.plots import (
 from earmill.jobs.report.row_panels import clip_values, panels
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.description import open_dataset
-from earmill.pipeline.loader.read_row import Row
+from earmill.pipeline.loader.rows import Row
 from earmill.pipeline.storage.layout import Layout
 from tests.jobs.html_page import Element, parsed
 from tests.pipeline import outputs

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill import Crop, FeatureLoader, Features, open_features
-from earmill.pipeline.loader.batches import FixedBatches, Plan
-from earmill.pipeline.loader.buckets import BucketedBatches, _fewer_lanes
+from earmill.pipeline.loader.batches import BucketedBatches, FixedBatches, Plan, _fewer_lanes
 from earmill.pipeline.loader.epoch_order import Settings, block_order
 from tests.pipeline.reader_data import mixed_seconds, no_read_ahead, small_row_groups, write_set
 

@@ -240,8 +240,7 @@ def test_a_finished_epoch_is_not_gone_on_with(ds: Features) -> None:
 def test_the_state_of_a_worker_fits_no_other(ds: Features, monkeypatch: pytest.MonkeyPatch) -> None:
     def inside(worker: int, workers: int) -> None:
         info = SimpleNamespace(id=worker, num_workers=workers, seed=worker)
-        for module in ("torch_datasets", "stream_state"):
-            monkeypatch.setattr(f"earmill.pipeline.reader.{module}.get_worker_info", lambda: info)
+        monkeypatch.setattr("earmill.pipeline.loader.stream.get_worker_info", lambda: info)
 
     inside(1, 2)
     stream = ds.iterable(seed=1, batch_size=4)

@@ -16,7 +16,7 @@ from earmill import (
     collate,
     open_features,
 )
-from earmill.pipeline.loader.stream_state import STATE_VERSION
+from earmill.pipeline.loader.stream import STATE_VERSION
 
 from .reader_data import ids, write_set
 

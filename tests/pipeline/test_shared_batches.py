@@ -23,9 +23,8 @@ from earmill import (
     collate_packed,
     open_features,
 )
-from earmill.pipeline.loader import shared_batches
-from earmill.pipeline.loader.feature_loader import _Batches
-from earmill.pipeline.loader.shared_batches import FREE, TAKEN, BatchRing
+from earmill.pipeline.loader import feature_loader
+from earmill.pipeline.loader.feature_loader import FREE, TAKEN, BatchRing, _Batches
 from tests.pipeline.reader_data import write_set
 
 N_ROWS = 26
@@ -70,7 +69,7 @@ def test_a_batch_arrives_as_it_was_collated(ds: Features, collate_fn: Any) -> No
         assert slot is not None
         inside = collate_fn(rows)
         value = slot.sent(inside)
-        assert slot._used < 1.05 * sum(t.nbytes for t in shared_batches._parts(inside)) + 1024
+        assert slot._used < 1.05 * sum(t.nbytes for t in feature_loader._parts(inside)) + 1024
     got, wanted = pickle.loads(pickle.dumps(value)), collate_fn(rows)
     assert (got.row_ids, got.extra["text"]) == (wanted.row_ids, wanted.extra["text"])
     assert torch.equal(got.extra["label"], wanted.extra["label"]) and got.label is None
@@ -218,7 +217,7 @@ def test_pinned_memory_is_that_of_every_tensor(
     batch = sent(ring, [ds[3], ds[4]])
     moved = pin_memory(batch)
     assert isinstance(moved, Batch)
-    assert {id(part) for part in shared_batches._parts(moved)} == {id(part) for part in pinned}
+    assert {id(part) for part in feature_loader._parts(moved)} == {id(part) for part in pinned}
     for name, tensor in flat(batch).items():
         assert torch.equal(flat(moved)[name], tensor)
     del batch, tensor

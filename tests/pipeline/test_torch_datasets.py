@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 
 import earmill.pipeline.formats.parquet.write as parquet_sink
 from earmill import Crop, FeatureLoader, Features, open_features
-from earmill.pipeline.loader import stream as torch_datasets
 from earmill.pipeline.loader.collate import collate_jagged, collate_packed, collate_padded
 from earmill.pipeline.loader.stream import AHEAD_BATCHES
 from tests.pipeline.reader_data import (
@@ -294,14 +293,14 @@ def test_a_worker_reads_ahead_where_a_core_is_free_or_a_store_is_waited_for(
     ds = open_features([small, small])
     stream = ds.iterable(batch_size=4)
     told: list[Any] = []
-    monkeypatch.setattr(torch_datasets, "cores", lambda: 2)
+    monkeypatch.setattr("earmill.pipeline.loader.stream.cores", lambda: 2)
     monkeypatch.setattr(type(ds), "is_local", local)
     monkeypatch.setattr(type(ds), "prefetch", lambda *given: told.append(given))
     for _ in stream.worker_batches(0, workers):
         pass
     assert told  # nobody's worker
     told.clear()
-    monkeypatch.setattr(torch_datasets, "get_worker_info", lambda: "a worker's")
+    monkeypatch.setattr("earmill.pipeline.loader.stream.get_worker_info", lambda: "a worker's")
     for _ in stream.worker_batches(0, workers):
         pass
     assert bool(told) == ahead
