@@ -8,7 +8,12 @@ STAMP := $(VENV)/.ready
 setup: $(STAMP)
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
-$(STAMP): pyproject.toml requirements.lock requirements-uv.lock
+# Without the links in src/ the last step fails, see setup.py: better at once than after minutes.
+LINKS := src/amtcore src/earmill/jobs src/earmill/pipeline
+$(STAMP): pyproject.toml setup.py requirements.lock requirements-uv.lock
+	@for link in $(LINKS); do test -d $$link || { echo "expected a symbolic link to a folder at \
+	$$link, got a checkout without links; run: git config core.symlinks true && git checkout HEAD \
+	-- src (on Windows, switch on Developer Mode first)" >&2; exit 1; }; done
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	  -r requirements-uv.lock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,13 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
+# Of the packages in src/, relative to the root.
+LINKS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("src", "src/earmill")
+    for path in (ROOT / folder).iterdir()
+    if path.is_symlink()
+)
 LOCKS = ("requirements.lock", "requirements-uv.lock", "requirements-browser.lock")
 
 
@@ -65,6 +73,30 @@ def test_the_source_archive_holds_what_belongs_to_it(archive: set[str]) -> None:
     }
     assert wanted <= archive
     assert [name for name in archive if name.startswith("tests") or name.endswith(".pyc")] == []
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_checkout_without_links_is_refused_at_once(link: str, tmp_path: Path) -> None:
+    """Half a package was installed without a word."""
+    for name in ("Makefile", "pyproject.toml", "setup.py", "README.md", "LICENSE", *LOCKS):
+        shutil.copy(ROOT / name, tmp_path)
+    for each in LINKS:
+        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+        if each == link:  # as git writes it where core.symlinks is false
+            (tmp_path / each).write_text(os.readlink(ROOT / each))
+        else:
+            (tmp_path / each).mkdir()
+    hook = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])()"
+    hooks = ("get_requires_for_build_wheel", "get_requires_for_build_editable")
+    commands = [["make", "setup", "PYTHON=false"]]
+    commands += [[sys.executable, "-W", "ignore", "-c", hook, name] for name in hooks]
+    for command in commands:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        told = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
+        assert len(told) == 1 and told[0].startswith("expected a symbolic link"), done.stderr
+        assert f"at {link}, got" in told[0] and "git config core.symlinks true" in told[0]
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_every_pin_has_its_hashes() -> None:

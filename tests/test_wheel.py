@@ -68,7 +68,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in PARTS:
         unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / name, folder / "copy" / name, symlinks=True, ignore=unwanted)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, folder / "copy")
     (folder / "dist").mkdir()
     code = "from setuptools import build_meta; build_meta.build_wheel('../dist')"
