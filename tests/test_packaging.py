@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
-# Of the packages in src/, relative to the root.
+# The links in src/ that make the packages, relative to the root.
 LINKS = sorted(
     path.relative_to(ROOT).as_posix()
     for folder in ("src", "src/earmill")

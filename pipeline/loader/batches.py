@@ -8,10 +8,10 @@ slices. There are two ways to fill it.
 
 `BucketedBatches`: batches of rows of similar length under a budget of padded length, for little
 padding and even memory. Inside each window of the shuffle (see `loader.epoch_order`) rows are
-sorted by length in steps of a sixteenth of an octave, in random order within a step, and cut where
-rows times the longest would pass the budget; the batches of a window come in random order. So
-reading stays inside windows, and neither the rows that meet in a batch nor the order of batches
-repeat from epoch to epoch.
+sorted by length in steps of a sixteenth of an octave, in random order within a step. They are cut
+where rows times the longest would pass the budget, and the batches of a window come in random
+order. So reading stays inside windows. Neither the rows that meet in a batch nor the order of
+batches repeat from epoch to epoch.
 
     window      9 2 7 3 8 2 3 9   ->  9 9 | 8 7 | 3 3 2 2      budget 18
     batches     shuffled in the window, lanes in turn: batch t of lane 0, of lane 1, ...
