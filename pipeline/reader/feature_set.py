@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FeatureSet:
-    """Base class of sets that are `FeatureRows`; it imports torch when a torch dataset is asked for.
+    """Base class of sets that are `FeatureRows`; torch is imported when a torch dataset is made.
 
     Attributes:
         mixture: Rows of each set in an epoch, where sets are mixed by weight; else None.
