@@ -122,12 +122,18 @@ def test_constants_set_in_inference_mode_are_followed(name: str) -> None:
 
 # --- export ---
 
+# Learnable modules that are exported in the short version as well.
+_SHORT = ("Dau1997", "King2019ModulationFilterbank", "AdaptLoop", "HeadphoneFilter")
+
 
 @pytest.mark.parametrize(
     ("name", "learnable"),
     [
         *((name, False) for name in (*constant_cases.CASES, *_LOUDNESS)),
-        *((name, True) for name in constant_cases.CASES),
+        *(
+            pytest.param(name, True, marks=() if name in _SHORT else pytest.mark.long)
+            for name in constant_cases.CASES
+        ),
     ],
 )
 def test_exported_programs_take_any_length_and_batch(name: str, learnable: bool) -> None:

@@ -270,7 +270,11 @@ def test_a_stopped_command_says_so_and_harms_nothing(
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("command", [extract_joining, update], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(extract_joining, marks=pytest.mark.long), update],
+    ids=lambda one: one.__name__,
+)
 def test_in_a_bucket_it_is_the_same(
     command: Callable[[Changing], None], changing: Changing
 ) -> None:

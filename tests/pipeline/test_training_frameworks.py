@@ -137,14 +137,18 @@ def check_once(seen: list[Seen], repeated: int = 1) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"kind": "FeatureLoader"}, {"kind": "FeatureLoader", "workers": 1}, {"kind": "batches"}],
+    [
+        pytest.param({"kind": "FeatureLoader"}, marks=pytest.mark.long),
+        {"kind": "FeatureLoader", "workers": 1},
+        {"kind": "batches"},
+    ],
     ids=["loader", "loader with workers", "bare"],
 )
 def test_torchrun(run: Runs, options: dict[str, Any]) -> None:
     check_shares(run.place, run("plain", ranks=2, **options))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_torchrun_with_a_stateful_loader(run: Runs, tmp_path: Path, workers: int) -> None:
     """Each rank goes on where it stood: two batches in."""
     state = str(tmp_path)
@@ -178,8 +182,14 @@ def test_accelerate_takes_batches_where_it_has_nothing_to_deal_out(run: Runs) ->
     ("ranks", "options", "message"),
     [
         (1, {"kind": "batches"}, "iterate earmill.FeatureLoader"),
-        (2, {"kind": "batches", "dispatch": False}, "iterate earmill.FeatureLoader"),
-        (2, {"kind": "rows", "dispatch": False, "given": True}, "deals out the rows"),
+        pytest.param(
+            *(2, {"kind": "batches", "dispatch": False}, "iterate earmill.FeatureLoader"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *(2, {"kind": "rows", "dispatch": False, "given": True}, "deals out the rows"),
+            marks=pytest.mark.long,
+        ),
         (2, {"kind": "rows", "prepared": False}, "that accelerate has prepared"),
     ],
     ids=["that it would join", "that it would count as rows", "dealt out twice", "not prepared"],
