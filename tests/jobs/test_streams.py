@@ -86,8 +86,8 @@ def test_no_file_takes_the_number_of_a_closed_stream(place: Path) -> None:
     "how",
     [
         pytest.param(f"--json >{FULL}", marks=pytest.mark.skipif(not FULL.exists(), reason="")),
-        "--json | exec true",
-        ">&- 2>&-",
+        pytest.param("--json | exec true", marks=pytest.mark.long),
+        pytest.param(">&- 2>&-", marks=pytest.mark.long),
     ],
 )
 def test_a_job_goes_on_where_nobody_reads_it(how: str, tmp_path: Path) -> None:

@@ -186,7 +186,9 @@ def test_workers_agree_on_an_epoch_in_whatever_order_they_begin(stay: bool) -> N
 
 @forks
 @pytest.mark.parametrize("options", WORKERS)
-@pytest.mark.parametrize("batched", [True, False], ids=["batches", "rows"])
+@pytest.mark.parametrize(
+    "batched", [True, pytest.param(False, marks=pytest.mark.long)], ids=["batches", "rows"]
+)
 def test_a_stateful_loader_goes_on_where_it_stood(
     ds: Features, options: dict[str, Any], batched: bool
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_sample_of_all_rows_knows_what_will_be_stored(corpus: Path) -> None:
     assert layout.exists(left) and verify(layout).ok
 
 
+@pytest.mark.long  # the scaling itself is tested on figures above
 def test_a_larger_corpus_costs_in_proportion_to_its_audio(corpus: Path) -> None:
     once = costed(spec_of(corpus)).sample
     for path in sorted(corpus.iterdir()):
