@@ -88,10 +88,14 @@ def test_a_checkout_without_links_is_refused_at_once(link: str, tmp_path: Path) 
             (tmp_path / each).mkdir()
     hook = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])()"
     hooks = ("get_requires_for_build_wheel", "get_requires_for_build_editable")
+    # Not as a part of the make that runs the tests.
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     commands = [["make", "setup", "PYTHON=false"]]
     commands += [[sys.executable, "-W", "ignore", "-c", hook, name] for name in hooks]
     for command in commands:
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False
+        )
         assert done.returncode != 0
         told = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
         assert len(told) == 1 and told[0].startswith("expected a symbolic link"), done.stderr
