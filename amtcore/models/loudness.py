@@ -265,7 +265,8 @@ class LoudnessModel(Converted):
         device = blocks.tail.device
         frames = self._frames() if self._wants_numbers(blocks.tail) else None
         batch, ears = blocks.tail.shape[:2]
-        if can_share(device) and ears == 1 and (batch == 1 or self._takes_items_alone(blocks.tail)):
+        alone = batch == 1 or (batch > 1 and self._takes_items_alone(blocks.tail))
+        if can_share(device) and ears == 1 and alone:
             together = self._pairs(shown)
         else:
             together = [[segment] for segment in shown]
@@ -273,20 +274,22 @@ class LoudnessModel(Converted):
             heard = partial(self._heard, response=response, samples=blocks.samples)
             rows = rows_of_blocks(together, heard, self._specific, frames)
             return self._integrate_rows(rows, OverTime(state or {}))
-        stages = self._stages_of(together, response, blocks)
+        items = [slice(b, b + 1) for b in range(batch)] if alone else [slice(None)]
+        stages = self._stages_of(together, items, response, blocks)
         return self._integrate(stages, OverTime(state or {}))
 
     def _stages_of(
-        self, together: Sequence[Sequence[Segment | None]], response: Tensor, blocks: FrameState
+        self,
+        together: Sequence[Sequence[Segment | None]],
+        items: Sequence[slice],
+        response: Tensor,
+        blocks: FrameState,
     ) -> dict[str, Tensor]:
-        """Return the stages of all blocks."""
-        batch, device = len(blocks.tail), blocks.tail.device
-        alone = batch > 1 and self._takes_items_alone(blocks.tail)
-        items = [slice(b, b + 1) for b in range(batch)] if alone else [slice(None)]
+        """Return the stages of all blocks, made for these items of the batch at a time."""
         parts = map_blocks(
             lambda some: self._blocks(some, response, blocks.samples),
             [_of_items(some, item) for item in items for some in together],
-            device,
+            blocks.tail.device,
         )
         of_item = [
             [stages for part in parts[at : at + len(together)] for stages in part]

@@ -233,17 +233,13 @@ class Moore2016(LoudnessModel):
             either = self.binaural_loudness.diotic(by_ear[0])
             return either, either
         kernel = self.binaural_loudness.smoothing(by_ear[0].shape[-1])
-
-        def inhibited(ears: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-            left, right = (ear.split(BLOCK_FRAMES, 1) for ear in ears)
-            parts = map_blocks(
-                lambda pair: self.binaural_loudness.inhibited_by(*pair, kernel),
-                list(zip(left, right, strict=True)),
-                kernel.device,
-            )
-            return torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1)
-
-        return inhibited(by_ear)
+        left, right = (ear.split(BLOCK_FRAMES, 1) for ear in by_ear)
+        parts = map_blocks(
+            lambda ears: self.binaural_loudness.inhibited_by(*ears, kernel),
+            list(zip(left, right, strict=True)),
+            kernel.device,
+        )
+        return torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 1)
 
     def _stages(
         self,
