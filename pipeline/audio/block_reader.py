@@ -423,8 +423,8 @@ class BlockReader(Blocks):
         tolerance = seconds_to_frames(self._limits.span_tolerance_s, self.rate_hz)
         if self._frames and missing <= tolerance:
             return
-        if self._probe.damage is not None:
-            raise TruncatedError(f"{self._uri}: cut or damaged: {self._probe.damage}")
+        if (refused := self._refused()) is not None:
+            raise refused
         if self._span != (None, None):
             short = ends_before(self._span, position, self.rate_hz, self._limits.span_tolerance_s)
             raise SpanError(f"{self._uri}: {short}")

@@ -15,7 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from earmill.pipeline.audio.channels import AudioBlock
-from earmill.pipeline.audio.containers.lossless import FLAC_BEGINS, FLAC_HEAD_BYTES, StreamInfo
+from earmill.pipeline.audio.containers.lossless import (
+    FLAC_BEGINS,
+    FLAC_HEAD_BYTES,
+    FRAME_SYNC,
+    StreamInfo,
+)
 
 if TYPE_CHECKING:
     from earmill.pipeline.audio.decoder_input import DecoderInput
@@ -96,7 +101,7 @@ def _first_frame(data: bytes) -> int | None:
     while not last and at < len(data):
         last = bool(data[at] & 0x80)
         at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
-    return at if data[at : at + 2] in (b"\xff\xf8", b"\xff\xf9") else None
+    return at if FRAME_SYNC.match(data, at) else None
 
 
 def _decoded(miniaudio: Any, data: bytes, info: StreamInfo) -> npt.NDArray[Any] | None:

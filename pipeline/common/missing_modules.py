@@ -62,11 +62,13 @@ def _module(error: ImportError) -> str:
 
 def _wanted(module: str) -> str:
     """Return the argument of `pip install`: with the versions that earmill needs, or its extra."""
+    from packaging.utils import canonicalize_name
+
     package = module.partition(".")[0]
-    wanted = _canonical(DISTRIBUTIONS.get(package, package))
+    wanted = canonicalize_name(DISTRIBUTIONS.get(package, package))
     # The distribution of opentelemetry.sdk is opentelemetry-sdk.
     parts = module.split(".")
-    names = {wanted} | {_canonical("-".join(parts[: k + 1])) for k in range(1, len(parts))}
+    names = {wanted} | {canonicalize_name("-".join(parts[: k + 1])) for k in range(1, len(parts))}
     extras = []
     try:
         requirements = metadata.requires(OURS) or []
@@ -75,7 +77,7 @@ def _wanted(module: str) -> str:
     for line in requirements:
         requirement, _, marker = (part.strip() for part in line.partition(";"))
         found = _NAME.match(requirement)
-        if found is None or _canonical(found[0]) not in names:
+        if found is None or canonicalize_name(found[0]) not in names:
             continue
         extra = _EXTRA.search(marker)
         if extra is None:
@@ -84,7 +86,3 @@ def _wanted(module: str) -> str:
     # An extra for tests and benchmarks holds more than is needed.
     users = [extra for extra in extras if extra not in ("test", "bench", "docs")]
     return shlex.quote(f"{OURS}[{users[0]}]") if users else shlex.quote(wanted)
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

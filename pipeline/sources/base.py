@@ -35,6 +35,7 @@ from earmill.pipeline.storage.filesystems import (
     filesystem_of,
     is_chain,
     is_local,
+    is_web,
     local_path,
 )
 
@@ -138,7 +139,7 @@ def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tu
     if path is not None:
         return LocalFileSystem(), path if odd is None or os.path.lexists(path) else odd
     options = dict(storage_options or {})
-    if uri.startswith(("http://", "https://")):
+    if is_web(uri):
         # A redirect must not lead to other hosts of a private network.
         host = Place.of("/".join(uri.split("/", 3)[:3]))
         options.setdefault("get_client", CheckedClient((host,)))

@@ -25,7 +25,7 @@ from earmill.pipeline.sources.places import (
     Place,
     is_public,
 )
-from earmill.pipeline.storage.filesystems import is_chain, local_path
+from earmill.pipeline.storage.filesystems import is_chain, is_web, local_path
 
 # fsspec protocols that only unpack or keep what the link behind them names.
 WRAPPERS = frozenset({"zip", "tar", "simplecache"})
@@ -118,7 +118,7 @@ def joined(folder: str, path: str) -> str:
     """Join two paths without dots in between; empty parts stay, as keys of a bucket have them."""
     if folder.startswith("/"):
         return posixpath.normpath(posixpath.join(folder, path))
-    if folder.startswith(("http://", "https://")):
+    if is_web(folder):
         path = path.replace("#", "%23")  # no server is told what comes behind it
     parts = folder.split("/")
     for part in path.split("/"):

@@ -35,8 +35,8 @@ from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.span_reads import fetch_rows, open_ranged
 from earmill.pipeline.sources.walk import HIDDEN, Entry, Walk, by_extension, file_info, is_hidden
 from earmill.pipeline.spec.source import FilesSpec
+from earmill.pipeline.storage.filesystems import MAGIC_CHARACTERS
 
-MAGIC_CHARACTERS = re.compile(r"[*?\[]")
 # Clients of some stores cut names at such characters, see `asks_for_another`.
 CUT_CHARACTERS = re.compile(r"[\x00-\x1f?#]|/$")
 UNREACHABLE = "unreachable name"

@@ -50,6 +50,7 @@ from earmill.pipeline.sources.fetch import (
 from earmill.pipeline.sources.hf_columns import audio_type, carried, features_of
 from earmill.pipeline.sources.hf_open import (
     AUDIO_FOLDER,
+    check_names,
     dataset_confinement,
     dataset_folder,
     open_dataset,
@@ -86,6 +87,7 @@ class HfSource:
         self._spec, self._array_rate_hz = spec, array_rate_hz
         self.missing, self.first_missing = 0, ""
         with source_errors(spec.uri), quiet():
+            check_names(spec)
             files = parquet_files(spec) if spec.streaming else None
             self._parquet = dataset = None
             if files is not None:
@@ -131,7 +133,7 @@ class HfSource:
         columns = self._planned_columns()
         if not columns:
             return
-        view = self._dataset.select_columns(columns).with_format("arrow")
+        view = selected(self._dataset, columns)
         row = 0
         for batch in view.iter(batch_size=PLAN_BATCH_ROWS):
             clips = self._clips(batch)

@@ -26,6 +26,7 @@ from earmill.pipeline.sources.base import filesystem, is_local, public_uri
 from earmill.pipeline.sources.confine import Confinement, store_of
 from earmill.pipeline.sources.walk import Walk
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, HfSpec
+from earmill.pipeline.storage.filesystems import MAGIC_CHARACTERS, is_web
 from earmill.pipeline.storage.regular import check_regular
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -34,8 +35,6 @@ AUDIO_FOLDER = "audiofolder"
 AUDIO_ENDINGS = tuple(f".{ending}" for ending in AUDIO_EXTENSIONS)
 # Tables of an audio folder that name its files.
 AUDIO_LISTS = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-PATTERN, CHAIN = re.compile(r"[*?\[]|::"), re.compile("::")
-MAGIC_CHARACTERS = re.compile(r"[*?\[]")
 
 
 def open_dataset(spec: HfSpec) -> Any:
@@ -74,7 +73,6 @@ def _opened(spec: HfSpec) -> Any:
         check_hub_id(spec)
         return _load(spec, spec.uri)
     fs, path = filesystem(spec.uri, spec.storage_options)
-    _check_names(spec, fs, path)
     if _is_saved(fs, path):
         return _load_saved(spec)
     name, options = _parquet_or_folder(spec, fs, path)
@@ -114,7 +112,6 @@ def parquet_files(spec: HfSpec) -> ParquetSet | None:
         name, options = spec.uri, dict[str, Any]()
     else:
         fs, path = filesystem(spec.uri, spec.storage_options)
-        _check_names(spec, fs, path)
         if _is_saved(fs, path):
             return None
         name, options = _parquet_or_folder(spec, fs, path)
@@ -131,7 +128,7 @@ def parquet_files(spec: HfSpec) -> ParquetSet | None:
     return ParquetSet(spec, uris, builder.info.features or config.features)
 
 
-def _check_names(spec: HfSpec, fs: Any, path: str) -> None:
+def check_names(spec: HfSpec) -> None:
     """Refuse names that `datasets` reads otherwise, and files that it would wait for.
 
     `datasets` takes a path for a pattern, which may lead to another folder. It leaves out files
@@ -140,11 +137,14 @@ def _check_names(spec: HfSpec, fs: Any, path: str) -> None:
     Raises:
         SourceError: A place or a file of such a name, or one that is no regular file.
     """
-    if spec.uri.startswith(("http://", "https://")):
+    if is_web(spec.uri):
         return  # `?` begins a query there
+    if is_local(spec.uri) and not local_exists(spec.uri):
+        return  # a name on the hub
+    fs, path = filesystem(spec.uri, spec.storage_options)
     local = isinstance(fs, LocalFileSystem)
-    if PATTERN.search(path) and fs.exists(path):
-        if CHAIN.search(path) or not _is_saved(fs, path):
+    if ("::" in path or MAGIC_CHARACTERS.search(path)) and fs.exists(path):
+        if "::" in path or not _is_saved(fs, path):
             raise SourceError(
                 f"source {spec.uri}: `datasets` takes *, ?, [ and :: in a path for patterns; link "
                 "it under a plain name (ln -s) and name that"
@@ -156,7 +156,7 @@ def _check_names(spec: HfSpec, fs: Any, path: str) -> None:
     listed = any(name.rpartition("/")[2] in AUDIO_LISTS for name in names)
     for file in files:
         is_audio = file.lower().endswith(AUDIO_ENDINGS)
-        if CHAIN.search(file.removeprefix(path)) and not (is_audio and listed):
+        if "::" in file.removeprefix(path) and not (is_audio and listed):
             raise SourceError(
                 f"source {spec.uri}: `datasets` leaves out files with :: in their names, as "
                 f"{one_line(file)}; rename them, or take kind: files or manifest"

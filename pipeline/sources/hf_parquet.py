@@ -132,12 +132,16 @@ class ParquetRows:
             cells = self._cells(read, columns, group.rows)
             names = self._paths(read, path_leaf, group.rows)
             nbytes, in_file = self._audio_bytes(table, group)
-            seconds = [rate.seconds(name, nbytes) for name in names]
+            seconds: list[float | None]
             if array_leaf is not None:
                 in_file = None
                 samples = table.chunk(group, array_leaf).num_values / group.rows
                 rates = self._array_rates(read, rate_leaf, group.rows)
                 seconds = [samples / hz if hz else 0.0 for hz in rates]
+            elif in_file is False:
+                seconds = [None] * group.rows
+            else:
+                seconds = [rate.seconds(name, nbytes) for name in names]
             for offset in range(group.rows):
                 yield Seen(
                     place=Place(shard, group.first_row + offset),
@@ -145,7 +149,7 @@ class ParquetRows:
                     cells=cells[offset],
                     path=names[offset],
                     in_file=in_file,
-                    seconds=None if in_file is False else seconds[offset],
+                    seconds=seconds[offset],
                     stat=table.stat,
                 )
 

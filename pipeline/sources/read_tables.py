@@ -137,8 +137,12 @@ def _whole_row(row: list[str], columns: int) -> list[str]:
 
 def read_jsonl(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cells]:
     """One JSON object a line; a key missing from a line is null."""
+    return _json_lines(_text(raw).read(), untyped)
+
+
+def _json_lines(text: str, untyped: Collection[str]) -> dict[str, Cells]:
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(_text(raw).read().split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             rows.append({})
             continue
@@ -156,7 +160,7 @@ def read_json(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cell
     """JSON lines, or one list of objects."""
     text = _text(raw).read()
     if not text.lstrip().startswith("["):
-        return read_jsonl(raw, untyped)
+        return _json_lines(text, untyped)
     try:
         rows = loads_json(text, max_chars=None)
     except ValueError as error:

@@ -43,6 +43,7 @@ from earmill.pipeline.sources.fetch import (
     waited_for,
 )
 from earmill.pipeline.sources.ranges import LONG_BLOCK_BYTES, Range, RangedFile, read_range
+from earmill.pipeline.storage.filesystems import is_web
 
 SEEKABLE = frozenset(
     ".aif .aifc .aiff .au .bw64 .bwf .caf .flac .nist .rf64 .snd .sph .w64 .wav .wave".split()
@@ -139,7 +140,7 @@ def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
 
 def can_seek(uri: str) -> bool:
     """Whether a file of this name is in a container that can be sought in."""
-    name = uri.partition("?")[0] if uri.startswith(("http://", "https://")) else uri
+    name = uri.partition("?")[0] if is_web(uri) else uri
     return splitext(name)[1].lower() in SEEKABLE
 
 

@@ -46,7 +46,6 @@ from earmill.pipeline.sources.fetch import (
     fetch_all,
     temporary_file,
 )
-from earmill.pipeline.sources.files import MAGIC_CHARACTERS
 from earmill.pipeline.sources.kept import Kept, NothingKept, name_of, packed, unpacked
 from earmill.pipeline.sources.ranges import Range, RangedFile, ahead, read_range
 from earmill.pipeline.sources.tar_samples import Sample, Samples, Seconds
@@ -54,6 +53,7 @@ from earmill.pipeline.sources.walk import HIDDEN, by_extension, is_hidden
 from earmill.pipeline.spec.section import Options, plain_uri
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, normal_extensions
 from earmill.pipeline.spec.source_kinds import SourceKind, SourceSection
+from earmill.pipeline.storage.filesystems import MAGIC_CHARACTERS
 from earmill.pipeline.storage.regular import open_regular
 
 MAX_TARS = 1_000_000

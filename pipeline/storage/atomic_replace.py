@@ -14,7 +14,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -35,15 +35,7 @@ def replace_local(path: str, seen: bytes, data: bytes) -> bool:
     Raises:
         OutputError: Another process has kept the folder locked for `LOCK_WAIT_S`.
     """
-    try:
-        with _locked(os.path.dirname(path)):
-            with open_regular(path) as file:
-                if file.read() != seen:
-                    return False
-            write_local(path, data)
-            return True
-    except (FileNotFoundError, NotRegularError):
-        return False
+    return _if_it_holds(path, seen, lambda: write_local(path, data))
 
 
 def remove_local(path: str, seen: bytes) -> bool:
@@ -52,12 +44,16 @@ def remove_local(path: str, seen: bytes) -> bool:
     Raises:
         OutputError: Another process has kept the folder locked for `LOCK_WAIT_S`.
     """
+    return _if_it_holds(path, seen, lambda: os.unlink(path))
+
+
+def _if_it_holds(path: str, seen: bytes, change: Callable[[], None]) -> bool:
     try:
         with _locked(os.path.dirname(path)):
             with open_regular(path) as file:
                 if file.read() != seen:
                     return False
-            os.unlink(path)
+            change()
             return True
     except (FileNotFoundError, NotRegularError):
         return False

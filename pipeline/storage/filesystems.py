@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # The schemes in front of a uri. No path of this machine begins so: `//` is `/` there.
 SCHEMES = re.compile(r"(?P<first>[A-Za-z][A-Za-z0-9+.-]*)(?:::[A-Za-z][A-Za-z0-9+.-]*)*://")
+# What fsspec takes for a pattern in a path.
+MAGIC_CHARACTERS = re.compile(r"[*?\[]")
 LOCAL_SCHEMES = frozenset({"file", "local"})
 # fsspec protocols that read what the rest of a chain names.
 WRAPPERS = frozenset(
@@ -49,6 +51,11 @@ _ONE_AT_ONCE = {"max_concurrency": 1}
 def is_local(uri: str) -> bool:
     """Return True for a plain path of this machine, with any characters in it."""
     return SCHEMES.match(uri) is None
+
+
+def is_web(uri: str) -> bool:
+    """Return True for the address of a web server."""
+    return uri.startswith(("http://", "https://"))
 
 
 def is_chain(uri: str) -> bool:
@@ -80,7 +87,7 @@ def filesystem_of(uri: str, **options: Any) -> tuple[Any, str]:
     os.environ.setdefault(GCSFS_KINDS_OF_BUCKET, "false")
     if (path := local_path(uri)) is not None:
         return fsspec.filesystem("file", **options), path
-    if uri.startswith(("http://", "https://")):
+    if is_web(uri):
         options.setdefault("client_kwargs", {"timeout": _http_timeout()})
     # fsspec takes every `::` for a chain.
     double_colon = "::" if is_chain(uri) else _unused_in(uri)
@@ -114,7 +121,7 @@ def asks_for_another(fs: Any, path: str, uri: str, *, versions: bool = True) -> 
         uri: One object, no chain.
         versions: The end of a uri may name a version of the object.
     """
-    if uri.startswith(("http://", "https://")):
+    if is_web(uri):
         return "#" in uri
     behind_bucket = uri.split("/", 3)[3:]
     if behind_bucket and not path.endswith(behind_bucket[0]):

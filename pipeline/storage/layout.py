@@ -7,7 +7,6 @@ and parsed again. Paths handed to it are relative, as `earmill.pipeline.storage.
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +32,7 @@ from earmill.pipeline.storage.atomic_replace import (
     replace_remote,
 )
 from earmill.pipeline.storage.filesystems import (
+    MAGIC_CHARACTERS,
     ONE_REQUEST_BYTES,
     filesystem_of,
     in_one_request,
@@ -50,7 +50,6 @@ from earmill.pipeline.storage.straight_ranges import (
 from earmill.pipeline.storage.uploads import FILES_AT_ONCE, in_parts
 
 Names = list[str]
-PATTERN = re.compile(r"[*?\[]")
 
 
 def _checked(rel: str) -> str:
@@ -335,7 +334,7 @@ class Layout:
         """Remove a file or a folder; fine where it is already gone."""
         path = self.path(rel)
         try:
-            if self.is_local or not PATTERN.search(path):
+            if self.is_local or not MAGIC_CHARACTERS.search(path):
                 self.fs.rm(path, recursive=True)
                 return
             # fsspec would take the path for a pattern, and remove what others have.

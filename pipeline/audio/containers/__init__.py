@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
 
-from earmill.pipeline.audio.containers.base import MAX_PARTS, BareSamples, Probe, Trim, read_at
+from earmill.pipeline.audio.containers.base import MAX_PARTS, Probe, read_at
 from earmill.pipeline.audio.containers.boxes import (
     ASF,
     EBML,
@@ -44,7 +44,7 @@ from earmill.pipeline.audio.containers.riff import W64_RIFF, is_riff, probe_riff
 from earmill.pipeline.audio.containers.tags import skip_tags
 from earmill.pipeline.audio.containers.window import open_window
 
-__all__ = ["BareSamples", "Probe", "Trim", "open_window", "probe", "probe_header"]
+__all__ = ["Probe", "probe", "probe_header"]
 
 HEAD_BYTES = 16
 

@@ -82,9 +82,9 @@ def probe_aiff(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
                 form=form,
                 extra=first,
                 others=(frames * frame_bytes,) if frame_bytes else (),
+                container="AIFF",
             )
-            probe = promise.held_against(stream, nbytes, behind=behind)
-            return replace(probe, container="AIFF") if probe.samples else probe
+            return promise.held_against(stream, nbytes, behind=behind)
     return no_samples("aiff", "SSND chunk", nbytes)
 
 
@@ -131,9 +131,9 @@ def probe_caf(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
                 form=CAF_CHUNKS,
                 extra=4,
                 wraps=False,
+                container="CAF",
             )
             found = promise.held_against(stream, nbytes, behind=behind)
-            found = replace(found, container="CAF") if found.samples else found
             if bare is not None:
                 break
     if found is None:
@@ -175,9 +175,9 @@ def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
         frame_bytes=width * channels or None,
         bare=BareSamples(rate_hz, channels, subtype, order) if width and channels else None,
         codec=None if width else f"AU encoding {encoding}",
+        container="AU",
     )
-    probe = promise.held_against(stream, nbytes, behind=behind)
-    return replace(probe, container="AU") if probe.samples else probe
+    return promise.held_against(stream, nbytes, behind=behind)
 
 
 def probe_nist(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:

@@ -77,6 +77,7 @@ class Promise:
         others: Sizes that the header states in other places.
         wraps: The size has 32 bits.
         header: Returns the header with another size; None where that cannot be done.
+        container: What the container is called where the samples are read without it.
     """
 
     kind: str
@@ -90,6 +91,7 @@ class Promise:
     others: tuple[int, ...] = ()
     wraps: bool = True
     header: Callable[[int], bytes] | None = None
+    container: str | None = None
 
     def held_against(self, stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
         """Return what the file of `nbytes` bytes really holds.
@@ -157,7 +159,14 @@ class Promise:
 
     def _as_bare(self, bare: BareSamples, size: int, why: HeaderSize) -> Probe:
         stop = self.start + size
-        return Probe(self.kind, header_size=why, samples=bare, start=self.start, stop=stop)
+        return Probe(
+            self.kind,
+            header_size=why,
+            samples=bare,
+            start=self.start,
+            stop=stop,
+            container=self.container,
+        )
 
     def _refused(self, why: str) -> Probe:
         size = self.size or 0
