@@ -33,7 +33,6 @@ SHORTEST_S, LONGEST_S = 3, 17
 SHARD_S, PLAN_ID = 600.0, "0123abcd"
 FORMATS = ("parquet", "zarr")
 STREAMS = ("modulation", "adaptation", "envelope", "spikes")
-LOUDNESS = {"short_term_loudness": {}, "long_term_loudness": {}, "specific_loudness": {}}
 
 
 def sounds(fs_hz: int, count: int) -> list[np.ndarray]:

@@ -58,9 +58,10 @@ def borrowed() -> dict[str, str]:
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add files that are not in docs/, and note where every file is from."""
+    found = borrowed()
     _held.clear()
-    _held.update({f"docs/{file.src_uri}": file.src_uri for file in files} | borrowed())
-    for origin, name in borrowed().items():
+    _held.update({f"docs/{file.src_uri}": file.src_uri for file in files} | found)
+    for origin, name in found.items():
         files.append(File.generated(config, name, abs_src_path=str(ROOT / origin)))
     return files
 

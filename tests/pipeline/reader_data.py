@@ -6,6 +6,7 @@ value[frame, column] = (17 row + 3 frame + column) mod 1021, exact in float16.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event
@@ -27,6 +28,7 @@ from earmill.pipeline.reader.read_ahead import ReadAhead
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import plan_path
+from tests.waiting import nothing_is_left
 
 PLAN_ID = "0123abcd"
 MODULATION_HZ, LOUDNESS_HZ = 100.0, 50.0
@@ -37,6 +39,9 @@ GROUPED_ROWS = 160
 # cell its size, and where it begins and ends.
 PAGE_BYTES, CELL_BYTES = 8, 20
 FORMATS = ("zarr", "parquet", None)
+
+# Python 3.12 warns about forking a process with threads; readers open anew in the child.
+forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
 def stream(name: str, channel_sizes: Sequence[int], frame_rate_hz: float) -> StreamInfo:
@@ -245,6 +250,14 @@ def small_row_groups() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(parquet_sink.ROW_GROUP_BYTES, "random", limits)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays() -> Iterator[None]:
+    """Workers end with the loader that started them."""
+    before = set(multiprocessing.active_children())
+    yield
+    nothing_is_left(lambda: {*multiprocessing.active_children()} - before)
 
 
 @pytest.fixture

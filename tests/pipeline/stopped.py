@@ -6,17 +6,16 @@ is exact; a test with real processes and signals is in `tests/chaos/test_stopped
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from earmill.pipeline.dataset.crew import CrewMember
-from earmill.pipeline.dataset.lease import STALE_S, DriverLock, read_holder
+from earmill.pipeline.dataset.lease import STALE_S, DriverLock, read_holder, stored_text
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
 
@@ -86,4 +85,4 @@ def let_minutes_pass(layout: Layout) -> None:
         holder = read_holder(layout, name)
         if holder is not None:
             old = replace(holder, heartbeat_unix_s=time.time() - 3 * STALE_S)
-            layout.write_bytes(name, json.dumps(asdict(old), indent=1).encode())
+            layout.write_bytes(name, stored_text(old))

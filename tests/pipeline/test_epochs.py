@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-from collections.abc import Iterator
 from copy import copy
 from itertools import islice
 from pathlib import Path
@@ -18,11 +16,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from earmill import Crop, FeatureLoader, Features, collate, open_features
 from earmill.pipeline.loader.epoch_place import EpochPlace
-from tests.pipeline.reader_data import ids, write_set
+from tests.pipeline.reader_data import forks, ids, no_process_stays, write_set
+
+__all__ = ["no_process_stays"]
 
 N_ROWS = 26
-# Python 3.12 warns about forking a process with threads; readers open anew in the child.
-forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 WORKERS = [
     pytest.param({}, id="none"),
     pytest.param({"num_workers": 2}, id="fork"),
@@ -36,14 +34,6 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> Features:
     path: Path = tmp_path_factory.mktemp("epochs")
     write_set(path, n_rows=N_ROWS, rows_per_shard=7)
     return open_features(path)
-
-
-@pytest.fixture(autouse=True)
-def no_process_stays() -> Iterator[None]:
-    """Workers end with the loader that started them."""
-    before = set(multiprocessing.active_children())
-    yield
-    assert set(multiprocessing.active_children()) <= before
 
 
 def orders(ds: Features, count: int, **chosen: Any) -> list[list[int]]:

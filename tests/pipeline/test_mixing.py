@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill import Crop, FeatureLoader, Features, collate, mix, open_features
-from tests.pipeline.reader_data import ids, loaded, write_set
+from tests.pipeline.reader_data import forks, ids, loaded, write_set
 
 SIZES = (12, 5, 8)
 quick = settings(max_examples=40, deadline=None, derandomize=True)
-forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")

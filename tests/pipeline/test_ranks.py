@@ -13,10 +13,9 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from earmill import FeatureLoader, Features, open_features
-from tests.pipeline.reader_data import ids, write_set
+from tests.pipeline.reader_data import forks, ids, write_set
 
 N_ROWS = 25
-forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,10 @@ from earmill import (
 )
 from earmill.pipeline.loader import feature_loader
 from earmill.pipeline.loader.feature_loader import FREE, TAKEN, BatchRing, _Batches
-from tests.pipeline.reader_data import write_set
+from tests.pipeline.reader_data import forks, write_set
 
 N_ROWS = 26
 SLOT_BYTES = 2**20
-forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")

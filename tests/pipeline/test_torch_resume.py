@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -18,19 +17,18 @@ from torch.utils.data import DataLoader
 from earmill import FeatureLoader, FeatureStream, open_features
 from tests.pipeline.reader_data import (
     GROUPED_ROWS,
+    forks,
     ids,
     loaded,
+    no_process_stays,
     no_read_ahead,
     small_row_groups,
     write_set,
 )
-from tests.waiting import nothing_is_left
 
 N_ROWS = 26
-__all__ = ["no_read_ahead"]
+__all__ = ["no_process_stays", "no_read_ahead"]
 quick = settings(max_examples=40, deadline=None, derandomize=True)
-# Python 3.12 warns about forking a process with threads; readers open anew in the child.
-forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +46,6 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with small_row_groups():
         write_set(path, n_rows=GROUPED_ROWS, rows_per_shard=20, seconds=lambda _: 0.5)
         yield path
-
-
-@pytest.fixture(autouse=True)
-def no_process_stays() -> Iterator[None]:
-    """Workers end with the loader that started them."""
-    before = set(multiprocessing.active_children())
-    yield
-    nothing_is_left(lambda: {*multiprocessing.active_children()} - before)
 
 
 @quick

@@ -26,7 +26,7 @@ from earmill import (
 )
 from earmill.pipeline.formats.casting import Caster, as_stored
 from tests.pipeline.event_data import SPIKES, write_spikes
-from tests.pipeline.reader_data import STREAMS, Writer, make_row, stream, write_set
+from tests.pipeline.reader_data import STREAMS, Writer, forks, make_row, stream, write_set
 
 COLLATES = [collate, collate_packed, collate_jagged]
 ENVELOPE = as_stored([replace(stream("envelope", (1, 1), 100.0), unit="input unit")], "float16")
@@ -201,7 +201,7 @@ def test_rows_of_several_sources_may_lack_columns(places: dict[str, Path]) -> No
     assert collate(rows).extra == {"a": [1, None], "b": [None, "x"]}
 
 
-@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@forks
 @pytest.mark.parametrize("workers", [0, 1])
 def test_labels_come_as_losses_take_them(places: dict[str, Path], workers: int) -> None:
     ds = open_features(places["half"])
