@@ -13,11 +13,18 @@ from earmill.pipeline.common.plain_text import visible
 from earmill.pipeline.common.redact import redact_text
 
 MESSAGE_LIMIT = 600
+# Of a value or a name that a message quotes.
+VALUE_LIMIT = 60
 
 
 def one_line(said: BaseException | str) -> str:
     """The text alone, whole."""
     return visible(redact_text(" ".join(str(said).split())))
+
+
+def cut(text: str) -> str:
+    """A text of at most `VALUE_LIMIT` characters."""
+    return text if len(text) <= VALUE_LIMIT else f"{text[: VALUE_LIMIT - 3]}..."
 
 
 def named_line(error: BaseException, *, where: bool = False) -> str:

@@ -6,19 +6,15 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.one_line import cut, one_line
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
-# Characters of a name or value that are shown.
-MOST_CHARACTERS = 60
-
 
 def short(value: object) -> str:
     """A value as one line of bounded length, without control characters."""
-    text = one_line(str(value))
-    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
+    return cut(one_line(str(value)))
 
 
 def values_text(values: Any) -> str:

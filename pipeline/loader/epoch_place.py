@@ -15,7 +15,7 @@ order a worker that reads the new common place also finds the record.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -150,6 +150,3 @@ class EpochPlace:
     def _slots(self) -> torch.Tensor:
         slots: torch.Tensor = self._table[0]
         return slots
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_resumed": None}

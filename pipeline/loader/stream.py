@@ -72,12 +72,14 @@ def check_label(features: FeatureRows, label: str | None) -> str | None:
     Raises:
         ValueError: The set has no such column.
     """
+    if label is None:
+        return None
     names = [
         name.removeprefix(EXTRA_PREFIX)
         for name in features.table.column_names
         if name.startswith(EXTRA_PREFIX)
     ]
-    if label is not None and label not in names:
+    if label not in names:
         raise ValueError(f"expected a label out of the source's columns {names}, got {label!r}")
     return label
 
@@ -325,13 +327,10 @@ class FeatureStream(IterableDataset[Any]):
     def _tracked(self) -> Iterator[Any]:
         self._check_accelerate()
         with self.iterating():
-            position, plan = self.begin(), self.left()
-            sizes = np.diff(plan.offsets).tolist()
-            for items, size in zip(
-                self._collated(plan, range(plan.n_batches), 1), sizes, strict=True
-            ):
-                position += size
-                self.hand_out(position)
+            skip, plan = self.begin(), self.left()
+            made = self._collated(plan, range(plan.n_batches), 1)
+            for items, end in zip(made, plan.offsets[1:].tolist(), strict=True):
+                self.hand_out(skip + end)
                 yield items
             self.complete()
 
@@ -447,7 +446,7 @@ class FeatureStream(IterableDataset[Any]):
     def begin(self) -> int:
         """An iteration of this process begins; return the rows that it skips."""
         if self._place.is_begun or self._is_over():
-            self._place.set(self._place.epoch + 1, 0, 0)
+            self.complete()
         return self._place.begin()
 
     def hand_out(self, position: int) -> None:

@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-VALUE_CHARS = 60
+from earmill.pipeline.common.one_line import cut
+
 NAMED = 5
 _MISSING = object()
 
@@ -42,5 +43,4 @@ def _text(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = _text(value)
-    return text if len(text) <= VALUE_CHARS else text[: VALUE_CHARS - 3] + "..."
+    return cut(_text(value))

@@ -13,9 +13,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from earmill.pipeline.common.hints import alternatives, nearest
+from earmill.pipeline.common.one_line import cut
 from earmill.pipeline.spec.source_kinds import KIND_ERROR, SourceSection, section_for
 
-MAX_INPUT_CHARS = 60
 SECRET_KEY = "storage_options"
 
 # pydantic speaks of Python types; these say what to write in the YAML.
@@ -90,8 +90,7 @@ def _shown(value: Any, path: str) -> str:
         return "a value that is not shown"
     if isinstance(value, list | tuple | Mapping):
         return f"a {'mapping' if isinstance(value, Mapping) else 'list'} of {len(value)}"
-    text = repr(value)
-    return text if len(text) <= MAX_INPUT_CHARS else text[: MAX_INPUT_CHARS - 3] + "..."
+    return cut(repr(value))
 
 
 def _locate(loc: Sequence[int | str], model: type[BaseModel], data: Any) -> tuple[str, Node]:
