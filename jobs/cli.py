@@ -56,7 +56,6 @@ from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
 DEBUG = "--debug"
-INTERRUPTED = 130
 # Topics of errors that have no class of ours, see `EarmillError.help_topic`.
 OF_A_MODEL, A_DEFECT, NO_MEMORY = "a-model", "a-defect", "memory"
 
@@ -143,7 +142,7 @@ def run(arguments: Sequence[str]) -> int:
         # Usage errors and results that are not good are told already; machines get an event.
         if usage := getattr(end.__context__, "format_message", None):
             _tell_machines(arguments, code, one_line(usage()))
-        elif code == INTERRUPTED:
+        elif code == signals.INTERRUPTED:
             return _fail(arguments, signals.exit_code(), signals.what_happened())
         return code
     except OutputLost as lost:
@@ -168,7 +167,8 @@ def _failed(arguments: Sequence[str], error: Exception) -> int:
         said = f"{store_line(error)}; a job goes on with --resume"
         return _fail(arguments, 1, said, StorageError.help_topic)
     if isinstance(error, ImportError):
-        return _failed(arguments, missing_package(error))
+        missing = missing_package(error)
+        return _fail(arguments, missing.exit_code, str(missing), missing.help_topic)
     said = f"unexpected {type(error).__name__}: {error}"
     where = "see the traceback" if shown else f"traceback: {_keep(error)}, or {DEBUG} COMMAND ..."
     told = f"{said}; this is a defect of earmill, please report it ({where})"

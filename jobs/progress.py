@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from earmill.jobs.log_lines import ERROR, INFO, WARNING, log_line
 from earmill.jobs.standard_streams import OutputLost
 from earmill.jobs.terminal import console, say, say_json, tell_errors_as_log_lines
-from earmill.pipeline.common.figures import audio, duration, figure
+from earmill.pipeline.common.figures import audio, duration, figure, quantity
 from earmill.pipeline.common.plain_text import visible
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.tally import Tally
@@ -63,11 +63,6 @@ class Reporter(Protocol):
     def __call__(self, event: events.Event) -> None: ...
 
     def close(self) -> None: ...
-
-
-def quantity(n: int, noun: str) -> str:
-    """1 row, 2 rows."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def totals(tally: Tally) -> str:

@@ -13,6 +13,8 @@ import sys
 import threading
 from types import FrameType
 
+# Exit code of Ctrl-C.
+INTERRUPTED = 128 + signal.SIGINT
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A thread in a long call, or a store that does not answer, keeps no command for longer.
 LEAVES_WITHIN_S = 10.0

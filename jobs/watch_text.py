@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from earmill.pipeline.common.figures import LEAST, audio, bytes_text, duration, figure
+from earmill.pipeline.common.figures import LEAST, audio, bytes_text, duration, figure, quantity
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress
@@ -28,7 +28,7 @@ def line(found: JobProgress) -> str:
         speed = f"{figure(found.times_real_time)} x real time"
         parts.append(speed if hours < LEAST else f"{figure(hours)} audio hours/s ({speed})")
     if found.workers:
-        parts.append(f"{found.workers:,} worker{'' if found.workers == 1 else 's'}")
+        parts.append(quantity(found.workers, "worker"))
     if found.last_commit_age_s is not None:
         parts.append(f"last commit {duration(found.last_commit_age_s)} ago")
     if found.eta_s is not None:

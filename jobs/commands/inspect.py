@@ -52,7 +52,7 @@ def contents(layout: Layout) -> dict[str, Any]:
     dataset = _dataset(layout)
     records = list(commits(layout).values())
     planned = len(read_row_ids(layout, dataset.plan_id))
-    nbytes = sum(file.bytes for record in records for file in record.files)
+    nbytes = sum(record.nbytes for record in records)
     files = sum(len(record.files) for record in records)
     return {
         "name": dataset.name,
@@ -97,12 +97,9 @@ def quarantined(layout: Layout) -> list[dict[str, Any]]:
 
 
 def _dataset(layout: Layout) -> DatasetFile:
-    from earmill.pipeline.dataset.description import no_dataset, read_dataset
+    from earmill.pipeline.dataset.description import require_dataset
 
-    dataset = read_dataset(layout)
-    if dataset is None:
-        raise no_dataset(layout)
-    return dataset
+    return require_dataset(layout)
 
 
 def bad_by_class(layout: Layout, records: list[CommitRecord]) -> dict[str, int]:

@@ -89,8 +89,7 @@ def _time(result: dict[str, Any]) -> str:
 
 def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
     """Rows of the table for a sample."""
-    from earmill.jobs.progress import quantity
-    from earmill.pipeline.common.figures import bytes_text, duration
+    from earmill.pipeline.common.figures import bytes_text, duration, quantity
 
     def text(name: str, unit: Callable[[float], str]) -> str:
         low, expected, high = (unit(sample[name][end]) for end in ("low", "expected", "high"))

@@ -88,7 +88,7 @@ def push(
         private=private,
         message=message,
         replace_other=replace,
-        on_progress=_ignored if quiet else _teller(as_json),
+        **({} if quiet else {"on_progress": _teller(as_json)}),
     )
     if as_json:
         result = {key: value for key, value in asdict(done).items() if key != "progress"}
@@ -127,10 +127,6 @@ def _sent(progress: Progress) -> str:
     text = f"{progress.files_sent:,} files, {bytes_text(progress.bytes_sent)},"
     there = progress.files - progress.files_sent
     return f"{text} beside {there:,} that were there," if there else text
-
-
-def _ignored(progress: Progress) -> None:
-    """Tell nothing."""
 
 
 def _teller(as_json: bool) -> Callable[[Progress], None]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from earmill.pipeline.storage.layout import Layout
 
 EVERY_S = 5.0
-INTERRUPTED = 130
 # A listing of many commits takes seconds: no more than this part of the time goes into looking.
 LOOKING = 0.1
 # Lines without a terminal: unchanged ones so often.
@@ -140,7 +139,7 @@ def _serve(
                     trouble = f"this look failed, the next may not: {error}"
         except KeyboardInterrupt:
             say("the page is closed", file=sys.stderr)
-            if signals.exit_code() != INTERRUPTED:  # Ctrl-C is how the page is to be closed
+            if signals.exit_code() != signals.INTERRUPTED:  # Ctrl-C is how the page is to be closed
                 raise
 
 

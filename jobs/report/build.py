@@ -20,6 +20,7 @@ from earmill.jobs.report.rows import rows_of
 from earmill.jobs.report.stored import Stored
 from earmill.jobs.report.work import work_of
 from earmill.pipeline.common.errors import EarmillError, OutputError
+from earmill.pipeline.common.figures import quantity
 from earmill.pipeline.dataset.shard_facts import count_reasons
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.atomic_create import write_local
@@ -105,7 +106,7 @@ def report_html(
     stored = Stored.open(uri, storage_options)
     positions = chosen(stored.features, options.examples, options.row_ids)
     facts, bad = row_facts(stored), bad_rows_of(stored, options.rows)
-    on_begin(f"drawing {len(positions):,} row{'' if len(positions) == 1 else 's'}")
+    on_begin(f"drawing {quantity(len(positions), 'row')}")
     shown = examples(
         stored,
         positions,

@@ -14,7 +14,7 @@ from earmill.jobs.report.quarantine import MOST_EXAMPLES, quarantine, shown_bad_
 from earmill.jobs.report.work import stamp, work_of
 from earmill.jobs.watch_text import remarks
 from earmill.pipeline.common.errors import EarmillError
-from earmill.pipeline.common.figures import bytes_text, duration, figure
+from earmill.pipeline.common.figures import bytes_text, duration, figure, quantity
 from earmill.pipeline.dataset.shard_facts import ShardFacts
 from earmill.pipeline.dataset.watch import JobProgress, JobWatch
 from earmill.pipeline.storage.arrow_tables import read_table
@@ -83,7 +83,7 @@ def _figures(found: JobProgress) -> list[Figure]:
     speed = found.times_real_time
     rows_per_s = found.rows_per_s
     age_s = found.last_commit_age_s
-    workers = f"{found.workers:,} worker{'' if found.workers == 1 else 's'}"
+    workers = quantity(found.workers, "worker")
     return [
         Figure("rows", f"{found.rows_done:,}", f"of {found.rows_total:,}"),
         Figure("shards", f"{found.shards_done:,}", f"of {found.shards_total:,}"),

@@ -18,6 +18,11 @@ def figure(value: float) -> str:
     return f"less than {LEAST}" if size else "0"
 
 
+def quantity(n: int, noun: str) -> str:
+    """Return a number of things: 1 row, 1,234 rows."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """Return a time that has passed or is left: under 1 s, 42 s, 12.5 min, 3.2 h, 4.5 d."""
     if seconds < 1:

@@ -136,7 +136,7 @@ def _licenses(dataset: DatasetFile) -> str:
 
 def _numbers(records: Sequence[CommitRecord], index_file: OutFile) -> str:
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
-    size = sum(file.bytes for record in records for file in record.files)
+    size = sum(record.nbytes for record in records)
     rows = [
         ("rows", ok),
         ("rows in quarantine", bad),

@@ -83,6 +83,11 @@ class CommitRecord(Strict):
     generation: int = 0
     replaces: str | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files)
+
     def path(self, kind: str) -> str | None:
         """Path of the `rows`, the `quarantine`, or a format's part; None where there is none.
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.carry import carried_rows, carry_over
 from earmill.pipeline.dataset.commit_record import CommitRecord, commits
-from earmill.pipeline.dataset.description import DatasetFile, no_dataset, read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.lease import held
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
 from earmill.pipeline.dataset.snapshot import LogEntry, read_current
 from earmill.pipeline.formats.stream_layout import layout_of
@@ -46,13 +46,10 @@ def compact(
         OvertakenError: Another command took it over while this one gave no sign of life.
         CommitError: A shard to be copied is damaged, or the output failed.
     """
-    if read_dataset(layout) is None:
-        raise no_dataset(layout)
-    with DriverLock(layout) as lock, lock.fence.says_why(layout):
+    require_dataset(layout)
+    with held(layout) as fence:
         # Read with the lock: another command may have changed the dataset before.
-        dataset = read_dataset(layout)
-        if dataset is None:
-            raise no_dataset(layout)
+        dataset = require_dataset(layout)
         plan = Plan.read(layout, dataset.plan_id)
         if is_finished(layout, plan):
             output = dataset.spec["output"]
@@ -67,15 +64,15 @@ def compact(
                 why=COMPACT,
                 dropped=[shard.shard_id for group in groups for shard in group],
                 added=[_merged(group) for group in groups],
-                fence=lock.fence,
+                fence=fence,
             )
             plan = Plan.read(layout, dataset.plan_id)
         _check_only_copies(layout, dataset, plan)
-        lock.fence.check(layout)
+        fence.check(layout)
         clear_scratch(layout)
-        carry_over(layout, dataset, plan, on_begin, lock.fence)
+        carry_over(layout, dataset, plan, on_begin, fence)
         on_begin("writing the index")
-        finalise(layout, fence=lock.fence)
+        finalise(layout, fence=fence)
     current = read_current(layout)
     return None if current is None else current.entry
 

@@ -15,24 +15,22 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from earmill.pipeline.common.errors import LockedError, OvertakenError, StorageError
+from earmill.pipeline.common.errors import LockedError, StorageError
 from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.dataset.lease import (
     HEARTBEAT_S,
     UNFENCED,
     Fence,
+    Heartbeat,
     Holder,
     as_seen_now,
     live_crew,
-    overtaken,
     read_holder,
-    stored_holder,
 )
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CLAIMS, CREW, claim_path
@@ -45,7 +43,7 @@ LOOK_EVERY_S = 5.0
 _CLAIM = re.compile(r"(\d+)\.(\d+)\.json")
 
 
-class CrewMember:
+class CrewMember(Heartbeat):
     """Membership of an output's crew until `leave` or the end of a `with`.
 
     Args:
@@ -58,34 +56,22 @@ class CrewMember:
     def __init__(
         self, layout: Layout, *, run_id: str | None = None, heartbeat_s: float = HEARTBEAT_S
     ) -> None:
-        self._layout, self._heartbeat_s = layout, heartbeat_s
-        self.holder = Holder.here(run_id, shares=True)
-        self._name = f"{CREW}/{self.holder.run_id}.json"
-        self.fence = Fence(self._name, self.holder.run_id)
-        self._left = threading.Event()
-        self._lost: OvertakenError | None = None
-        layout.write_bytes(self._name, as_seen_now(self.holder))
+        holder = Holder.here(run_id, shares=True)
+        super().__init__(layout, f"{CREW}/{holder.run_id}.json", holder, heartbeat_s)
+        layout.write_bytes(self.fence.name, as_seen_now(holder))
         # In this order: who takes the lock for itself looks for members after that.
         lock = read_holder(layout)
         if lock is not None and not lock.shares and lock.may_live():
-            layout.delete(self._name)
+            layout.delete(self.fence.name)
             raise LockedError(f"{layout.url()} is not to be shared now ({lock}); wait for its end")
-        self._thread = threading.Thread(target=self._beat, name="crew", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise OvertakenError where the heartbeat found that this member was evicted; reads
-        nothing, for a loop. `fence.check` reads."""
-        if self._lost is not None:
-            raise self._lost
+        self._start("crew")
 
     def leave(self) -> None:
         """Give all claims back; safe to call again."""
-        self._left.set()
-        self._thread.join(self._heartbeat_s)
+        self._stop()
         # An output that is away must not hide why the run ended.
         with suppress(StorageError):
-            self._layout.delete(self._name)
+            self._layout.delete(self.fence.name)
         if self._layout.is_local:
             with suppress(OSError):  # not empty: others go on
                 os.rmdir(self._layout.path(CREW))
@@ -95,15 +81,6 @@ class CrewMember:
 
     def __exit__(self, *raised: object) -> None:
         self.leave()
-
-    def _beat(self) -> None:
-        while not self._left.wait(self._heartbeat_s):
-            with suppress(Exception):  # a store that is away for a moment must not end a run
-                found = stored_holder(self._layout, self._name)
-                if found is None:
-                    self._lost = overtaken(self._layout)
-                    return
-                self._layout.replace_own(self._name, as_seen_now(self.holder), found[1])
 
 
 class Claims:

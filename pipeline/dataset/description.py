@@ -159,25 +159,38 @@ def read_dataset(layout: Layout) -> DatasetFile | None:
     return read_description(layout, revision_path(newest) if newest else DATASET_FILE)
 
 
+def require_dataset(layout: Layout) -> DatasetFile:
+    """The description that counts.
+
+    Raises:
+        OutputError: As `read_dataset`, or there is none; a folder that holds some is told which.
+    """
+    dataset = read_dataset(layout)
+    if dataset is None:
+        hint = datasets_below(layout)
+        raise OutputError(
+            f"{layout.url()} holds no {DATASET_FILE}; give the output.uri of a job{hint}"
+        )
+    return dataset
+
+
 def read_description(layout: Layout, rel: str) -> DatasetFile | None:
     """One description, None where there is none; raises as `read_dataset`."""
+    found = _stored_description(layout, rel)
+    return None if found is None else found[0]
+
+
+def _stored_description(layout: Layout, rel: str) -> tuple[DatasetFile, bytes] | None:
+    """A description and the bytes of its file."""
     with store_errors(layout.url()):
         try:
             content = layout.read_bytes(rel)
         except FileNotFoundError:
             return None
     try:
-        return DatasetFile.from_json(content)
+        return DatasetFile.from_json(content), content
     except OutputError as err:
         raise OutputError(f"{layout.url(rel)}: {err}") from err
-
-
-def no_dataset(layout: Layout) -> OutputError:
-    """What to say where there is none; a folder that holds some is told which."""
-    hint = datasets_below(layout)
-    return OutputError(
-        f"{layout.url()} holds no {DATASET_FILE}; give the output.uri of a job{hint}"
-    )
 
 
 def datasets_below(layout: Layout) -> str:
@@ -200,11 +213,10 @@ def dropped_shards(layout: Layout) -> frozenset[str]:
 
 def raise_version(layout: Layout) -> None:
     """Raise the layout version, so that releases that cannot read the dataset refuse it."""
-    first = read_description(layout, DATASET_FILE)
-    if first is not None and first.layout_version < LAYOUT_VERSION:
-        seen = layout.read_bytes(DATASET_FILE)
-        raised = replace(first, layout_version=LAYOUT_VERSION)
-        layout.replace_own(DATASET_FILE, raised.to_json().encode(), seen)
+    found = _stored_description(layout, DATASET_FILE)
+    if found is not None and found[0].layout_version < LAYOUT_VERSION:
+        raised = replace(found[0], layout_version=LAYOUT_VERSION)
+        layout.replace_own(DATASET_FILE, raised.to_json().encode(), found[1])
 
 
 def check_same(layout: Layout, dataset: DatasetFile) -> None:

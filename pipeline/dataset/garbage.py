@@ -23,7 +23,7 @@ from earmill.pipeline.dataset.carry import carried_rows
 from earmill.pipeline.dataset.commit_record import all_generations, read_commit
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.finalise import closed_by_another
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.lease import held
 from earmill.pipeline.dataset.orphans import PUBLISHED, part_of
 from earmill.pipeline.dataset.snapshot import Current, LogEntry, Past, read_current, read_snapshot
 from earmill.pipeline.storage import paths
@@ -107,7 +107,7 @@ def collect_garbage(
         raise ValueError(f"expected to keep at least 1 snapshot, got {keep}")
     _closed(layout)
     now = time.time() if now_s is None else now_s
-    with DriverLock(layout) as lock, lock.fence.says_why(layout):
+    with held(layout) as fence:
         # Read with the lock: another command may have changed the dataset before.
         dataset, current = _closed(layout)
         gone = _expired(current, keep, older_than, now)
@@ -119,12 +119,12 @@ def collect_garbage(
         if not dry_run:
             if gone:
                 seen, shorter = current.to_json().encode(), kept.to_json().encode()
-                lock.fence.check(layout)
+                fence.check(layout)
                 if not layout.replace_own(CURRENT_FILE, shorter, seen):
                     raise closed_by_another(layout)
             for part in unnamed.parts:
                 # Names come back: the index of the same rows has the same name.
-                lock.fence.check(layout)
+                fence.check(layout)
                 layout.delete(part)
     entries = tuple(past.entry for past in gone)
     return Collected(entries, tuple(unnamed.parts), unnamed.files, unnamed.bytes, unnamed.young)

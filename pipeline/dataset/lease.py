@@ -180,7 +180,49 @@ def overtaken(layout: Layout, holder: Holder | None = None) -> OvertakenError:
     )
 
 
-class DriverLock:
+class Heartbeat:
+    """Signs of life of a run in the file that names it, until another run takes the file over.
+
+    Args:
+        layout: The output.
+        name: The file.
+        holder: This run.
+        heartbeat_s: Interval of the signs of life, s; well below `STALE_S`.
+    """
+
+    def __init__(self, layout: Layout, name: str, holder: Holder, heartbeat_s: float) -> None:
+        self._layout, self._heartbeat_s, self.holder = layout, heartbeat_s, holder
+        self.fence = Fence(name, holder.run_id)
+        self._done = threading.Event()
+        self._lost: OvertakenError | None = None
+
+    def check(self) -> None:
+        """Raise OvertakenError where the heartbeat found that another run took over; reads nothing,
+        for a loop. `fence.check` reads."""
+        if self._lost is not None:
+            raise self._lost
+
+    def _start(self, thread: str) -> None:
+        self._thread = threading.Thread(target=self._beat, name=thread, daemon=True)
+        self._thread.start()
+
+    def _stop(self) -> None:
+        self._done.set()
+        self._thread.join(self._heartbeat_s)
+
+    def _beat(self) -> None:
+        while not self._done.wait(self._heartbeat_s):
+            # A store that is away for a moment must not end a run: beat again.
+            with suppress(Exception):
+                found = stored_holder(self._layout, self.fence.name)
+                if found is None or found[0].run_id != self.fence.run_id:
+                    self._lost = overtaken(self._layout, None if found is None else found[0])
+                    return
+                # Not over a run that takes over between the two.
+                self._layout.replace_own(self.fence.name, as_seen_now(self.holder), found[1])
+
+
+class DriverLock(Heartbeat):
     """Holds the output until `release`, the end of a `with`, or the death of the process.
 
     Args:
@@ -206,11 +248,8 @@ class DriverLock:
         heartbeat_s: float = HEARTBEAT_S,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._layout, self._heartbeat_s, self._wait = layout, heartbeat_s, wait
-        self._done = threading.Event()
-        self._lost: OvertakenError | None = None
-        self.holder = Holder.here(run_id, shares=shares)
-        self.fence = Fence(DRIVER_FILE, self.holder.run_id)
+        super().__init__(layout, DRIVER_FILE, Holder.here(run_id, shares=shares), heartbeat_s)
+        self._wait = wait
         self._take(DRIVER_FILE)
         try:
             if alone:
@@ -218,22 +257,14 @@ class DriverLock:
         except BaseException:
             self._layout.delete(DRIVER_FILE)
             raise
-        self._thread = threading.Thread(target=self._beat, name="driver-lock", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise OvertakenError where the heartbeat found that another driver took over; reads
-        nothing, for a loop. `fence.check` reads."""
-        if self._lost is not None:
-            raise self._lost
+        self._start("driver-lock")
 
     def release(self) -> None:
         """Stop the heartbeat and remove the file if it is still ours; safe to call again."""
-        self._done.set()
-        self._thread.join(self._heartbeat_s)
-        current = self._read(DRIVER_FILE)
-        if current is not None and current.run_id == self.holder.run_id:
-            self._layout.remove_own(DRIVER_FILE, stored_text(current))
+        self._stop()
+        found = stored_holder(self._layout, DRIVER_FILE)
+        if found is not None and found[0].run_id == self.holder.run_id:
+            self._layout.remove_own(DRIVER_FILE, found[1])
 
     def __enter__(self) -> DriverLock:
         return self
@@ -243,17 +274,6 @@ class DriverLock:
         # driver finds the holder gone.
         with suppress(StorageError):
             self.release()
-
-    def _beat(self) -> None:
-        while not self._done.wait(self._heartbeat_s):
-            # A store that is away for a moment must not end a run: beat again.
-            with suppress(Exception):
-                current = self._read(DRIVER_FILE)
-                if current is None or current.run_id != self.holder.run_id:
-                    self._lost = overtaken(self._layout, current)
-                    return
-                # Not over a driver that takes over between the two.
-                self._layout.replace_own(DRIVER_FILE, self._text(), stored_text(current))
 
     def _take(self, name: str) -> None:
         """Get the lock of this name, or raise LockedError.
@@ -293,6 +313,17 @@ class DriverLock:
 
     def _read(self, name: str) -> Holder | None:
         return read_holder(self._layout, name)
+
+
+@contextmanager
+def held(layout: Layout) -> Iterator[Fence]:
+    """Hold an output alone; an error inside is an OvertakenError where the run was overtaken.
+
+    Raises:
+        LockedError: As of `DriverLock`.
+    """
+    with DriverLock(layout) as lock, lock.fence.says_why(layout):
+        yield lock.fence
 
 
 def as_seen_now(holder: Holder) -> bytes:

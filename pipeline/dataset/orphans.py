@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, all_generations, read_commit
-from earmill.pipeline.dataset.description import no_dataset, read_dataset
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.description import require_dataset
+from earmill.pipeline.dataset.lease import held
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 
@@ -71,17 +71,16 @@ def remove_orphans(layout: Layout) -> Removed:
         LockedError: A live driver works on this output.
         OvertakenError: Another command took it over while this one gave no sign of life.
     """
-    if read_dataset(layout) is None:
-        raise no_dataset(layout)
-    with DriverLock(layout) as lock, lock.fence.says_why(layout):
+    require_dataset(layout)
+    with held(layout) as fence:
         records, unclear = _all_records(layout)
         present = published(layout)
         orphans = sorted(set(present) - named_files(records))
         parts = _removable(orphans, [one for one in records if one.shard not in unclear])
         for part in parts:
-            lock.fence.check(layout)
+            fence.check(layout)
             layout.delete(part)
-        lock.fence.check(layout)
+        fence.check(layout)
         clear_scratch(layout)
     return Removed(parts, [name for name in orphans if not _below(name, parts)])
 

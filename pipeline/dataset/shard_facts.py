@@ -56,7 +56,7 @@ def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
         rows_ok=record.rows_ok,
         rows_bad=record.rows_bad,
         audio_s=record.seconds,
-        nbytes=sum(file.bytes for file in record.files),
+        nbytes=record.nbytes,
         took_s=float(sum(info.get("timings_s", {}).values())),
         worker=(str(worker.get("host")), int(worker.get("pid", 0))),
         device=device if isinstance(device, str) else _named(device),

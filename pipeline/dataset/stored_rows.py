@@ -6,7 +6,7 @@ comes in files, as it did when it was computed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, bad_rows
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.row_coverage import plan_row_of
-from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, ShardReader
+from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.format import Format
 from earmill.pipeline.formats.registry import chosen, format_of
 from earmill.pipeline.formats.row_table import (
@@ -37,6 +37,10 @@ CACHE_BYTES = 64 * 2**20
 SPILL_BYTES = 128 * 2**20
 # Frames of such a row that are read at a time.
 PIECE_BYTES = 32 * 2**20
+
+
+# Reads frames of a stream.
+Read = Callable[[StreamLayout, FrameSpan], Any]
 
 
 def promise_of(
@@ -75,9 +79,14 @@ def stored_rows(
     with named_damage(where, rel, lambda: is_as_committed(layout, rel, promise)):
         cache = BlockCache(CACHE_BYTES, IoCounts())
         with closing(fmt.open(layout, rel, promise, cache)) as reader:
+
+            def read(stream: StreamLayout, span: FrameSpan) -> Any:
+                found = reader.read(stream.name, span)
+                return found if fmt.has_scales else stream.from_values(found)
+
             for number, row in enumerate(table):
                 if row["plan_row_id"] in plan_rows:
-                    yield _row(reader, number, row, streams, layout, has_values=not fmt.has_scales)
+                    yield _row(read, number, row, streams, layout)
 
 
 def stored_bad_rows(
@@ -95,13 +104,11 @@ def stored_bad_rows(
 
 
 def _row(
-    reader: ShardReader,
+    read: Read,
     number: int,
     row: Mapping[str, Any],
     streams: Mapping[str, StreamLayout],
     layout: Layout,
-    *,
-    has_values: bool,
 ) -> FeatureRow:
     places = {column for each in streams.values() for column in each.place_columns}
     named = {*BASE_TYPES, *places}
@@ -111,10 +118,7 @@ def _row(
         extra={
             k.removeprefix(EXTRA_PREFIX): v for k, v in row.items() if k.startswith(EXTRA_PREFIX)
         },
-        streams={
-            name: _values(reader, number, row, each, layout, has_values=has_values)
-            for name, each in streams.items()
-        },
+        streams={name: _values(read, number, row, each, layout) for name, each in streams.items()},
         steps={
             name: int(row[each.length_column]) for name, each in streams.items() if each.row_counts
         },
@@ -122,28 +126,25 @@ def _row(
 
 
 def _values(
-    reader: ShardReader,
+    read: Read,
     number: int,
     row: Mapping[str, Any],
     stream: StreamLayout,
     layout: Layout,
-    *,
-    has_values: bool,
 ) -> Values:
     start, length = (int(row[name]) for name in stream.place_columns[:2])
 
-    def read(first: int, last: int) -> Any:
-        found = reader.read(stream.name, FrameSpan(row["row_id"], number, start, first, last))
-        return stream.from_values(found) if has_values else found
+    def frames(first: int, last: int) -> Any:
+        return read(stream, FrameSpan(row["row_id"], number, start, first, last))
 
-    first = read(0, min(1, length))
+    first = frames(0, min(1, length))
     row_bytes = max(1, stream.stored_width * first.dtype.itemsize)
     if first.ndim != 2:
         raise CommitError(f"row {row['row_id']!r}, stream {stream.name}: expected frames")
     if length * row_bytes <= SPILL_BYTES:
-        return read(0, length)
+        return frames(0, length)
     whole = Spilled(first.dtype, stream.stored_width, layout.root if layout.is_local else None)
     step = max(1, PIECE_BYTES // row_bytes)
     for at in range(0, length, step):
-        whole.append(read(at, min(length, at + step)))
+        whole.append(frames(at, min(length, at + step)))
     return whole

@@ -20,7 +20,7 @@ from earmill.pipeline.common.figures import audio, bytes_text
 from earmill.pipeline.common.shown import Shown, few
 from earmill.pipeline.common.threads import Threads
 from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit, read_stored
-from earmill.pipeline.dataset.description import DatasetFile, no_dataset, read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.orphans import named_files, published
 from earmill.pipeline.dataset.row_coverage import row_problems, some
 from earmill.pipeline.dataset.verify_closing import check_closing
@@ -166,9 +166,7 @@ def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> 
     Raises:
         OutputError: There is no dataset at this place at all.
     """
-    dataset = read_dataset(layout)
-    if dataset is None:
-        raise no_dataset(layout)
+    dataset = require_dataset(layout)
     with Threads(max(1, threads)) as pool:
         return _Check(layout, dataset, hashes, pool).report()
 

@@ -16,11 +16,11 @@ from earmill.pipeline.common.errors import OutputError, OvertakenError, SpecErro
 from earmill.pipeline.dataset.description import (
     DatasetFile,
     check_same,
-    no_dataset,
     read_dataset,
+    require_dataset,
 )
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import DriverLock, overtaken
+from earmill.pipeline.dataset.lease import held, overtaken
 from earmill.pipeline.dataset.revision import is_finished
 from earmill.pipeline.dataset.row_index import STATUS_OK
 from earmill.pipeline.dataset.snapshot import (
@@ -85,12 +85,12 @@ def add_features(
         if not compare(_finished(place)[1].items(), rows.items()):
             break
     made = read_current(place)
-    with DriverLock(layout) as lock, lock.fence.says_why(layout):
+    with held(layout) as fence:
         _check_unchanged(layout, current)
         if made is None:
             raise overtaken(place)
         file = replace(made.snapshot, path=f"{addition_path(name)}/{made.snapshot.path}")
-        finalise(layout, add={name: file}, fence=lock.fence)
+        finalise(layout, add={name: file}, fence=fence)
     return end
 
 
@@ -108,9 +108,7 @@ def _check_unchanged(layout: Layout, current: Current | None) -> None:
 
 
 def _finished(layout: Layout) -> tuple[DatasetFile, Plan]:
-    dataset = read_dataset(layout)
-    if dataset is None:
-        raise no_dataset(layout)
+    dataset = require_dataset(layout)
     plan = Plan.read(layout, dataset.plan_id)
     if not is_finished(layout, plan):
         raise OutputError(
@@ -179,7 +177,7 @@ def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
         return
     changes = compare(before.items(), rows.items())
     if changes:
-        with DriverLock(place) as lock, lock.fence.says_why(place):
+        with held(place) as fence:
             check_same(place, stored)
             items = list(rows.items())
             update = Update(
@@ -190,7 +188,7 @@ def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
                 items,
                 changes,
             )
-            update.begin(stored, why=UPDATE, fence=lock.fence)
+            update.begin(stored, why=UPDATE, fence=fence)
 
 
 def _without_source(sink: events.Sink) -> events.Sink:

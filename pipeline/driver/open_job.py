@@ -96,7 +96,7 @@ def committed_of(record: CommitRecord) -> Committed:
     return Committed(
         rows_ok=record.rows_ok,
         rows_bad=record.rows_bad,
-        nbytes=sum(file.bytes for file in record.files),
+        nbytes=record.nbytes,
         seconds=record.seconds,
         bad_by_class=record.info.get(BAD_BY_CLASS, {}),
         generation=record.generation,

@@ -19,7 +19,7 @@ from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.crew import CrewMember
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import UNFENCED, DriverLock, overtaken
+from earmill.pipeline.dataset.lease import UNFENCED, Heartbeat, overtaken
 from earmill.pipeline.dataset.recompute import Chooser
 from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.driver import events
@@ -184,12 +184,9 @@ def _check(request: _Request, sharing: Sharing) -> _Checked:
     return _Checked(executor, layout, source, stored, extractors, plan)
 
 
-Lease = DriverLock | CrewMember
-
-
 def _open(
     stack: ExitStack, request: _Request, sharing: Sharing, checked: _Checked
-) -> tuple[OpenJob, Lease | None]:
+) -> tuple[OpenJob, Heartbeat | None]:
     """Take the lock and open the job; beside others the lock is held while the job is opened.
 
     A driver that joins becomes a member of the crew before it reads the plan and the commits. From
@@ -249,7 +246,7 @@ def _work(
     sharing: Sharing,
     checked: _Checked,
     job: OpenJob,
-    lease: Lease | None,
+    lease: Heartbeat | None,
     began_s: float,
 ) -> Result:
     """Have workers do what is pending; they go with the stack."""
@@ -302,14 +299,12 @@ def _plan(
 
 
 def _supply(
-    stack: ExitStack, job: OpenJob, sharing: Sharing, lease: Lease | None, *, shares: bool
+    stack: ExitStack, job: OpenJob, sharing: Sharing, lease: Heartbeat | None, *, shares: bool
 ) -> Callable[[int], Supply | None]:
     """What begins to claim shards; nothing is shared of a run that may do shards again."""
     if not shares:
         return lambda ahead: None
-    member = lease if isinstance(lease, CrewMember) else None
-    if member is None:
-        member = stack.enter_context(CrewMember(job.layout))
+    member = lease if isinstance(lease, CrewMember) else stack.enter_context(CrewMember(job.layout))
     claims = claims_of(
         job.layout,
         job.plan.plan_id,

@@ -94,7 +94,7 @@ def sample(
     return Sampled(
         time_s=cpu.times(max(by_workers_s, by_cores_s) / cpu.expected).plus(start_s),
         cpu_s=cpu,
-        stored_bytes=scaled(_nbytes, plan.shards, BYTES_DIFFER),
+        stored_bytes=scaled(lambda record: record.nbytes, plan.shards, BYTES_DIFFER),
         rows=len(items),
         bad=dict(end.bad_by_class),
         seed=seed,
@@ -162,7 +162,3 @@ def fixed_cost(one: tuple[float, float], others: Sequence[tuple[float, float]]) 
 
 def _cpu_s(record: CommitRecord) -> float:
     return float(sum(record.info["cpu_s"].values()))
-
-
-def _nbytes(record: CommitRecord) -> float:
-    return sum(file.bytes for file in record.files)

@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from earmill.pipeline.dataset.crew import CrewMember
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.lease import Heartbeat
 from earmill.pipeline.dataset.publish import read_commit
 from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.driver import events
@@ -36,7 +35,7 @@ def scheduler_of(
     sink: events.Sink,
     observe: events.Sink,
     stop: StopRequest,
-    lease: DriverLock | CrewMember | None,
+    lease: Heartbeat | None,
     make_runner: RunnerFactory,
     supply: Callable[[int], Supply | None],
 ) -> Scheduler:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.dataset.description import no_dataset, read_dataset
+from earmill.pipeline.dataset.description import require_dataset
 from earmill.pipeline.dataset.recompute import Chooser, RowFilter, quarantined, was_cut_off
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
@@ -33,9 +33,7 @@ def stored_job(
         OutputError: No dataset there. SpecError: The job is wrong, or names code to import, which
             is taken from its author's file only.
     """
-    dataset = read_dataset(layout)
-    if dataset is None:
-        raise no_dataset(layout)
+    dataset = require_dataset(layout)
     known: Mapping[str, Any] = {}
     if job is not None:
         spec = JobSpec.load(job, overrides=overrides)

@@ -22,7 +22,7 @@ from earmill.pipeline.dataset.commit_record import (
     reading_pool,
 )
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
-from earmill.pipeline.dataset.lease import UNFENCED, DriverLock, Fence
+from earmill.pipeline.dataset.lease import UNFENCED, Fence, held
 from earmill.pipeline.dataset.recompute import RowFilter
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
 from earmill.pipeline.dataset.row_coverage import plan_row_of
@@ -83,7 +83,7 @@ def _finished(
     if not _is_of(spec, read_dataset(layout)):
         yield None
         return
-    with DriverLock(layout) as lock, lock.fence.says_why(layout):
+    with held(layout) as fence:
         dataset = read_dataset(layout)  # with the lock: another command may have changed it
         if dataset is None or not _is_of(spec, dataset):
             yield None
@@ -93,7 +93,7 @@ def _finished(
             sink(events.Note("an earlier run was cut off: it is finished first, then run it again"))
             yield None
             return
-        yield dataset, plan, lock.fence
+        yield dataset, plan, fence
 
 
 def _is_of(spec: JobSpec, dataset: DatasetFile | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from earmill.pipeline.common.figures import quantity
 from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.sources.walk import BLANK_ROW
 
@@ -66,6 +67,5 @@ def skipped_text(skipped: Mapping[str, int]) -> str:
     kinds = [f"{kind} {count:,}" for kind, count in ordered]
     more = f", {len(kinds) - NAMED_KINDS} more kinds" if len(kinds) > NAMED_KINDS else ""
     if set(skipped) == {BLANK_ROW}:
-        return f"{total:,} blank row{'' if total == 1 else 's'} skipped"
-    files = "file" if total == 1 else "files"
-    return f"{total:,} {files} skipped: {', '.join(kinds[:NAMED_KINDS])}{more}"
+        return f"{quantity(total, 'blank row')} skipped"
+    return f"{quantity(total, 'file')} skipped: {', '.join(kinds[:NAMED_KINDS])}{more}"
