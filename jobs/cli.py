@@ -49,10 +49,9 @@ from earmill.jobs.terminal import (
     say_error,
     tell_errors_as_log_lines,
 )
-from earmill.pipeline.common.errors import EarmillError, StorageError
-from earmill.pipeline.common.memory import is_out_of_memory, memory_text
+from earmill.pipeline.common.errors import EarmillError, StorageError, is_out_of_memory, memory_text
 from earmill.pipeline.common.missing_modules import missing_package
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
 DEBUG = "--debug"

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from earmill.pipeline.common.errors import OutputError, SourceError, SpecError
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.storage.filesystems import is_local
 
 TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")

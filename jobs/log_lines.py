@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.redact import redact_text
+from earmill.pipeline.common.text import one_line
 
 INFO, WARNING, ERROR = "info", "warning", "error"
 # Of one text; an exception may quote megabytes.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from earmill.jobs.progress import level_of, text_of
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.events import Event, Sink

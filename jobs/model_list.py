@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from earmill.pipeline.common.model_sources import models_key
-from earmill.pipeline.common.user_cache import keep, read_kept
+from earmill.pipeline.common.user_cache import keep, models_key, read_kept
 
 _KIND = "models"
 

@@ -19,8 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from earmill.jobs.log_lines import ERROR, INFO, WARNING, log_line
 from earmill.jobs.standard_streams import OutputLost
 from earmill.jobs.terminal import console, say, say_json, tell_errors_as_log_lines
-from earmill.pipeline.common.figures import audio, duration, figure, quantity
-from earmill.pipeline.common.plain_text import visible
+from earmill.pipeline.common.text import audio, duration, figure, quantity, visible
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.tally import Tally
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from earmill.pipeline.common.plain_text import visible
+from earmill.pipeline.common.text import visible
 from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
 
 if TYPE_CHECKING:

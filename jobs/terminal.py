@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
-from earmill.pipeline.common.one_line import one_line
-from earmill.pipeline.common.plain_text import visible
+from earmill.pipeline.common.text import one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from earmill.pipeline.common.figures import LEAST, audio, bytes_text, duration, figure, quantity
+from earmill.pipeline.common.text import LEAST, audio, bytes_text, duration, figure, quantity
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress

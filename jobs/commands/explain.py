@@ -10,7 +10,7 @@ import typer
 
 from earmill.jobs.terminal import console
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.common.hints import nearest
+from earmill.pipeline.common.text import nearest
 
 # A heading of the page; a line of its table: reason, what it means, what helps.
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)

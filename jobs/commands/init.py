@@ -14,7 +14,7 @@ import typer
 from earmill.jobs.commands.options import AsJson
 from earmill.jobs.terminal import say, say_json
 from earmill.pipeline.common.errors import EarmillError, OutputError, SourceError, SpecError
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:
     from earmill.jobs.first_job import Answers

@@ -9,7 +9,7 @@ import typer
 
 from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
 from earmill.jobs.terminal import console, say, say_json
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.description import DatasetFile
@@ -122,7 +122,7 @@ def _print_quarantined(rows: list[dict[str, Any]]) -> None:
 def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from earmill.pipeline.common.figures import audio, bytes_text
+    from earmill.pipeline.common.text import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
     state = "finalised" if result["finalised"] else "not finalised"

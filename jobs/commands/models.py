@@ -12,8 +12,7 @@ from earmill.jobs.commands.options import AsJson
 from earmill.jobs.model_list import listed_models
 from earmill.jobs.terminal import console
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.common.hints import nearest
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import nearest, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -89,7 +89,7 @@ def _time(result: dict[str, Any]) -> str:
 
 def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
     """Rows of the table for a sample."""
-    from earmill.pipeline.common.figures import bytes_text, duration, quantity
+    from earmill.pipeline.common.text import bytes_text, duration, quantity
 
     def text(name: str, unit: Callable[[float], str]) -> str:
         low, expected, high = (unit(sample[name][end]) for end in ("low", "expected", "high"))
@@ -110,7 +110,7 @@ def show(result: dict[str, Any]) -> None:
     """Print `JobCost.to_dict()` as a table."""
     from rich.table import Table
 
-    from earmill.pipeline.common.figures import audio, bytes_text
+    from earmill.pipeline.common.text import audio, bytes_text
     from earmill.pipeline.formats.stream_layout import layout_of
 
     table = Table(title=f"plan {result['plan_id']} of {result['job']}", show_header=False)

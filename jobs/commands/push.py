@@ -110,7 +110,7 @@ def _counts(contents: Contents) -> dict[str, Any]:
 
 
 def _shown(found: dict[str, Any]) -> str:
-    from earmill.pipeline.common.figures import audio, bytes_text
+    from earmill.pipeline.common.text import audio, bytes_text
 
     stated = found["licenses"].get("features")
     licence = (stated.get("name") or stated["id"]) if stated else "not stated"
@@ -122,7 +122,7 @@ def _shown(found: dict[str, Any]) -> str:
 
 
 def _sent(progress: Progress) -> str:
-    from earmill.pipeline.common.figures import bytes_text
+    from earmill.pipeline.common.text import bytes_text
 
     text = f"{progress.files_sent:,} files, {bytes_text(progress.bytes_sent)},"
     there = progress.files - progress.files_sent
@@ -138,7 +138,7 @@ def _teller(as_json: bool) -> Callable[[Progress], None]:
 
     def tell(progress: Progress) -> None:
         nonlocal told_at
-        from earmill.pipeline.common.figures import bytes_text
+        from earmill.pipeline.common.text import bytes_text
 
         if as_json:
             with suppress(OutputLost):

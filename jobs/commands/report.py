@@ -50,7 +50,7 @@ def report(
 ) -> None:
     """Write one HTML page that shows a dataset: rows, sound, features, work, provenance."""
     from earmill.jobs.report.build import Options, write_report
-    from earmill.pipeline.common.figures import bytes_text
+    from earmill.pipeline.common.text import bytes_text
     from earmill.pipeline.spec.job import JobSpec
 
     page = write_report(

@@ -106,7 +106,7 @@ def duration(text: str, option: str) -> timedelta:
 
 
 def _print(found: Collected, what: str) -> None:
-    from earmill.pipeline.common.figures import bytes_text
+    from earmill.pipeline.common.text import bytes_text
 
     for entry in found.snapshots:
         say(f"snapshot {entry.number} of {entry.created or 'no date'}: {what}")

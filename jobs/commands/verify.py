@@ -113,7 +113,7 @@ def _print_deep(found: DeepReport) -> None:
 
 
 def _print(uri: str, report: Report, removed: list[str]) -> None:
-    from earmill.pipeline.common.figures import audio, bytes_text
+    from earmill.pipeline.common.text import audio, bytes_text
 
     out = console(soft_wrap=True)
     for problem in report.problems:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from earmill.pipeline.common.errors import EarmillError
-from earmill.pipeline.common.one_line import named_line, one_line
+from earmill.pipeline.common.text import named_line, one_line
 
 
 class State(StrEnum):

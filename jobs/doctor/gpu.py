@@ -9,7 +9,7 @@ import numpy as np
 
 from earmill.jobs.doctor.check import Check, State, checked
 from earmill.jobs.doctor.kernels import UnequalError
-from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.common.text import named_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -26,8 +26,8 @@ from earmill.jobs.report.plots import (
 from earmill.jobs.report.stored import Stored, spread_over
 from earmill.jobs.report.work import mean_speed
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.common.figures import bytes_text
-from earmill.pipeline.common.threads import Threads
+from earmill.pipeline.common.machine import Threads
+from earmill.pipeline.common.text import bytes_text
 from earmill.pipeline.dataset.commit_record import READ_THREADS
 from earmill.pipeline.formats.row_table import FACT_TYPES
 from earmill.pipeline.formats.stream_layout import layout_of

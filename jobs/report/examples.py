@@ -12,7 +12,7 @@ from earmill.jobs.report.player import Player, Sound
 from earmill.jobs.report.plots import Plot, Table, seconds_text
 from earmill.jobs.report.row_panels import clip_values, panels
 from earmill.pipeline.common.errors import CommitError, EarmillError, SourceError, SourceOutage
-from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.common.text import named_line
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.storage.store_errors import is_store_error
 

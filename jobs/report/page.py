@@ -20,7 +20,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from earmill.jobs.report.pictures import gradient_stops
-from earmill.pipeline.common.plain_text import visible
+from earmill.pipeline.common.text import visible
 
 # Longer texts are cut, so that no name of 10 kB makes the page a large one.
 LONGEST_TEXT = 160

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from earmill.jobs.report.plots import signed
-from earmill.pipeline.common.checksum import digest_of
+from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import EarmillError, RowError, SourceOutage
-from earmill.pipeline.common.one_line import named_line, one_line
+from earmill.pipeline.common.text import named_line, one_line
 
 if TYPE_CHECKING:
     from earmill.pipeline.sources.base import Item, Source

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.common.threads import Threads
+from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.dataset.commit_record import (
     READ_THREADS,
     CommitRecord,

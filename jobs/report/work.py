@@ -28,7 +28,7 @@ from earmill.jobs.report.plots import (
     short_text,
     ticks,
 )
-from earmill.pipeline.common.cpu_time import (
+from earmill.pipeline.common.timing import (
     CHECK,
     COMMIT,
     DECODE,

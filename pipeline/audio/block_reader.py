@@ -29,8 +29,7 @@ from earmill.pipeline.audio.time_span import (
     frame_span,
     seconds_to_frames,
 )
-from earmill.pipeline.common.checksum import digest_of
-from earmill.pipeline.common.cpu_time import HASH, doing
+from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import (
     ChannelIndexError,
     EmptyFileError,
@@ -45,6 +44,7 @@ from earmill.pipeline.common.errors import (
     UnsupportedError,
     ZeroLengthError,
 )
+from earmill.pipeline.common.timing import HASH, doing
 
 # 1.5 s at 44.1 kHz; long enough that Python costs nothing, small enough to stream anything.
 BLOCK_FRAMES = 1 << 16

@@ -26,7 +26,7 @@ from earmill.pipeline.audio.containers.ogg import OPUS_HZ
 from earmill.pipeline.audio.decoder_error import DecoderError
 from earmill.pipeline.audio.decoder_input import DecoderInput
 from earmill.pipeline.audio.whole_flac import whole_flac
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:
     import av

@@ -31,14 +31,14 @@ from earmill.pipeline.audio import child_messages
 from earmill.pipeline.audio.block_reader import AudioFacts, Blocks, Limits
 from earmill.pipeline.audio.channels import AudioBlock, Channels
 from earmill.pipeline.common import errors
-from earmill.pipeline.common.checksum import digest_of
-from earmill.pipeline.common.cpu_time import DECODE, HASH, count_process, doing
+from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import (
     DecoderCrashError,
     DecoderLimitError,
     EmptyFileError,
     RowError,
 )
+from earmill.pipeline.common.timing import DECODE, HASH, count_process, doing
 
 # Address space: Python and its libraries take 0.5 GB of it.
 MEMORY_BYTES = 3 << 30

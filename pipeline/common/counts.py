@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from earmill.pipeline.common.faults import Fault, chain, fault_of, http_status
+from earmill.pipeline.common.errors import Fault, chain, fault_of, http_status
 
 # What was asked again.
 SOURCE, OUTPUT = "source", "output"

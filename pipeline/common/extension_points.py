@@ -23,11 +23,9 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from earmill.pipeline.common.errors import ExtensionError
-from earmill.pipeline.common.hints import alternatives, nearest
-from earmill.pipeline.common.memory import is_out_of_memory
+from earmill.pipeline.common.errors import ExtensionError, is_out_of_memory
 from earmill.pipeline.common.missing_modules import install_line
-from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.common.text import alternatives, named_line, nearest
 
 
 @dataclass(frozen=True)

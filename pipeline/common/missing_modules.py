@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import metadata
 
 from earmill.pipeline.common.errors import EarmillError, MissingPackageError
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 
 OURS = "earmill"
 # Distributions that are not called as their modules are.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from earmill.pipeline.common.counts import OTHER, counts
-from earmill.pipeline.common.faults import retry_after_s
+from earmill.pipeline.common.errors import retry_after_s
 
 T = TypeVar("T")
 

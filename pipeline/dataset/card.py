@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.croissant import croissant, has_bytes, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError, UnreadableError
-from earmill.pipeline.common.threads import Threads
+from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.dataset.commit_record import CommitRecord, generations, read_commit
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.lease import UNFENCED, Fence

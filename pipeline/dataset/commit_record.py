@@ -17,7 +17,7 @@ from pydantic import AfterValidator
 from pydantic_core import to_json
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.common.threads import Threads
+from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.dataset.description import dropped_shards
 from earmill.pipeline.formats.format import format_name
 from earmill.pipeline.formats.moments import StoredMoments
@@ -57,7 +57,7 @@ class CommitRecord(Strict):
         files: Every file, those inside a Zarr store included.
         moments: Name of each stream of frames to its statistics, see `formats.moments`; empty in
             records of layout version 2 and before.
-        info: How it came about: timings_s, cpu_s (see `common.cpu_time`), device, versions, worker,
+        info: How it came about: timings_s, cpu_s (see `common.timing`), device, versions, worker,
             created; and bad_by_class, error class to quarantined rows, where there are any.
         generation: How often the shard was committed before.
         replaces: The attempt of the generation before; None for the first and where that record

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError, OvertakenError
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.formats.format import NESTED, format_name
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of

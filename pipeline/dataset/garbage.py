@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from earmill.pipeline.common.errors import OutputError
-from earmill.pipeline.common.figures import bytes_text
-from earmill.pipeline.common.shown import Shown
+from earmill.pipeline.common.text import Shown, bytes_text
 from earmill.pipeline.dataset.carry import carried_rows
 from earmill.pipeline.dataset.commit_record import all_generations, read_commit
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset

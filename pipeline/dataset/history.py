@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError, OutputError
-from earmill.pipeline.common.shown import Shown
+from earmill.pipeline.common.text import Shown
 from earmill.pipeline.dataset.commit_record import read_commit, reading_pool
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,

@@ -31,7 +31,7 @@ from pathlib import Path
 import psutil
 
 from earmill.pipeline.common.errors import LockedError, OvertakenError, StorageError
-from earmill.pipeline.common.figures import duration
+from earmill.pipeline.common.text import duration
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
 from earmill.pipeline.storage.typed_json import Strict, typed_json

@@ -25,20 +25,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from earmill.pipeline.common.checksum import sha256_of
-from earmill.pipeline.common.cpu_time import (
+from earmill.pipeline.common.byte_streams import sha256_of
+from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
+from earmill.pipeline.common.timing import (
     CHECK,
     COMMIT,
     ENCODE,
     FOR_FILES,
     HASH,
+    Stages,
     carried,
     current,
     doing,
     in_order,
 )
-from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
-from earmill.pipeline.common.stages import Stages
 from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
     CommitRecord,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from earmill.pipeline.common.cpu_time import PARTS
+from earmill.pipeline.common.timing import PARTS
 from earmill.pipeline.dataset.commit_record import BAD_BY_CLASS, CommitRecord, bad_rows
 from earmill.pipeline.storage.layout import Layout
 
@@ -20,7 +20,7 @@ class ShardFacts:
         created_s: When it was committed, seconds since 1970, by its worker's clock.
         audio_s: Of its good rows. nbytes: Of its files. took_s: Wall time of its parts.
         worker: Host and process id. device: What computed it, in words.
-        cpu_s: CPU seconds, in the order of `common.cpu_time.PARTS`; empty in records of earlier
+        cpu_s: CPU seconds, in the order of `common.timing.PARTS`; empty in records of earlier
             releases.
         bad_by_class: Quarantined rows by reason. quarantine: Path of their table; None for none.
     """

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.common.figures import audio, bytes_text
-from earmill.pipeline.common.shown import Shown, few
-from earmill.pipeline.common.threads import Threads
+from earmill.pipeline.common.machine import Threads
+from earmill.pipeline.common.text import Shown, audio, bytes_text, few
 from earmill.pipeline.dataset.commit_record import CommitRecord, StoredCommit, read_stored
 from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.orphans import named_files, published

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from earmill.pipeline.common.cpu_time import DRIVER, IDLE, RAY, in_order
+from earmill.pipeline.common.timing import DRIVER, IDLE, RAY, in_order
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.pool import Slot

@@ -19,7 +19,7 @@ import numpy as np
 
 from earmill.pipeline.common.errors import CommitError, OutputError, SourceOutage
 from earmill.pipeline.common.machine import cores
-from earmill.pipeline.common.shown import Shown, few
+from earmill.pipeline.common.text import Shown, few
 from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
 from earmill.pipeline.dataset.description import read_description
 from earmill.pipeline.dataset.snapshot import Snapshot, read_checked, read_current, read_snapshot

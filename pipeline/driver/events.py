@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from earmill.pipeline.common.figures import audio, duration, figure
-from earmill.pipeline.common.shown import Shown
+from earmill.pipeline.common.text import Shown, audio, duration, figure
 
 if TYPE_CHECKING:
     from earmill.pipeline.common.counts import Counts
@@ -238,7 +237,7 @@ class JobFinished(Shown, Event):
         seconds: Audio of good rows that this run committed, as decoded, in seconds.
         wall_s: How long the work took.
         times_real_time: seconds / wall_s, start-up left out.
-        cpu_s: CPU seconds in that time by part: those of `common.cpu_time`, of the driver and of
+        cpu_s: CPU seconds in that time by part: those of `common.timing`, of the driver and of
             Ray, and `idle`, those of the workers' cores that nobody used.
     """
 

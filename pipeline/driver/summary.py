@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from earmill.pipeline.common.figures import duration, figure
+from earmill.pipeline.common.text import duration, figure
 from earmill.pipeline.dataset.row_index import STATUS_BAD
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.driver.events import JobFinished

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import ExtensionError, SpecError
 from earmill.pipeline.common.extension_points import FORMATS
-from earmill.pipeline.common.hints import alternatives
+from earmill.pipeline.common.text import alternatives
 from earmill.pipeline.formats.casting import as_stored
 from earmill.pipeline.formats.digest import ShardDigest
 from earmill.pipeline.formats.format import Encoding, Format, format_name

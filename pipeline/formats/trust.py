@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, MissingPackageError
 from earmill.pipeline.common.missing_modules import missing_package
-from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.common.text import named_line
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.storage.layout import Layout
 

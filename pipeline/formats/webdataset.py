@@ -29,8 +29,7 @@ import numpy as np
 
 from earmill.pipeline.common.arrow_types import plain_json
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.common.tar_members import MEMBER, tar_members
-from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.common.untrusted import MEMBER, loads_json, tar_members
 from earmill.pipeline.formats.blocks import (
     BlockCache,
     FrameSpan,

@@ -18,11 +18,10 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.utils.sha import git_hash
 
-from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, HubError
-from earmill.pipeline.common.figures import bytes_text
-from earmill.pipeline.common.shown import Shown
-from earmill.pipeline.common.threads import Threads
+from earmill.pipeline.common.machine import Threads
+from earmill.pipeline.common.text import Shown, bytes_text
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.hub.contents import Contents

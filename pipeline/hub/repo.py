@@ -27,7 +27,7 @@ from huggingface_hub.utils import (
 )
 
 from earmill.pipeline.common.errors import HubError, OutputError
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.formats.rows import OutFile
 
 DATASET = "dataset"

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from earmill.pipeline.common.one_line import cut, one_line
+from earmill.pipeline.common.text import cut, one_line
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo

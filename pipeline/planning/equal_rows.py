@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import RowError
 from earmill.pipeline.sources.base import EqualRow, Item, Source, is_local
 from earmill.pipeline.storage.regular import open_regular

@@ -18,9 +18,8 @@ from typing import Any
 
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import BINAURAL
-from earmill.pipeline.common.figures import audio, bytes_text, duration
 from earmill.pipeline.common.machine import cores
-from earmill.pipeline.common.shown import Shown
+from earmill.pipeline.common.text import Shown, audio, bytes_text, duration
 from earmill.pipeline.formats.registry import format_of, stored_streams
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.formats.stream_layout import layout_of

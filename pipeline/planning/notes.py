@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from earmill.pipeline.common.figures import quantity
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line, quantity
 from earmill.pipeline.sources.walk import BLANK_ROW
 
 NAMED_KINDS = 6

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from earmill.pipeline.common.arrow_types import SeenTypes
 from earmill.pipeline.common.errors import CommitError, SourceError
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.planning.column_types import typed_of, unknown, with_known
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
 from earmill.pipeline.planning.notes import copied_text, missing_text, notes, skipped_text

@@ -17,10 +17,9 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.audio.channels import BINAURAL, EARS
-from earmill.pipeline.common.cpu_time import IDLE, RAY
 from earmill.pipeline.common.machine import cores, processor_name
-from earmill.pipeline.common.model_sources import models_key
-from earmill.pipeline.common.user_cache import keep, read_kept
+from earmill.pipeline.common.timing import IDLE, RAY
+from earmill.pipeline.common.user_cache import keep, models_key, read_kept
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import Description
 
@@ -77,7 +76,7 @@ def keep_job(spec: JobSpec, audio_s: float, cpu_s: Mapping[str, float], start_s:
 
     Args:
         audio_s: Seconds of audio that went through the models.
-        cpu_s: By part, see `common.cpu_time`: what its commit records add up to, and the driver.
+        cpu_s: By part, see `common.timing`: what its commit records add up to, and the driver.
         start_s: Until the first worker was warm.
     """
     spent = sum(seconds for part, seconds in cpu_s.items() if part not in (IDLE, RAY))

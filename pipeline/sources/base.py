@@ -21,14 +21,16 @@ from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.counts import SOURCE
 from earmill.pipeline.common.errors import (
     EarmillError,
+    Fault,
     RowError,
     SourceError,
     SourceOutage,
     UnreadableError,
+    fault_of,
+    http_status,
 )
-from earmill.pipeline.common.faults import Fault, fault_of, http_status
-from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.common.retries import Retries, T
+from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.places import CheckedClient, Place
 from earmill.pipeline.storage.filesystems import (
     asks_for_another,

@@ -29,13 +29,20 @@ from fsspec import AbstractFileSystem
 from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.checksum import sha256_of
+from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.counts import SOURCE
-from earmill.pipeline.common.cpu_time import FETCH, carried
-from earmill.pipeline.common.errors import AbsentError, RowError, SourceOutage, UnreadableError
-from earmill.pipeline.common.faults import Fault, chain, fault_of
-from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.common.errors import (
+    AbsentError,
+    Fault,
+    RowError,
+    SourceOutage,
+    UnreadableError,
+    chain,
+    fault_of,
+)
 from earmill.pipeline.common.retries import Retries, T
+from earmill.pipeline.common.text import named_line
+from earmill.pipeline.common.timing import FETCH, carried
 from earmill.pipeline.sources.base import Fetched, Item, object_of
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.regular import open_regular
@@ -319,7 +326,7 @@ def load_blob(
 
     try:
         return patiently(attempt, lambda error: not (task.abandoned or is_final(error)))
-    # Backends raise classes of their own (botocore, aiohttp); `faults` knows them.
+    # Backends raise classes of their own (botocore, aiohttp); `fault_of` knows them.
     except Exception as error:
         return failed(item.uri, error)
 

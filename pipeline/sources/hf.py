@@ -28,8 +28,8 @@ from earmill.pipeline.common.errors import (
     SourceOutage,
     UnreadableError,
 )
-from earmill.pipeline.common.one_line import named_line
 from earmill.pipeline.common.redact import redact_uris
+from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.audio_cells import NOTHING, AudioCell, audio_cell, wav_of
 from earmill.pipeline.sources.base import (
     Fetched,

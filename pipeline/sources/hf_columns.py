@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from earmill.pipeline.common.arrow_types import Columns, kept_type
 from earmill.pipeline.common.errors import SourceError
-from earmill.pipeline.common.hints import nearest
+from earmill.pipeline.common.text import nearest
 from earmill.pipeline.sources.audio_cells import check_audio_type
 from earmill.pipeline.spec.source import HfSpec
 

@@ -18,10 +18,8 @@ from huggingface_hub import HfApi
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 
-from earmill.pipeline.common.errors import MissingPackageError, NotRegularError, SourceError
-from earmill.pipeline.common.faults import chain
-from earmill.pipeline.common.hints import nearest
-from earmill.pipeline.common.one_line import named_line, one_line
+from earmill.pipeline.common.errors import MissingPackageError, NotRegularError, SourceError, chain
+from earmill.pipeline.common.text import named_line, nearest, one_line
 from earmill.pipeline.sources.base import filesystem, is_local, public_uri
 from earmill.pipeline.sources.confine import Confinement, store_of
 from earmill.pipeline.sources.walk import Walk

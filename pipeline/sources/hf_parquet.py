@@ -29,7 +29,7 @@ from earmill.pipeline.common.errors import (
     SourceOutage,
     UnreadableError,
 )
-from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.audio_cells import RATE_NAMES, check_audio_type
 from earmill.pipeline.sources.base import Item, answered, object_of, stat_fields
 from earmill.pipeline.sources.durations import ByteRate

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from earmill.pipeline.common.errors import UnreadableError
-from earmill.pipeline.common.faults import Fault, fault_of, http_status
+from earmill.pipeline.common.errors import Fault, UnreadableError, fault_of, http_status
 from earmill.pipeline.sources.base import Item
 
 ROW_MARK = re.compile(r"#(?:shard=(\d+)&)?row=(\d+)$")

@@ -24,9 +24,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.arrow_types import Columns, has_text
 from earmill.pipeline.common.errors import OutsideError, SourceError
-from earmill.pipeline.common.hints import nearest
-from earmill.pipeline.common.one_line import one_line
 from earmill.pipeline.common.redact import MASK, has_secrets, redact, redact_uris
+from earmill.pipeline.common.text import nearest, one_line
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,

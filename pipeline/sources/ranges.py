@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
+from earmill.pipeline.common.byte_streams import PlacedFile
 from earmill.pipeline.common.errors import UnreadableError
-from earmill.pipeline.common.placed_file import PlacedFile
 from earmill.pipeline.sources.fetch import (
     MEMORY_BYTES,
     Blob,

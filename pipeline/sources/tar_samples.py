@@ -17,9 +17,8 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from earmill.pipeline.common.errors import SourceError
-from earmill.pipeline.common.one_line import one_line
-from earmill.pipeline.common.tar_members import MAX_HELD_BYTES, MEMBER, tar_members
-from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.common.text import one_line
+from earmill.pipeline.common.untrusted import MAX_HELD_BYTES, MEMBER, loads_json, tar_members
 from earmill.pipeline.sources.base import Scalar, as_text
 from earmill.pipeline.sources.scalars import INTEGER, public_value, scalar
 

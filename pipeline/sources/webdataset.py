@@ -26,7 +26,7 @@ from pydantic import field_validator
 
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
-from earmill.pipeline.common.tar_members import MAX_HELD_BYTES, BoundedReads
+from earmill.pipeline.common.untrusted import MAX_HELD_BYTES, BoundedReads
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from earmill.pipeline.common.one_line import cut
+from earmill.pipeline.common.text import cut
 
 NAMED = 5
 _MISSING = object()

@@ -12,8 +12,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from earmill.pipeline.common.hints import alternatives, nearest
-from earmill.pipeline.common.one_line import cut
+from earmill.pipeline.common.text import alternatives, cut, nearest
 from earmill.pipeline.spec.source_kinds import KIND_ERROR, SourceSection, section_for
 
 SECRET_KEY = "storage_options"

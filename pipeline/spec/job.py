@@ -26,7 +26,7 @@ from pydantic import (
 
 from earmill.pipeline.audio.resample import DEFAULT_QUALITY, RESAMPLERS
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.common.untrusted import MAX_YAML_BYTES
 from earmill.pipeline.spec.explain import explain
 from earmill.pipeline.spec.format_names import FormatName

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from pydantic import BeforeValidator, field_validator, model_validator
 
-from earmill.pipeline.common.hints import nearest
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import nearest, one_line
 from earmill.pipeline.spec.section import SpecModel, plain_uri
 
 OTHER = "other"

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import BINAURAL, EARS
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.common.model_sources import models_key
-from earmill.pipeline.common.user_cache import keep, read_kept
+from earmill.pipeline.common.user_cache import keep, models_key, read_kept
 from earmill.pipeline.spec.job import JobSpec, check_unique_streams
 from earmill.pipeline.spec.spans import warm_up_s
 

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.extension_points import SOURCES
-from earmill.pipeline.common.hints import alternatives
+from earmill.pipeline.common.text import alternatives
 from earmill.pipeline.spec.section import SpecModel
 
 KIND_ERROR = "source_kind"

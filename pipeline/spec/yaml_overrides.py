@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from earmill.pipeline.common.errors import SpecError
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.common.untrusted import MAX_YAML_BYTES, BoundedComposer, TooMuchError
 
 # YAML 1.2 core schema float: a number with a dot, an exponent, or both.

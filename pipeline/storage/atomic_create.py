@@ -18,8 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from earmill.pipeline.common.errors import OutputError
-from earmill.pipeline.common.faults import http_status, store_code
+from earmill.pipeline.common.errors import OutputError, http_status, store_code
 from earmill.pipeline.storage.uploads import protocols
 
 # Waits before asking again after a 409; the other writer needs milliseconds.

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from earmill.pipeline.common.errors import NotRegularError, OutputError
-from earmill.pipeline.common.faults import http_status
+from earmill.pipeline.common.errors import NotRegularError, OutputError, http_status
 from earmill.pipeline.storage.atomic_create import MEMORY_LOCK, put_on_condition, write_local
 from earmill.pipeline.storage.regular import open_regular
 from earmill.pipeline.storage.uploads import protocols

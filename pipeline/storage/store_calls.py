@@ -17,8 +17,14 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from earmill.pipeline.common.counts import OUTPUT
-from earmill.pipeline.common.errors import EarmillError, StorageError
-from earmill.pipeline.common.faults import Fault, chain, fault_of, http_status
+from earmill.pipeline.common.errors import (
+    EarmillError,
+    Fault,
+    StorageError,
+    chain,
+    fault_of,
+    http_status,
+)
 from earmill.pipeline.common.retries import Retries
 from earmill.pipeline.storage.store_errors import store_line
 

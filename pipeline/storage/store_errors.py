@@ -10,9 +10,8 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from earmill.pipeline.common.errors import EarmillError, OutputError, StorageError
-from earmill.pipeline.common.faults import http_status
-from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.common.errors import EarmillError, OutputError, StorageError, http_status
+from earmill.pipeline.common.text import named_line
 
 STORE_PACKAGES = frozenset(
     "adlfs aiobotocore aiohttp azure boto3 botocore fsspec gcsfs google httpcore httpx "

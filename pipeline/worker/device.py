@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
-from earmill.pipeline.common.machine import processor_name
-from earmill.pipeline.common.one_line import one_line
-from earmill.pipeline.common.stand_in import INTERPRETED, is_interpreted
+from earmill.pipeline.common.machine import INTERPRETED, is_interpreted, processor_name
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.worker.launch_batches import LAUNCH_BYTES, DeviceFull
 from earmill.pipeline.worker.prepare import Clip, Unresampled
 

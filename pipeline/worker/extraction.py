@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.counts import counts
-from earmill.pipeline.common.cpu_time import (
+from earmill.pipeline.common.timing import (
     DECODE,
     ENCODE,
     FOR_MODELS,

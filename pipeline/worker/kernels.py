@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from earmill.pipeline.common.machine import cores
-from earmill.pipeline.common.one_line import one_line
-from earmill.pipeline.common.threads import Threads
+from earmill.pipeline.common.machine import Threads, cores
+from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from earmill.pipeline.common.counts import Counts
-    from earmill.pipeline.common.stages import Stretch
+    from earmill.pipeline.common.timing import Stretch
     from earmill.pipeline.planning.plan import Shard
     from earmill.pipeline.sources.base import Item
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from earmill.pipeline.audio.channels import EARS
 from earmill.pipeline.audio.resample import ON_DEVICES
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.provenance import device_info
 from earmill.pipeline.formats.casting import halved
 from earmill.pipeline.formats.moments import Summing

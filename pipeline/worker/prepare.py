@@ -23,7 +23,7 @@ from earmill.pipeline.audio.decode import AudioFacts, open_blocks
 from earmill.pipeline.audio.decoding_children import DecodingChildren
 from earmill.pipeline.audio.resample import AudioResampler, ResampleStream
 from earmill.pipeline.audio.time_span import resampled_length
-from earmill.pipeline.common.cpu_time import RESAMPLE, doing
+from earmill.pipeline.common.timing import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.own_frames import Margins, OwnFrames, margins_of

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.common.text import named_line
 from earmill.pipeline.worker.messages import Outcome, Runner
 from earmill.pipeline.worker.shard_worker import ShardWorker
 

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from earmill.pipeline.audio.decoding_children import DecodingChildren
 from earmill.pipeline.audio.resample import ON_DEVICES
-from earmill.pipeline.common.cpu_time import (
+from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
+from earmill.pipeline.common.text import one_line
+from earmill.pipeline.common.timing import (
     DECODE,
     ENCODE,
     FETCH,
     MODEL,
     CpuTally,
+    Stages,
     carried,
     counted,
 )
-from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
-from earmill.pipeline.common.one_line import one_line
-from earmill.pipeline.common.stages import Stages
 from earmill.pipeline.formats.casting import Caster, as_stored
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
 from earmill.pipeline.sources.base import Item, Source

@@ -23,18 +23,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from earmill.pipeline.common.cpu_time import (
+from earmill.pipeline.common.errors import SpillError, WorkerCrashError
+from earmill.pipeline.common.timing import (
     ENCODE,
     FOR_FILES,
     FOR_MODELS,
     MODEL,
     OTHER,
     CpuTally,
+    Stages,
     doing,
     library_threads,
 )
-from earmill.pipeline.common.errors import SpillError, WorkerCrashError
-from earmill.pipeline.common.stages import Stages
 from earmill.pipeline.dataset.lease import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs

@@ -20,14 +20,17 @@ from earmill.pipeline.common.errors import (
     DeviceError,
     DeviceLost,
     EarmillError,
+    Fault,
     OvertakenError,
     SourceOutage,
     StorageError,
+    chain,
+    fault_of,
+    is_machine_fault,
+    is_out_of_memory,
 )
-from earmill.pipeline.common.faults import Fault, chain, fault_of, is_machine_fault
-from earmill.pipeline.common.memory import is_out_of_memory
-from earmill.pipeline.common.one_line import MESSAGE_LIMIT, named_line, one_line
-from earmill.pipeline.common.start_up import what_is_made_stays
+from earmill.pipeline.common.machine import what_is_made_stays
+from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.worker.messages import (
     Outcome,
     PublishError,

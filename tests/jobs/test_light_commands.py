@@ -12,8 +12,8 @@ import pytest
 
 from earmill.jobs import model_list
 from earmill.jobs.model_list import listed_models
-from earmill.pipeline.common import model_sources
-from earmill.pipeline.common.model_sources import models_key
+from earmill.pipeline.common import user_cache
+from earmill.pipeline.common.user_cache import models_key
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
 
@@ -72,8 +72,8 @@ def test_other_sources_and_versions_have_a_list_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = models_key()
-    monkeypatch.setattr(model_sources, "version", lambda name: "0")
+    monkeypatch.setattr(user_cache, "version", lambda name: "0")
     assert models_key() != before
     strangers: list[Any] = [type("Point", (), {"name": "mine", "dist": None})]
-    monkeypatch.setattr(model_sources, "entry_points", lambda group: strangers)
+    monkeypatch.setattr(user_cache, "entry_points", lambda group: strangers)
     assert models_key() is None

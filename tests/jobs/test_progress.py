@@ -22,7 +22,7 @@ from earmill.jobs.progress import (
 )
 from earmill.jobs.standard_streams import OutputLost
 from earmill.jobs.terminal import console
-from earmill.pipeline.common.figures import audio, bytes_text
+from earmill.pipeline.common.text import audio, bytes_text
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.tally import Tally
 

@@ -36,8 +36,8 @@ from earmill.pipeline.common.errors import (
     UnreadableError,
     UnsupportedError,
     ZeroLengthError,
+    is_machine_fault,
 )
-from earmill.pipeline.common.faults import is_machine_fault
 from tests.pipeline.audio_factory import FORMATS, clip
 from tests.pipeline.av_factory import AV_FORMATS, av_clip
 from tests.pipeline.container_bytes import as_pcm, chunk, ramp, wave, wave_format

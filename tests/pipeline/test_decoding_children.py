@@ -22,8 +22,8 @@ from earmill.pipeline.audio import child_messages, decoding_children
 from earmill.pipeline.audio.block_reader import Limits
 from earmill.pipeline.audio.decode import open_blocks
 from earmill.pipeline.audio.decoding_children import ChildReader, DecodingChildren, _Child
-from earmill.pipeline.common.cpu_time import DECODE, CpuTally, doing
 from earmill.pipeline.common.errors import DecoderCrashError, RowError, SourceOutage
+from earmill.pipeline.common.timing import DECODE, CpuTally, doing
 from earmill.pipeline.sources.fetch import Blob, check_arrived
 from earmill.pipeline.spec.job import JobSpec
 from tests.pipeline import audio_factory

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from earmill.pipeline.common.errors import CommitError, DeviceError, SpecError
-from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.common.text import named_line
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.deadlines import (
     BASE_S,

@@ -16,8 +16,14 @@ import s3fs.errors
 from botocore import exceptions as botocore
 from fsspec.exceptions import FSTimeoutError
 
-from earmill.pipeline.common.errors import SourceOutage, StorageError
-from earmill.pipeline.common.faults import Fault, fault_of, http_status, is_machine_fault
+from earmill.pipeline.common.errors import (
+    Fault,
+    SourceOutage,
+    StorageError,
+    fault_of,
+    http_status,
+    is_machine_fault,
+)
 from earmill.pipeline.common.retries import Retries
 from tests.pipeline.outages import Clock
 

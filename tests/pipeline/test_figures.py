@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from earmill.pipeline.common.figures import duration, figure
+from earmill.pipeline.common.text import duration, figure
 
 
 @pytest.mark.parametrize(

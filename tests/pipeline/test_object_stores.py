@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 import earmill
-from earmill.pipeline.common.errors import EarmillError, OutputError, StorageError
-from earmill.pipeline.common.faults import Fault, fault_of
+from earmill.pipeline.common.errors import EarmillError, Fault, OutputError, StorageError, fault_of
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.sources.base import filesystem, source_errors

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from earmill.pipeline.common.one_line import MESSAGE_LIMIT, named_line, one_line
-from earmill.pipeline.common.plain_text import visible
+from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line, visible
 
 
 @pytest.mark.parametrize(

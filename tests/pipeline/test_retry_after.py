@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from earmill.pipeline.common.faults import Fault, fault_of, retry_after_s
+from earmill.pipeline.common.errors import Fault, fault_of, retry_after_s
 from earmill.pipeline.common.redact import redact_text
 from tests.pipeline.outages import Clock
 

@@ -12,8 +12,8 @@ import pytest
 
 from earmill.api import JobFailedError
 from earmill.pipeline.common.errors import EarmillError, SourceError, SpecError, UnreadableError
-from earmill.pipeline.common.one_line import named_line, one_line
 from earmill.pipeline.common.redact import has_secrets, redact, redact_text
+from earmill.pipeline.common.text import named_line, one_line
 from earmill.pipeline.planning.plan import Plan, make_plan
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from earmill.pipeline.common.counts import Counts, ProcessCounts, cause_of, counts
 from earmill.pipeline.common.errors import MissingPackageError, OutputError, SpecError
-from earmill.pipeline.common.stages import Stages
+from earmill.pipeline.common.timing import Stages
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.telemetry.figures import Figures
 from earmill.pipeline.driver.telemetry.observers import observed

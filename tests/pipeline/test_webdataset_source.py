@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from earmill.pipeline.common import tar_members
+from earmill.pipeline.common import untrusted
 from earmill.pipeline.common.errors import AbsentError, RowError, SourceError, UnreadableError
 from earmill.pipeline.planning.plan import make_plan
 from earmill.pipeline.sources import fetch, open_source
@@ -257,7 +257,7 @@ class TestDamage:
     def test_a_header_of_any_claimed_size_is_not_read(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(tar_members, "MAX_HELD_BYTES", 4096)
+        monkeypatch.setattr(untrusted, "MAX_HELD_BYTES", 4096)
         path = write_tar(tmp_path / "x.tar", [("a" * 9000 + ".wav", WAV)])
         with pytest.raises(SourceError, match="a header claims to have"):
             ids(source(path))
@@ -301,9 +301,9 @@ def test_what_is_held_does_not_grow_with_the_audio(
     noise = np.random.default_rng(0).bytes(3 * 2**20)
     path = write_tar(tmp_path / "x.tar", [(f"{n}.pcm", noise) for n in range(4)] + [("9.wav", WAV)])
     sizes: list[int] = []
-    read = tar_members.BoundedReads.read
+    read = untrusted.BoundedReads.read
     monkeypatch.setattr(
-        tar_members.BoundedReads, "read", lambda self, n: (sizes.append(n), read(self, n))[1]
+        untrusted.BoundedReads, "read", lambda self, n: (sizes.append(n), read(self, n))[1]
     )
     assert ids(source(path)) == [f"x.tar/{n}" for n in (0, 1, 2, 3, 9)]
     assert max(sizes) <= len(WAV) + tarfile.BLOCKSIZE

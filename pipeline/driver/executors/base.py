@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from earmill.pipeline.common import stand_in
+from earmill.pipeline.common.machine import gpu_environment
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.placement import ClusterView, Node, Placement
@@ -44,7 +44,7 @@ class Hire:
     @property
     def environment(self) -> dict[str, str]:
         """Variables to set before anything heavy is imported."""
-        return {"OMP_NUM_THREADS": str(self.place.threads)} | stand_in.for_workers()
+        return {"OMP_NUM_THREADS": str(self.place.threads)} | gpu_environment()
 
 
 class Workers(Protocol):

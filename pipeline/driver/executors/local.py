@@ -22,10 +22,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from earmill.pipeline.common.machine import cores
-from earmill.pipeline.common.memory import TOO_LITTLE, speaks_of_memory
-from earmill.pipeline.common.one_line import one_line
-from earmill.pipeline.common.stand_in import is_interpreted
+from earmill.pipeline.common.errors import TOO_LITTLE, speaks_of_memory
+from earmill.pipeline.common.machine import cores, is_interpreted
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.driver.executors.base import KEPT_MEMORY
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.storage.owned_folders import sweep

@@ -17,7 +17,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 from earmill.pipeline.common.errors import RunStopped
-from earmill.pipeline.common.one_line import MESSAGE_LIMIT, named_line
+from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line
 from earmill.pipeline.driver.executors import ray_reaper
 from earmill.pipeline.storage.owned_folders import OwnedFolder, abandoned, sweep
 from earmill.pipeline.storage.store_errors import store_line

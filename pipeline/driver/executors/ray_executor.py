@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from earmill.pipeline.common.one_line import named_line
+from earmill.pipeline.common.text import named_line
 from earmill.pipeline.driver.executors.ray_session import (
     check_address,
     is_here,

@@ -20,8 +20,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from earmill.pipeline.common.errors import EarmillError, RunStopped, SpecError
-from earmill.pipeline.common.one_line import one_line
-from earmill.pipeline.common.stand_in import is_interpreted
+from earmill.pipeline.common.machine import is_interpreted
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.driver.executors.base import KEPT_MEMORY
 from earmill.pipeline.driver.executors.private_ray import private_ray, shut_down
 from earmill.pipeline.driver.placement import Node

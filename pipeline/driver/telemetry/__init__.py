@@ -2,5 +2,5 @@
 
 Both are fed the events of the driver and nothing else, so neither can slow or change a run's work;
 where neither is asked for, nothing of this is imported. Workers count and time for them anyway
-(`common.counts`, `common.stages`).
+(`common.counts`, `common.timing`).
 """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from earmill.pipeline.common.counts import Counts, counts
-from earmill.pipeline.common.cpu_time import DRIVER
+from earmill.pipeline.common.timing import DRIVER
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.tally import Tally
 

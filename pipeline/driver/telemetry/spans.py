@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import MissingPackageError, SpecError
-from earmill.pipeline.common.one_line import one_line
+from earmill.pipeline.common.text import one_line
 from earmill.pipeline.driver import events
 
 if TYPE_CHECKING:

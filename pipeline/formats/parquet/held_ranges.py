@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from earmill.pipeline.common.placed_file import PlacedFile
+from earmill.pipeline.common.byte_streams import PlacedFile
 from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 
 # First byte of something in a file, and the byte behind.

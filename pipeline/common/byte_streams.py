@@ -1,8 +1,10 @@
-"""A file that is read at a place: what those over bytes from elsewhere have in common."""
+"""Read-only binary streams: the base class of seekable ones, and their sha256."""
 
 from __future__ import annotations
 
+import hashlib
 import io
+from typing import BinaryIO
 
 
 class PlacedFile(io.RawIOBase):
@@ -28,3 +30,17 @@ class PlacedFile(io.RawIOBase):
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = base + offset
         return self._at
+
+
+def sha256_of(stream: BinaryIO) -> str:
+    """Hash of everything a file gives from where it stands."""
+    return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def digest_of(stream: BinaryIO) -> str:
+    """sha256 of all bytes of a stream, from its own cache if it has one."""
+    cached = getattr(stream, "digest", None)
+    if callable(cached):
+        return str(cached())
+    stream.seek(0)
+    return sha256_of(stream)

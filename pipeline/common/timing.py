@@ -1,4 +1,4 @@
-"""Where a process's CPU time goes: seconds by part, from the clocks of its threads.
+"""CPU seconds of a process by part of the work, and wall-clock intervals of its stages.
 
     with doing("decode", tally):       # this thread's time from here on, for that tally
         with doing("hash"):            # from here on another part of the same tally
@@ -8,6 +8,10 @@ A thread's time belongs to the innermost part it is in, so parts never overlap a
 was spent inside. Threads that libraries start for themselves (kernels, torch, Zarr) say nothing:
 each works for the kind of part in which it was first seen, and is read when such a part ends. What
 nobody claims is `other`. A clock is read in a microsecond: cheap enough to be always on.
+
+`Stages` notes when the stages of a piece of work began and ended. A few readings of the clock a
+shard, none a row: cheap enough to be always on. Stages overlap (a shard's first clips are in the
+models while its last ones are fetched): their times do not add up.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -249,3 +253,45 @@ def in_order(seconds: Mapping[str, float]) -> dict[str, float]:
     ranks = {part: rank for rank, part in enumerate((*PARTS, DRIVER, RAY, IDLE))}
     parts = sorted(seconds, key=lambda part: ranks.get(part, len(ranks)))
     return {part: round(seconds[part], 6) for part in parts}
+
+
+# (began, ended), seconds since 1970.
+Stretch = tuple[float, float]
+
+
+class Stages:
+    """Stages of one piece of work; any number of threads add to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stretches: dict[str, Stretch] = {}
+
+    def mark(self, stage: str, began_s: float, ended_s: float) -> None:
+        """A stage went on in this time too."""
+        with self._lock:
+            before = self._stretches.get(stage, (began_s, ended_s))
+            self._stretches[stage] = (min(before[0], began_s), max(before[1], ended_s))
+
+    def touch(self, stage: str) -> None:
+        """A stage goes on now."""
+        now_s = time.time()
+        self.mark(stage, now_s, now_s)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Inside, the stage goes on."""
+        began_s = time.time()
+        try:
+            yield
+        finally:
+            self.mark(name, began_s, time.time())
+
+    def during(self, stage: str, items: Iterable[T]) -> Iterator[T]:
+        """The items; the stage is the making of them, from the first to the last."""
+        with self.stage(stage):
+            yield from items
+
+    def stretches(self) -> dict[str, Stretch]:
+        """Stage to when it began and ended, in the order of beginning."""
+        with self._lock:
+            return dict(sorted(self._stretches.items(), key=lambda entry: entry[1]))

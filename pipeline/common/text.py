@@ -1,0 +1,165 @@
+r"""Text for people: safe lines, suggestions, figures in words and short forms of results.
+
+`visible` makes text from outside safe to show. File names, row ids, URIs and error texts come from
+whoever made the corpus. ESC, carriage return, C1 controls and Unicode's direction marks are shown
+as escapes (`\x1b`), so that a line stays one line and says what it says. Whatever the command
+prints passes through `visible`.
+
+`one_line` and `named_line` put an exception or a text on one line. Secrets of uris go, line breaks
+become spaces, and what a terminal would obey is shown as an escape. Doing it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import html
+import os
+import traceback
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from earmill.pipeline.common.redact import redact_text
+
+# Cc: C0 and C1 controls. Cs: lone surrogates, which no terminal encoding takes. Cf: direction marks
+# and zero-width characters, which make one name look like another. Zl, Zp: Unicode's line breaks.
+HIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Cf", "Zl", "Zp"})
+
+
+@lru_cache(maxsize=4096)
+def _shown(character: str) -> str:
+    if unicodedata.category(character) in HIDDEN_CATEGORIES:
+        return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return character
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    r"""The text with every character that is not a visible one written as its escape.
+
+    Args:
+        keep: Characters that stay, such as the line breaks of a text of several lines.
+
+    Example:
+        >>> visible("a\x1b[31mb")
+        'a\\x1b[31mb'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c in keep else _shown(c) for c in text)
+
+
+MESSAGE_LIMIT = 600
+# Of a value or a name that a message quotes.
+VALUE_LIMIT = 60
+
+
+def one_line(said: BaseException | str) -> str:
+    """The text alone, whole."""
+    return visible(redact_text(" ".join(str(said).split())))
+
+
+def cut(text: str) -> str:
+    """A text of at most `VALUE_LIMIT` characters."""
+    return text if len(text) <= VALUE_LIMIT else f"{text[: VALUE_LIMIT - 3]}..."
+
+
+def named_line(error: BaseException, *, where: bool = False) -> str:
+    """Class and text, cut to `MESSAGE_LIMIT` characters; on request also the innermost place."""
+    place = ""
+    frames = traceback.extract_tb(error.__traceback__)
+    if where and frames:
+        last = frames[-1]
+        place = f" ({os.path.basename(last.filename)}:{last.lineno} {last.name})"
+    return f"{type(error).__name__}: {one_line(error) or 'no message'}"[:MESSAGE_LIMIT] + place
+
+
+def alternatives(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
+
+
+def nearest(word: str, valid: Sequence[str]) -> str:
+    """`; did you mean 'x'?` for the nearest valid word, or nothing."""
+    matches = difflib.get_close_matches(word, valid, n=1, cutoff=0.6)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+# Smaller ones are only called small.
+LEAST = 0.01
+
+
+def figure(value: float) -> str:
+    """Return a rate or a factor: 1,234, 123, 12.3, 1.2, 0.05."""
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 1:
+        return f"{value:.1f}"
+    if size >= LEAST:
+        return f"{value:.2f}"
+    return f"less than {LEAST}" if size else "0"
+
+
+def quantity(n: int, noun: str) -> str:
+    """Return a number of things: 1 row, 1,234 rows."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time that has passed or is left: under 1 s, 42 s, 12.5 min, 3.2 h, 4.5 d."""
+    if seconds < 1:
+        return "under 1 s"
+    for unit, size, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 72)):
+        if seconds < most * size:
+            return f"{seconds:.0f} s" if size == 1 else f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 86400:,.1f} d"
+
+
+def audio(seconds: float) -> str:
+    """Return seconds of audio as people say them: 42 s, 12.5 min, 3.20 h, 1,234 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.2f} h" if seconds < 360_000 else f"{seconds / 3600:,.0f} h"
+
+
+def bytes_text(n: float) -> str:
+    """Return bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"
+
+
+# Lines of a longer list that are shown.
+FEW = 3
+
+
+class Shown(ABC):
+    """A result with a short `repr` and a table for notebooks."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def shown(self) -> Mapping[str, str]:
+        """Return what a person wants to see first, by its name."""
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name}: {text}" for name, text in self.shown().items())
+        return f"<{type(self).__name__}: {said}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
+            for name, text in self.shown().items()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+
+def few(lines: Sequence[str]) -> str:
+    """Return the first of some lines, and how many more there are."""
+    more = f" and {len(lines) - FEW:,} more" if len(lines) > FEW else ""
+    return "; ".join(lines[:FEW]) + more
