@@ -16,8 +16,7 @@ import soundfile
 
 from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech
-from earmill.pipeline.audio.block_reader import Limits
-from earmill.pipeline.audio.decode import decode
+from earmill.pipeline.audio.decode import Limits, decode
 from earmill.pipeline.audio.decoding_children import DecodingChildren
 from earmill.pipeline.audio.resample import AudioResampler
 

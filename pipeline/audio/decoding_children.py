@@ -4,7 +4,7 @@
 
 Children are warm: one serves file after file, and there are as many as files are open at a time.
 A child that dies, or that was left in the middle of a file, is thrown away. What comes back is
-numbers and text within bounds (`child_messages`), so a decoder that was taken over by its input
+numbers and text within bounds (`decoder_process`), so a decoder that was taken over by its input
 reaches nothing in the worker; the child has no credentials and can write no file.
 """
 
@@ -27,9 +27,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from earmill.pipeline.audio import child_messages
-from earmill.pipeline.audio.block_reader import AudioFacts, Blocks, Limits
+from earmill.pipeline.audio import decoder_process
 from earmill.pipeline.audio.channels import AudioBlock, Channels
+from earmill.pipeline.audio.decode import AudioFacts, Blocks, Limits
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import (
@@ -122,7 +122,7 @@ class _Child:
         kept = {name: value for name, value in os.environ.items() if name in KEPT}
         # Each thread of OpenBLAS reserves address space.
         extra = {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        module, handle = "earmill.pipeline.audio.decode_child", theirs.fileno()
+        module, handle = "earmill.pipeline.audio.decoder_process", theirs.fileno()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(handle), str(MEMORY_BYTES)],
@@ -135,8 +135,8 @@ class _Child:
             )
         self.peer.settimeout(START_S)
         try:
-            child_messages.receive(self.peer)
-        except (child_messages.MessageError, TimeoutError) as error:
+            decoder_process.receive(self.peer)
+        except (decoder_process.MessageError, TimeoutError) as error:
             code = self.end()
             raise ChildProcessError(
                 f"a decoding process does not start (exit code {code}); leave out "
@@ -154,7 +154,7 @@ class _Child:
         self.peer.settimeout(PATIENCE * request["cpu_s"])
         with _as_file(stream) as file, suppress(ConnectionError):
             socket.send_fds(self.peer, [b"f"], [file.fileno()])
-            child_messages.send(self.peer, dict(request))
+            decoder_process.send(self.peer, dict(request))
 
     def end(self) -> int:
         """Kill it; the signal it died of by itself, its exit code, or SIGKILL."""
@@ -233,8 +233,8 @@ class ChildReader(Blocks):
         if self._child is None:
             raise ValueError("the reader is closed")
         try:
-            message, payload = child_messages.receive(self._child.peer)
-        except child_messages.MessageError as error:
+            message, payload = decoder_process.receive(self._child.peer)
+        except decoder_process.MessageError as error:
             raise self._died() from error
         except TimeoutError:
             self.close()

@@ -14,13 +14,13 @@ from pathlib import PurePosixPath
 from typing import BinaryIO
 
 from earmill.pipeline.audio.containers import probe_header
-from earmill.pipeline.audio.decoder_error import DecoderError
-from earmill.pipeline.audio.decoder_input import DecoderInput
 from earmill.pipeline.audio.decoders import (
     GUESSED,
     UNKNOWN_FRAMES,
     AvFile,
     Decoder,
+    DecoderError,
+    DecoderInput,
     SndFile,
     open_decoder,
 )

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from earmill.pipeline.audio.block_reader import Blocks
 from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_channels
-from earmill.pipeline.audio.decode import AudioFacts, open_blocks
+from earmill.pipeline.audio.decode import AudioFacts, Blocks, open_blocks
 from earmill.pipeline.audio.decoding_children import DecodingChildren
 from earmill.pipeline.audio.resample import AudioResampler, ResampleStream
 from earmill.pipeline.audio.time_span import resampled_length

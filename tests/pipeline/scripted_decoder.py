@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from earmill.pipeline.audio.channels import AudioBlock
-from earmill.pipeline.audio.decoder_error import DecoderError
+from earmill.pipeline.audio.decoders import DecoderError
 
 RATE_HZ = 8000
 

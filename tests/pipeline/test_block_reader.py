@@ -14,14 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import earmill.pipeline.audio.block_reader as block_reader
-from earmill.pipeline.audio.block_reader import AudioFacts, BlockReader, Limits
+import earmill.pipeline.audio.decode as block_reader
 from earmill.pipeline.audio.channels import AudioBlock, Channels
 from earmill.pipeline.audio.containers import Probe
-from earmill.pipeline.audio.decode import decode
-from earmill.pipeline.audio.decoder_error import DecoderError
-from earmill.pipeline.audio.decoder_input import DecoderInput
-from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES
+from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Limits, decode
+from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, DecoderError, DecoderInput
 from earmill.pipeline.audio.time_span import TimeSpan
 from earmill.pipeline.common.errors import (
     ChannelIndexError,

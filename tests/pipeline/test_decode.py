@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.channels import MIXED, channel_ids, mix
-from earmill.pipeline.audio.decode import Decoded, Limits, decode, open_blocks, seconds_to_frames
+from earmill.pipeline.audio.decode import Decoded, Limits, decode, open_blocks
+from earmill.pipeline.audio.time_span import seconds_to_frames
 from earmill.pipeline.common.errors import (
     ChannelIndexError,
     NonFiniteError,

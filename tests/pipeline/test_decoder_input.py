@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import earmill.pipeline.audio.decoder_input as decoder_input
+from earmill.pipeline.audio import decoders
 from earmill.pipeline.audio.containers import open_window
-from earmill.pipeline.audio.decoder_input import DecoderInput
+from earmill.pipeline.audio.decoders import DecoderInput
 
 BODY = bytes(range(100, 160))
 Step = tuple[str, int, int]
@@ -150,7 +150,7 @@ class TestDecoderInput:
         assert source.read(1) == BODY[5:6]
 
     def test_a_header_may_read_so_many_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(decoder_input, "HEADER_BYTES", 20)
+        monkeypatch.setattr(decoders, "HEADER_BYTES", 20)
         source = DecoderInput(io.BytesIO(BODY))
         assert len(source.read(12)) == 12
         assert len(source.read(12)) == 12  # checked before a read, whose size is not known yet
@@ -162,13 +162,13 @@ class TestDecoderInput:
         assert len(source.read()) == len(BODY) - 3
 
     def test_a_header_may_read_so_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(decoder_input, "HEADER_READS", 3)
+        monkeypatch.setattr(decoders, "HEADER_READS", 3)
         source = DecoderInput(io.BytesIO(BODY))
         assert [len(source.read(1)) for _ in range(5)] == [1, 1, 1, 0, 0]
         source.opened()
         assert len(source.read(1)) == 1
 
     def test_each_input_has_its_own_bounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(decoder_input, "HEADER_READS", 1)
+        monkeypatch.setattr(decoders, "HEADER_READS", 1)
         for _ in range(3):
             assert DecoderInput(io.BytesIO(BODY)).read(2) == BODY[:2]

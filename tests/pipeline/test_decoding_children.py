@@ -18,9 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
-from earmill.pipeline.audio import child_messages, decoding_children
-from earmill.pipeline.audio.block_reader import Limits
-from earmill.pipeline.audio.decode import open_blocks
+from earmill.pipeline.audio import decoder_process, decoding_children
+from earmill.pipeline.audio.decode import Limits, open_blocks
 from earmill.pipeline.audio.decoding_children import ChildReader, DecodingChildren, _Child
 from earmill.pipeline.common.errors import DecoderCrashError, RowError, SourceOutage
 from earmill.pipeline.common.timing import DECODE, CpuTally, doing
@@ -249,8 +248,8 @@ def answered(
     """Read a file with a child that says this."""
     ours, theirs = socket.socketpair()
     child: Any = _Stand(ours)
-    child_messages.send(theirs, opened)
-    child_messages.send(theirs, then, payload)
+    decoder_process.send(theirs, opened)
+    decoder_process.send(theirs, then, payload)
     request = {"uri": "x", "cpu_s": 1.0}
     children = DecodingChildren()
     with theirs, ChildReader(children, child, stream or io.BytesIO(b"x"), request) as reader:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.containers import Probe, probe
+from earmill.pipeline.audio.containers.base import audio_end, skip_tags
 from earmill.pipeline.audio.containers.mpeg import (
     SEARCH_BYTES,
     SLACK_FRAMES,
@@ -24,7 +25,6 @@ from earmill.pipeline.audio.containers.mpeg import (
     parse_header,
     read_count_tag,
 )
-from earmill.pipeline.audio.containers.tags import audio_end, skip_tags
 from earmill.pipeline.audio.decode import Decoded, decode
 from earmill.pipeline.common.errors import RowError, TruncatedError
 from tests.pipeline.audio_factory import clip, encode, speech_like, without_count_tag

@@ -19,9 +19,9 @@ from datasets import Dataset
 from earmill import open_features
 from earmill.pipeline.audio.containers import probe
 from earmill.pipeline.audio.containers.base import MAX_PARTS
-from earmill.pipeline.audio.containers.riff import W64_RIFF, W64_TAIL
+from earmill.pipeline.audio.containers.pcm import W64_RIFF, W64_TAIL
 from earmill.pipeline.audio.decode import decode
-from earmill.pipeline.audio.decoder_input import HEADER_BYTES
+from earmill.pipeline.audio.decoders import HEADER_BYTES
 from earmill.pipeline.common.errors import (
     CommitError,
     EarmillError,
@@ -231,7 +231,7 @@ def test_a_header_that_makes_the_decoder_read_on_is_cut_off(
 ) -> None:
     """FLAC metadata blocks without content, as many as fit into the file."""
     assert HEADER_BYTES >= 32 << 20  # a cover picture may have 16 MB
-    monkeypatch.setattr("earmill.pipeline.audio.decoder_input.HEADER_BYTES", 1 << 20)
+    monkeypatch.setattr("earmill.pipeline.audio.decoders.HEADER_BYTES", 1 << 20)
     stream = Counted(b"fLaC" + b"\1\0\0\0" * 1_000_000)
     assert header_seconds(stream, 4_000_004) is None
     with pytest.raises(RowError):

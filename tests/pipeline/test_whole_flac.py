@@ -11,13 +11,17 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earmill.pipeline.audio import whole_flac as module
+from earmill.pipeline.audio import decoders as module
 from earmill.pipeline.audio.containers import Probe
 from earmill.pipeline.audio.containers.lossless import StreamInfo
 from earmill.pipeline.audio.decode import decode
-from earmill.pipeline.audio.decoder_input import DecoderInput
-from earmill.pipeline.audio.decoders import SndFile, open_decoder
-from earmill.pipeline.audio.whole_flac import WholeFlac, whole_flac
+from earmill.pipeline.audio.decoders import (
+    DecoderInput,
+    SndFile,
+    WholeFlac,
+    open_decoder,
+    whole_flac,
+)
 from earmill.pipeline.common.errors import RowError
 
 pytest.importorskip("miniaudio", reason="no wheel for this machine: FLAC is libsndfile's")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
 
-from earmill.pipeline.audio.containers.base import MAX_PARTS, Probe, read_at
+from earmill.pipeline.audio.containers.base import MAX_PARTS, Probe, open_window, read_at, skip_tags
 from earmill.pipeline.audio.containers.boxes import (
     ASF,
     EBML,
@@ -23,13 +23,6 @@ from earmill.pipeline.audio.containers.boxes import (
     probe_mp4,
 )
 from earmill.pipeline.audio.containers.frames import ADTS, is_amr, probe_ac3, probe_amr
-from earmill.pipeline.audio.containers.headers import (
-    is_aiff,
-    probe_aiff,
-    probe_au,
-    probe_caf,
-    probe_nist,
-)
 from earmill.pipeline.audio.containers.lossless import (
     FLAC,
     TTA,
@@ -40,9 +33,17 @@ from earmill.pipeline.audio.containers.lossless import (
 )
 from earmill.pipeline.audio.containers.mpeg import probe_mpeg
 from earmill.pipeline.audio.containers.ogg import OGG, probe_ogg
-from earmill.pipeline.audio.containers.riff import W64_RIFF, is_riff, probe_riff, probe_w64
-from earmill.pipeline.audio.containers.tags import skip_tags
-from earmill.pipeline.audio.containers.window import open_window
+from earmill.pipeline.audio.containers.pcm import (
+    W64_RIFF,
+    is_aiff,
+    is_riff,
+    probe_aiff,
+    probe_au,
+    probe_caf,
+    probe_nist,
+    probe_riff,
+    probe_w64,
+)
 
 __all__ = ["Probe", "probe", "probe_header"]
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
-from earmill.pipeline.audio.containers.base import Probe, read_at, uint
-from earmill.pipeline.audio.containers.tags import audio_end
+from earmill.pipeline.audio.containers.base import Probe, audio_end, read_at, uint
 
 # First boxes of MP4 and of the QuickTime files it comes from.
 MP4_FIRST = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot", b"styp"})

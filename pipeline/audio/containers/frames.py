@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from earmill.pipeline.audio.containers.base import Probe, read_at
-from earmill.pipeline.audio.containers.tags import audio_end
+from earmill.pipeline.audio.containers.base import Probe, audio_end, read_at
 
 # How far behind a break frames are looked for: padding, pictures with a wrong size.
 SEARCH_BYTES = 1 << 16

@@ -10,9 +10,8 @@ import struct
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from earmill.pipeline.audio.containers.base import Probe, no_samples, read_at, uint
+from earmill.pipeline.audio.containers.base import Probe, audio_end, no_samples, read_at, uint
 from earmill.pipeline.audio.containers.sizes import no_audio
-from earmill.pipeline.audio.containers.tags import audio_end
 
 FLAC = b"fLaC"
 FLAC_HEAD_BYTES = 26

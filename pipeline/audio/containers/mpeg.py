@@ -14,8 +14,7 @@ import io
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from earmill.pipeline.audio.containers.base import Probe, read_at, uint
-from earmill.pipeline.audio.containers.tags import audio_end, skip_tags
+from earmill.pipeline.audio.containers.base import Probe, audio_end, read_at, skip_tags, uint
 
 # kbit/s by bitrate index, for MPEG 1 by layer and for its extensions by layer.
 BITRATES_MPEG1 = {

@@ -17,9 +17,9 @@ from earmill.pipeline.audio.containers.base import (
     BareSamples,
     HeaderSize,
     Probe,
+    audio_end,
     read_at,
 )
-from earmill.pipeline.audio.containers.tags import audio_end
 
 WRAP = 1 << 32
 # Programs write about 2 or 4 GiB for a size that they do not know yet, give or take a header or the
