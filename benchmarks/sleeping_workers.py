@@ -27,8 +27,7 @@ from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.formats.casting import as_stored
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.sources import Item
-from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.spec.run import RunSpec
+from earmill.pipeline.spec.job import JobSpec, RunSpec
 from earmill.pipeline.worker.messages import Lost, Outcome, WorkerInfo
 from earmill.pipeline.worker.row_pipeline import ShardRows
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob

@@ -15,7 +15,7 @@ def spec(
 ) -> None:
     """Print the reference of the job file, as Markdown."""
     if as_schema:
-        from earmill.pipeline.spec.json_schema import json_schema
+        from earmill.pipeline.spec.reference import json_schema
 
         print(json.dumps(json_schema(), indent=1))
         return

@@ -18,8 +18,8 @@ from earmill.pipeline.common.text import one_line
 from earmill.pipeline.formats.format import NESTED, format_name
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.spec.changes import describe_changes
 from earmill.pipeline.spec.licenses import stored_licenses
+from earmill.pipeline.spec.messages import describe_changes
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
     CROISSANT_FILE,

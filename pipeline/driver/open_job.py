@@ -32,8 +32,8 @@ from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import stored_streams
 from earmill.pipeline.planning.plan import Plan, Shard
 from earmill.pipeline.sources import Item, Source
-from earmill.pipeline.spec.changes import describe_changes
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.messages import describe_changes
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import sweep

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from earmill.pipeline.common.errors import DeviceError, SpecError
 
 if TYPE_CHECKING:
-    from earmill.pipeline.spec.run import RunSpec
+    from earmill.pipeline.spec.job import RunSpec
 
 # Enough for Ray to count the worker, too little to ever fill a node.
 CPUS_RESERVED = 0.001

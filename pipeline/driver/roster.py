@@ -25,7 +25,7 @@ from earmill.pipeline.driver.pool import DEAD, LEAVING, READY
 if TYPE_CHECKING:
     from earmill.pipeline.driver.pool import Pool, Slot
     from earmill.pipeline.driver.shard_tracker import Ledger
-    from earmill.pipeline.spec.run import RunSpec
+    from earmill.pipeline.spec.job import RunSpec
 
 # A shard still under way this long before its node ends would not be committed any more.
 LAST_S = 2.0

@@ -21,7 +21,7 @@ from earmill.pipeline.driver.pool import DEAD, LEAVING, READY, WARMING, WORK, Ca
 from earmill.pipeline.driver.shard_tracker import Ledger, Result
 from earmill.pipeline.driver.shard_work import Assignment, ShardWork
 from earmill.pipeline.driver.stop_request import StopRequest
-from earmill.pipeline.spec.run import GRACE_S
+from earmill.pipeline.spec.job import GRACE_S
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Lost, Outcome
 
 POLL_S = 0.2

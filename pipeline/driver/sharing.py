@@ -24,7 +24,7 @@ from earmill.pipeline.dataset.revision import restate_licenses
 from earmill.pipeline.dataset.snapshot import Attempt, is_closed
 from earmill.pipeline.driver.shard_tracker import Ledger
 from earmill.pipeline.planning.shards import Shard
-from earmill.pipeline.spec.run import SLURM_ARRAY, RunSpec
+from earmill.pipeline.spec.job import SLURM_ARRAY, RunSpec
 from earmill.pipeline.storage.layout import Layout
 
 POLL_S = 0.5

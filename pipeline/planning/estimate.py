@@ -37,9 +37,8 @@ from earmill.pipeline.planning.speeds import (
     seconds_of_a_second,
     warm_up,
 )
-from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.job import JobSpec, RunSpec
 from earmill.pipeline.spec.models import describe_models, validate_models
-from earmill.pipeline.spec.run import RunSpec
 
 # A shard's row table and its commit record; once dataset.json, plan, index, snapshot, README,
 # croissant, provenance, current.json.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.sources.base import Item, Source
-from earmill.pipeline.spec.source_kinds import SourceSection, source_kind
+from earmill.pipeline.spec.source import SourceSection, source_kind
 
 __all__ = ["Item", "Source", "open_source"]
 

@@ -6,8 +6,7 @@ Each is imported when it is opened: `datasets` alone takes two seconds.
 from __future__ import annotations
 
 from earmill.pipeline.sources.base import Source
-from earmill.pipeline.spec.source import FilesSpec, HfSpec, ManifestSpec
-from earmill.pipeline.spec.source_kinds import SourceKind
+from earmill.pipeline.spec.source import FilesSpec, HfSpec, ManifestSpec, SourceKind
 
 
 def _files(spec: FilesSpec) -> Source:

@@ -51,8 +51,12 @@ from earmill.pipeline.sources.ranges import Range, RangedFile, ahead, read_range
 from earmill.pipeline.sources.tar_samples import Sample, Samples, Seconds
 from earmill.pipeline.sources.walk import HIDDEN, by_extension, is_hidden
 from earmill.pipeline.spec.section import Options, plain_uri
-from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, normal_extensions
-from earmill.pipeline.spec.source_kinds import SourceKind, SourceSection
+from earmill.pipeline.spec.source import (
+    AUDIO_EXTENSIONS,
+    SourceKind,
+    SourceSection,
+    normal_extensions,
+)
 from earmill.pipeline.storage.filesystems import MAGIC_CHARACTERS
 from earmill.pipeline.storage.regular import open_regular
 

@@ -1,7 +1,12 @@
-"""The reference of the job file, docs/spec.md, made from the spec's own schema and the models.
+"""The reference page of the job file, docs/spec.md, and its JSON schema for editors.
+
+Both are made from the spec's own models and the registered models.
 
 Nothing is said twice: types, bounds and defaults come from pydantic, meanings from the docstrings
 of the sections, stream options from what the extractors check. `earmill spec` prints the page.
+
+`earmill spec --json-schema` prints the schema. It knows keys, types and names; what depends on
+several keys at once, or on a model's parameters, is for `earmill plan` to say.
 """
 
 from __future__ import annotations
@@ -15,17 +20,17 @@ from pydantic import BaseModel
 
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
-from earmill.pipeline.spec.docstrings import argument_texts
 from earmill.pipeline.spec.job import (
     AudioSpec,
     CalibrationSpec,
     ExtractSpec,
     JobSpec,
     OutputSpec,
+    RunSpec,
 )
 from earmill.pipeline.spec.licenses import License, LicensesSpec
-from earmill.pipeline.spec.run import RunSpec
-from earmill.pipeline.spec.source_kinds import SourceKind, SourceSection, source_kind
+from earmill.pipeline.spec.section import argument_texts
+from earmill.pipeline.spec.source import SourceKind, SourceSection, source_kind
 from earmill.pipeline.spec.spans import SpansSpec
 
 JOB = (("The job", JobSpec),)
@@ -233,3 +238,68 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in r) + " |" for r in lines
     )
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema() -> dict[str, Any]:
+    """The whole schema: a mapping that `json.dumps` takes, the same for the same installation."""
+    schema = _section(JobSpec)
+    parts = schema["$defs"]
+    del parts["SourceSection"]
+    parts |= {kind.section.__name__: _section(kind.section) for kind in usable_kinds().values()}
+    schema["properties"]["source"] = {
+        "description": schema["properties"]["source"]["description"],
+        "type": "object",
+        "required": ["kind"],
+        "properties": {"kind": {"enum": sorted(usable_kinds())}},
+        "allOf": [
+            _where("kind", name, {"$ref": f"#/$defs/{kind.section.__name__}"})
+            for name, kind in usable_kinds().items()
+        ],
+    }
+    _name_models(parts["ExtractSpec"])
+    return {"$schema": DIALECT, "title": "earmill job", **schema}
+
+
+def _section(model: type[BaseModel]) -> dict[str, Any]:
+    schema: dict[str, Any] = _cleaned(model.model_json_schema())
+    return schema
+
+
+def _where(key: str, value: str, then: dict[str, Any]) -> dict[str, Any]:
+    return {"if": {"properties": {key: {"const": value}}, "required": [key]}, "then": then}
+
+
+def _name_models(extract: dict[str, Any]) -> None:
+    """Registered models and, of each, the streams; `torch_module` declares its own."""
+    from amtcore.features.build import list_models
+
+    models = list_models()
+    extract["properties"]["model"]["enum"] = [model.name for model in models]
+    extract["allOf"] = [
+        _where("model", model.name, {"properties": {"streams": _only(model.streams)}})
+        for model in models
+        if model.streams
+    ]
+
+
+def _only(streams: Iterable[str]) -> dict[str, Any]:
+    return {"propertyNames": {"enum": sorted(streams)}}
+
+
+def _cleaned(schema: Any) -> Any:
+    """Without the titles that pydantic makes of names, and with the first line of docstrings."""
+    if isinstance(schema, list):
+        return [_cleaned(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {
+        key: _cleaned(part)
+        for key, part in schema.items()
+        if not (key == "title" and isinstance(part, str))
+    }
+    if "properties" in schema and isinstance(text := schema.get("description"), str):
+        kept["description"] = text.partition("\n")[0]
+    return kept

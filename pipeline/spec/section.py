@@ -1,13 +1,41 @@
-"""What every section of a job file is made of: a frozen model, no unknown keys, plain uris."""
+"""The base class of a job file's sections: frozen, no unknown keys, plain uris.
+
+The description of a field is written once, in the `Args` of its class's docstring.
+"""
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from earmill.pipeline.common.redact import has_secrets
-from earmill.pipeline.spec.docstrings import argument_texts
+
+SECTION = re.compile(r"^(Args|Attributes):$")
+ENTRY = re.compile(r"^    (\w+): (.*)$")
+
+
+def argument_texts(docstring: str | None) -> dict[str, str]:
+    """Name to meaning, each on one line.
+
+    Example:
+        >>> argument_texts("A row.\\n\\n    Args:\\n        uri: where\\n            it is.\\n")
+        {'uri': 'where it is.'}
+    """
+    found: dict[str, str] = {}
+    inside, last = False, ""
+    for line in inspect.cleandoc(docstring or "").splitlines():
+        if not line.startswith(" "):
+            inside = bool(SECTION.match(line)) or (inside and not line)
+        elif inside and (entry := ENTRY.match(line)):
+            last = entry[1]
+            found[last] = entry[2].strip()
+        elif inside and last:
+            found[last] += " " + line.strip()
+    return found
+
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # The one place for credentials: never stored, never shown.

@@ -13,7 +13,7 @@ import pytest
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset, read_dataset
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.spec.changes import describe_changes
+from earmill.pipeline.spec.messages import describe_changes
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import LAYOUT_VERSION
 from tests.pipeline.outputs import SPEC, dataset_file, make_row, publish

@@ -37,7 +37,7 @@ from earmill.pipeline.driver.pool import READY, Pool, Slot
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Committed, Result
 from earmill.pipeline.driver.summary import summarise
-from earmill.pipeline.spec.run import RunSpec
+from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import Lost, Outcome, PublishError, ShardOrder, WorkerInfo
 from earmill.pipeline.worker.shard_worker import ShardWorker, is_permanent

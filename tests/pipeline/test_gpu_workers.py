@@ -22,7 +22,7 @@ from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.driver.pool import DEAD, READY, Pool
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Ledger
-from earmill.pipeline.spec.run import RunSpec
+from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.worker import actor, device
 from earmill.pipeline.worker.actor import spawn_worker
 from earmill.pipeline.worker.device import Gpu, check_gpu, choose_gpu, device_errors, find_gpu

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from amtcore.features.build import list_models
 from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.spec.json_schema import json_schema
+from earmill.pipeline.spec.reference import json_schema
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs" / "job.schema.json"

@@ -19,7 +19,7 @@ from earmill.pipeline.driver.executors import ray_session as ray_cluster
 from earmill.pipeline.driver.executors.cluster_watch import SILENT_S, ClusterWatch
 from earmill.pipeline.driver.executors.ray_session import ClusterError, wait_for_nodes
 from earmill.pipeline.driver.placement import ClusterView, Node
-from earmill.pipeline.spec.run import RunSpec
+from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage import owned_folders
 from earmill.pipeline.storage.owned_folders import OwnedFolder, own_folder, sweep
 from tests.pipeline.outages import Clock

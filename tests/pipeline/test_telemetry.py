@@ -22,8 +22,7 @@ from earmill.pipeline.driver.telemetry.figures import Figures
 from earmill.pipeline.driver.telemetry.observers import observed
 from earmill.pipeline.driver.telemetry.prometheus import exposed
 from earmill.pipeline.driver.telemetry.spans import Spans, traced
-from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.spec.run import RunSpec
+from earmill.pipeline.spec.job import JobSpec, RunSpec
 from earmill.pipeline.worker.messages import BadRow, ShardNotes
 from tests.pipeline.outages import Clock
 from tests.pipeline.test_retry_after import errors

@@ -12,7 +12,7 @@ from earmill.pipeline.common.errors import SpecError
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.executors.base import Executor
-    from earmill.pipeline.spec.run import RunSpec
+    from earmill.pipeline.spec.job import RunSpec
 
 
 def executor_of(run: RunSpec, ray_address: str | None) -> Executor:

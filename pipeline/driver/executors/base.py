@@ -16,7 +16,7 @@ from earmill.pipeline.common.machine import gpu_environment
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.placement import ClusterView, Node, Placement
-    from earmill.pipeline.spec.run import RunSpec
+    from earmill.pipeline.spec.job import RunSpec
     from earmill.pipeline.worker.messages import Lost, Outcome, Runner
 
 # glibc reads these when a process starts. Clips and features are megabytes that come and go:

@@ -33,7 +33,7 @@ from earmill.pipeline.worker.messages import Lost, Outcome, Runner
 
 if TYPE_CHECKING:
     from earmill.pipeline.driver.executors.base import Hire
-    from earmill.pipeline.spec.run import RunSpec
+    from earmill.pipeline.spec.job import RunSpec
 
 HERE = "this machine"
 # The child's own command line: where to look for modules, then what to run. Garbage is looked for

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ray.exceptions import ActorDiedError
 
     from earmill.pipeline.driver.executors.base import Hire
-    from earmill.pipeline.spec.run import RunSpec
+    from earmill.pipeline.spec.job import RunSpec
 
 
 class RayExecutor:

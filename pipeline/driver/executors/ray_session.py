@@ -27,7 +27,7 @@ from earmill.pipeline.driver.executors.private_ray import private_ray, shut_down
 from earmill.pipeline.driver.placement import Node
 
 if TYPE_CHECKING:
-    from earmill.pipeline.spec.run import RunSpec
+    from earmill.pipeline.spec.job import RunSpec
 
 CONNECT_TIMEOUT_S = 5.0
 NODES_WITHIN_S = 600.0

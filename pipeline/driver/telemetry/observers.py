@@ -10,7 +10,7 @@ from earmill.pipeline.driver import events
 from earmill.pipeline.driver.telemetry.spans import traced
 
 if TYPE_CHECKING:
-    from earmill.pipeline.spec.run import RunSpec
+    from earmill.pipeline.spec.job import RunSpec
 
 
 @contextmanager

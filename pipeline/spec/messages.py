@@ -1,19 +1,23 @@
-"""Validation errors of the job spec as one line a person can act on.
+"""Sentences about jobs: validation errors, and how two jobs differ.
 
 pydantic reports a list of (location, type, input); the line here names the key path in the form
 `--set` takes (`extract.0.fs_hz`), and for a wrong key or word the nearest valid one.
 Inputs under `storage_options` are never printed: they hold credentials.
+
+`describe_changes` says key by key why an output belongs to another job. Works on canonical specs,
+which hold no credentials; values are shortened, never left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from earmill.pipeline.common.text import alternatives, cut, nearest
-from earmill.pipeline.spec.source_kinds import KIND_ERROR, SourceSection, section_for
+from earmill.pipeline.spec.source import KIND_ERROR, SourceSection, section_for
 
 SECRET_KEY = "storage_options"
 
@@ -124,3 +128,38 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in get_args(annotation) for model in _models_in(argument)]
+
+
+NAMED = 5
+_MISSING = object()
+
+
+def describe_changes(stored: Any, wanted: Any) -> str:
+    """`extract.0.fs_hz: 44100 there, 16000 in the job`, and so on; empty where they are equal."""
+    found = list(_changes(stored, wanted, ""))
+    more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
+    return "; ".join([*found[:NAMED], *more])
+
+
+def _changes(stored: Any, wanted: Any, path: str) -> Iterator[str]:
+    both = (stored, wanted)
+    if all(isinstance(value, Mapping) for value in both):
+        keys = sorted(set(stored) | set(wanted))
+    elif all(isinstance(value, list | tuple) for value in both) and len(stored) == len(wanted):
+        keys = list(range(len(stored)))
+        stored, wanted = dict(enumerate(stored)), dict(enumerate(wanted))
+    else:
+        if _text(stored) != _text(wanted):
+            yield f"{path}: {_short_value(stored)} there, {_short_value(wanted)} in the job"
+        return
+    for key in keys:
+        below = f"{path}.{key}" if path else str(key)
+        yield from _changes(stored.get(key, _MISSING), wanted.get(key, _MISSING), below)
+
+
+def _text(value: Any) -> str:
+    return "nothing" if value is _MISSING else json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _short_value(value: Any) -> str:
+    return cut(_text(value))
