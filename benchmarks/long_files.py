@@ -51,7 +51,7 @@ def worker(file: str, fmt: str, folder: str, whole: bool) -> dict[str, Any]:
         whole: Hold the clip in memory and call the model once, as for short ones.
     """
     from earmill.pipeline.dataset.publish import read_commit
-    from earmill.pipeline.planning.plan import make_plan
+    from earmill.pipeline.planning.make_plan import make_plan
     from earmill.pipeline.sources import open_source
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.storage.layout import Layout

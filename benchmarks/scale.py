@@ -34,7 +34,8 @@ from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

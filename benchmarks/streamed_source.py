@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks.report import table, write_section
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

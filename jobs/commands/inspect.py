@@ -47,7 +47,7 @@ def contents(layout: Layout) -> dict[str, Any]:
     """All that `inspect` shows, as plain values."""
     from earmill.pipeline.dataset.publish import commits
     from earmill.pipeline.dataset.snapshot import current_index
-    from earmill.pipeline.planning.plan_file import read_row_ids
+    from earmill.pipeline.planning.plan import read_row_ids
 
     dataset = _dataset(layout)
     records = list(commits(layout).values())

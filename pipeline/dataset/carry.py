@@ -27,7 +27,8 @@ from earmill.pipeline.dataset.snapshot import described, name_of, read_checked
 from earmill.pipeline.dataset.stored_rows import stored_bad_rows, stored_rows
 from earmill.pipeline.formats.casting import CastError, total
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
-from earmill.pipeline.planning.plan import Plan, Shard
+from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.layout import Layout

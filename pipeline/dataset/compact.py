@@ -18,7 +18,8 @@ from earmill.pipeline.dataset.lease import held
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
 from earmill.pipeline.dataset.snapshot import LogEntry, read_current
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.planning.plan import Plan, Shard
+from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 

@@ -48,7 +48,7 @@ from earmill.pipeline.dataset.verify import (
     table_problems,
 )
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.planning.plan_file import read_row_ids
+from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.layout import Layout

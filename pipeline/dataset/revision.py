@@ -21,7 +21,9 @@ from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.lease import UNFENCED, Fence, overtaken
 from earmill.pipeline.dataset.snapshot import is_closed, read_current
 from earmill.pipeline.planning.equal_rows import Equal, copying
-from earmill.pipeline.planning.plan import SHARD_DIGITS, Plan, Shard, plan_of
+from earmill.pipeline.planning.make_plan import SHARD_DIGITS
+from earmill.pipeline.planning.plan import Plan, plan_of
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import LAYOUT_VERSION, plan_path

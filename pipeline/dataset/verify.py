@@ -25,7 +25,7 @@ from earmill.pipeline.dataset.row_coverage import row_problems, some
 from earmill.pipeline.dataset.verify_closing import check_closing
 from earmill.pipeline.formats.registry import installed
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.planning.plan_file import read_row_ids
+from earmill.pipeline.planning.plan import read_row_ids
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout

@@ -35,7 +35,8 @@ from earmill.pipeline.driver.source_changes import compare
 from earmill.pipeline.driver.stop_request import StopRequest
 from earmill.pipeline.driver.summary import EXIT_FAILED
 from earmill.pipeline.driver.update import UPDATE, Update
-from earmill.pipeline.planning.plan import Plan, Shard, plan_of
+from earmill.pipeline.planning.plan import Plan, plan_of
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec, read_mapping
 from earmill.pipeline.storage.arrow_tables import table_of

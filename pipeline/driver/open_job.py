@@ -30,7 +30,8 @@ from earmill.pipeline.driver.shard_tracker import WITNESSES, Committed, smallest
 from earmill.pipeline.driver.source_changes import update_hint
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import stored_streams
-from earmill.pipeline.planning.plan import Plan, Shard
+from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import Item, Source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.messages import describe_changes

@@ -36,11 +36,12 @@ from earmill.pipeline.driver.summary import RESUME, summarise
 from earmill.pipeline.driver.telemetry.observers import observed
 from earmill.pipeline.formats.registry import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
-from earmill.pipeline.planning.kept_listing import KeptListing
-from earmill.pipeline.planning.plan import Plan, make_plan, skipped_text
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.planning.speeds import keep_job
 from earmill.pipeline.sources import Source
+from earmill.pipeline.sources.listing_cache import KeptListing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.storage.layout import Layout

@@ -21,7 +21,9 @@ from earmill.pipeline.dataset.commit_record import CommitRecord, commits
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.summary import EXIT_DONE, RESUME
 from earmill.pipeline.planning.estimate import Range, Sampled, ratio_range
-from earmill.pipeline.planning.plan import SHARD_DIGITS, Plan, Shard, item_seconds, plan_of
+from earmill.pipeline.planning.make_plan import SHARD_DIGITS
+from earmill.pipeline.planning.plan import Plan, plan_of
+from earmill.pipeline.planning.shards import Shard, item_seconds
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

@@ -27,7 +27,7 @@ from earmill.pipeline.driver.shard_work import Assignment, ShardWork
 from earmill.pipeline.worker.messages import Lost, Outcome
 
 if TYPE_CHECKING:
-    from earmill.pipeline.planning.plan import Shard
+    from earmill.pipeline.planning.shards import Shard
     from earmill.pipeline.sources.base import Item
 
 # Searches that end without a culprit before the shard is given up: the first may have been bad

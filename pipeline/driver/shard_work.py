@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.driver.culprit_search import Bisection
-from earmill.pipeline.planning.plan import item_seconds
+from earmill.pipeline.planning.shards import item_seconds
 from earmill.pipeline.worker.messages import ShardOrder
 
 if TYPE_CHECKING:
-    from earmill.pipeline.planning.plan import Shard
+    from earmill.pipeline.planning.shards import Shard
     from earmill.pipeline.sources.base import Item
 
 

@@ -28,10 +28,10 @@ from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finis
 from earmill.pipeline.dataset.row_coverage import plan_row_of
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.source_changes import Changes, compare, listing, other_audio
-from earmill.pipeline.planning.column_types import known_types
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, equal_rows
-from earmill.pipeline.planning.plan import Plan, check_items, cut
-from earmill.pipeline.planning.plan_file import read_row_ids
+from earmill.pipeline.planning.make_plan import check_items, known_types
+from earmill.pipeline.planning.plan import Plan, read_row_ids
+from earmill.pipeline.planning.shards import cut
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item, Source
 from earmill.pipeline.spec.job import JobSpec

@@ -23,8 +23,10 @@ from earmill.pipeline.common.text import Shown, audio, bytes_text, duration
 from earmill.pipeline.formats.registry import format_of, stored_streams
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.formats.stream_layout import layout_of
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.parts import parts_of
-from earmill.pipeline.planning.plan import Plan, Shard, item_seconds, make_plan
+from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.planning.shards import Shard, item_seconds
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.planning.speeds import (
     JOB,

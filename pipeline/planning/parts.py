@@ -22,8 +22,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.planning.plan_rows import encoded, items_of, rows_table
-from earmill.pipeline.planning.shards import Shard
+from earmill.pipeline.planning.shards import Shard, encoded, items_of, rows_table
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.layout import Layout

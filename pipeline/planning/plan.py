@@ -6,79 +6,52 @@ groups of Parquet) stay together, unless they are several shards' worth. The pla
 the rows, their shards and the spec, so equal inputs give an equal id, and a changed source another
 one. A plan of few rows is one table, held in memory and checked against its id when it is read; one
 of many is in parts (`planning.parts`), each checked against its own hash.
+
+The file of a plan is one table of rows, or an index of parts, with what is known of the source.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from earmill.pipeline.common.arrow_types import SeenTypes
-from earmill.pipeline.common.errors import CommitError, SourceError
-from earmill.pipeline.common.text import one_line
-from earmill.pipeline.planning.column_types import typed_of, unknown, with_known
-from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
-from earmill.pipeline.planning.notes import copied_text, missing_text, notes, skipped_text
+from earmill.pipeline.common.arrow_types import extra_types
+from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.text import one_line, quantity
+from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.planning.parts import (
     PartWriter,
     Store,
     StoredShard,
+    index_table,
+    part_tables,
+    parts_of,
     store_parts,
-)
-from earmill.pipeline.planning.plan_file import (
-    PARTED_VERSION,
-    decode_plan,
-    encode_plan,
-    only_plan,
-)
-from earmill.pipeline.planning.plan_rows import (
-    PlanId,
-    extra_json,
-    typed_columns,
-)
-from earmill.pipeline.planning.row_checks import (
-    RowIds,
-    check_channel_ids,
-    check_text,
-    check_unique,
-    names_of,
+    stored_shards,
 )
 from earmill.pipeline.planning.shards import (
-    UNKNOWN_SECONDS,
+    PlanId,
     Shard,
-    cut,
-    item_seconds,
+    by_shard,
+    encoded,
+    extra_json,
+    items_of,
+    rows_table,
+    typed_columns,
 )
-from earmill.pipeline.sources.base import Item, Source, as_text
-from earmill.pipeline.sources.kept import Kept
-from earmill.pipeline.storage.paths import plan_path
+from earmill.pipeline.sources.base import Item
+from earmill.pipeline.sources.walk import BLANK_ROW
+from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.paths import is_plan_path, plan_path
 
 if TYPE_CHECKING:
-    from earmill.pipeline.spec.job import JobSpec
-
-__all__ = [
-    "SHARD_DIGITS",
-    "UNKNOWN_SECONDS",
-    "Plan",
-    "Shard",
-    "StoredShard",
-    "check_items",
-    "cut",
-    "item_seconds",
-    "make_plan",
-    "plan_of",
-    "same_columns",
-    "skipped_text",
-]
-
-SHARD_DIGITS = 5
-# How often a listing says how far it is.
-PROGRESS_S = 5.0
+    pass
 
 
 @dataclass(frozen=True)
@@ -177,50 +150,6 @@ class Plan:
         return plan
 
 
-def make_plan(
-    source: Source,
-    spec: JobSpec,
-    progress: Callable[[int], None] = lambda rows: None,
-    kept: Kept | None = None,
-) -> Plan:
-    """List a source and cut it into shards; SourceError if rows cannot be told apart.
-
-    Args:
-        progress: Called now and then with the rows that were listed so far.
-        kept: Where sources whose listing takes long find what one that was cut off has found out.
-    """
-    keep = getattr(source, "keep", None)
-    if keep is not None and kept is not None:
-        keep(kept)
-    listing = _Listing(source, spec, progress)
-    listing.add_all(listing.items())
-    plan = listing.plan()
-    if not computes_equal_once(spec):
-        return plan
-    equal = equal_rows(source, plan.items)
-    return _with_copies(source, spec, plan, equal) if equal else plan
-
-
-def _with_copies(source: Source, spec: JobSpec, plan: Plan, equal: Equal) -> Plan:
-    """The same rows, those that are equal to others in shards of their own, at the end."""
-    listing = _Listing(source, spec, lambda rows: None)
-    places = dict.fromkeys((row_id for row_id, _ in equal.values()), "")
-    others = (item for item in plan.items() if item.row_id not in equal)
-    listing.add_all(listing.look(others), places)
-    before = listing.shards
-    listing.add_all(listing.look(copying(plan.items(), equal, places)))
-    return replace(listing.plan(), copied=listing.shards - before)
-
-
-def check_items(items: Sequence[Item], spec: JobSpec) -> None:
-    """SourceError if these rows cannot be told apart, or there are none."""
-    if not items:
-        raise SourceError("the source has no rows")
-    check_unique(list(check_text(items)))
-    if spec.audio.channels == "each":
-        check_channel_ids(items)
-
-
 def plan_of(shards: Sequence[Shard], spec_sha256: str, **about: Any) -> Plan:
     """A plan of given shards, some of which may be stored; `about` as the fields of `Plan`."""
     plan_id, estimated = PlanId(spec_sha256), 0
@@ -240,84 +169,169 @@ def same_columns(one: Item, other: Item) -> bool:
     return extra_json(one.extra) == extra_json(other.extra)
 
 
-class _Listing:
-    """A plan in the making: shards go to their parts, and what is known of all rows is small."""
+# Version 2 has columns of the source in their own types beside the JSON of the others; version 3 is
+# an index of parts.
+PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
+# What the plan says of the source beside its rows.
+ABOUT = ("skipped", "extra_types", "extra_labels", "dropped", "estimated", "split")
+# The same, only where there are any.
+ABOUT_SOME = ("in_order", "copied", "missing", "first_missing")
 
-    def __init__(self, source: Source, spec: JobSpec, progress: Callable[[int], None]) -> None:
-        self._source, self._progress = source, progress
-        self._output, self.shards = spec.output, 0
-        self._each = spec.audio.channels == "each"
-        self._sha256 = spec.sha256()
-        self._id, self._ids = PlanId(self._sha256), RowIds(channels=self._each)
-        self._types = SeenTypes()
-        self._rows = self._estimated = self._split = 0
-        self._block: int | None = None
-        self._typed: dict[str, pa.DataType] = {}
-        self._writer: PartWriter | None = None
-        self._tells_at = time.monotonic() + PROGRESS_S
 
-    def items(self) -> Iterator[Item]:
-        """The rows of the source, as they are looked at."""
-        return self.look(check_text(self._source.items()))
+def read_row_ids(store: Store, plan_id: str) -> dict[str, list[str]]:
+    """Row ids of a stored plan by shard, both in order: two columns, for who needs no more.
 
-    def look(self, items: Iterable[Item]) -> Iterator[Item]:
-        """These rows, as they are looked at."""
-        for item in items:
-            for name in names_of(item):
-                self._ids.add(name)
-            self._rows += 1
-            self._estimated += item.estimated
-            if time.monotonic() >= self._tells_at:
-                self._tells_at = time.monotonic() + PROGRESS_S
-                self._progress(self._rows)
-            yield item
+    Raises:
+        CommitError: A plan of another version, or a damaged part.
+    """
+    raw = store.read_bytes(plan_path(plan_id))
+    tables: Iterator[pa.Table]
+    table = table_of(raw, ["shard"])
+    if _check_version(table)[b"version"].decode() == PARTED_VERSION:
+        parts = decode_plan(raw, store, plan_id)["shards"]
+        tables = part_tables(parts, ["shard", "row_id"])
+    else:
+        tables = iter([table_of(raw, ["shard", "row_id"])])
+    found: dict[str, list[str]] = {}
+    for table in tables:
+        found |= by_shard(table, table.column("row_id").to_pylist())
+    return dict(sorted(found.items()))
 
-    def add_all(self, items: Iterable[Item], places: dict[str, str] | None = None) -> None:
-        """Add them in shards; those that `places` has by name get their shard there."""
-        places = places or {}
-        for group in cut(items, self._output.shard_seconds, self._output.shard_rows):
-            shard = Shard(f"{self.shards:0{SHARD_DIGITS}d}", tuple(group))
-            self.add(shard)
-            self.shards += 1
-            places.update((i.row_id, shard.shard_id) for i in group if i.row_id in places)
 
-    def add(self, shard: Shard) -> None:
-        columns = self._source.columns()
-        if self._writer is None:
-            self._typed = typed_of(columns)
-            self._writer = PartWriter(self._typed, {"version": PARTED_VERSION})
-        block = shard.items[0].block
-        self._split += block is not None and block == self._block
-        self._block = shard.items[-1].block
-        for item in shard.items:
-            self._types.add(unknown(item, columns))
-        self._id.add(shard)
-        self._writer.add(shard)
+def encode_plan(fields: Mapping[str, Any], parts: Sequence[StoredShard]) -> bytes:
+    """Encode a plan as its file: its rows, or of a plan in parts an index of them.
 
-    def plan(self) -> Plan:
-        if self._writer is None:
-            raise SourceError("the source has no rows")
-        columns = self._source.columns()
-        shards = self._writer.end()
-        if isinstance(shards[0], StoredShard) and typed_of(columns) != self._typed:
-            raise SourceError("the source named the types of its columns after its first rows")
-        plan = Plan(
-            str(self._id),
-            self._sha256,
-            tuple(shards),
-            skipped=dict(self._source.skipped()),
-            extra_types=with_known(self._types, columns),
-            extra_labels={name: list(names) for name, names in columns.labels.items()},
-            dropped=dict(columns.dropped),
-            estimated=self._estimated,
-            split=self._split,
-            in_order=getattr(self._source, "in_order", 0),
-            missing=getattr(self._source, "missing", 0),
-            first_missing=as_text(getattr(self._source, "first_missing", "")),
+    Args:
+        fields: The fields of the `Plan`, by name; `decode_plan` returns them.
+        parts: The shards of a plan in parts; empty where the plan has its rows.
+    """
+    typed = typed_columns(fields["extra_types"])
+    about = {name: fields[name] for name in ABOUT}
+    about |= {name: fields[name] for name in ABOUT_SOME if fields[name]}
+    metadata = {
+        "plan_id": fields["plan_id"],
+        "spec_sha256": fields["spec_sha256"],
+        "about": json.dumps(about, sort_keys=True),
+        "version": TYPED_VERSION if typed else PLAN_VERSION,
+    }
+    if not parts:
+        return encoded(rows_table(fields["shards"], typed), metadata)
+    sha256s = [part.sha256 for part in parts_of(parts)]
+    metadata |= {"version": PARTED_VERSION, "parts": json.dumps(sha256s)}
+    table = index_table(parts)
+    return encoded(table, {**metadata, "check": _index_check(table, metadata)})
+
+
+def _index_check(table: pa.Table, metadata: Mapping[str, str]) -> str:
+    """A hash of what an index says, as it holds no rows to reckon the plan's id from."""
+    said = [metadata[name] for name in ("plan_id", "spec_sha256", "about", "parts")]
+    return hashlib.sha256(json.dumps([said, table.to_pydict()]).encode()).hexdigest()
+
+
+def decode_plan(raw: bytes, store: Store, plan_id: str) -> dict[str, Any]:
+    """The fields of `Plan` out of its file.
+
+    Raises:
+        CommitError: A file of another version, or an index that was altered. KeyError, ValueError,
+        OSError: It cannot be read.
+    """
+    table = table_of(raw)
+    metadata = {key.decode(): text.decode() for key, text in _check_version(table).items()}
+    about = loads_json(metadata.get("about", "{}"), max_chars=None)
+    shards: tuple[Shard, ...]
+    if metadata["version"] == PARTED_VERSION:
+        if _index_check(table, metadata) != metadata["check"]:
+            raise CommitError("the index of the plan was altered; restore it from a copy")
+        sha256s = loads_json(metadata["parts"], max_chars=None)
+        shards = stored_shards(table, sha256s, store, plan_id)
+    else:
+        groups = by_shard(table, items_of(table))
+        shards = tuple(Shard(shard_id, tuple(items)) for shard_id, items in groups.items())
+        if "extra_types" not in about:  # written before plans had it
+            about["extra_types"] = extra_types(
+                item.extra for items in groups.values() for item in items
+            )
+    kept = {name: about[name] for name in (*ABOUT, *ABOUT_SOME) if name in about}
+    return {name: metadata[name] for name in ("plan_id", "spec_sha256")} | {"shards": shards} | kept
+
+
+def _check_version(table: pa.Table) -> dict[bytes, bytes]:
+    """What the table says of itself, if this release can read it."""
+    metadata: dict[bytes, bytes] = table.schema.metadata or {}
+    version = metadata.get(b"version", b"").decode()
+    if version not in (PLAN_VERSION, TYPED_VERSION, PARTED_VERSION):
+        raise CommitError(
+            f"expected a plan of version 1, 2 or 3, got {version!r}; use the release that wrote it"
         )
-        if self._ids.may_clash:
-            items = list(plan.items())
-            check_unique(items)
-            if self._each:
-                check_channel_ids(items)
-        return plan
+    return metadata
+
+
+def only_plan(store: Store) -> str:
+    """The path of the only plan that is stored; CommitError where there is none, or more."""
+    plans = [name for name in store.list("plan") if is_plan_path(name)]
+    if len(plans) != 1:
+        raise CommitError(f"expected one plan, found {len(plans)}: {', '.join(plans) or 'none'}")
+    return plans[0]
+
+
+NAMED_KINDS = 6
+
+
+def notes(
+    skipped: Mapping[str, int],
+    dropped: Mapping[str, str],
+    estimated: int,
+    split: int,
+    in_order: int,
+) -> list[str]:
+    """One line each; the arguments are fields of `Plan`."""
+    lines = [skipped_text(skipped)] if skipped else []
+    if dropped:
+        kept = [f"{name} ({why})" for name, why in sorted(dropped.items())]
+        lines.append(f"columns not carried through: {', '.join(kept)}")
+    if estimated:
+        lines.append(f"durations of {estimated:,} rows are estimated from their bytes")
+    if split:
+        lines.append(
+            f"{split:,} of the shards begin within a row group, which each of its shards fetches "
+            "whole: write smaller row groups, or raise output.shard_seconds and output.shard_rows"
+        )
+    if in_order:
+        lines.append(
+            f"{in_order:,} long recordings are computed in order, each by one worker: their length "
+            "is not known, they begin within a second, or they cannot be read in parts (use WAV or "
+            "FLAC in a folder, a bucket or a manifest)"
+        )
+    return [line for line in lines if line]
+
+
+def copied_text(rows: int) -> list[str]:
+    """A line where rows are copies of equal ones."""
+    return (
+        [f"{rows:,} rows are files equal to others: they are copied, not computed"] if rows else []
+    )
+
+
+def missing_text(missing: int, rows: int, first: str) -> list[str]:
+    """Return a line where files are not there that rows name, the first of them by name."""
+    if not missing:
+        return []
+    return [
+        f"{missing:,} of {rows:,} rows name a file that cannot be found, first {one_line(first)}: "
+        "they will be in quarantine; check the paths (source.prefix of a manifest) and what is "
+        "mounted"
+    ]
+
+
+def skipped_text(skipped: Mapping[str, int]) -> str:
+    """`12 files skipped: .txt 10, .jpg 2`; empty where none was."""
+    total = sum(skipped.values())
+    if total == 0:
+        return ""
+    # The most frequent first, also where a stored plan has them by name.
+    ordered = sorted(skipped.items(), key=lambda entry: (-entry[1], entry[0]))
+    kinds = [f"{kind} {count:,}" for kind, count in ordered]
+    more = f", {len(kinds) - NAMED_KINDS} more kinds" if len(kinds) > NAMED_KINDS else ""
+    if set(skipped) == {BLANK_ROW}:
+        return f"{quantity(total, 'blank row')} skipped"
+    return f"{quantity(total, 'file')} skipped: {', '.join(kinds[:NAMED_KINDS])}{more}"

@@ -1,11 +1,24 @@
-"""Shards of a plan: rows that are processed and committed together, and where they are cut."""
+"""Shards of a plan and their rows as a table, and the id of a plan.
+
+A shard's rows are processed and committed together. One line a row, in the plan's order. Columns of
+the source are JSON where that keeps their values, else columns of their own type.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+import io
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from earmill.pipeline.sources.base import Item
+import pyarrow as pa
+import pyarrow.parquet
+
+from earmill.pipeline.common.arrow_types import arrow_type, column, plain_json
+from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.sources.base import EqualRow, Item
 
 # For rows of which nothing is known before they are read.
 UNKNOWN_SECONDS = 10.0
@@ -78,3 +91,167 @@ def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Seq
             held, held_s, large = [], 0.0, item.block
     if held:
         yield held
+
+
+Row = TypeVar("Row")
+
+TYPED_PREFIX = "typed:"
+# A column of plans whose durations are not all known.
+ESTIMATED = "estimated"
+# Columns of plans with parts of long rows: start and end of the row that each is a part of.
+PART_START, PART_END = "part_of_start_s", "part_of_end_s"
+# Columns of plans whose last shards are copies: the row that is copied, see `EqualRow`.
+EQUAL = {name: f"equal_to_{name}" for name in EqualRow._fields}
+# Types whose values JSON keeps as they are.
+IN_JSON = ("string", "int64", "double", "bool")
+
+# As `json.dumps` with these options, which would build one for every row.
+_ROW_JSON = json.JSONEncoder(separators=(",", ":"))
+_EXTRA_JSON = json.JSONEncoder(
+    sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=plain_json
+)
+
+SCHEMA = pa.schema(
+    [
+        ("shard", pa.string()),
+        ("shard_position", pa.int32()),
+        ("row_id", pa.string()),
+        ("uri", pa.string()),
+        ("start_s", pa.float64()),
+        ("end_s", pa.float64()),
+        ("etag", pa.string()),
+        ("size", pa.int64()),
+        ("mtime", pa.float64()),
+        ("seconds", pa.float64()),
+        ("extra_json", pa.string()),
+        ("source_position", pa.int64()),
+    ]
+)
+
+
+def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.Table:
+    """The rows of some shards.
+
+    Args:
+        typed: Columns of the source that JSON would change, see `typed_columns`.
+    """
+    pairs = [(shard, index) for shard in shards for index in range(shard.rows)]
+    items = [item for shard in shards for item in shard.items]
+    columns: dict[str, list[Any]] = {
+        "shard": [shard.shard_id for shard, _ in pairs],
+        "shard_position": [index for _, index in pairs],
+        "extra_json": [extra_json(_without(item.extra, typed)) for item in items],
+        "source_position": [item.position for item in items],
+    }
+    columns |= {
+        name: [getattr(item, name) for item in items]
+        for name in SCHEMA.names
+        if name not in columns
+    }
+    table = pa.table(columns, schema=SCHEMA)
+    if any(item.estimated for item in items):
+        marks = pa.array([item.estimated for item in items], pa.bool_())
+        table = table.append_column(ESTIMATED, marks)
+    if any(item.part_of for item in items):
+        for name, at in ((PART_START, 0), (PART_END, 1)):
+            ends = [item.part_of[at] if item.part_of else None for item in items]
+            table = table.append_column(name, pa.array(ends, pa.float64()))
+    if any(item.equal_to for item in items):
+        for name, column_name in EQUAL.items():
+            texts = [getattr(item.equal_to, name, None) for item in items]
+            table = table.append_column(column_name, pa.array(texts, pa.string()))
+    for name, kind in typed.items():
+        cells = column(name, [item.extra.get(name) for item in items], kind)
+        table = table.append_column(TYPED_PREFIX + name, cells)
+    return table
+
+
+def encoded(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
+    """A table of a plan as a Parquet file that says what it is."""
+    sink = io.BytesIO()
+    pa.parquet.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def typed_columns(types: Mapping[str, Any]) -> dict[str, pa.DataType]:
+    """Columns whose values JSON would change: they are stored in their Arrow type."""
+    return {name: arrow_type(kind) for name, kind in types.items() if kind not in IN_JSON}
+
+
+def items_of(table: pa.Table) -> list[Item]:
+    """The rows of a table as `rows_table` made it."""
+    return [_item(row) for row in table.to_pylist()]
+
+
+def by_shard(table: pa.Table, rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """What belongs to each row of the table, grouped; shards and rows in their order."""
+    groups: dict[str, list[Row]] = {}
+    for shard_id, row in zip(table.column("shard").to_pylist(), rows, strict=True):
+        groups.setdefault(shard_id, []).append(row)
+    return groups
+
+
+def _item(row: Mapping[str, Any]) -> Item:
+    kept = ("row_id", "uri", "start_s", "end_s", "etag", "size", "mtime", "seconds")
+    typed = {
+        name.removeprefix(TYPED_PREFIX): value
+        for name, value in row.items()
+        if name.startswith(TYPED_PREFIX)
+    }
+    start_s = row.get(PART_START)
+    equal = [row.get(column_name) for column_name in EQUAL.values()]
+    return Item(
+        **{name: row[name] for name in kept},
+        equal_to=EqualRow(*map(str, equal)) if all(equal) else None,
+        part_of=None if start_s is None else (start_s, row[PART_END]),
+        extra=loads_json(row["extra_json"], max_chars=None) | typed,
+        position=row["source_position"],
+        estimated=bool(row.get(ESTIMATED)),
+    )
+
+
+def _without(extra: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in extra.items() if name not in names}
+
+
+class PlanId:
+    """The id of a plan, as its shards come.
+
+    Args:
+        spec_sha256: The spec that it is for.
+    """
+
+    CHARS = 16
+
+    def __init__(self, spec_sha256: str) -> None:
+        self._digest = hashlib.sha256(spec_sha256.encode())
+
+    def add(self, shard: Shard) -> None:
+        for item in shard.items:
+            self._digest.update(_identity(shard.shard_id, item).encode())
+            self._digest.update(b"\n")
+
+    def __str__(self) -> str:
+        return self._digest.hexdigest()[: self.CHARS]
+
+    @classmethod
+    def of(cls, shards: Iterable[Shard], spec_sha256: str) -> str:
+        found = cls(spec_sha256)
+        for shard in shards:
+            found.add(shard)
+        return str(found)
+
+
+def _identity(shard_id: str, item: Item) -> str:
+    """What makes a row this row. Estimates are left out; they show in the shards they lead to."""
+    # Without a content tag the modification time is the only sign of a changed file.
+    changed = item.mtime if item.etag is None else item.etag
+    span = (item.start_s, item.end_s, *([item.part_of] if item.part_of else []))
+    where = (item.row_id, item.uri, *span, item.size, changed, item.position)
+    equal = [item.equal_to] if item.equal_to else []
+    return _ROW_JSON.encode((shard_id, *where, *equal, extra_json(item.extra)))
+
+
+def extra_json(extra: Mapping[str, Any]) -> str:
+    """Columns of the source as a plan stores and compares them."""
+    return _EXTRA_JSON.encode(dict(extra))

@@ -3,7 +3,7 @@
 Planning reads of each file its footer and the columns beside the audio; of the first file, and of
 each large one, the beginning of a clip. How long a row is, is estimated from the bytes of its row
 group, and extraction finds out. A worker fetches the audio of a row group once, whatever it needs
-of it; shards are cut between row groups (`planning.plan.cut`), so that each byte is fetched once in
+of it; `planning.shards.cut` cuts shards between row groups, so that each byte is fetched once in
 all. The tag or time of the file is asked for before a row group is read: rows of another file are
 never taken for the planned ones.
 """

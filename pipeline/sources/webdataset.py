@@ -46,7 +46,7 @@ from earmill.pipeline.sources.fetch import (
     fetch_all,
     temporary_file,
 )
-from earmill.pipeline.sources.kept import Kept, NothingKept, name_of, packed, unpacked
+from earmill.pipeline.sources.listing_cache import Kept, NothingKept, name_of, packed, unpacked
 from earmill.pipeline.sources.ranges import Range, RangedFile, ahead, read_range
 from earmill.pipeline.sources.tar_samples import Sample, Samples, Seconds
 from earmill.pipeline.sources.walk import HIDDEN, by_extension, is_hidden

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from earmill.pipeline.common.counts import Counts
     from earmill.pipeline.common.timing import Stretch
-    from earmill.pipeline.planning.plan import Shard
+    from earmill.pipeline.planning.shards import Shard
     from earmill.pipeline.sources.base import Item
 
 # A worker's shards: one is extracted while the next is decoded or the last one is written. One on a

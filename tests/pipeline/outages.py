@@ -14,7 +14,7 @@ from earmill.pipeline.common.patience import Patience
 from earmill.pipeline.common.retries import Retries
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.shard_tracker import Committed, Ledger, Result
-from earmill.pipeline.planning.plan import Shard
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.messages import Runner
 from earmill.pipeline.worker.shard_worker import ShardWorker

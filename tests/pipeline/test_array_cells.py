@@ -20,7 +20,7 @@ from datasets import Array2D, Dataset, Features
 from earmill import open_features
 from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.common.errors import MissingPackageError, RowError, SourceError
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.sources.audio_cells import wav_of
 from earmill.pipeline.spec.job import JobSpec

@@ -24,7 +24,8 @@ from earmill.pipeline.dataset.description import open_dataset, read_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.planning.estimate import job_cost
-from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.source import HfSpec

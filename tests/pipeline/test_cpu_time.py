@@ -25,7 +25,7 @@ from earmill.pipeline.common.timing import (
 )
 from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.driver.cpu_account import CpuAccount
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

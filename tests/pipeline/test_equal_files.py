@@ -20,7 +20,8 @@ from earmill.pipeline.driver.update import start_update
 from earmill.pipeline.planning import equal_rows as module
 from earmill.pipeline.planning import parts
 from earmill.pipeline.planning.estimate import estimate
-from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

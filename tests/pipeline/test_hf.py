@@ -16,7 +16,7 @@ from earmill.pipeline.common.errors import (
     SourceError,
     UnreadableError,
 )
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
 from tests.pipeline.audio_factory import clip, damaged_corpus

@@ -37,7 +37,7 @@ from earmill.pipeline.formats.int8_rows import (
 )
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.planning.estimate import estimate
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.feature_values import Stored, spill, stored

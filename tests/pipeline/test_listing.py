@@ -12,7 +12,8 @@ from earmill.pipeline.driver.events import JobFinished
 from earmill.pipeline.driver.shard_tracker import Result
 from earmill.pipeline.driver.summary import summarise
 from earmill.pipeline.formats.row_table import quarantine_table, write_table
-from earmill.pipeline.planning.plan import Plan, make_plan, skipped_text
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

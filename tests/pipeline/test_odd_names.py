@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.common.errors import AbsentError, RowError, UnreadableError
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.base import object_of
 from earmill.pipeline.sources.files import UNREACHABLE

@@ -18,7 +18,7 @@ from earmill.pipeline.common.errors import OutputError, StorageError
 from earmill.pipeline.dataset.publish import committed_shards
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage import atomic_create as putonce

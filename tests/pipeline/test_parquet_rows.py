@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from earmill.pipeline.common.errors import RowError, SourceError, SourceOutage, UnreadableError
-from earmill.pipeline.planning.plan import cut, make_plan
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.shards import cut
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources import fetch as fetch_module
 from earmill.pipeline.sources.durations import ByteRate

@@ -21,15 +21,9 @@ from earmill.pipeline.common.errors import CommitError, SourceError
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.zarr.write import write_zarr
 from earmill.pipeline.planning.estimate import estimate
-from earmill.pipeline.planning.plan import (
-    UNKNOWN_SECONDS,
-    Plan,
-    cut,
-    item_seconds,
-    make_plan,
-)
-from earmill.pipeline.planning.plan_file import read_row_ids
-from earmill.pipeline.planning.row_checks import check_unique
+from earmill.pipeline.planning.make_plan import check_unique, make_plan
+from earmill.pipeline.planning.plan import Plan, read_row_ids
+from earmill.pipeline.planning.shards import UNKNOWN_SECONDS, cut, item_seconds
 from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
@@ -122,7 +116,7 @@ class TestCutting:
 
 class TestIdentity:
     def test_the_id_of_a_literal_plan_is_pinned(self) -> None:
-        """A stored plan is found again by this id; see `planning.plan._identity`."""
+        """A stored plan is found again by this id; see `planning.make_plan._identity`."""
         assert make_plan(ListSource(RICH), spec()).plan_id == "25449ac42fe54fe9"
 
     def test_equal_input_gives_an_equal_plan(self) -> None:

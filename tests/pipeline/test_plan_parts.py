@@ -19,17 +19,13 @@ from earmill.pipeline.common.errors import CommitError, SourceError
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.planning import make_plan as plan_module
 from earmill.pipeline.planning import parts as parts_module
-from earmill.pipeline.planning import plan as plan_module
 from earmill.pipeline.planning.estimate import estimate
-from earmill.pipeline.planning.plan import (
-    Plan,
-    Shard,
-    StoredShard,
-    make_plan,
-    plan_of,
-)
-from earmill.pipeline.planning.plan_file import read_row_ids
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.parts import StoredShard
+from earmill.pipeline.planning.plan import Plan, plan_of, read_row_ids
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

@@ -14,7 +14,7 @@ from earmill.pipeline.driver.pool import DEAD, LEAVING, READY, Call, Pool, Slot
 from earmill.pipeline.driver.roster import LAST_S, Roster
 from earmill.pipeline.driver.shard_tracker import Ledger
 from earmill.pipeline.driver.shard_work import Assignment
-from earmill.pipeline.planning.plan import Shard
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.spec.job import RunSpec
 from tests.pipeline.fake_workers import FakeWorkers
 from tests.pipeline.runners import shard

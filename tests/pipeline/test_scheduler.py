@@ -27,7 +27,7 @@ from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Ledger, Result
 from earmill.pipeline.driver.stop_request import StopRequest
-from earmill.pipeline.planning.plan import Shard
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from tests.pipeline.runners import MakeRunner, committed, read_commit, shard
 from tests.waiting import nothing_is_left, wait_until

@@ -14,7 +14,8 @@ from earmill.api import JobFailedError
 from earmill.pipeline.common.errors import EarmillError, SourceError, SpecError, UnreadableError
 from earmill.pipeline.common.redact import has_secrets, redact, redact_text
 from earmill.pipeline.common.text import named_line, one_line
-from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

@@ -18,7 +18,9 @@ from earmill.pipeline.dataset.publish import CommitRecord, committed_shards, rea
 from earmill.pipeline.formats.format import Format
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.planning.plan import Plan, Shard, make_plan
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from earmill.pipeline.common.errors import OutsideError, SourceError
-from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item
 from earmill.pipeline.sources.read_tables import read_table

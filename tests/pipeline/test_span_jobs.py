@@ -22,7 +22,8 @@ from earmill.pipeline.dataset.recompute import RowFilter, damaged, quarantined
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.driver.update import start_retry, start_update
-from earmill.pipeline.planning.plan import Plan, make_plan
+from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item
 from earmill.pipeline.storage.layout import Layout

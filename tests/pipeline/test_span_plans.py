@@ -13,7 +13,8 @@ from earmill.pipeline.common.errors import (
     SourceOutage,
 )
 from earmill.pipeline.planning import spans as planning
-from earmill.pipeline.planning.plan import Plan, check_items, make_plan
+from earmill.pipeline.planning.make_plan import check_items, make_plan
+from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.spans import SpannedSource, cut_into, planned_source
 from earmill.pipeline.sources import Item, open_source, span_reads
 from earmill.pipeline.spec.source import ManifestSpec

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from earmill.pipeline.common.errors import SourceError
-from earmill.pipeline.planning.kept_listing import KeptListing
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.sources import webdataset as source_module
+from earmill.pipeline.sources.listing_cache import KeptListing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip

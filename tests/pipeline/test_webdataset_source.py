@@ -14,7 +14,7 @@ import pytest
 
 from earmill.pipeline.common import untrusted
 from earmill.pipeline.common.errors import AbsentError, RowError, SourceError, UnreadableError
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import fetch, open_source
 from earmill.pipeline.sources import webdataset as source_module
 from earmill.pipeline.spec.job import JobSpec

@@ -12,7 +12,7 @@ import pytest
 
 from earmill.pipeline.common.errors import RowError, SourceOutage
 from earmill.pipeline.common.retries import Retries
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import Item, Source, fetch, open_source
 from earmill.pipeline.spec.job import JobSpec
 

@@ -18,7 +18,7 @@ from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

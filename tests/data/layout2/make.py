@@ -23,7 +23,7 @@ from earmill.pipeline.formats.parquet import long_rows
 from earmill.pipeline.formats.parquet import write as parquet_write
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.zarr import write as zarr_write
-from earmill.pipeline.planning.plan import make_plan
+from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources.base import Columns, Item
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

@@ -1,7 +1,10 @@
-"""What a listing has found out so far, kept where the next one finds it.
+"""The cache of an interrupted listing, from which the next one goes on.
 
 A source whose listing takes long, a request a row, keeps what it learnt of each file by the file's
 own name and tag. A listing that is cut off is so repeated for the rest alone.
+
+`KeptListing` keeps it in the output that the listing was for. It lies in a folder that begins with
+a dot, as all unfinished work, until the plan is stored.
 """
 
 from __future__ import annotations
@@ -10,9 +13,13 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.storage.layout import Layout
 
 MOST_BYTES = 1 << 28
 
@@ -63,3 +70,32 @@ def unpacked(data: bytes) -> Any:
         return loads_json(text.decode(), max_chars=None) if unzip.eof else None
     except (zlib.error, ValueError):
         return None
+
+
+FOLDER = ".listing"
+
+
+@dataclass(frozen=True)
+class KeptListing:
+    """Small files of a listing, in an output.
+
+    Args:
+        layout: The output. One that cannot be written to keeps nothing; what it lacks is told when
+            the job writes to it.
+    """
+
+    layout: Layout
+
+    def get(self, name: str) -> bytes | None:
+        with suppress(OSError, OutputError):
+            return self.layout.read_bytes(f"{FOLDER}/{name}")
+        return None
+
+    def put(self, name: str, data: bytes) -> None:
+        with suppress(OSError, OutputError):
+            self.layout.write_bytes(f"{FOLDER}/{name}", data)
+
+    def forget(self) -> None:
+        """The plan is stored: nothing of it is needed any more."""
+        with suppress(OSError, OutputError):
+            self.layout.delete(FOLDER)

@@ -1,0 +1,257 @@
+"""Make a plan from a source's listing: refuse unclear rows, find column types, cut shards.
+
+Rows that cannot be told apart are refused before any work. A column's type is the one that the
+source names, else the one that its values have over all rows.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from earmill.pipeline.common.arrow_types import Columns, SeenTypes, type_json
+from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
+from earmill.pipeline.planning.parts import PartWriter, StoredShard
+from earmill.pipeline.planning.plan import PARTED_VERSION, Plan
+from earmill.pipeline.planning.shards import PlanId, Shard, cut, typed_columns
+from earmill.pipeline.sources.base import Item, Source, as_text
+from earmill.pipeline.sources.listing_cache import Kept
+from earmill.pipeline.spec.spans import SPAN_ID
+
+if TYPE_CHECKING:
+    from earmill.pipeline.spec.job import JobSpec
+
+SHARD_DIGITS = 5
+# How often a listing says how far it is.
+PROGRESS_S = 5.0
+
+
+def make_plan(
+    source: Source,
+    spec: JobSpec,
+    progress: Callable[[int], None] = lambda rows: None,
+    kept: Kept | None = None,
+) -> Plan:
+    """List a source and cut it into shards; SourceError if rows cannot be told apart.
+
+    Args:
+        progress: Called now and then with the rows that were listed so far.
+        kept: Where sources whose listing takes long find what one that was cut off has found out.
+    """
+    keep = getattr(source, "keep", None)
+    if keep is not None and kept is not None:
+        keep(kept)
+    listing = _Listing(source, spec, progress)
+    listing.add_all(listing.items())
+    plan = listing.plan()
+    if not computes_equal_once(spec):
+        return plan
+    equal = equal_rows(source, plan.items)
+    return _with_copies(source, spec, plan, equal) if equal else plan
+
+
+def _with_copies(source: Source, spec: JobSpec, plan: Plan, equal: Equal) -> Plan:
+    """The same rows, those that are equal to others in shards of their own, at the end."""
+    listing = _Listing(source, spec, lambda rows: None)
+    places = dict.fromkeys((row_id for row_id, _ in equal.values()), "")
+    others = (item for item in plan.items() if item.row_id not in equal)
+    listing.add_all(listing.look(others), places)
+    before = listing.shards
+    listing.add_all(listing.look(copying(plan.items(), equal, places)))
+    return replace(listing.plan(), copied=listing.shards - before)
+
+
+def check_items(items: Sequence[Item], spec: JobSpec) -> None:
+    """SourceError if these rows cannot be told apart, or there are none."""
+    if not items:
+        raise SourceError("the source has no rows")
+    check_unique(list(check_text(items)))
+    if spec.audio.channels == "each":
+        check_channel_ids(items)
+
+
+class _Listing:
+    """A plan in the making: shards go to their parts, and what is known of all rows is small."""
+
+    def __init__(self, source: Source, spec: JobSpec, progress: Callable[[int], None]) -> None:
+        self._source, self._progress = source, progress
+        self._output, self.shards = spec.output, 0
+        self._each = spec.audio.channels == "each"
+        self._sha256 = spec.sha256()
+        self._id, self._ids = PlanId(self._sha256), RowIds(channels=self._each)
+        self._types = SeenTypes()
+        self._rows = self._estimated = self._split = 0
+        self._block: int | None = None
+        self._typed: dict[str, pa.DataType] = {}
+        self._writer: PartWriter | None = None
+        self._tells_at = time.monotonic() + PROGRESS_S
+
+    def items(self) -> Iterator[Item]:
+        """The rows of the source, as they are looked at."""
+        return self.look(check_text(self._source.items()))
+
+    def look(self, items: Iterable[Item]) -> Iterator[Item]:
+        """These rows, as they are looked at."""
+        for item in items:
+            for name in names_of(item):
+                self._ids.add(name)
+            self._rows += 1
+            self._estimated += item.estimated
+            if time.monotonic() >= self._tells_at:
+                self._tells_at = time.monotonic() + PROGRESS_S
+                self._progress(self._rows)
+            yield item
+
+    def add_all(self, items: Iterable[Item], places: dict[str, str] | None = None) -> None:
+        """Add them in shards; those that `places` has by name get their shard there."""
+        places = places or {}
+        for group in cut(items, self._output.shard_seconds, self._output.shard_rows):
+            shard = Shard(f"{self.shards:0{SHARD_DIGITS}d}", tuple(group))
+            self.add(shard)
+            self.shards += 1
+            places.update((i.row_id, shard.shard_id) for i in group if i.row_id in places)
+
+    def add(self, shard: Shard) -> None:
+        columns = self._source.columns()
+        if self._writer is None:
+            self._typed = typed_of(columns)
+            self._writer = PartWriter(self._typed, {"version": PARTED_VERSION})
+        block = shard.items[0].block
+        self._split += block is not None and block == self._block
+        self._block = shard.items[-1].block
+        for item in shard.items:
+            self._types.add(unknown(item, columns))
+        self._id.add(shard)
+        self._writer.add(shard)
+
+    def plan(self) -> Plan:
+        if self._writer is None:
+            raise SourceError("the source has no rows")
+        columns = self._source.columns()
+        shards = self._writer.end()
+        if isinstance(shards[0], StoredShard) and typed_of(columns) != self._typed:
+            raise SourceError("the source named the types of its columns after its first rows")
+        plan = Plan(
+            str(self._id),
+            self._sha256,
+            tuple(shards),
+            skipped=dict(self._source.skipped()),
+            extra_types=with_known(self._types, columns),
+            extra_labels={name: list(names) for name, names in columns.labels.items()},
+            dropped=dict(columns.dropped),
+            estimated=self._estimated,
+            split=self._split,
+            in_order=getattr(self._source, "in_order", 0),
+            missing=getattr(self._source, "missing", 0),
+            first_missing=as_text(getattr(self._source, "first_missing", "")),
+        )
+        if self._ids.may_clash:
+            items = list(plan.items())
+            check_unique(items)
+            if self._each:
+                check_channel_ids(items)
+        return plan
+
+
+NAMED_DUPLICATES = 3
+CHANNEL_ROW = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
+
+
+class RowIds:
+    """Row ids as they come, eight bytes each: enough to tell whether something may be wrong.
+
+    Args:
+        channels: Whether channels of a row become rows, `<id>#ch<k>`.
+    """
+
+    def __init__(self, *, channels: bool) -> None:
+        self._channels = channels
+        self._seen, self._parents = array("q"), array("q")
+
+    def add(self, row_id: str) -> None:
+        self._seen.append(hash(row_id))
+        if self._channels and (found := CHANNEL_ROW.fullmatch(row_id)) is not None:
+            self._parents.append(hash(found[1]))
+
+    @property
+    def may_clash(self) -> bool:
+        """Whether two ids have one hash, or a channel's row may be another row."""
+        seen = np.sort(np.frombuffer(self._seen, np.int64))
+        if (seen[1:] == seen[:-1]).any():
+            return True
+        return bool(np.isin(np.frombuffer(self._parents, np.int64), seen).any())
+
+
+def check_text(items: Iterable[Item]) -> Iterator[Item]:
+    """The items as they come: a file name is bytes to the system, and a row id is text."""
+    for item in items:
+        try:
+            item.row_id.encode(), item.uri.encode()
+        except UnicodeEncodeError:
+            raise SourceError(f"{item.row_id!a}: the name is not UTF-8; rename the file") from None
+        yield item
+
+
+def names_of(item: Item) -> Iterator[str]:
+    """What no other row may be called: a row's id, and with its first span that of a recording."""
+    yield item.row_id
+    if item.part_of is not None:
+        found = SPAN_ID.fullmatch(item.row_id)
+        if found is not None and found[2] == "1":
+            yield found[1]
+
+
+def check_unique(items: Sequence[Item]) -> None:
+    names = [name for item in items for name in names_of(item)]
+    counts = Counter(names)
+    if len(counts) == len(names):
+        return
+    twice = [row_id for row_id, count in counts.items() if count > 1]
+    named = ", ".join(repr(row_id) for row_id in twice[:NAMED_DUPLICATES])
+    more = f" and {len(twice) - NAMED_DUPLICATES} more" if len(twice) > NAMED_DUPLICATES else ""
+    raise SourceError(f"row ids must be unique, but these occur more than once: {named}{more}")
+
+
+def check_channel_ids(items: Sequence[Item]) -> None:
+    """Policy `each` names the channels of a row; none of them may be another row of the plan."""
+    row_ids = {name for item in items for name in names_of(item)}
+    for row_id in row_ids:
+        found = CHANNEL_ROW.fullmatch(row_id)
+        if found is not None and found[1] in row_ids:
+            raise SourceError(
+                f"audio.channels: each calls a channel of row {found[1]!r} {row_id!r}, which is "
+                "another row of the source; rename one of them"
+            )
+
+
+def known_types(items: Iterable[Item], columns: Columns) -> dict[str, Any]:
+    """Carried-through column to its type: as the source knows it, else as these rows have it."""
+    seen = SeenTypes()
+    for item in items:
+        seen.add(unknown(item, columns))
+    return with_known(seen, columns)
+
+
+def typed_of(columns: Columns) -> dict[str, pa.DataType]:
+    """Columns that are stored in the type that the source says."""
+    return typed_columns({name: type_json(kind) for name, kind in columns.types.items()})
+
+
+def unknown(item: Item, columns: Columns) -> dict[str, Any]:
+    """The cells of columns whose types the source does not say."""
+    return {name: value for name, value in item.extra.items() if name not in columns.types}
+
+
+def with_known(seen: SeenTypes, columns: Columns) -> dict[str, Any]:
+    """Types of the columns that rows have shown, and of those that the source says."""
+    known = {name: type_json(kind) for name, kind in columns.types.items()}
+    return dict(sorted({**seen.found(), **known}.items()))
