@@ -20,7 +20,7 @@ from earmill.pipeline.sources import Item, Source, open_source
 from earmill.pipeline.sources.base import Fetched, is_local
 from earmill.pipeline.sources.durations import header_seconds
 from earmill.pipeline.sources.fetch import MEMORY_BYTES, check_arrived
-from earmill.pipeline.sources.span_reads import can_seek
+from earmill.pipeline.sources.range_reads import can_seek
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import SPAN_ID, SpansSpec
 

@@ -25,7 +25,7 @@ from earmill.pipeline.audio.decoders import (
     open_decoder,
 )
 from earmill.pipeline.common.errors import NotRegularError
-from earmill.pipeline.sources.ranges import Range, SparseFile
+from earmill.pipeline.sources.range_reads import Range, SparseFile
 from earmill.pipeline.storage.regular import open_regular
 
 # Bytes of one second: 16 kHz mono for wav (16 bit) and flac, usual speech bit rates for the rest.

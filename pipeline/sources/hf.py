@@ -5,6 +5,8 @@ The audio column is never decoded by `datasets`. We take the encoded bytes, the 
 Parquet that is streamed is planned from footers and fetched by row groups (`hf_parquet`). A stream
 of anything else is read once to plan it, unless `duration_column` is given; while fetching, each
 worker keeps its place in the stream, so shards in order cost one pass over the files they lie in.
+
+Columns are carried through in the types that the dataset names.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
 
+import datasets
 import pyarrow as pa
 from datasets import Dataset, IterableDataset
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.arrow_types import Columns, has_text
+from earmill.pipeline.common.arrow_types import Columns, has_text, kept_type
 from earmill.pipeline.common.errors import (
     OutsideError,
     RowError,
@@ -29,39 +32,101 @@ from earmill.pipeline.common.errors import (
     UnreadableError,
 )
 from earmill.pipeline.common.redact import redact_uris
-from earmill.pipeline.common.text import named_line
-from earmill.pipeline.sources.audio_cells import NOTHING, AudioCell, audio_cell, wav_of
-from earmill.pipeline.sources.base import (
-    Fetched,
-    Item,
-    filesystem,
-    is_local,
-    source_errors,
+from earmill.pipeline.common.text import named_line, nearest
+from earmill.pipeline.sources.audio_cells import (
+    NOTHING,
+    AudioCell,
+    audio_cell,
+    check_audio_type,
+    wav_of,
 )
+from earmill.pipeline.sources.base import Fetched, Item, filesystem, is_local, source_errors
 from earmill.pipeline.sources.confine import is_relative, resolved, suggestions
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import (
-    Blob,
-    load_blob,
-    patiently,
-    row_error_of,
-    waited_for,
-)
-from earmill.pipeline.sources.hf_columns import audio_type, carried, features_of
-from earmill.pipeline.sources.hf_open import (
+from earmill.pipeline.sources.fetch import Blob, load_blob, patiently, row_error_of, waited_for
+from earmill.pipeline.sources.hf_location import (
     AUDIO_FOLDER,
+    Place,
     check_names,
     dataset_confinement,
     dataset_folder,
+    is_away,
     open_dataset,
     parquet_files,
     public_dataset_uri,
     quiet,
 )
 from earmill.pipeline.sources.hf_parquet import ParquetRows, Seen
-from earmill.pipeline.sources.hf_place import Place, is_away
-from earmill.pipeline.sources.scalars import public_value
+from earmill.pipeline.sources.tables import public_value
 from earmill.pipeline.spec.source import HfSpec
+
+
+def features_of(spec: HfSpec, dataset: Any) -> Any:
+    """The dataset's features; SourceError when a column that the job names is missing."""
+    if dataset.features is None:  # a stream that has to be peeked into
+        dataset = dataset._resolve_features()
+    features = dataset.features
+    named = [spec.audio_column, spec.id_column, spec.duration_column]
+    for name in [name for name in named if name is not None and name not in features]:
+        raise SourceError(
+            f"source {spec.uri}: no column {name!r}{nearest(name, list(features))} "
+            f"(columns: {', '.join(features)})"
+        )
+    for name in [name for name in named[1:] if name is not None]:
+        if not isinstance(features[name], datasets.Value | datasets.ClassLabel):
+            raise SourceError(
+                f"source {spec.uri}: expected a column of single values, got {name!r} of "
+                f"{_name(features[name])}"
+            )
+    return features
+
+
+def audio_type(spec: HfSpec, features: Any, array_rate_hz: int | None) -> Any:
+    """Return the Arrow type of the audio column, as its cells are stored.
+
+    Raises:
+        SourceError: The column holds no audio, or none that can be read.
+    """
+    kind = features.arrow_schema.field(spec.audio_column).type
+    try:
+        check_audio_type(spec.audio_column, kind, array_rate_hz)
+    except SourceError as error:
+        raise SourceError(f"source {spec.uri}: {error}") from error
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def carried(spec: HfSpec, features: Any) -> Columns:
+    """Every column but the audio and the ids: its type and its class names, or why not."""
+    schema = features.arrow_schema
+    types, dropped = {}, {}
+    labels: dict[str, tuple[str, ...]] = {}
+    for name, feature in features.items():
+        if name in (spec.audio_column, spec.id_column):
+            continue
+        kind = kept_type(schema.field(name).type)
+        if kind is None:
+            dropped[name] = _name(feature)
+        else:
+            types[name] = kind
+            labels.update(_labels(name, feature))
+    return Columns(types, labels, dropped)
+
+
+def _labels(path: str, feature: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if isinstance(feature, datasets.ClassLabel):
+        if feature.names:
+            yield path, tuple(feature.names)
+    elif isinstance(feature, Mapping):
+        for name, part in feature.items():
+            yield from _labels(f"{path}.{name}", part)
+    elif isinstance(feature, datasets.List | datasets.LargeList):
+        yield from _labels(f"{path}[]", feature.feature)
+
+
+def _name(feature: Any) -> str:
+    """What a user knows a feature as: Image, Array2D, binary."""
+    return feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__
+
 
 ID_DIGITS = 9
 PLAN_BATCH_ROWS = 256

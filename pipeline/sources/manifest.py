@@ -48,11 +48,9 @@ from earmill.pipeline.sources.confine import (
     suggestions,
 )
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.ranges import ahead
-from earmill.pipeline.sources.read_tables import CHUNK_ROWS, RESERVED, Cells, read_table
-from earmill.pipeline.sources.scalars import public_value
-from earmill.pipeline.sources.span_reads import fetch_rows, open_ranged
-from earmill.pipeline.sources.walk import BLANK_ROW
+from earmill.pipeline.sources.files import BLANK_ROW
+from earmill.pipeline.sources.range_reads import ahead, fetch_rows, open_ranged
+from earmill.pipeline.sources.tables import CHUNK_ROWS, RESERVED, Cells, public_value, read_table
 from earmill.pipeline.spec.source import ManifestSpec
 
 # What other tools call the uri; named in an error, never guessed.

@@ -14,8 +14,13 @@ import pytest
 from earmill.pipeline.common.errors import SourceError, UnreadableError
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
-from earmill.pipeline.sources.read_tables import CHUNK_ROWS, read_csv
-from earmill.pipeline.sources.scalars import scalar, typed_column, unified_column
+from earmill.pipeline.sources.tables import (
+    CHUNK_ROWS,
+    read_csv,
+    scalar,
+    typed_column,
+    unified_column,
+)
 from earmill.pipeline.spec.job import JobSpec
 from tests.pipeline.source_helpers import (
     contents,

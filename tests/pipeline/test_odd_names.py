@@ -20,7 +20,7 @@ from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.base import object_of
 from earmill.pipeline.sources.files import UNREACHABLE
-from earmill.pipeline.sources.span_reads import can_seek
+from earmill.pipeline.sources.range_reads import can_seek
 from earmill.pipeline.sources.webdataset import WebDatasetSection
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.filesystems import filesystem_of, is_chain, is_local

@@ -18,7 +18,7 @@ from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item
-from earmill.pipeline.sources.read_tables import read_table
+from earmill.pipeline.sources.tables import read_table
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip
@@ -168,7 +168,7 @@ def test_what_cannot_be_read_is_told(
 
 
 def test_packed_text_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("earmill.pipeline.sources.read_tables.MOST_TEXT_BYTES", 1000)
+    monkeypatch.setattr("earmill.pipeline.sources.tables.MOST_TEXT_BYTES", 1000)
     with pytest.raises(ValueError, match="expected at most 1,000 bytes of text, got more"):
         read_table("m.csv.gz", gzip.compress(b"uri\n" + b"a.wav\n" * 1000), set())
 

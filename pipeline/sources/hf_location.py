@@ -1,4 +1,7 @@
-"""Where a Hugging Face dataset is, and how each kind is opened: hub id, saved folder, parquet."""
+"""Where a Hugging Face dataset lies, how each kind is opened, and how uris name its rows.
+
+A dataset is a hub id, a saved folder or Parquet files.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,20 @@ from huggingface_hub import HfApi
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 
-from earmill.pipeline.common.errors import MissingPackageError, NotRegularError, SourceError, chain
+from earmill.pipeline.common.errors import (
+    Fault,
+    MissingPackageError,
+    NotRegularError,
+    SourceError,
+    UnreadableError,
+    chain,
+    fault_of,
+    http_status,
+)
 from earmill.pipeline.common.text import named_line, nearest, one_line
-from earmill.pipeline.sources.base import filesystem, is_local, public_uri
+from earmill.pipeline.sources.base import Item, filesystem, is_local, public_uri
 from earmill.pipeline.sources.confine import Confinement, store_of
-from earmill.pipeline.sources.walk import Walk
+from earmill.pipeline.sources.files import Walk
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, HfSpec
 from earmill.pipeline.storage.filesystems import MAGIC_CHARACTERS, is_web
 from earmill.pipeline.storage.regular import check_regular
@@ -322,3 +334,31 @@ def dataset_confinement(spec: HfSpec) -> Confinement:
         return Confinement([folder], spec.allow, spec.storage_options)
     store = store_of(folder)
     return Confinement([folder, store], spec.allow, spec.storage_options, store=store)
+
+
+ROW_MARK = re.compile(r"#(?:shard=(\d+)&)?row=(\d+)$")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row is: its file shard when streaming, and its number there or in the dataset."""
+
+    shard: int | None
+    row: int
+
+    def mark(self) -> str:
+        return f"#row={self.row}" if self.shard is None else f"#shard={self.shard}&row={self.row}"
+
+    @classmethod
+    def of(cls, item: Item) -> Place:
+        found = ROW_MARK.search(item.uri)
+        if found is None:
+            raise UnreadableError(f"{item.uri}: expected a uri ending in #row=N")
+        return cls(None if found[1] is None else int(found[1]), int(found[2]))
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the dataset's files could not be had, as against what is in them."""
+    if isinstance(error, ValueError | IndexError | KeyError) and http_status(error) is None:
+        return False  # a damaged or shorter file
+    return fault_of(error) in (Fault.REFUSED, Fault.OUTAGE)
