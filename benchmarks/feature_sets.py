@@ -20,7 +20,7 @@ from earmill.jobs.demo_audio import music, speech
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard
-from earmill.pipeline.formats.casting import Caster
+from earmill.pipeline.formats.dtypes import Caster
 from earmill.pipeline.formats.registry import stored_streams
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.spec.job import JobSpec

@@ -18,9 +18,8 @@ from amtcore.features.base import StreamInfo
 from amtcore.features.build import build_extractor
 from benchmarks.feature_sets import sounds
 from benchmarks.report import table, write_section
-from earmill.pipeline.formats.casting import Caster, as_stored
-from earmill.pipeline.formats.half import converted
-from earmill.pipeline.formats.int8_rows import INT8, dequantised
+from earmill.pipeline.formats.dtypes import INT8, Caster, as_stored, dequantised
+from earmill.pipeline.formats.frames import converted
 from earmill.pipeline.formats.zarr.write import chunk_frames
 
 SPEECH = Path(__file__).resolve().parents[1] / "tests" / "data" / "speech"

@@ -24,7 +24,7 @@ from earmill.pipeline.driver.executors.base import Hire
 from earmill.pipeline.driver.executors.local import LocalCall, LocalProcess, LocalWorkers
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.driver.run import run_job
-from earmill.pipeline.formats.casting import as_stored
+from earmill.pipeline.formats.dtypes import as_stored
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec, RunSpec

@@ -22,10 +22,9 @@ from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.croissant import croissant, has_bytes, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.formats.casting import CastError, total
-from earmill.pipeline.formats.int8_rows import BLOCK_ROWS, INT8
+from earmill.pipeline.formats.dtypes import BLOCK_ROWS, INT8
 from earmill.pipeline.formats.registry import format_of
-from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.formats.rows import CastError, OutFile, total
 from earmill.pipeline.formats.stream_layout import SCALED, layout_of
 from earmill.pipeline.spec.licenses import stored_licenses
 from earmill.pipeline.storage.layout import Layout

@@ -25,8 +25,7 @@ from earmill.pipeline.dataset.lease import UNFENCED, Fence
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
 from earmill.pipeline.dataset.snapshot import described, name_of, read_checked
 from earmill.pipeline.dataset.stored_rows import stored_bad_rows, stored_rows
-from earmill.pipeline.formats.casting import CastError, total
-from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
+from earmill.pipeline.formats.rows import CastError, FeatureRow, OutFile, QuarantineRow, total
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.missing_modules import needed_modules
-from earmill.pipeline.formats.half import converted
-from earmill.pipeline.formats.int8_rows import Int8Frames
-from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.spill import Values
+from earmill.pipeline.formats.dtypes import Int8Frames
+from earmill.pipeline.formats.frames import converted
+from earmill.pipeline.formats.rows import FeatureRow, Values
 from earmill.pipeline.formats.stream_layout import FrameLayout, layout_of
 from earmill.pipeline.storage.typed_json import Strict
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from earmill.pipeline.common.errors import ExtensionError, SpecError
 from earmill.pipeline.common.extension_points import FORMATS
 from earmill.pipeline.common.text import alternatives
-from earmill.pipeline.formats.casting import as_stored
 from earmill.pipeline.formats.digest import ShardDigest
+from earmill.pipeline.formats.dtypes import as_stored
 from earmill.pipeline.formats.format import Encoding, Format, format_name
 from earmill.pipeline.formats.row_table import row_table, write_table
 from earmill.pipeline.formats.stream_layout import SCALED

@@ -38,12 +38,10 @@ from earmill.pipeline.formats.blocks import (
     outside,
 )
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
-from earmill.pipeline.formats.format import Encoding, Format
+from earmill.pipeline.formats.format import Encoding, Format, Promise, refused
 from earmill.pipeline.formats.row_table import scalars_of
-from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.spill import pieces
+from earmill.pipeline.formats.rows import FeatureRow, pieces
 from earmill.pipeline.formats.stream_layout import StreamLayout, in_values, layout_of
-from earmill.pipeline.formats.trust import Promise, refused
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import own_folder
 

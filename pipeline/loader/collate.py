@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from earmill.pipeline.formats.lent import LentFrames
+from earmill.pipeline.formats.frames import LentFrames
 from earmill.pipeline.loader import display
 from earmill.pipeline.loader.epoch_order import check_whole
 

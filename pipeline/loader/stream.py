@@ -22,7 +22,7 @@ import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from earmill.pipeline.common.machine import cores
-from earmill.pipeline.formats.lent import lending
+from earmill.pipeline.formats.frames import lending
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.batches import (
@@ -375,7 +375,7 @@ class FeatureStream(IterableDataset[Any]):
         Args:
             lent: For a collate of `loader.collate`, which makes its own tensors: arrays stay what
                 they are, and where they need no arithmetic come as they lie in the cache, to be
-                copied by it (`formats.lent`).
+                copied by it (`formats.frames`).
         """
         rows, passes = plan.batch(number)
         starts: list[float | None] = [None] * len(rows)

@@ -39,6 +39,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
     read_snapshot,
 )
+from earmill.pipeline.formats.format import RowsSaid, named_damage
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
 from earmill.pipeline.formats.registry import chosen
@@ -47,7 +48,6 @@ from earmill.pipeline.formats.row_table import (
 )
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.formats.trust import RowsSaid, named_damage
 from earmill.pipeline.reader.index_rows import check_rows, good_rows, shown_columns
 from earmill.pipeline.reader.shard_paths import ShardPaths, paths_of
 from earmill.pipeline.storage.arrow_tables import read_table, table_of

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import pyarrow as pa
 
-from earmill.pipeline.formats.int8_rows import INT8
+from earmill.pipeline.formats.dtypes import INT8
 from earmill.pipeline.formats.stream_layout import SCALED
 from earmill.pipeline.loader.statistics import together
 from earmill.pipeline.reader.feature_set import FeatureSet

@@ -27,10 +27,10 @@ from earmill.pipeline.formats.blocks import (
     IoCounts,
     Piece,
 )
+from earmill.pipeline.formats.format import is_as_committed, named_damage
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
-from earmill.pipeline.formats.trust import is_as_committed, named_damage
 from earmill.pipeline.loader.rows import Row
 from earmill.pipeline.loader.statistics import framed
 from earmill.pipeline.reader.catalog import Catalog, read_quarantine

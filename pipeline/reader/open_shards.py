@@ -19,8 +19,8 @@ from earmill.pipeline.formats.blocks import (
     IoCounts,
     ShardReader,
 )
+from earmill.pipeline.formats.format import Promise
 from earmill.pipeline.formats.registry import format_of
-from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.stored_rows import promise_of
+from earmill.pipeline.formats.format import Promise
 from earmill.pipeline.formats.registry import installed
-from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:

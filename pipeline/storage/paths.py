@@ -46,7 +46,7 @@ names is garbage of a crashed attempt. Nothing is edited or renamed later but `c
 cards, which are replaced whole, and the version in dataset.json, which is raised before a commit of
 an earlier version is replaced. Version 1 has neither snapshots nor current.json nor generations;
 versions 1 and 2 have zstd instead of blosc in their Zarr stores, and no statistics in commits and
-snapshots. Streams of frames in int8 have scales between them, see `formats/int8_rows.py`, and say
+snapshots. Streams of frames in int8 have scales between them, see `formats/dtypes.py`, and say
 `layout: int8` in dataset.json, which a release that knows no such layout refuses.
 """
 

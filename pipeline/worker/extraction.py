@@ -24,7 +24,7 @@ from earmill.pipeline.common.timing import (
     counted,
     doing,
 )
-from earmill.pipeline.formats.casting import Caster
+from earmill.pipeline.formats.dtypes import Caster
 from earmill.pipeline.worker.batching import form_batches
 from earmill.pipeline.worker.device import DeviceInput, Gpu, as_array, device_errors
 from earmill.pipeline.worker.feature_values import Made, Stored, as_row_errors, extracted, spill

@@ -1,7 +1,7 @@
 """What a model made of a clip, on its way into a row: checked, cast, joined.
 
 A stream is an array of frames, or the events of a clip (`SpikeEvents`). Frames are
-cast by `formats.casting`; events become a table of whole numbers. Those of a long clip come
+cast by `formats.dtypes`; events become a table of whole numbers. Those of a long clip come
 stretch by stretch and are held in files.
 """
 
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earmill.pipeline.common.errors import DtypeRangeError, NonFiniteFeatureError, RowError
-from earmill.pipeline.formats.casting import Caster, CastError, Frames
-from earmill.pipeline.formats.int8_rows import BLOCK_FRAMES
-from earmill.pipeline.formats.spill import Spilled, Values
+from earmill.pipeline.formats.dtypes import BLOCK_FRAMES, Caster, Frames
+from earmill.pipeline.formats.rows import CastError, Spilled, Values
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor

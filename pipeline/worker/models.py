@@ -12,7 +12,7 @@ from earmill.pipeline.audio.channels import EARS
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.provenance import device_info
-from earmill.pipeline.formats.casting import halved
+from earmill.pipeline.formats.dtypes import halved
 from earmill.pipeline.formats.moments import Summing
 from earmill.pipeline.worker.device import DeviceInput, Gpu, GpuUnusable, choose_gpu, device_errors
 from earmill.pipeline.worker.self_check import check_resampler, self_check

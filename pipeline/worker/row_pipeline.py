@@ -31,7 +31,7 @@ from earmill.pipeline.common.timing import (
     carried,
     counted,
 )
-from earmill.pipeline.formats.casting import Caster, as_stored
+from earmill.pipeline.formats.dtypes import Caster, as_stored
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.sources.fetch import check_arrived

@@ -39,7 +39,7 @@ from earmill.pipeline.dataset.lease import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
 from earmill.pipeline.dataset.recompute import Again
-from earmill.pipeline.formats.casting import Caster, total
+from earmill.pipeline.formats.dtypes import Caster
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import (
     Encoding,
@@ -49,7 +49,7 @@ from earmill.pipeline.formats.registry import (
     stored_streams,
     write_table,
 )
-from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
+from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, total
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.fetch import longest_wait_s
 from earmill.pipeline.storage.layout import Layout

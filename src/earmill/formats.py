@@ -19,12 +19,10 @@ from earmill.pipeline.formats.blocks import (
     outside,
 )
 from earmill.pipeline.formats.digest import ShardDigest, StreamDigest, digest_blocks
-from earmill.pipeline.formats.format import Encoding, Format
+from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.row_table import row_table
-from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.spill import pieces
+from earmill.pipeline.formats.rows import FeatureRow, pieces
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
 
 __all__ = [

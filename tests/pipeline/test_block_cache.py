@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats import blocks
 from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, other_row, outside
-from earmill.pipeline.formats.trust import Promise
+from earmill.pipeline.formats.format import Promise
 from earmill.pipeline.reader import open_shards
 from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.storage.layout import Layout

@@ -7,8 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earmill.pipeline.formats.blocks import LEAST_SLABS, SPARE_BYTES, BlockCache, IoCounts
-from earmill.pipeline.formats.huge_pages import MOST_SIZES, PAGE_BYTES, SLAB_BYTES, Slabs
+from earmill.pipeline.formats.blocks import (
+    LEAST_SLABS,
+    MOST_SIZES,
+    PAGE_BYTES,
+    SLAB_BYTES,
+    SPARE_BYTES,
+    BlockCache,
+    IoCounts,
+    Slabs,
+)
 
 MB = 2**20
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numcodecs import blosc
 
 from amtcore.kernels.vector import blosc_blocks
-from earmill.pipeline.formats.zarr import blosc_frames
+from earmill.pipeline.formats.zarr import chunks
 
 RNG = np.random.default_rng(7)
 # Of which the kernel makes frames: in several blocks, with a last one of a few numbers, of 512, of
@@ -46,7 +46,7 @@ def by_c_blosc(numbers: np.ndarray) -> bytes:
 def check_back(frame: np.ndarray, numbers: np.ndarray) -> None:
     """A frame gives the numbers again."""
     into = np.full(numbers.nbytes, 0xA5, np.uint8)
-    blosc_frames.decompress(frame, into)
+    chunks.decompress(frame, into)
     assert into.tobytes() == numbers.tobytes()
 
 
@@ -73,10 +73,10 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_frames_are_those_of_c_blosc(kind: str, dtype: str, by_kernel: dict[str, int]) -> None:
     for count in COUNTS:
         numbers = made(kind, count, dtype)
-        if numbers.nbytes < blosc_frames.LEAST_BYTES:
+        if numbers.nbytes < chunks.LEAST_BYTES:
             continue
         by_kernel.update({"kernel": 0, "c-blosc": 0})
-        frame = blosc_frames.compress(numbers)
+        frame = chunks.compress(numbers)
         assert frame.tobytes() == by_c_blosc(numbers)
         check_back(frame, numbers)
         # What cannot be packed is stored plain, which is no kernel's.
@@ -87,7 +87,7 @@ def test_frames_are_those_of_c_blosc(kind: str, dtype: str, by_kernel: dict[str,
 @pytest.mark.parametrize("count", LEFT_TO_C_BLOSC)
 def test_blocks_of_another_kind_are_left_to_c_blosc(count: int, by_kernel: dict[str, int]) -> None:
     numbers = made("ramp", count, "float16")
-    frame = blosc_frames.compress(numbers)
+    frame = chunks.compress(numbers)
     check_back(frame, numbers)
     assert frame.tobytes() == by_c_blosc(numbers)
     assert by_kernel == {"kernel": 0, "c-blosc": 2}
@@ -116,18 +116,17 @@ def test_blocks_of_any_size_are_read(block_bytes: int) -> None:
 
 def test_memory_that_begins_anywhere_is_filled() -> None:
     numbers = made("features", 70_000, "float32")
-    stored = blosc_frames.compress(numbers)
+    stored = chunks.compress(numbers)
     shifted, into = np.empty(len(stored) + 1, np.uint8)[1:], np.empty(numbers.nbytes + 3, np.uint8)
     shifted[:] = stored
     for begin in range(4):
         memory = into[begin : begin + numbers.nbytes]
-        blosc_frames.decompress(shifted, memory)
+        chunks.decompress(shifted, memory)
         assert memory.tobytes() == numbers.tobytes()
 
 
 FRAMES = {
-    kind: blosc_frames.compress(made(kind, 131072 + 8192 + 3, "float16"))
-    for kind in ("features", "ramp")
+    kind: chunks.compress(made(kind, 131072 + 8192 + 3, "float16")) for kind in ("features", "ramp")
 }
 
 
@@ -147,7 +146,7 @@ def test_damage_is_found_as_by_c_blosc(data: st.DataObject) -> None:
     guard = np.full(nbytes + 2 * 64, 0xC3, np.uint8)
     memory = guard[64:-64]
     try:
-        blosc_frames.decompress(frame, memory)
+        chunks.decompress(frame, memory)
         found: bytes | None = memory.tobytes()
     except RuntimeError:
         found = None
@@ -166,14 +165,14 @@ def test_a_frame_that_ends_too_early_is_no_frame() -> None:
     for length in (16, 20, 24, 28, 1000, len(frame) // 2, len(frame) - 1):
         numbers = memory.view(np.uint16)
         block_bytes = int(frame[8:12].view("<i4")[0])
-        lz4 = blosc_frames._lz4("LZ4_decompress_safe")
+        lz4 = chunks._lz4("LZ4_decompress_safe")
         assert not blosc_blocks.decode_blocks(frame[:length], numbers, block_bytes, lz4)
 
 
 def test_without_the_functions_of_lz4_c_blosc_does_it(
     monkeypatch: pytest.MonkeyPatch, by_kernel: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(blosc_frames, "_lz4", lambda name: 0)
+    monkeypatch.setattr(chunks, "_lz4", lambda name: 0)
     numbers = made("features", 100_000, "float16")
-    check_back(blosc_frames.compress(numbers), numbers)
+    check_back(chunks.compress(numbers), numbers)
     assert by_kernel == {"kernel": 0, "c-blosc": 0}

@@ -19,16 +19,8 @@ from earmill.pipeline.common.errors import DtypeRangeError, OutputError
 from earmill.pipeline.dataset.card import readme
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.description import check_dataset
-from earmill.pipeline.formats.casting import (
-    FLOAT16_SCALES,
-    Caster,
-    CastError,
-    as_stored,
-    cast_error,
-    halved,
-    total,
-)
-from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.formats.dtypes import FLOAT16_SCALES, Caster, as_stored, cast_error, halved
+from earmill.pipeline.formats.rows import CastError, OutFile, total
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import dataset_file

@@ -21,7 +21,7 @@ from earmill.pipeline.dataset.stored_rows import stored_rows
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver import deep_verify
 from earmill.pipeline.driver.deep_verify import differences
-from earmill.pipeline.formats.int8_rows import quantised
+from earmill.pipeline.formats.dtypes import quantised
 from earmill.pipeline.formats.rows import FeatureRow
 from tests.pipeline import audio_factory
 from tests.pipeline.again_jobs import module_without_ray  # noqa: F401

@@ -26,10 +26,11 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.deep_verify import differences
-from earmill.pipeline.formats.casting import Caster, as_stored
-from earmill.pipeline.formats.int8_rows import (
+from earmill.pipeline.formats.dtypes import (
     BLOCK_FRAMES,
     BLOCK_ROWS,
+    Caster,
+    as_stored,
     dequantised,
     quantised,
     read_frames,

@@ -12,8 +12,8 @@ import torch
 
 from earmill import Crop, FeatureLoader, collate, collate_jagged, collate_packed, open_features
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats import lent
-from earmill.pipeline.formats.lent import MOST_OF_A_BLOCK, LentFrames, lending
+from earmill.pipeline.formats import frames as lent
+from earmill.pipeline.formats.frames import MOST_OF_A_BLOCK, LentFrames, lending
 from tests.pipeline.reader_data import write_chunked, write_set
 from tests.pipeline.test_shared_batches import flat, forks
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError, SpillError
 from earmill.pipeline.formats.digest import digest_rows
-from earmill.pipeline.formats.parquet import long_rows
+from earmill.pipeline.formats.parquet import cells as long_rows
 from earmill.pipeline.formats.parquet import write as parquet_sink
-from earmill.pipeline.formats.parquet.long_rows import LongRows, cut, part_count
+from earmill.pipeline.formats.parquet.cells import LongRows, cut, part_count
 from earmill.pipeline.formats.registry import Encoding, read_back
-from earmill.pipeline.formats.spill import Spilled, pieces
+from earmill.pipeline.formats.rows import Spilled, pieces
 from earmill.pipeline.formats.zarr import write as zarr_sink
 from tests.pipeline.encoded import encode
 from tests.pipeline.outputs import make_row, stream
@@ -92,7 +92,7 @@ def test_memory_does_not_grow_with_the_row(
     monkeypatch.setattr(long_rows, "PART_BYTES", MB // 2)
     monkeypatch.setattr(zarr_sink, "CHUNK_BYTES", MB // 8)
     monkeypatch.setattr(zarr_sink, "CHUNKS_PER_OBJECT", 4)
-    monkeypatch.setattr("earmill.pipeline.formats.spill.PIECE_BYTES", MB // 2)
+    monkeypatch.setattr("earmill.pipeline.formats.rows.PIECE_BYTES", MB // 2)
     wide = stream(channels=(62,))
     held, block = Spilled("float16", 62), make_row("x", 2000, streams=[wide]).streams["modulation"]
     for _ in range(100):

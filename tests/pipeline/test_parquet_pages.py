@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.parquet.held_ranges import HeldRanges, fetched, joined
 from earmill.pipeline.formats.parquet.pages import checked_pages
+from earmill.pipeline.formats.parquet.read import HeldRanges, fetched, joined
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
 

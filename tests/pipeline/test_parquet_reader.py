@@ -12,8 +12,7 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.formats.parquet import read, write
-from earmill.pipeline.formats.parquet.held_ranges import HeldRanges
-from earmill.pipeline.formats.parquet.read import ParquetShard
+from earmill.pipeline.formats.parquet.read import HeldRanges, ParquetShard
 from tests.pipeline.reader_data import (
     STREAMS,
     check_row,

@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numcodecs import lz4
 
-from earmill.pipeline.formats.parquet.pages import Page, checked_pages
-from earmill.pipeline.formats.parquet.plain_cells import (
+from earmill.pipeline.formats.parquet.pages import (
     LZ4,
     UNCOMPRESSED,
     Cells,
+    Page,
+    checked_pages,
     plain_cells,
     texts,
 )

@@ -199,10 +199,10 @@ class TestFetched:
 
 def divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
     """A shard whose second row takes several rows of its Parquet file."""
-    from earmill.pipeline.formats.parquet import long_rows
+    from earmill.pipeline.formats.parquet import cells
 
-    monkeypatch.setattr(long_rows, "LIMIT_BYTES", 4000)
-    monkeypatch.setattr(long_rows, "PART_BYTES", 1000)
+    monkeypatch.setattr(cells, "LIMIT_BYTES", 4000)
+    monkeypatch.setattr(cells, "PART_BYTES", 1000)
     monkeypatch.setitem(parquet_sink.ROW_GROUP_BYTES, "random", (2000, 4000))
     write_set(
         tmp_path,

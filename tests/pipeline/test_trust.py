@@ -17,7 +17,7 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError, EarmillError, OutputError
-from earmill.pipeline.formats.event_rows import read_events
+from earmill.pipeline.formats.stream_layout import read_events
 from tests.pipeline.reader_data import make_row, write_set
 
 FORMATS = ("zarr", "parquet")

@@ -19,8 +19,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats import webdataset as tar_format
 from earmill.pipeline.formats.digest import digest_rows
 from earmill.pipeline.formats.registry import Encoding, read_back
-from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.spill import Spilled
+from earmill.pipeline.formats.rows import FeatureRow, Spilled
 from earmill.pipeline.formats.webdataset import key_of, row_id_of
 from tests.pipeline.encoded import encode
 from tests.pipeline.event_data import STREAMS as SPIKE_STREAMS

@@ -11,12 +11,11 @@ import pytest
 import zarr
 
 from amtcore.features.base import StreamInfo
-from earmill.pipeline.formats.casting import Caster, as_stored
 from earmill.pipeline.formats.digest import digest_rows, same_bits
+from earmill.pipeline.formats.dtypes import Caster, as_stored
 from earmill.pipeline.formats.format import Encoding
 from earmill.pipeline.formats.registry import format_of, read_back
-from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.spill import Spilled
+from earmill.pipeline.formats.rows import FeatureRow, Spilled
 from earmill.pipeline.formats.zarr import write as zarr_sink
 from earmill.pipeline.worker.feature_values import stored
 from tests.pipeline import event_data

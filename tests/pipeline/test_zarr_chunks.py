@@ -17,8 +17,8 @@ from numcodecs import Blosc, Zstd
 from amtcore.kernels.vector.half import BLOCK, widen
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.half import converted, put_together
-from earmill.pipeline.formats.zarr.chunk_codecs import ChunkCodec, strings
+from earmill.pipeline.formats.frames import converted, put_together
+from earmill.pipeline.formats.zarr.chunks import ChunkCodec, strings
 from tests.pipeline.reader_data import make_row
 from tests.pipeline.test_shard_files import root as root  # one shard over many objects
 from tests.pipeline.test_trust import edit_json, inner_codecs, recommit, store_of, values_of

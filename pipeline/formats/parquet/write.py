@@ -1,9 +1,9 @@
 """A shard as one Parquet file: a row a clip, scalars beside one column a stream.
 
-What a cell of a stream is `earmill.pipeline.formats.parquet.forms` says. No reader of Parquet
+What a cell of a stream is `earmill.pipeline.formats.parquet.cells` says. No reader of Parquet
 applies a scale, so the values of scaled streams stand here in float32. Row groups decide what one
 row costs to read: small ones for random access, large ones for scans. They are written one after
-another; a row too large for one is divided, see `earmill.pipeline.formats.parquet.long_rows`. Both
+another; a row too large for one is divided, see `earmill.pipeline.formats.parquet.cells`. Both
 count bytes before scaled streams are widened, so that a row group is the block by which the reader
 shuffles (`reader.catalog`).
 """
@@ -23,9 +23,16 @@ import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
+from earmill.pipeline.formats.parquet.cells import (
+    FORMS,
+    ID_COLUMN,
+    Form,
+    LongRows,
+    cut,
+    form_of,
+    part_count,
+)
 from earmill.pipeline.formats.parquet.footer import seal
-from earmill.pipeline.formats.parquet.forms import FORMS, ID_COLUMN, Form, form_of
-from earmill.pipeline.formats.parquet.long_rows import LongRows, cut, part_count
 from earmill.pipeline.formats.row_table import PAGES, scalar_options, scalars_of
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import in_values, layout_of

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from earmill.pipeline.formats.blocks import BlockCache, ShardReader
 from earmill.pipeline.formats.digest import ShardDigest, differences
-from earmill.pipeline.formats.format import Encoding, Format
+from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.storage.layout import Layout
 
 if TYPE_CHECKING:

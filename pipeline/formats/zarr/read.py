@@ -26,16 +26,16 @@ from earmill.pipeline.formats.blocks import (
     other_row,
     outside,
 )
-from earmill.pipeline.formats.half import put_together
-from earmill.pipeline.formats.trust import Promise
+from earmill.pipeline.formats.format import Promise
+from earmill.pipeline.formats.frames import put_together
 from earmill.pipeline.formats.zarr.arrays import (
     FrameChunks,
     read_end,
     read_index,
+    read_metadata,
     read_numbers,
     read_strings,
 )
-from earmill.pipeline.formats.zarr.trust import read_metadata
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import Bytes, StoredFile
 

@@ -19,17 +19,16 @@ from earmill.pipeline.formats.digest import (
     digest_blocks,
     same_bits,
 )
-from earmill.pipeline.formats.rows import FeatureRow, OutFile
-from earmill.pipeline.formats.spill import pieces
+from earmill.pipeline.formats.format import Promise
+from earmill.pipeline.formats.rows import FeatureRow, OutFile, pieces
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.formats.trust import Promise
 from earmill.pipeline.formats.zarr.arrays import (
+    ROOT_METADATA,
     FrameChunks,
     read_index,
     read_numbers,
     read_strings,
 )
-from earmill.pipeline.formats.zarr.trust import ROOT_METADATA
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
 

@@ -3,15 +3,21 @@
 Group a stream: `values (obs, column)`, `row_start (row)`, `row_size (row)` with `sample_dimension`,
 and `row_id (row)`; the stream's description is in the group's attributes, its centre frequencies
 are coordinates: `fc_hz (column)` and `mfc_hz (column)`. A stream of events has the columns of
-`formats.event_rows` and also `n_steps (row)`, the steps of each clip. `row_id` is Zarr's own
+`formats.stream_layout` and also `n_steps (row)`, the steps of each clip. `row_id` is Zarr's own
 `string` type (vlen-utf8), the one text type of zarr 3.1 that opens without a warning: fixed-length
 bytes and UTF-32 have no v3 specification yet. Inner chunks are about 1 MB, packed by the sharding
 codec into objects of up to 64 MB that are only ever written whole. Private to one attempt, so there
 is no race. Not written through zarr, but byte for byte as zarr-python writes the same rows.
+
+The `zarr.json` of groups and arrays are the documents that zarr-python writes, key by key. A
+group's own holds those of everything below it too (`consolidated_metadata`), as
+zarr.consolidate_metadata would put them there, which warns on every v3 store. Each stream's group
+has a copy of its arrays, as xarray opens one group and looks there.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -21,22 +27,128 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.spill import Values
+from earmill.pipeline.formats.rows import FeatureRow, Values
 from earmill.pipeline.formats.stream_layout import layout_of, with_scales
-from earmill.pipeline.formats.zarr.encode import vlen_utf8, write_frames, write_vector
-from earmill.pipeline.formats.zarr.metadata import (
-    STRING,
-    Document,
-    frames_document,
-    group_document,
-    plain,
-    vector_document,
-    write_documents,
-)
+from earmill.pipeline.formats.zarr.chunks import BLOSC, ZSTD, vlen_utf8, write_frames, write_vector
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
+
+Document = dict[str, Any]
+STRING = "string"
+_CRC: Document = {"name": "crc32c"}
+
+
+def frames_document(
+    shape: tuple[int, int],
+    dtype: str,
+    *,
+    chunk_frames: int,
+    object_chunks: int,
+    dimensions: Sequence[str],
+    attributes: Mapping[str, Any],
+) -> Document:
+    """Of frames in objects of chunks."""
+    width, itemsize = shape[1], np.dtype(dtype).itemsize
+    sharding = {
+        "chunk_shape": [chunk_frames, width],
+        "codecs": [
+            _bytes(itemsize),
+            # Its size tells blosc how to shuffle bits.
+            {"name": "blosc", "configuration": {"typesize": itemsize, **BLOSC}},
+            _CRC,
+        ],
+        "index_codecs": [_bytes(8), _CRC],
+        "index_location": "end",
+    }
+    return _array(
+        shape,
+        dtype,
+        (chunk_frames * object_chunks, width),
+        [{"name": "sharding_indexed", "configuration": sharding}],
+        dimensions,
+        attributes,
+    )
+
+
+def vector_document(
+    length: int, dtype: str, dimension: str, attributes: Mapping[str, Any]
+) -> Document:
+    """Of a short array, one chunk."""
+    texts = {"name": "vlen-utf8", "configuration": {}}
+    first = texts if dtype == STRING else _bytes(np.dtype(dtype).itemsize)
+    codecs = [first, {"name": "zstd", "configuration": ZSTD}, _CRC]
+    return _array((length,), dtype, (max(1, length),), codecs, (dimension,), attributes)
+
+
+def group_document(attributes: Mapping[str, Any]) -> Document:
+    """Of a group, without what is below it."""
+    return {"attributes": plain(attributes), "zarr_format": 3, "node_type": "group"}
+
+
+def write_documents(root: Path, documents: Mapping[str, Document]) -> None:
+    """Into the folders of all groups and arrays, by their paths in the store; `.` is the root."""
+    for place, document in documents.items():
+        folder = root / place
+        folder.mkdir(parents=True, exist_ok=True)
+        if document["node_type"] == "array":
+            text = json.dumps(document, indent=2)
+        else:
+            text = json.dumps(document | _consolidated(place, documents), indent=1)
+        (folder / "zarr.json").write_text(text, encoding="utf-8")
+
+
+def plain(value: Mapping[str, Any], *, sort_keys: bool = False) -> Document:
+    """The same as JSON sees it: tuples become lists, and what is not JSON is refused."""
+    text = json.dumps(dict(value), sort_keys=sort_keys, allow_nan=False)
+    found: Document = json.loads(text)
+    return found
+
+
+def _consolidated(place: str, documents: Mapping[str, Document]) -> Document:
+    prefix = "" if place == "." else f"{place}/"
+    below = {
+        path.removeprefix(prefix): document
+        for path, document in documents.items()
+        if path != place and path.startswith(prefix)
+    }
+    # In the order of the files' paths.
+    order = sorted(below, key=lambda path: [*path.split("/"), "zarr.json"])
+    members = {path: below[path] for path in order}
+    about = {"kind": "inline", "must_understand": False, "metadata": members}
+    return {"consolidated_metadata": about}
+
+
+def _array(
+    shape: Sequence[int],
+    dtype: str,
+    chunk_shape: Sequence[int],
+    codecs: Sequence[Document],
+    dimensions: Sequence[str],
+    attributes: Mapping[str, Any],
+) -> Document:
+    fill = "" if dtype == STRING else np.dtype(dtype).type(0).item()
+    return {
+        "shape": [*shape],
+        "data_type": dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [*chunk_shape]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": fill,
+        "codecs": [*codecs],
+        "attributes": plain(attributes),
+        "dimension_names": [*dimensions],
+        "zarr_format": 3,
+        "node_type": "array",
+        "storage_transformers": [],
+    }
+
+
+def _bytes(itemsize: int) -> Document:
+    """Single bytes have no order."""
+    if itemsize == 1:
+        return {"name": "bytes"}
+    return {"name": "bytes", "configuration": {"endian": "little"}}
+
 
 # What a count of `StreamLayout.row_counts` is.
 COUNT_NAMES = {"n_steps": "steps of the clip"}

@@ -21,9 +21,9 @@ from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.digest import differences, digest_rows
+from earmill.pipeline.formats.format import Promise, named_damage
 from earmill.pipeline.formats.registry import Encoding, format_of, read_back
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
-from earmill.pipeline.formats.trust import Promise, named_damage
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.sources.base import Fetched, Item

@@ -1,4 +1,4 @@
-"""Stored chunks into numbers: checksum, claimed size, then one call of a decompressor.
+"""Numbers into stored chunks and back, byte for byte as zarr writes and reads them.
 
     chunk   = body crc          crc: CRC-32C of the body, four bytes, little endian
     body    = blosc frame | zstd frame | the numbers themselves
@@ -6,22 +6,128 @@
 zarr gives the same numbers; its general path costs several copies and a thread change a chunk. Here
 a chunk is decoded straight into the array where it stays. What a frame says of its size is held
 against what the metadata says before anything is decoded.
+
+Blosc frames of the kind that our writers make are encoded and decoded by kernels, others by
+c-blosc. Both write the same bytes.
+
+zarr's general path costs four times what its compressor does. Here an array of frames goes to the
+compressor and what that gives to the file. Every byte is the one that zarr-python would write: a
+test has both write the same rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ctypes
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import numpy as np
-from numcodecs import zstd
+from numcodecs import blosc, zstd
 from numpy.typing import NDArray
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.zarr import blosc_frames
 from earmill.pipeline.storage.stored_file import Bytes
+
+# For values as measured on features of all models, see the section on codecs of
+# benchmarks/RESULTS.md.
+BLOSC: dict[str, Any] = {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
+# What c-blosc makes of these settings.
+LZ4_ACCELERATION, STREAM_BYTES = 5, 2**17
+HEADER_BYTES = 16
+# A frame of our writers begins so: versions of format and packer, then flags, which say that LZ4
+# packed blocks split into streams behind a shuffle of bits.
+OUR_FRAME = (2, 1, 0b00100100)
+# Of a number.
+KERNEL_SIZES = frozenset({1, 2, 4})
+# Less is not worth loading a kernel for.
+LEAST_BYTES = 2**16
+# What threads of its own compress lies in the order in which they are done.
+blosc.use_threads = False
+
+
+def compress(numbers: NDArray[Any]) -> Bytes:
+    """A frame of an array in C order, as c-blosc makes it."""
+    frame = _compressed(numbers)
+    return _by_c_blosc(numbers) if frame is None else frame
+
+
+def decompress(frame: Bytes, into: Bytes) -> None:
+    """Fill memory with a frame that says it is of its size.
+
+    Raises:
+        RuntimeError: The frame is damaged.
+    """
+    # c-blosc says what is wrong where the kernel has not filled it.
+    if not _decompressed(frame, into):
+        blosc.decompress(frame, into)
+
+
+def exercise() -> None:
+    """A frame there and back for every size of numbers, which compiles or loads the kernels."""
+    for size in sorted(KERNEL_SIZES):
+        numbers = np.zeros(LEAST_BYTES, f"u{size}")
+        decompress(compress(numbers), numbers.view(np.uint8))
+
+
+def _compressed(numbers: NDArray[Any]) -> Bytes | None:
+    """What a kernel makes of the numbers, if it can."""
+    lz4 = _lz4("LZ4_compress_fast")
+    if not lz4 or numbers.nbytes < LEAST_BYTES or numbers.itemsize not in KERNEL_SIZES:
+        return None
+    # Here, so that whoever writes no frames pays for no compiler.
+    from amtcore.kernels.vector.blosc_blocks import encode_blocks
+
+    # As much as c-blosc has.
+    frame = np.empty(numbers.nbytes + HEADER_BYTES, np.uint8)
+    flat = numbers.reshape(-1).view(f"u{numbers.itemsize}")
+    block_bytes = min(numbers.nbytes, STREAM_BYTES * numbers.itemsize)
+    nbytes = encode_blocks(flat, frame, block_bytes, LZ4_ACCELERATION, lz4)
+    if not nbytes:
+        return None
+    frame[:4] = *OUR_FRAME, numbers.itemsize
+    frame[4:HEADER_BYTES].view("<i4")[:] = numbers.nbytes, block_bytes, nbytes
+    return frame[:nbytes]
+
+
+def _decompressed(frame: Bytes, into: Bytes) -> bool:
+    """Whether a kernel has filled the memory."""
+    lz4, (*kind, size) = _lz4("LZ4_decompress_safe"), frame[:4].tolist()
+    is_ours = tuple(kind) == OUR_FRAME and size in KERNEL_SIZES and len(into) % size == 0
+    if not lz4 or not is_ours or len(into) < LEAST_BYTES:
+        return False
+    # As above.
+    from amtcore.kernels.vector.blosc_blocks import decode_blocks
+
+    block_bytes = int(frame[8:12].view("<i4")[0])
+    return decode_blocks(frame, into.view(f"u{size}"), block_bytes, lz4)
+
+
+def _by_c_blosc(numbers: NDArray[Any]) -> Bytes:
+    frame = blosc.compress(
+        numbers.reshape(-1).view(np.uint8),
+        BLOSC["cname"].encode(),
+        BLOSC["clevel"],
+        blosc.BITSHUFFLE,
+        BLOSC["blocksize"],
+        typesize=numbers.itemsize,
+    )
+    return np.frombuffer(frame, np.uint8)
+
+
+@functools.cache
+def _lz4(name: str) -> int:
+    """The address of a function of the LZ4 that c-blosc has inside; 0 where it is hidden, as in
+    builds for Windows."""
+    try:
+        function = ctypes.CDLL(blosc.__file__)[name]
+    except (OSError, AttributeError):
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # Compressors inside of blosc that our writers use or may use.
@@ -116,7 +222,7 @@ class ChunkCodec:
     def _decompress(self, body: Bytes, into: Bytes) -> None:
         try:
             if self.compressor == "blosc":
-                blosc_frames.decompress(body, into)
+                decompress(body, into)
             elif self.compressor == "zstd":
                 zstd.decompress(body, into)
             else:
@@ -151,7 +257,7 @@ def strings(content: Bytes) -> list[str]:
 
 
 def _blosc_size(body: Bytes) -> int:
-    if len(body) < blosc_frames.HEADER_BYTES or _number(body[12:16]) != len(body):
+    if len(body) < HEADER_BYTES or _number(body[12:16]) != len(body):
         raise CommitError("a chunk is no blosc frame: run `earmill verify`")
     return _number(body[4:8])
 
@@ -169,3 +275,50 @@ def _zstd_size(body: Bytes) -> int:
 
 def _number(little_endian: Bytes) -> int:
     return int.from_bytes(little_endian.tobytes(), "little")
+
+
+ZSTD: dict[str, Any] = {"level": 3, "checksum": False}
+# Both numbers of an index entry where no chunk is.
+NO_CHUNK = np.iinfo(np.uint64).max
+
+
+def write_frames(path: Path, chunks: Iterable[NDArray[Any]], places: int) -> None:
+    """An object: chunks of frames of equal size, and where they lie; the last one of a stream may
+    have fewer than there are places."""
+    spans = np.full((places, 2), NO_CHUNK, "<u8")
+    with path.open("wb") as file:
+        for place, chunk in enumerate(chunks):
+            at = file.tell()
+            frame = compress(chunk)
+            file.write(frame.data)
+            file.write(_checksum(frame))
+            spans[place] = at, file.tell() - at
+        file.write(_checked(spans.tobytes()))
+
+
+def write_vector(path: Path, content: bytes) -> None:
+    """The one chunk of a short array."""
+    path.write_bytes(vector_chunk(content))
+
+
+def vector_chunk(content: bytes) -> bytes:
+    """The one chunk of a short array as it is written."""
+    return _checked(bytes(zstd.compress(content, ZSTD["level"], ZSTD["checksum"])))
+
+
+def vlen_utf8(texts: Sequence[str]) -> bytes:
+    """How many, then each with its length before it; `chunk_codecs.strings` reads it."""
+    parts = [len(texts).to_bytes(4, "little")]
+    for text in texts:
+        data = text.encode()
+        parts += [len(data).to_bytes(4, "little"), data]
+    return b"".join(parts)
+
+
+def _checked(body: bytes) -> bytes:
+    return body + _checksum(body)
+
+
+def _checksum(body: bytes | Bytes) -> bytes:
+    """Behind what is written: the last step of writing, hence the first of reading."""
+    return google_crc32c.value(body).to_bytes(CRC.nbytes, "little")
