@@ -64,10 +64,10 @@ CASES: dict[str, tuple[str, dict[str, Any], Streams]] = {
 }
 #: Whose streams need whole clips.
 WHOLE = ("king2019-hilbert", "king2019-subfs")
-#: Its streams take as long as those of all others; its reference data are run here as well.
-LENGTHY = "paulick2024"
+#: The streams of these take longest; their reference data are run here as well.
+LENGTHY = ("paulick2024", "osses2021", "king2019-hilbert")
 MARKED = [
-    pytest.param(case, marks=[pytest.mark.long] * (case == LENGTHY), id=case) for case in CASES
+    pytest.param(case, marks=[pytest.mark.long] * (case in LENGTHY), id=case) for case in CASES
 ]
 SPECTRA = Tolerance(1e-6, "transforms of another library in single precision")
 

@@ -42,8 +42,8 @@ def _gradients(case: str, backend: str, chunked: bool = False) -> list[Tensor]:
     torch.manual_seed(0)
     x, coef, state, run = CASES[case](torch.float64)
     x = x[..., :160]  # more than one block; time steps of the plain loop are nodes of a graph
-    if "bank" in case:  # and so are its filters: one clip; below, the adjoint of a bank has two
-        x, state = x[:1], state[:1]
+    if "bank" in case:  # and so are its filters: one clip, a step more than a block; below, two
+        x, state = x[:1, ..., :129], state[:1]
     leaves = [value.clone().requires_grad_() for value in (x, coef, state)]
     if chunked:
         first, middle = run(leaves[0][..., :100], *leaves[1:], backend=backend)

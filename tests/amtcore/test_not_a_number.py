@@ -31,6 +31,7 @@ from amtcore.kernels.ops.lif import lif
 from amtcore.kernels.ops.roex import lower_skirt
 from amtcore.units import Calibration
 
+from ..short import but
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import CASES as MODELS
 from .model_cases import leaves, use_plain_loops, whole
@@ -202,6 +203,9 @@ def test_every_model_is_looked_at() -> None:
     assert every <= MODEL_TYPES
 
 
+SLOW = ("king2019_hilbert", "osses2021")
+
+
 def _bad_signals(name: str, samples: int) -> Tensor:
     """One signal a combination, and a good one at the end; fewer for models of loudness, which
     take a whole block of frames for anything."""
@@ -212,7 +216,7 @@ def _bad_signals(name: str, samples: int) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "lif_exodus"])
+@pytest.mark.parametrize("name", but(SLOW, [name for name in MODELS if name != "lif_exodus"]))
 def test_models_carry_what_the_loops_carry(name: str) -> None:
     samples = 60 if MODELS[name].exact else 1200
     build = functools.partial(MODELS[name].build, return_stages=True)

@@ -25,9 +25,9 @@ QUICK = (
     "LoudnessIntegration", "Moore2016AGC", "Moore2016BinauralLoudness", "HeadphoneFilter",
     "MiddleEarFilter", "OuterMiddleEarFilter", "LoudnessEar", "LIFExodus", "Dau1997",
 )  # fmt: skip
-#: Of these, a limiter and a power law: the others take as many steps in `make test-long`, and go
+#: Of these, a power law: the others take as many steps in `make test-long`, and go
 #: as far in fewer here.
-DAILY = ("AdaptLoop", "SpecificLoudness")
+DAILY = ("SpecificLoudness",)
 STAGES = [name for name in LEARNERS if isinstance(CASES[name].build(), HasConstants)]
 LIMITS: dict[str, Limit] = {
     "around": around(2e-8),

@@ -22,7 +22,7 @@ CASES = all_cases()
 ARCHITECTURE = "sm_90"
 _looked_at: set[str] = set()
 #: Every so many cases in double precision as well, the others in `make test-long`.
-DOUBLE = 4
+DOUBLE = 12
 
 
 def _param(case: Case, dtype: torch.dtype) -> Any:

@@ -27,6 +27,7 @@ from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
+from tests.short import only
 
 from ..compare import Tolerance, assert_close
 from ..pipeline.source_helpers import SPEECH, SPEECH_IDS
@@ -104,7 +105,7 @@ def test_the_recordings_are_of_many_kinds() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=[pytest.mark.long] * (kind == "hf_map_style")) for kind in SOURCES],
+    only(["folder"], SOURCES),
 )
 def test_extract_verify_and_read_back(kind: str, extracted: Callable[[str], Path]) -> None:
     output = extracted(kind)

@@ -19,6 +19,7 @@ from earmill.pipeline.driver.events import JobFinished
 from earmill.pipeline.hub.push import Progress, Pushed
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline.again_jobs import module_without_ray  # noqa: F401
+from tests.short import but
 
 ROWS = tuple(f"row-{k}<b>" for k in range(2000))
 RESULTS = [
@@ -75,7 +76,7 @@ end = earmill.extract(sys.argv[1], overrides=["run.executor=local", "run.max_bad
 """
 
 
-@pytest.mark.parametrize("how", ["silent", "logs"])
+@pytest.mark.parametrize("how", but(["silent"], ["silent", "logs"]))
 def test_a_script_prints_nothing_unless_it_asks(how: str, tmp_path: Path) -> None:
     """Not even warnings: a row is bad."""
     corpus = write_corpus(tmp_path / "corpus", 2)

@@ -14,6 +14,7 @@ from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.jobs import assert_whole, write_corpus, write_job
 from tests.pipeline.again_jobs import shards_run_here
+from tests.short import only
 
 EARMILL = f"{sys.executable} -m earmill.jobs.start"
 COMMANDS = (
@@ -43,7 +44,9 @@ def shell(line: str, folder: Path) -> tuple[int, list[str]]:
     return done.returncode, lines
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", only(["--version", "log out --json", "inspect out", "watch out --once"], COMMANDS)
+)
 def test_a_command_that_cannot_show_anything_says_so_and_fails(command: str, place: Path) -> None:
     assert shell(f"{EARMILL} {command} >&-", place) == (
         1,

@@ -184,14 +184,13 @@ def test_a_heartbeat_never_overwrites_who_has_taken_over(
     with DriverLock(layout, heartbeat_s=0.01) as lock:
         mine = layout.read_bytes(DRIVER_FILE)
         theirs = mine.replace(lock.holder.run_id.encode(), b"another-run")
-        read = lock._read
+        replace = Layout.replace_own
 
-        def frozen_after_reading(name: str) -> Any:
-            found = read(name)
+        def frozen_before_replacing(self: Layout, name: str, *values: bytes) -> bool:
             layout.write_bytes(name, theirs)
-            return found
+            return replace(self, name, *values)
 
-        monkeypatch.setattr(lock, "_read", frozen_after_reading)
+        monkeypatch.setattr(Layout, "replace_own", frozen_before_replacing)
         threads_end([lock._thread])
         holder = read_holder(layout)
         assert holder is not None and holder.run_id == "another-run"

@@ -1,7 +1,7 @@
 """Reading leaves nothing behind that could end the process: no thread of Arrow's, no abort.
 
 Arrow's threads may let go of a Python buffer while the interpreter shuts down; that race is lost
-now and then, so the test that cannot miss it counts threads, and fifty real exits stand beside it.
+now and then, so the test that cannot miss it counts threads, and twenty real exits stand beside it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from tests.pipeline.reader_data import write_set
 
 EXIT_CODE = 2
-# Forked from a process that holds little more than Arrow: fifty exits for the price of one start.
+# Forked from a process that holds little more than Arrow: twenty exits for the price of one start.
 EXITS = """
 import os, sys
 from earmill.pipeline.storage.arrow_tables import table_of
@@ -27,7 +27,7 @@ def leave():
         sys.exit(2)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-print([leave() for _ in range(50)])
+print([leave() for _ in range(20)])
 """
 THREADS = """
 import os, sys
@@ -54,8 +54,8 @@ def run(script: str, *args: object) -> str:
     return done.stdout.strip() + done.stderr.strip()
 
 
-def test_fifty_exits_right_after_reading_give_the_code_that_was_asked_for(closed: Path) -> None:
-    assert run(EXITS, *(closed / "index").iterdir()) == str([EXIT_CODE] * 50)
+def test_twenty_exits_right_after_reading_give_the_code_that_was_asked_for(closed: Path) -> None:
+    assert run(EXITS, *(closed / "index").iterdir()) == str([EXIT_CODE] * 20)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")

@@ -35,6 +35,7 @@ from tests.pipeline.changing_corpus import (
 )
 from tests.pipeline.outputs import s3_server
 from tests.pipeline.stopped import Stop, stopped
+from tests.short import but
 
 MEL = {"name": "mel", "extract": [{"model": "melspectrogram", "fs_hz": 16000}]}
 
@@ -262,19 +263,20 @@ def _one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "every", [False, pytest.param(True, marks=pytest.mark.long)], ids=["some", "every"]
 )
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "command",
+    but([extract_joining, add_features, repair], COMMANDS),
+    ids=lambda one: one.__name__,
+)
 def test_a_stopped_command_says_so_and_harms_nothing(
     command: Callable[[Changing], None], every: bool, changing: Changing
 ) -> None:
     check(Trial(changing, command), every=every)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "command",
-    [pytest.param(extract_joining, marks=pytest.mark.long), update],
-    ids=lambda one: one.__name__,
-)
+@pytest.mark.parametrize("command", [extract_joining, update], ids=lambda one: one.__name__)
 def test_in_a_bucket_it_is_the_same(
     command: Callable[[Changing], None], changing: Changing
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_larger_corpus_costs_in_proportion_to_its_audio(corpus: Path) -> None:
     assert twice.stored_bytes.expected == pytest.approx(stored, rel=0.05), "but they are stored"
 
 
+@pytest.mark.long
 def test_of_a_long_row_the_beginning_is_processed(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

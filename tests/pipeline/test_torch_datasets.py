@@ -76,7 +76,8 @@ def test_map_style_rows_are_tensors(small: Path) -> None:
         ("fork", collate_padded),
         ("fork", collate_packed),
         ("fork", collate_jagged),
-        ("spawn", collate_padded),  # one only: a new interpreter takes seconds
+        # A new interpreter takes seconds; `test_epochs` starts some as well.
+        pytest.param("spawn", collate_padded, marks=pytest.mark.long),
     ],
 )
 def test_map_style_through_workers(small: Path, method: str, collate: Any) -> None:

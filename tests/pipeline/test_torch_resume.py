@@ -28,7 +28,7 @@ from tests.pipeline.reader_data import (
 
 N_ROWS = 26
 __all__ = ["no_process_stays", "no_read_ahead"]
-quick = settings(max_examples=40, deadline=None, derandomize=True)
+quick = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 @pytest.fixture(scope="module")

@@ -139,7 +139,7 @@ def check_once(seen: list[Seen], repeated: int = 1) -> None:
     "options",
     [
         pytest.param({"kind": "FeatureLoader"}, marks=pytest.mark.long),
-        {"kind": "FeatureLoader", "workers": 1},
+        pytest.param({"kind": "FeatureLoader", "workers": 1}, marks=pytest.mark.long),
         {"kind": "batches"},
     ],
     ids=["loader", "loader with workers", "bare"],
@@ -219,6 +219,7 @@ def test_lightning(run: Runs, ranks: int, options: dict[str, Any]) -> None:
     check_shares(run.place, run("lightning", ranks=ranks, devices=ranks, **options))
 
 
+@pytest.mark.long
 def test_lightning_starts_its_own_ranks(run: Runs) -> None:
     """Their environment names a world size and no rank until torch.distributed knows both."""
     check_shares(run.place, run.alone("lightning", kind="FeatureLoader", devices=2))

@@ -23,19 +23,21 @@ FILES: list[tuple[str, Callable[[bytes], Any], type[EarmillError]]] = [
     ("current.json", Current.from_json, CommitError),
     ("dataset.json", DatasetFile.from_json, OutputError),
 ]
+# Every third bit: each of the eight places in three bytes.
+EVERY = 3
 # Values of another type that a field takes all the same.
 OTHER_TYPES = [("replaces", None), ("replaces", "text"), ("replaces", "1.5"), ("seconds", 7)]
 
 
 @pytest.mark.parametrize(("pattern", "parse", "error"), FILES, ids=[f[0] for f in FILES])
-def test_every_flipped_bit_is_read_or_refused(
+def test_a_flipped_bit_is_read_or_refused(
     pattern: str, parse: Callable[[bytes], Any], error: type[EarmillError], tmp_path: Path
 ) -> None:
     finalise(small_dataset(tmp_path))
     (path,) = tmp_path.glob(pattern)
     whole = path.read_bytes()
     refused = 0
-    for bit in range(8 * len(whole)):
+    for bit in range(0, 8 * len(whole), EVERY):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
         try:
@@ -75,13 +77,13 @@ def test_a_format_that_does_not_exist_is_no_format(tmp_path: Path) -> None:
 
 
 def test_every_damaged_value_of_a_commit_is_a_problem_and_no_crash(tmp_path: Path) -> None:
-    """One bit of each line: whatever it makes of the line, verify ends and names the file."""
+    """One bit of every other line: whatever it makes of it, verify ends and names the file."""
     layout: Layout = small_dataset(tmp_path)
     finalise(layout)
     name = "commits/00001.json"
     whole = layout.read_bytes(name)
     starts = [i for i, byte in enumerate(whole) if byte == ord("\n")]
-    for start, bit in zip(starts, range(10**6), strict=False):
+    for start, bit in zip(starts[::2], range(10**6), strict=False):
         data = bytearray(whole)
         data[min(start + 4 + bit % 7, len(whole) - 1)] ^= 1 << bit % 6
         layout.write_bytes(name, bytes(data))
