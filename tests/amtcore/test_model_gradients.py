@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ..short import but
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import CASES, leaves
 
