@@ -157,7 +157,7 @@ def run_job(
     output = {"uri": str(root / "out"), "formats": ["zarr"], "shard_seconds": 300}
     spec, job = {**spec, "output": output}, root / "job.yaml"
     job.write_text(json.dumps(spec))  # JSON is YAML
-    command = [sys.executable, "-m", "earmill.jobs.cli", "extract", str(job), "--json"]
+    command = [sys.executable, "-m", "earmill.jobs.start", "extract", str(job), "--json"]
     begin = time.perf_counter()
     events: dict[str, dict] = {}
     over = threading.Event()

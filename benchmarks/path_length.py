@@ -139,7 +139,7 @@ def row_functions(folder: Path, name: str) -> list[str]:
     job = folder / "job.json"
     job.write_text(json.dumps(_job(folder, name, shard_seconds=1.0)))
     environment = os.environ | {"PYTHONPATH": str(hooks), _WORKER_REPORT: str(report)}
-    command = [sys.executable, "-m", "earmill.jobs.cli", "extract", str(job)]
+    command = [sys.executable, "-m", "earmill.jobs.start", "extract", str(job)]
     subprocess.run(command, env=environment, check=True, capture_output=True)
     return list(json.loads(report.read_text()))
 

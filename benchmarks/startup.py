@@ -53,7 +53,7 @@ def _run(code: str, cache: str, prebuilt: str = "") -> float:
 
 def _command(*arguments: str) -> float:
     """Wall time of a whole `earmill` process, s: median of three after one that fills caches."""
-    command = [sys.executable, "-m", "earmill.jobs.cli", *arguments]
+    command = [sys.executable, "-m", "earmill.jobs.start", *arguments]
     times = []
     for _ in range(4):
         begin = time.perf_counter()
@@ -66,7 +66,7 @@ def _demo(cache: str) -> str:
     """Seconds from the start of the demo's worker to its last warm-up, as the demo says it."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "earmill.jobs.cli", "demo", "--out", folder],
+            [sys.executable, "-m", "earmill.jobs.start", "demo", "--out", folder],
             env=os.environ | {"NUMBA_CACHE_DIR": cache},
             check=True,
             capture_output=True,

@@ -74,7 +74,7 @@ def run_of(root: Path, executor: str, workers: int, cores: int) -> Run:
 def summary_of(spec: dict[str, Any], job: Path, cores: int) -> dict[str, Any]:
     """The last line of a job that has the first so many cores; its file is written to `job`."""
     job.write_text(json.dumps(spec))  # JSON is YAML
-    command = [sys.executable, "-m", "earmill.jobs.cli", "extract", str(job), "--json"]
+    command = [sys.executable, "-m", "earmill.jobs.start", "extract", str(job), "--json"]
     with on_cores(cores):
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -14,11 +14,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import getdoc
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from earmill.jobs import signals
 from earmill.jobs.commands import (
     add_features,
     demo,
@@ -41,9 +40,9 @@ from earmill.jobs.commands import (
     watch,
 )
 from earmill.jobs.commands.options import wants_log_lines
-from earmill.jobs.process import run_and_exit
-from earmill.jobs.standard_streams import OutputLost
-from earmill.jobs.terminal import (
+from earmill.jobs.console import process
+from earmill.jobs.console.process import OutputLost
+from earmill.jobs.console.terminal import (
     error_event,
     has_log_lines,
     say_error,
@@ -141,8 +140,8 @@ def run(arguments: Sequence[str]) -> int:
         # Usage errors and results that are not good are told already; machines get an event.
         if usage := getattr(end.__context__, "format_message", None):
             _tell_machines(arguments, code, one_line(usage()))
-        elif code == signals.INTERRUPTED:
-            return _fail(arguments, signals.exit_code(), signals.what_happened())
+        elif code == process.INTERRUPTED:
+            return _fail(arguments, process.exit_code(), process.interruption())
         return code
     except OutputLost as lost:
         return lost.tell()
@@ -198,12 +197,3 @@ def _keep(error: Exception) -> str:
     except OSError as why:
         return f"could not be written ({why})"
     return name
-
-
-def main() -> NoReturn:
-    """Run the command line of this process."""
-    run_and_exit(lambda: run)
-
-
-if __name__ == "__main__":
-    main()

@@ -149,7 +149,7 @@ def test_a_job_runs_in_a_folder_with_hostile_names(installed: Installed) -> None
     assert said["ok"] == 3 and said["verified"]
     assert said["events"] == ["earmill.pipeline.driver.events"]
     assert all(Path(home).is_relative_to(installed.packages) for home in said["homes"])
-    out = installed.run("-m", "earmill.jobs.cli", "verify", "out/python", "--json")
+    out = installed.run("-m", "earmill.jobs.start", "verify", "out/python", "--json")
     assert json.loads(out)["ok"]
 
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from earmill.jobs.commands.extract import signals_to
 from earmill.jobs.commands.options import (
     AsJson,
     DatasetUri,
@@ -19,6 +18,7 @@ from earmill.jobs.commands.options import (
     parse_storage_options,
     run_overrides,
 )
+from earmill.jobs.console.job_run import signals_to
 
 
 def add_features(
@@ -43,8 +43,7 @@ def add_features(
 
     Run it again after an update: it computes what is new. Exit codes: as of `extract`.
     """
-    from earmill.jobs.logger import logged
-    from earmill.jobs.progress import make_reporter
+    from earmill.jobs.console.progress import logged, make_reporter
     from earmill.pipeline.driver.add_features import add_features as add
     from earmill.pipeline.driver.stop_request import StopRequest
 

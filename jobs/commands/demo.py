@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs import terminal
 from earmill.jobs.commands.options import Quiet
-from earmill.jobs.local_paths import check_local
+from earmill.jobs.console import terminal
+from earmill.jobs.console.terminal import check_local
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +59,7 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Generate two minutes of audio and run the whole job on it."""
-    from earmill.jobs.commands.extract import run_and_report
+    from earmill.jobs.console.job_run import run_and_report
     from earmill.jobs.demo_audio import write_corpus
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.spec.models import validate_models

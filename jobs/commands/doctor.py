@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from earmill.jobs.commands.options import AsJson, StorageOptions, parse_storage_options
-from earmill.jobs.terminal import console, say_json
+from earmill.jobs.console.terminal import console, say_json
 
 if TYPE_CHECKING:
     from rich.console import Console

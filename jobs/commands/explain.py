@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from earmill.jobs.terminal import console
+from earmill.jobs.console.terminal import console
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.text import nearest
 

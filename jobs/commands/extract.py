@@ -1,21 +1,13 @@
-"""`earmill extract`: run a job to its end, or as far as it gets.
-
-SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to finish what is in flight; a second one leaves at
-once. Either way nothing is lost but work in flight, and `--resume` goes on from the commits.
-"""
+"""`earmill extract`: run a job to its end, or as far as it gets."""
 
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from earmill.jobs import signals
 from earmill.jobs.commands.options import (
     AsJson,
     JobFile,
@@ -26,11 +18,11 @@ from earmill.jobs.commands.options import (
     RayAddress,
     run_overrides,
 )
+from earmill.jobs.console.job_run import run_and_report
 
 if TYPE_CHECKING:
-    from earmill.pipeline.dataset.recompute import Choice, Chooser
-    from earmill.pipeline.driver.events import Event, JobFinished
-    from earmill.pipeline.driver.stop_request import StopRequest
+    from earmill.pipeline.dataset.recompute import Choice
+    from earmill.pipeline.driver.events import Event
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.storage.layout import Layout
 
@@ -139,70 +131,3 @@ def check_submitted(spec: JobSpec) -> None:
             f"folder that is deleted afterwards, got {uri}; --set output.uri=s3://... or a path "
             "that all nodes share"
         )
-
-
-def run_and_report(
-    spec: JobSpec,
-    *,
-    resume: bool = False,
-    first: Callable[[Callable[[Event], None]], None] | None = None,
-    again: Chooser | None = None,
-    join: bool = False,
-    finish: bool = False,
-    as_json: bool = False,
-    quiet: bool = False,
-    ray_address: str | None = None,
-) -> JobFinished:
-    """Run a job, tell its progress and result, and stop it on a signal.
-
-    Args:
-        quiet: Tell the result only.
-        first: What is done before it, given where its news go.
-    """
-    from earmill.jobs.logger import logged
-    from earmill.jobs.progress import make_reporter
-    from earmill.pipeline.driver.run import run_job
-    from earmill.pipeline.driver.stop_request import StopRequest
-
-    stop = StopRequest()
-    reporter = make_reporter(as_json=as_json, log_format=spec.run.log_format, quiet=quiet)
-    sink = logged(reporter)
-    try:
-        with signals_to(stop):
-            if first is not None:
-                first(sink)
-            return run_job(
-                spec,
-                resume=resume,
-                again=again,
-                sink=sink,
-                ray_address=ray_address,
-                stop=stop,
-                join=join,
-                finish=finish,
-            )
-    finally:
-        reporter.close()
-
-
-@contextmanager
-def signals_to(stop: StopRequest) -> Iterator[None]:
-    """Send requests to stop to `stop`; where nobody polls it, they end the command at once."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if not stop.watched:
-            signals.end(number, frame)
-        stop(signal.Signals(number).name)
-
-    # Slurm sends the last one before a time limit, where it is told to.
-    numbers = (*signals.ENDING, signal.SIGUSR1)
-    before = {number: signal.getsignal(number) for number in numbers}
-    # A hang-up that is ignored, as `nohup` has it, stays ignored.
-    before = {n: one for n, one in before.items() if n != signal.SIGHUP or one != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from earmill.jobs.commands.options import AsJson
-from earmill.jobs.terminal import say, say_json
+from earmill.jobs.console.terminal import say, say_json
 from earmill.pipeline.common.errors import EarmillError, OutputError, SourceError, SpecError
 from earmill.pipeline.common.text import one_line
 
@@ -229,7 +229,7 @@ def _finish(
     file: str, answers: Answers, models: Sequence[str], *, as_json: bool, force: bool
 ) -> None:
     """Check the job, show what it would take, write the file."""
-    from earmill.jobs.commands.plan import show
+    from earmill.jobs.console.estimate import print_estimate
     from earmill.jobs.first_job import commented
     from earmill.pipeline.planning.estimate import job_cost
     from earmill.pipeline.spec.job import JobSpec
@@ -253,7 +253,7 @@ def _finish(
         say_json({"event": "init", "file": file, "job": spec.name, "cost": cost, "note": trouble})
         return
     if cost is not None:
-        show(cost)
+        print_estimate(cost)
     else:
         say(f"not looked into: {trouble}")
     shown = shlex.quote(file)

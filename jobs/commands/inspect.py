@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
-from earmill.jobs.terminal import console, say, say_json
+from earmill.jobs.console.terminal import console, say, say_json
 from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:

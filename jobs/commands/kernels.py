@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from earmill.jobs.commands.options import Overrides
-from earmill.jobs.local_paths import check_local
-from earmill.jobs.terminal import say
+from earmill.jobs.console.terminal import check_local, say
 from earmill.pipeline.common.errors import SpecError
 
 

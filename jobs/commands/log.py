@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
-from earmill.jobs.terminal import say, say_json
+from earmill.jobs.console.terminal import say, say_json
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.history import SnapshotDiff

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from earmill.jobs.commands.options import AsJson
+from earmill.jobs.console.terminal import console
 from earmill.jobs.model_list import listed_models
-from earmill.jobs.terminal import console
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.text import nearest, one_line
 

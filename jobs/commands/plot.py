@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from earmill.jobs.commands.options import DatasetUri, StorageOptions, parse_storage_options
-from earmill.jobs.local_paths import check_local
-from earmill.jobs.terminal import say
+from earmill.jobs.console.terminal import check_local, say
 
 RowId = Annotated[
     str | None, typer.Option("--row", metavar="ID", help="Row id; the first row when left out.")

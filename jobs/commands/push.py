@@ -18,8 +18,8 @@ from earmill.jobs.commands.options import (
     StorageOptions,
     parse_storage_options,
 )
-from earmill.jobs.standard_streams import OutputLost
-from earmill.jobs.terminal import say, say_json
+from earmill.jobs.console.process import OutputLost
+from earmill.jobs.console.terminal import say, say_json
 
 if TYPE_CHECKING:
     from earmill.pipeline.hub.contents import Contents

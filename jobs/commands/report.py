@@ -13,7 +13,7 @@ from earmill.jobs.commands.options import (
     StorageOptions,
     parse_storage_options,
 )
-from earmill.jobs.terminal import say, teller
+from earmill.jobs.console.terminal import say, teller
 
 Out = Annotated[Path, typer.Option(help="HTML file to write.")]
 MostRows = Annotated[int, typer.Option("--rows", min=0, help="Rows of the table, at most.")]

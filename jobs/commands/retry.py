@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from earmill.jobs.commands.extract import run_and_report
 from earmill.jobs.commands.options import (
     AsJson,
     DatasetUri,
@@ -26,7 +25,8 @@ from earmill.jobs.commands.options import (
     parse_storage_options,
     run_overrides,
 )
-from earmill.jobs.terminal import console, say_json
+from earmill.jobs.console.job_run import run_and_report
+from earmill.jobs.console.terminal import console, say_json
 
 _GONE = "--where is gone: use --error CLASS, --stage STAGE and --uri GLOB, each repeatable"
 

@@ -15,7 +15,7 @@ from earmill.jobs.commands.options import (
     StorageOptions,
     parse_storage_options,
 )
-from earmill.jobs.terminal import say, say_json, teller
+from earmill.jobs.console.terminal import say, say_json, teller
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.garbage import Collected

@@ -16,7 +16,7 @@ from earmill.jobs.commands.options import (
     StorageOptions,
     parse_storage_options,
 )
-from earmill.jobs.terminal import console, say, say_json, teller
+from earmill.jobs.console.terminal import console, say, say_json, teller
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.verify import Report

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs import signals
 from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
-from earmill.jobs.terminal import console, say, say_json
+from earmill.jobs.console import process
+from earmill.jobs.console.terminal import console, say, say_json
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress, JobWatch
@@ -139,7 +139,7 @@ def _serve(
                     trouble = f"this look failed, the next may not: {error}"
         except KeyboardInterrupt:
             say("the page is closed", file=sys.stderr)
-            if signals.exit_code() != signals.INTERRUPTED:  # Ctrl-C is how the page is to be closed
+            if process.exit_code() != process.INTERRUPTED:  # Ctrl-C is how the page is to be closed
                 raise
 
 
@@ -159,7 +159,7 @@ class _Lines:
         self._told_at = 0.0
 
     def __call__(self, found: JobProgress, last: bool) -> None:
-        from earmill.jobs.watch_text import line, remarks
+        from earmill.jobs.console.job_texts import progress_line, progress_remarks
 
         if self.as_json:
             say_json(fields(found))
@@ -168,8 +168,8 @@ class _Lines:
         due = time.monotonic() - self._told_at >= SAME_LINE_EVERY_S
         if new != self._told or due or last:
             self._told, self._told_at = new, time.monotonic()
-            say(f"{found.name}: {line(found)}")
-            for remark in remarks(found):
+            say(f"{found.name}: {progress_line(found)}")
+            for remark in progress_remarks(found):
                 say(remark)
 
     def close(self) -> None:
@@ -191,12 +191,12 @@ class _Bar(_Lines):
         from rich.table import Table
         from rich.text import Text
 
-        from earmill.jobs.watch_text import line, remarks
+        from earmill.jobs.console.job_texts import progress_line, progress_remarks
 
         shown = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=1.0, completed=found.share_done, width=BAR_WIDTH)
-        shown.add_row(bar, Text(f"{found.name}: {line(found)}"))
-        for remark in remarks(found):
+        shown.add_row(bar, Text(f"{found.name}: {progress_line(found)}"))
+        for remark in progress_remarks(found):
             shown.add_row("", Text(remark, style="yellow"))
         self._live.update(shown, refresh=True)
 

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from earmill.jobs.local_paths import check_local
+from earmill.jobs.console.terminal import check_local
 from earmill.jobs.report.about import about
 from earmill.jobs.report.corpus import corpus, row_facts
 from earmill.jobs.report.examples import chosen, examples, shown_text

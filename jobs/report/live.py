@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from earmill.jobs.console.job_texts import progress_remarks
 from earmill.jobs.report.corpus import Figure
 from earmill.jobs.report.page import live_page
 from earmill.jobs.report.plots import TIMES, hours_text, percent
 from earmill.jobs.report.quarantine import MOST_EXAMPLES, quarantine, shown_bad_row
 from earmill.jobs.report.work import stamp, work_of
-from earmill.jobs.watch_text import remarks
 from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.common.text import bytes_text, duration, figure, quantity
 from earmill.pipeline.dataset.shard_facts import ShardFacts
@@ -68,7 +68,7 @@ class LivePage:
             "name": found.name,
             "state": found.state,
             "looked": stamp(time.time()),
-            "remarks": [_sentence(said) for said in (trouble, *remarks(found)) if said],
+            "remarks": [_sentence(said) for said in (trouble, *progress_remarks(found)) if said],
             "share": found.share_done,
             "told": f"{found.state}, {told} % done",
             "figures": _figures(found),

@@ -128,7 +128,7 @@ def plan(
         raise ValueError(f"expected sample above 0 with a seed, else 0 or more, got {sample}")
     if not sample:
         return job_cost(job, measure=measure)
-    from earmill.jobs.logger import logged_text
+    from earmill.jobs.console.progress import logged_text
     from earmill.pipeline.driver.sample import sample as process
 
     sampler = partial(process, spec=job, rows=sample, seed=seed, on_begin=logged_text())
@@ -177,7 +177,7 @@ def verify_deep(
     Raises:
         OutputError: No closed dataset there. SourceError, SourceOutage: The source is away.
     """
-    from earmill.jobs.logger import logged_text
+    from earmill.jobs.console.progress import logged_text
     from earmill.pipeline.driver.deep_verify import verify_deep as check
     from earmill.pipeline.driver.stored_job import stored_job
 
@@ -342,8 +342,7 @@ def _run(
 @contextmanager
 def _sink(progress: Progress) -> Iterator[Callable[[Event], None]]:
     """Where the events of a run go, the logger `earmill` among them."""
-    from earmill.jobs.logger import logged
-    from earmill.jobs.progress import make_reporter, notebook_reporter
+    from earmill.jobs.console.progress import logged, make_reporter, notebook_reporter
     from earmill.pipeline.driver import events
 
     if callable(progress):

@@ -79,7 +79,7 @@ def compact(
     Raises:
         OutputError: No dataset there, or one that is not finished. LockedError: A driver is at it.
     """
-    from earmill.jobs.logger import logged_text
+    from earmill.jobs.console.progress import logged_text
     from earmill.pipeline.dataset.compact import compact as merge
 
     with opened_layout(uri, storage_options) as layout:
@@ -185,7 +185,7 @@ def report(
         CommitError: A file of the dataset is damaged. OutputError: `out` cannot be written.
         ValueError: A number is out of its range. SpecError: `job` is no valid one.
     """
-    from earmill.jobs.logger import logged_text
+    from earmill.jobs.console.progress import logged_text
     from earmill.jobs.report.build import Options, write_report
     from earmill.pipeline.spec.job import JobSpec
 

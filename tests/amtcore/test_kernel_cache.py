@@ -81,7 +81,7 @@ def test_no_kernel_is_loaded_from_such_a_folder(tmp_path: Path) -> None:
     cache = made(tmp_path / "cache", 0o1777)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "earmill.jobs.cli", "models", "--json"],
+        [sys.executable, "-m", "earmill.jobs.start", "models", "--json"],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,

@@ -34,7 +34,7 @@ def running(job: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def watch(running: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "earmill.jobs.cli", "watch", str(running), "--page", "0"]
+    command = [sys.executable, "-m", "earmill.jobs.start", "watch", str(running), "--page", "0"]
     with subprocess.Popen(
         [*command, "--every", "1"],
         stdout=subprocess.DEVNULL,

@@ -55,7 +55,7 @@ def start_extract(
 ) -> subprocess.Popen[str]:
     """A process of `earmill extract` that prints its events as JSON lines."""
     return subprocess.Popen(
-        [sys.executable, "-m", "earmill.jobs.cli", "extract", "--json", *arguments],
+        [sys.executable, "-m", "earmill.jobs.start", "extract", "--json", *arguments],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

@@ -270,9 +270,8 @@ def test_version_and_short_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert "Usage" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("module", ["earmill.jobs.start", "earmill.jobs.cli"])
-def test_the_entry_point_exits_with_the_code(module: str) -> None:
-    command = [sys.executable, "-m", module, "inspect", "/no/such"]
+def test_the_entry_point_exits_with_the_code() -> None:
+    command = [sys.executable, "-m", "earmill.jobs.start", "inspect", "/no/such"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from earmill.jobs.cli import run
-from earmill.jobs.commands.plan import rounded_up
+from earmill.jobs.console.estimate import rounded_up
 from earmill.pipeline.dataset.lease import DriverLock
 from earmill.pipeline.planning.estimate import START_S
 from earmill.pipeline.spec.job import JobSpec

@@ -19,7 +19,7 @@ ASKED = {
 @pytest.mark.parametrize("shell", ASKED)
 def test_a_command_is_completed(shell: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from earmill.jobs.cli import main; main()"],
+        [sys.executable, "-c", "from earmill.jobs.start import main; main()"],
         env={**os.environ, **ASKED[shell], "_EARMILL_COMPLETE": f"complete_{shell}"},
         capture_output=True,
         text=True,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from earmill.jobs.cli import run
-from earmill.jobs.log_lines import log_line
-from earmill.jobs.progress import LogLines
+from earmill.jobs.console.progress import LogLines
+from earmill.jobs.console.terminal import log_line
 from earmill.pipeline.driver import events
 
 PAGE = Path(__file__).parents[2] / "docs" / "watching.md"

@@ -11,17 +11,10 @@ from typing import Any
 
 import pytest
 
-from earmill.jobs.progress import (
-    BAR_WIDTH,
-    Bar,
-    JsonLines,
-    PlainLines,
-    cost,
-    make_reporter,
-    totals,
-)
-from earmill.jobs.standard_streams import OutputLost
-from earmill.jobs.terminal import console
+from earmill.jobs.console.job_texts import cost, totals
+from earmill.jobs.console.process import OutputLost
+from earmill.jobs.console.progress import BAR_WIDTH, Bar, JsonLines, PlainLines, make_reporter
+from earmill.jobs.console.terminal import console
 from earmill.pipeline.common.text import audio, bytes_text
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.tally import Tally

@@ -133,8 +133,8 @@ def test_a_second_signal_ends_a_command_at_once(place: Path) -> None:
     """Some code has swallowed the first one."""
     swallows = (
         "import os, signal, sys\n"
-        "from earmill.jobs import signals\n"
-        "signals.catch()\n"
+        "from earmill.jobs.console import process\n"
+        "process.catch_signals()\n"
         "try:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "except KeyboardInterrupt:\n"
@@ -150,9 +150,9 @@ def test_a_command_that_does_not_leave_is_ended(place: Path) -> None:
     """A thread that nobody can interrupt keeps the process."""
     waits = (
         "import os, signal, threading, time\n"
-        "from earmill.jobs import signals\n"
-        "signals.LEAVES_WITHIN_S = 0.1\n"
-        "signals.catch()\n"
+        "from earmill.jobs.console import process\n"
+        "process.LEAVES_WITHIN_S = 0.1\n"
+        "process.catch_signals()\n"
         "threading.Thread(target=time.sleep, args=(3600,)).start()\n"
         "os.kill(os.getpid(), signal.SIGHUP)\n"
     )

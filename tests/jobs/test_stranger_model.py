@@ -44,7 +44,7 @@ def test_the_file_is_short() -> None:
 
 def _earmill(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "earmill.jobs.cli", *arguments]
+    command = [sys.executable, "-m", "earmill.jobs.start", *arguments]
     environment["PYTHONPATH"] = str(place)
     return subprocess.run(
         command, cwd=place, env=environment, capture_output=True, text=True, timeout=240

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from earmill.jobs import standard_streams
+from earmill.jobs.console import process
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.jobs import assert_whole, write_corpus, write_job
@@ -65,7 +65,7 @@ def test_a_full_disk_is_named(command: str, place: Path) -> None:
 
 @pytest.mark.parametrize("command", ["--help", "inspect out", "watch out --once"])
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly(command: str, place: Path) -> None:
-    assert shell(f"{EARMILL} {command} | exec true", place) == (standard_streams.NOT_READ, [])
+    assert shell(f"{EARMILL} {command} | exec true", place) == (process.NOT_READ, [])
 
 
 @pytest.mark.parametrize("command", ["log out", "verify out", "report out --out page.html"])
@@ -77,7 +77,7 @@ def test_a_closed_standard_error_changes_nothing(command: str, place: Path) -> N
 def test_no_file_takes_the_number_of_a_closed_stream(place: Path) -> None:
     """The messages of a library would land in that file."""
     look = (
-        "import os, sys; from earmill.jobs import standard_streams; standard_streams.take_over(); "
+        "import os, sys; from earmill.jobs.console import process; process.guard_streams(); "
         "file = open('first', 'w'); os.write(2, b'of a library'); sys.stderr.write('news'); "
         "file.write(str(file.fileno()))"
     )
@@ -107,6 +107,6 @@ def test_a_job_goes_on_where_nobody_reads_it(how: str, tmp_path: Path) -> None:
 def test_text_streams_are_handed_on_as_they_are() -> None:
     """The real stream answers what libraries ask."""
     with open(os.devnull, "w") as inner:
-        stream = standard_streams._Stream(inner, is_output=True)
+        stream = process._Stream(inner, is_output=True)
         assert stream.fileno() == inner.fileno() and stream.encoding == inner.encoding
         assert not stream.isatty()

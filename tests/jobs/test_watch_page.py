@@ -182,7 +182,7 @@ def until(look: Callable[[], str], text: str) -> str:
 
 def test_a_page_waits_for_its_job_follows_it_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "earmill.jobs.cli", "watch", str(out), "--page", "0"]
+    command = [sys.executable, "-m", "earmill.jobs.start", "watch", str(out), "--page", "0"]
     watch = subprocess.Popen(
         [*command, "--wait", "--every", "0.1"],
         stdout=subprocess.PIPE,

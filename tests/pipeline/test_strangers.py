@@ -111,7 +111,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line where the distribution is on PYTHONPATH, which workers inherit."""
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     environment["PYTHONPATH"] = str(folder / "site")
-    command = [sys.executable, "-m", "earmill.jobs.cli", *arguments]
+    command = [sys.executable, "-m", "earmill.jobs.start", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 

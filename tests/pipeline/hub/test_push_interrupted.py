@@ -39,7 +39,7 @@ def test_a_client_that_was_killed_goes_on_and_sends_no_file_twice(
 
     stand_in.before = kill
     environment = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-m", "earmill.jobs.cli", "push", layout.url(), ID]
+    command = [sys.executable, "-m", "earmill.jobs.start", "push", layout.url(), ID]
     victim.append(subprocess.Popen(command, env=environment, text=True))
     assert victim[0].wait(120) == -signal.SIGKILL
     assert set(stand_in.tree(ID)) == {".gitattributes"}  # nothing is half there

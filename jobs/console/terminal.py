@@ -2,15 +2,30 @@
 
 A row id or an error text may hold escape sequences or rich markup; here they are shown, not obeyed.
 JSON needs no such care: its own escapes cover every control character.
+
+`log_line` makes a structured log line: one JSON object on one line, for collectors of logs.
+
+Names of fields are part of the interface (docs/watching.md lists them, a test compares). Texts come
+from exceptions, file names and rows: secrets of their uris go, line breaks and whatever is no text
+are escapes, and a line stays one line whatever they hold.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import re
+import secrets
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from earmill.pipeline.common.errors import OutputError
+from earmill.pipeline.common.redact import redact_text
 from earmill.pipeline.common.text import one_line, visible
 
 if TYPE_CHECKING:
@@ -61,8 +76,6 @@ def error_event(exit_code: int, message: str, topic: str | None = None) -> None:
     """The last JSON or log line of a command that failed without a result."""
     told = {"help": f"{EXPLAIN} {topic}"} if topic else {}
     if has_log_lines():
-        from earmill.jobs.log_lines import ERROR, log_line
-
         print(log_line("error", ERROR, message, exit_code=exit_code, **told), flush=True)
     else:
         say_json({"event": "error", "exit_code": exit_code, "message": message, **told})
@@ -88,3 +101,49 @@ def console(**options: Any) -> Console:
             return super().render_str(visible(text, keep=LINE_BREAK), **style)
 
     return VisibleConsole(markup=False, emoji=False, highlight=False, **options)
+
+
+# What `Path` leaves of the beginning of a uri; one letter is a drive.
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def check_local(path: Path) -> None:
+    """Refuse what is no path of this machine.
+
+    Raises:
+        OutputError: It is a uri, of which a folder `s3:` would be made here.
+    """
+    if URI.match(str(path)):
+        raise OutputError(f"expected a path of this machine, got {path}, which reads as a uri")
+
+
+INFO, WARNING, ERROR = "info", "warning", "error"
+# Of one text; an exception may quote megabytes.
+LONGEST_TEXT = 4000
+# A process is one run; its lines are found again by this.
+RUN_ID = secrets.token_hex(4)
+
+
+def log_line(event: str, level: str, message: str, **fields: Any) -> str:
+    """One line, without its end.
+
+    Args:
+        event: What happened; a stable name. fields: Plain values.
+    """
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    head = {"time": now, "level": level, "event": event, "message": one_line(message)}
+    process = {"run": RUN_ID, "host": socket.gethostname(), "pid": os.getpid()}
+    return json.dumps(_clean({**head, **process, **fields}), allow_nan=False)
+
+
+def _clean(value: Any) -> Any:
+    """A plain value as JSON has it: texts without secrets, and no number that is none."""
+    if isinstance(value, str):
+        return redact_text(value)[:LONGEST_TEXT]
+    if isinstance(value, Mapping):
+        return {str(key): _clean(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

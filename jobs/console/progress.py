@@ -5,10 +5,16 @@ Text tells what happens meanwhile on standard error, and the result on standard 
 
 All are fed the same events and each keeps a `Tally`. What is still only planned is an
 estimate and is called `about`.
+
+`logged` sends the messages of a job to Python's `logging`, under the logger `earmill`.
+
+A script that runs a job from Python hears of it as of any other library: nothing is printed unless
+the script sets a handler.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -16,10 +22,17 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from earmill.jobs.log_lines import ERROR, INFO, WARNING, log_line
-from earmill.jobs.standard_streams import OutputLost
-from earmill.jobs.terminal import console, say, say_json, tell_errors_as_log_lines
-from earmill.pipeline.common.text import audio, duration, figure, quantity, visible
+from earmill.jobs.console.job_texts import cost, level_of, news, short_totals, text_of, totals
+from earmill.jobs.console.process import OutputLost
+from earmill.jobs.console.terminal import (
+    INFO,
+    console,
+    log_line,
+    say,
+    say_json,
+    tell_errors_as_log_lines,
+)
+from earmill.pipeline.common.text import one_line, visible
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.tally import Tally
 
@@ -27,29 +40,16 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from earmill.pipeline.driver.events import Event, Sink
+
 # Plain lines end up in log files: totals at most this often, and unchanged ones far less.
 LINE_EVERY_S = 5.0
 SAME_LINE_EVERY_S = 60.0
-# Of a second of audio; what costs less is not told.
-LEAST_MS = 0.005
 # Columns of the bar, and of the spinner and the gaps beside it.
 BAR_WIDTH = 20
 BAR_MARGIN = 4
 # Narrower terminals get half a bar.
 NARROW = 60
-# Kinds of events that are warnings in a log.
-LOG_WARNINGS = frozenset(
-    {
-        "source_changed",
-        "shard_retry",
-        "shard_waits",
-        "worker_lost",
-        "bisect_started",
-        "culprit_found",
-        "row_quarantined",
-        "draining",
-    }
-)
 # Fields of events that are called otherwise in a log, where lines of all kinds stand together.
 _CALLED = {"shard_id": "shard", "text": "message"}
 # A log has the totals every so many seconds.
@@ -62,106 +62,6 @@ class Reporter(Protocol):
     def __call__(self, event: events.Event) -> None: ...
 
     def close(self) -> None: ...
-
-
-def totals(tally: Tally) -> str:
-    """The totals in one line."""
-    done_audio = audio(tally.audio_s)
-    if tally.left_audio_s > 0:
-        done_audio += f" of about {audio(tally.audio_s + tally.left_audio_s)}"
-    parts = [f"{done_audio} audio ({100 * tally.share:.0f} %)"]
-    rate, left_s = tally.times_real_time, tally.left_s
-    if rate is not None:
-        parts.append(f"{figure(rate)} x real time")
-    parts.append(f"{tally.rows_ok:,} rows ok, {tally.rows_bad:,} quarantined")
-    if left_s is not None and left_s > 0:
-        parts.append(f"about {audio(tally.left_audio_s)} audio left, about {duration(left_s)}")
-    return ", ".join(parts)
-
-
-def short_totals(tally: Tally, width: int) -> str:
-    """As much of the totals as fits beside a bar, the share done and the time left first."""
-    rate, left_s = tally.times_real_time, tally.left_s
-    by_importance = [f"{100 * tally.share:.0f} %"]
-    if left_s is not None and left_s > 0:
-        by_importance.append(f"about {duration(left_s)} left")
-    if tally.rows_bad:
-        by_importance.append(f"{tally.rows_bad:,} quarantined")
-    if rate is not None:
-        by_importance.append(f"{figure(rate)} x real time")
-    by_importance += [f"{tally.rows_ok:,} rows ok", f"{audio(tally.audio_s)} audio"]
-    line = by_importance[0]
-    for part in by_importance[1:]:
-        if len(line) + len(part) + 2 > width:
-            break
-        line += f", {part}"
-    return line
-
-
-def news(event: events.Event) -> str | None:
-    """One line for an event worth telling by itself; None for the rest."""
-    match event:
-        case events.Step():
-            return f"{event.text} ..."
-        case events.Note() | events.SourceChanged():
-            return event.text
-        case events.JobStarted():
-            done = f", {event.shards_done:,} already committed" if event.shards_done else ""
-            rows, shards = quantity(event.rows_total, "row"), quantity(event.shards_total, "shard")
-            about = f"about {audio(event.seconds_total)} audio"
-            return f"{event.job}: {rows}, {about} in {shards}{done} -> {event.output}"
-        case events.WorkersReady():
-            who = "worker" if event.workers == 1 else f"first of {event.workers} workers"
-            return (
-                f"{who} ready after {event.start_s:.1f} s "
-                f"({event.device}, {quantity(event.threads, 'thread')})"
-            )
-        case events.ShardRetry():
-            return f"shard {event.shard_id}: attempt {event.attempt} failed: {event.reason}"
-        case events.ShardWaits():
-            pause = duration(event.pause_s)
-            return f"shard {event.shard_id} waits: {event.reason}; next try in {pause}"
-        case events.ShardFailed():
-            return f"shard {event.shard_id} given up: {event.reason}"
-        case events.WorkerLost():
-            return f"worker {event.worker} lost: {event.reason}; starting it again"
-        case events.BisectStarted():
-            return f"shard {event.shard_id}: searching {quantity(event.rows, 'row')} for the cause"
-        case events.CulpritFound():
-            return f"shard {event.shard_id}: row {event.row_id!r} quarantined: {event.reason}"
-        case events.Draining():
-            return f"{event.reason}: finishing {quantity(event.in_flight, 'shard')} in flight"
-        case events.JobFinished():
-            return event.message
-    return None
-
-
-def text_of(event: events.Event) -> str:
-    """Return an event for people; empty where it has only figures."""
-    if (told := news(event)) is not None:
-        return told
-    if isinstance(event, events.ShardDone):
-        return f"shard {event.shard_id} is committed"
-    if isinstance(event, events.RowQuarantined):
-        return f"row {event.row_id!r} quarantined: {event.error_class}: {event.message}"
-    return ""
-
-
-def level_of(event: events.Event) -> str:
-    """Return `info`, `warning` or `error`."""
-    failed = isinstance(event, events.JobFinished) and event.exit_code
-    if failed or event.kind == "shard_failed":
-        return ERROR
-    return WARNING if event.kind in LOG_WARNINGS else INFO
-
-
-def cost(event: events.Event) -> str | None:
-    """What the audio of a run has cost, the dearest first; None while it is not over."""
-    if not isinstance(event, events.JobFinished) or not (event.cpu_s and event.seconds):
-        return None
-    by_ms = sorted(((1000 * s / event.seconds, part) for part, s in event.cpu_s.items()))[::-1]
-    parts = ", ".join(f"{part} {ms:.2f}" for ms, part in by_ms if ms >= LEAST_MS)
-    return f"CPU milliseconds per second of audio: {parts}"
 
 
 class PlainLines:
@@ -429,3 +329,33 @@ def notebook_reporter() -> Reporter | None:
     if find_spec("ipywidgets") is not None:
         return Unfailing(Bar(shown))
     return Unfailing(PlainLines(sys.stdout, sys.stdout))
+
+
+LOGGER = logging.getLogger("earmill")
+# Without a handler of its own a warning would be printed.
+LOGGER.addHandler(logging.NullHandler())
+
+
+def logged(sink: Sink) -> Sink:
+    """Return a sink that logs every event that has a text, and hands all on.
+
+    A record has the event as its attribute `event`.
+    """
+
+    def take(event: Event) -> None:
+        level = getattr(logging, level_of(event).upper())
+        if LOGGER.isEnabledFor(level) and (text := text_of(event)):
+            LOGGER.log(level, "%s", one_line(text), extra={"event": event})
+        sink(event)
+
+    return take
+
+
+def logged_text(tell: Callable[[str], None] = lambda text: None) -> Callable[[str], None]:
+    """Return a listener that logs each text and hands it on."""
+
+    def take(text: str) -> None:
+        LOGGER.info("%s", one_line(text))
+        tell(text)
+
+    return take

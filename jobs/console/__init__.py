@@ -1,0 +1,1 @@
+"""Words and lines for terminals and logs."""

@@ -1,0 +1,84 @@
+"""The estimate of a job as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from earmill.jobs.console.terminal import console
+
+
+def rounded_up(seconds: float) -> str:
+    """A duration to two digits, and never less than it is: 22 s, 1.7 min, 13 min, 2.5 h."""
+    for unit, size in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
+        n = seconds / size
+        if n < 99 or unit == "h":
+            step = 0.1 if n < 10 and unit != "s" else 1.0
+            return f"{max(1.0 * step, math.ceil(round(n / step, 6)) * step):.3g} {unit}"
+    raise AssertionError("hours hold any duration")
+
+
+def _time(result: dict[str, Any]) -> str:
+    """How long it takes, and what that is reckoned from."""
+    if result["wall_s"] is None:
+        return "unknown"
+    what = "the job" if result["speed_from"] == "job" else "models"
+    return (
+        f"about {rounded_up(result['wall_s'])} here: {rounded_up(result['start_s'])} to start, "
+        f"then {what} at {result['times_real_time_here']:,.0f} x real time"
+    )
+
+
+def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
+    """Rows of the table for a sample."""
+    from earmill.pipeline.common.text import bytes_text, duration, quantity
+
+    def text(name: str, unit: Callable[[float], str]) -> str:
+        low, expected, high = (unit(sample[name][end]) for end in ("low", "expected", "high"))
+        return expected if low == high else f"{expected} ({low} to {high})"
+
+    workers = f"{quantity(sample['workers'], 'worker')} of {quantity(sample['threads'], 'thread')}"
+    bad = ", ".join(f"{count:,} {reason}" for reason, count in sample["bad"].items())
+    return {
+        "time": f"{text('time_s', rounded_up)} here, with {workers}",
+        "CPU": text("cpu_s", duration),
+        "stored": text("stored_bytes", bytes_text),
+        "sample": f"{quantity(sample['rows'], 'row')} in {rounded_up(sample['took_s'])}, seed "
+        f"{sample['seed']}; in quarantine: {bad or 'none'}",
+    }
+
+
+def print_estimate(result: dict[str, Any]) -> None:
+    """Print `JobCost.to_dict()` as a table."""
+    from rich.table import Table
+
+    from earmill.pipeline.common.text import audio, bytes_text
+    from earmill.pipeline.formats.stream_layout import layout_of
+
+    table = Table(title=f"plan {result['plan_id']} of {result['job']}", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    by_format = result["bytes_out"]
+    rows = {
+        "rows": f"{result['rows']:,}",
+        "audio": f"about {audio(result['hours'] * 3600)}",
+        "shards": f"{result['shards']:,}",
+        "bytes in": bytes_text(result["bytes_in"]),
+        "bytes out": ", ".join(f"{bytes_text(n)} {fmt}" for fmt, n in by_format.items())
+        + " before compression",
+        "objects": f"{result['objects']:,}",
+        "time": _time(result),
+        "output": result["output"],
+    }
+    if result["sample"]:
+        rows |= _sample_rows(result["sample"])
+    for name, text in rows.items():
+        table.add_row(name, text)
+    for note in result["notes"]:
+        table.add_row("note", note)
+    for s in result["streams"]:
+        layout = layout_of(s)
+        shape = f"{s['width']} {layout.columns_are} {layout.rate_text}, {s['model']}"
+        table.add_row(f"stream {s['name']}", shape)
+    console().print(table)
