@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from earmill.jobs.doctor.machine import machine_line
-from earmill.jobs.doctor.report import table as table
+from earmill.jobs.doctor.checks import machine_line
+from earmill.jobs.doctor.speed import table as table
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 _TITLE = (

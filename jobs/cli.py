@@ -20,10 +20,13 @@ import typer
 
 from earmill.jobs.commands import (
     add_features,
+    compact,
     demo,
+    diff,
     doctor,
     explain,
     extract,
+    gc,
     init,
     inspect,
     kernels,
@@ -35,7 +38,6 @@ from earmill.jobs.commands import (
     report,
     retry,
     spec,
-    upkeep,
     verify,
     watch,
 )
@@ -77,14 +79,14 @@ COMMANDS: Mapping[str, Mapping[str, Callable[..., None]]] = {
         "plot": plot.plot,
         "report": report.report,
         "log": log.log,
-        "diff": log.diff,
+        "diff": diff.diff,
         "verify": verify.verify,
     },
     "To keep and to share features": {
         "retry": retry.retry,
         "add-features": add_features.add_features,
-        "compact": upkeep.compact,
-        "gc": upkeep.gc,
+        "compact": compact.compact,
+        "gc": gc.gc,
         "push": push.push,
     },
     "This installation": {

@@ -14,7 +14,7 @@ from earmill.jobs.console.terminal import console, say_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from earmill.jobs.doctor.check import Check
+    from earmill.jobs.doctor.checks import Check
     from earmill.jobs.doctor.speed import Speed
 
 
@@ -42,9 +42,8 @@ def doctor(
 
     Ends with a block of Markdown for benchmarks/RESULTS.md.
     """
-    from earmill.jobs.doctor.check import State
-    from earmill.jobs.doctor.report import markdown
-    from earmill.jobs.doctor.services import storage_check
+    from earmill.jobs.doctor.checks import State, storage_check
+    from earmill.jobs.doctor.speed import markdown
 
     options = parse_storage_options(storage_options)
     checks: list[Check] = []
@@ -73,10 +72,8 @@ def doctor(
 
 def _checks(device: Device, quick: bool, seen: list[Check], speeds: list[Speed]) -> Iterator[Check]:
     """All but the storage; `seen` are those that were yielded already."""
-    from earmill.jobs.doctor.gpu import gpu_checks
-    from earmill.jobs.doctor.kernels import kernel_checks
-    from earmill.jobs.doctor.machine import machine_checks
-    from earmill.jobs.doctor.services import ray_check
+    from earmill.jobs.doctor.checks import machine_checks, ray_check
+    from earmill.jobs.doctor.models import gpu_checks, kernel_checks
     from earmill.jobs.doctor.speed import gpu_answers, speed_checks
 
     yield from machine_checks()
@@ -91,7 +88,7 @@ def _checks(device: Device, quick: bool, seen: list[Check], speeds: list[Speed])
 def _print(out: Console, found: Check) -> None:
     from rich.text import Text
 
-    from earmill.jobs.doctor.check import State
+    from earmill.jobs.doctor.checks import State
 
     color = {State.OK: "green", State.NO: "yellow", State.FAILED: "bold red"}[found.state]
     line = Text.assemble((f"{found.state:<7}", color), f"{found.what}: {found.text}")

@@ -1,4 +1,8 @@
-"""`earmill models`: names, parameters with their types and defaults, streams."""
+"""`earmill models`: names, parameters with their types and defaults, streams.
+
+The list is kept as JSON: making it imports torch and numba, which takes seconds. What is kept comes
+from the models themselves and holds for these sources and these versions.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,9 @@ import typer
 
 from earmill.jobs.commands.options import AsJson
 from earmill.jobs.console.terminal import console
-from earmill.jobs.model_list import listed_models
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.text import nearest, one_line
+from earmill.pipeline.common.user_cache import keep, models_key, read_kept
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,3 +75,28 @@ def _meaning(parameter: Mapping[str, Any]) -> str:
     """Default, type and meaning of a parameter."""
     default = json.dumps(parameter["default"]) if "default" in parameter else "required"
     return f"{default} ({parameter['type']}): {parameter['doc']}".removesuffix(": ")
+
+
+_KIND = "models"
+
+
+def listed_models() -> list[dict[str, Any]]:
+    """Every model as `ModelInfo.to_dict` says it."""
+    key = models_key()
+    if key is not None:
+        kept = read_kept(_KIND, key)
+        if isinstance(kept, list):
+            return kept
+    made = _made()
+    if key is not None and not any(model["error"] for model in made):
+        keep(_KIND, key, made)
+    return made
+
+
+def _made() -> list[dict[str, Any]]:
+    from amtcore.features.build import list_models
+
+    # As they are read back: tuples become lists.
+    text = json.dumps([model.to_dict() for model in list_models()], default=str)
+    listed: list[dict[str, Any]] = json.loads(text)
+    return listed

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import re
-import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -121,7 +120,7 @@ INFO, WARNING, ERROR = "info", "warning", "error"
 # Of one text; an exception may quote megabytes.
 LONGEST_TEXT = 4000
 # A process is one run; its lines are found again by this.
-RUN_ID = secrets.token_hex(4)
+RUN_ID = os.urandom(4).hex()
 
 
 def log_line(event: str, level: str, message: str, **fields: Any) -> str:

@@ -1,15 +1,16 @@
-"""Times real time of every model, on the processor and on the GPU, and cycles a sample."""
+"""Speed of every model, and the doctor's section of benchmarks/RESULTS.md."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from earmill.jobs.doctor.check import Check, State, checked
-from earmill.jobs.doctor.gpu import noise
+from earmill.jobs.doctor.checks import Check, State, checked, machine_line
+from earmill.jobs.doctor.models import noise
+from earmill.pipeline.common.machine import processor_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,3 +146,36 @@ def cycles_of(extractor: Extractor, clip: Tensor, clock_hz: float, slots_hz: flo
         f"{per_clip * slots_hz / len(clip):,.0f} instructions' time a warp with {count} clips, at "
         "the highest clock with all schedulers busy"
     )
+
+
+def markdown(command: str, checks: Sequence[Check], speeds: Sequence[Speed]) -> str:
+    """A heading, the machine, every check, and the speeds if they were measured."""
+    has_row = {f"speed of {speed.model}" for speed in speeds}
+    shown = [c for c in checks if not c.names_a_place and c.what not in has_row]
+    gpu = next((c.text for c in shown if c.what == "GPU" and c.state is State.OK), None)
+    parts = [
+        f"## Doctor: {(gpu or processor_name()).partition(',')[0]}",
+        f"`{command}` on {machine_line()}",
+        table(("check", "", "found"), [(c.what, c.state, c.text) for c in shown]),
+    ]
+    if speeds:
+        parts += [
+            "Seconds of audio per second, pooled to default streams, samples and features copied.",
+            table(("model", "CPU", "GPU", "clips in a launch"), [_row(each) for each in speeds]),
+        ]
+    return "\n\n".join(parts)
+
+
+def _row(speed: Speed) -> tuple[str, ...]:
+    gpu = ("", "") if speed.gpu is None else (f"{speed.gpu:.0f}", str(speed.clips))
+    return speed.model, f"{speed.cpu:.0f}", *gpu
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

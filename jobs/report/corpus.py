@@ -1,9 +1,9 @@
-"""What a dataset holds: its figures at a glance, how rows are distributed, and its streams."""
+"""What a dataset holds: figures, distributions, streams, rows and quarantined rows."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.text import bytes_text
 from earmill.pipeline.dataset.commit_record import READ_THREADS
-from earmill.pipeline.formats.row_table import FACT_TYPES
+from earmill.pipeline.formats.row_table import EXTRA_PREFIX, FACT_TYPES
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.storage.arrow_tables import read_table
 
@@ -229,3 +229,184 @@ def _stream(features: Features | JoinedFeatures, name: str, info: StreamInfo) ->
             number_text(float(found.mean.mean())),
         )
     return name, info.model, f"{stored:,} {layout.stored_rows}", shape, low_high, mean
+
+
+# Of rows that are too many, at least this part of those shown are quarantined ones, if there are.
+BAD_PART = 4
+# Columns of the source that are shown.
+MOST_EXTRAS = 6
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row.
+
+    Args:
+        seconds: None where it is quarantined. status: ok, or the error class.
+        extras: Cells of the source's own columns.
+    """
+
+    row_id: str
+    status: str
+    seconds: float | None
+    duration: str
+    file: str
+    shard: str
+    extras: Sequence[str]
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The table.
+
+    Args:
+        extras: Names of the source's columns that it has.
+        note: Which rows these are, where not all; which columns are left out.
+    """
+
+    rows: Sequence[TableRow]
+    total: int
+    extras: Sequence[str]
+    note: str
+
+
+def rows_of(stored: Stored, facts: pa.Table, bad: Sequence[Mapping[str, Any]], most: int) -> Rows:
+    """At most so many rows, good ones first.
+
+    Args:
+        facts: As of `corpus.row_facts`. bad: Quarantined rows that are known.
+    """
+    table, n_bad = stored.features.table, stored.rows_bad
+    total = len(table) + n_bad
+    shown_bad = list(bad[:most])
+    if total > most:
+        shown_bad = shown_bad[: max(most // BAD_PART, most - len(table))]
+    positions = spread_over(range(len(table)), most - len(shown_bad))
+    names = [name for name in table.column_names if name.startswith(EXTRA_PREFIX)]
+    files = _files(facts)
+    chosen = table.take(pa.array(positions, pa.int64())).to_pylist()
+    good = [
+        TableRow(
+            row_id=row["row_id"],
+            status="ok",
+            seconds=row["seconds"],
+            duration=seconds_text(row["seconds"]),
+            file=files.get(row["row_id"], ""),
+            shard=row["shard"],
+            extras=[_cell(row[name]) for name in names[:MOST_EXTRAS]],
+        )
+        for row in chosen
+    ]
+    return Rows(
+        rows=[*good, *(_bad(row, len(names[:MOST_EXTRAS])) for row in shown_bad)],
+        total=total,
+        extras=[name.removeprefix(EXTRA_PREFIX) for name in names[:MOST_EXTRAS]],
+        note=_note(len(good), len(table), len(shown_bad), n_bad, len(names)),
+    )
+
+
+def _bad(row: Mapping[str, Any], extras: int) -> TableRow:
+    return TableRow(
+        row_id=row["row_id"],
+        status=row["error_class"],
+        seconds=None,
+        duration="",
+        file="",
+        shard=row["shard"],
+        extras=[""] * extras,
+        message=row["message"],
+    )
+
+
+def _files(facts: pa.Table) -> dict[str, str]:
+    """Row id to what its file is."""
+    columns = (facts.column(n).to_pylist() for n in ("row_id", "codec", "rate_hz", "channels"))
+    return {
+        row_id: ", ".join(
+            part
+            for part in (
+                codec,
+                rate_hz and rate_text(rate_hz),
+                channels and f"{channels} ch",
+            )
+            if part
+        )
+        for row_id, codec, rate_hz, channels in zip(*columns, strict=True)
+    }
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _note(good: int, all_good: int, bad: int, all_bad: int, columns: int) -> str:
+    said = []
+    if good < all_good or bad < all_bad:
+        said.append(
+            f"{good:,} of {all_good:,} good rows at even distances, and {bad:,} of {all_bad:,} "
+            "quarantined ones; --rows N of the command shows more, `open_features(uri).table` and "
+            "`.quarantine` have all."
+        )
+    if columns > MOST_EXTRAS:
+        said.append(f"{columns - MOST_EXTRAS:,} more columns of the source are left out.")
+    return " ".join(said)
+
+
+# Tables of quarantined rows that are read, and rows of each reason that are shown.
+MOST_BAD_TABLES, MOST_EXAMPLES = 200, 5
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One class of errors: how many rows, and some of them."""
+
+    name: str
+    count: int
+    rows: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Quarantine:
+    """All reasons, most frequent first."""
+
+    rows: int
+    bars: Bars
+    reasons: Sequence[Reason]
+
+
+def bad_rows_of(stored: Stored, most: int) -> list[dict[str, Any]]:
+    """Quarantined rows in the order of the shards, at most so many; each with its shard."""
+    found: list[dict[str, Any]] = []
+    paths = [(k, one.quarantine) for k, one in stored.shards.items() if one.quarantine]
+    for shard, path in paths[:MOST_BAD_TABLES]:
+        if len(found) >= most:
+            break
+        rows = read_table(stored.layout, str(path)).to_pylist()
+        found += [shown_bad_row(row, shard) for row in rows]
+    return found[:most]
+
+
+def shown_bad_row(row: Mapping[str, Any], shard: str) -> dict[str, Any]:
+    """A row of a quarantine table for the page: its message without the place that it begins with,
+    which stands beside it."""
+    message = (row["message"] or "").removeprefix(f"{row['uri']}: ")
+    return {**row, "shard": shard, "message": message}
+
+
+def quarantine(reasons: Mapping[str, int], rows: Iterable[Mapping[str, Any]]) -> Quarantine:
+    """From counts by reason and the rows that are known."""
+    examples: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if len(examples[row["error_class"]]) < MOST_EXAMPLES:
+            examples[row["error_class"]].append(row)
+    counts = Counter(dict(reasons))
+    return Quarantine(
+        rows=sum(counts.values()),
+        bars=bars(counts, "Reasons", "reason", kind="bad"),
+        reasons=[
+            Reason(name, count, examples.get(name, ())) for name, count in counts.most_common()
+        ],
+    )

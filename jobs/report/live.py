@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from earmill.jobs.console.job_texts import progress_remarks
-from earmill.jobs.report.corpus import Figure
+from earmill.jobs.report.corpus import MOST_EXAMPLES, Figure, quarantine, shown_bad_row
 from earmill.jobs.report.page import live_page
 from earmill.jobs.report.plots import TIMES, hours_text, percent
-from earmill.jobs.report.quarantine import MOST_EXAMPLES, quarantine, shown_bad_row
 from earmill.jobs.report.work import stamp, work_of
 from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.common.text import bytes_text, duration, figure, quantity

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from earmill.jobs.report.pictures import MOST_COLUMNS, MOST_ROWS, coarse, picture, pooled
+from earmill.jobs.report.page import MOST_COLUMNS, MOST_ROWS, coarse, picture, pooled
 from earmill.jobs.report.plots import (
     Line,
     Plot,

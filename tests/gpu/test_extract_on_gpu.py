@@ -12,7 +12,7 @@ import torch
 
 from amtcore.features.build import build_extractor
 from amtcore.features.registry import BUILT_IN
-from earmill.jobs.doctor.gpu import WITH_TRANSFORMS, as_array, noise
+from earmill.jobs.doctor.models import WITH_TRANSFORMS, as_array, noise
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.driver.run import run_job

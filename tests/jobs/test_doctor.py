@@ -16,12 +16,11 @@ from amtcore.features import registry
 from amtcore.features.build import build_extractor
 from amtcore.features.registry import BUILT_IN
 from earmill.jobs.cli import run
-from earmill.jobs.doctor import gpu, kernels, machine, services, speed
-from earmill.jobs.doctor.check import Check, State, checked
-from earmill.jobs.doctor.kernels import UnequalError, kernel_checks, worst_error
-from earmill.jobs.doctor.report import markdown
-from earmill.jobs.doctor.services import storage_check
-from earmill.jobs.doctor.speed import Speed, gpu_answers, gpu_rate
+from earmill.jobs.doctor import checks as machine_checks
+from earmill.jobs.doctor import models, speed
+from earmill.jobs.doctor.checks import Check, State, checked, storage_check
+from earmill.jobs.doctor.models import UnequalError, kernel_checks, worst_error
+from earmill.jobs.doctor.speed import Speed, gpu_answers, gpu_rate, markdown
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.storage.layout import Layout
 
@@ -52,8 +51,8 @@ def only_these(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Check]], N
     """Replaces the checks that take seconds by given ones."""
 
     def replace(checks: Sequence[Check]) -> None:
-        monkeypatch.setattr(kernels, "kernel_checks", lambda: iter(checks))
-        monkeypatch.setattr(services, "ray_check", lambda: Check("Ray", State.OK, "runs"))
+        monkeypatch.setattr(models, "kernel_checks", lambda: iter(checks))
+        monkeypatch.setattr(machine_checks, "ray_check", lambda: Check("Ray", State.OK, "runs"))
 
     return replace
 
@@ -167,7 +166,7 @@ def test_processors_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
     for generation, features in (("znver3", {"avx2": True}), ("znver4", {"avx512f": True})):
         monkeypatch.setattr(binding, "get_host_cpu_name", lambda name=generation: name)
         monkeypatch.setattr(binding, "get_host_cpu_features", lambda has=features: has)
-        assert f"({generation}; {next(iter(features))}), " in machine.machine_line()
+        assert f"({generation}; {next(iter(features))}), " in machine_checks.machine_line()
 
 
 def test_the_processor_speed_of_a_model_is_measured() -> None:
@@ -212,8 +211,8 @@ def test_the_block_has_a_row_for_each_check_and_model() -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.os, "access", lambda *_: False)
-    assert "every process compiles anew; set NUMBA_CACHE_DIR" in machine._kernel_cache()
+    monkeypatch.setattr(machine_checks.os, "access", lambda *_: False)
+    assert "every process compiles anew; set NUMBA_CACHE_DIR" in machine_checks._kernel_cache()
 
 
 def test_clips_for_a_model_of_two_ears_have_two() -> None:
@@ -226,7 +225,7 @@ def test_the_gpu_is_compared_with_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("AMTCORE_GPU", "interpreted")
     two = {name: BUILT_IN[name] for name in ("dau1997", "moore2016")}
     monkeypatch.setattr(registry, "BUILT_IN", two)
-    found = {check.what: check for check in gpu.gpu_checks(wanted=True)}
+    found = {check.what: check for check in models.gpu_checks(wanted=True)}
     assert {check.state for check in found.values()} <= {State.OK, State.NO}, found
     assert "interpreter of PTX in its place" in found["GPU"].text
     assert "interpreted adds two vectors" in found["PTX"].text
@@ -239,4 +238,4 @@ def test_the_gpu_is_compared_with_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(there, "extract", wrong)
     with pytest.raises(UnequalError, match="differs from the CPU by 1"):
-        gpu._against_cpu("dau1997", here, there)
+        models._against_cpu("dau1997", here, there)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from earmill.jobs.cli import run
-from earmill.jobs.first_job import cleaned_place, kind_of
+from earmill.jobs.commands.init import cleaned_place, kind_of
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.jobs import write_corpus

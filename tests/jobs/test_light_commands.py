@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from earmill.jobs import model_list
-from earmill.jobs.model_list import listed_models
+from earmill.jobs.commands.models import _made, listed_models
 from earmill.pipeline.common import user_cache
 from earmill.pipeline.common.user_cache import models_key
 from earmill.pipeline.spec.job import JobSpec
@@ -38,7 +37,7 @@ def test_what_is_kept_is_what_the_models_say_and_needs_no_model(
     cache: Path, tmp_path: Path
 ) -> None:
     made = listed_models()
-    assert made == listed_models() == model_list._made()
+    assert made == listed_models() == _made()
     (path,) = cache.iterdir()
     assert json.loads(path.read_text()) == made
     job = tmp_path / "job.json"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from earmill.jobs.report.player import Player, Sound, as_mp3
+from earmill.jobs.report.examples import Player, Sound, as_mp3
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
 

@@ -1,4 +1,4 @@
-"""`earmill compact` and `earmill gc`: larger shards, and no files that nobody reads any more."""
+"""`earmill gc`: remove snapshots, and files that no snapshot names."""
 
 from __future__ import annotations
 
@@ -11,50 +11,16 @@ import typer
 from earmill.jobs.commands.options import (
     AsJson,
     DatasetUri,
-    Quiet,
     StorageOptions,
     parse_storage_options,
 )
-from earmill.jobs.console.terminal import say, say_json, teller
+from earmill.jobs.console.terminal import say, say_json
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.garbage import Collected
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 SHOWN_PARTS = 20
-
-
-def compact(
-    uri: DatasetUri,
-    shard_seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001, help="Audio of a merged shard, at most; the job's output.shard_seconds."
-        ),
-    ] = None,
-    shard_rows: Annotated[
-        int | None,
-        typer.Option(min=1, help="Rows of a merged shard, at most; the job's output.shard_rows."),
-    ] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    storage_options: StorageOptions = None,
-) -> None:
-    """Merge small shards into larger ones, as a new snapshot with the same values."""
-    from earmill.pipeline.dataset.compact import compact as merge
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
-
-    layout = Layout.open(uri, parse_storage_options(storage_options))
-    tell = teller(quiet=quiet or as_json)
-    with store_errors(layout.url()):
-        entry = merge(layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=tell)
-    if as_json:
-        say_json(None if entry is None else asdict(entry))
-    elif entry is None:
-        say("nothing to merge: no two neighbouring shards fit into one")
-    else:
-        say(f"snapshot {entry.number}: {entry.rows_ok:,} rows ok, {entry.rows_bad:,} quarantined")
 
 
 def gc(

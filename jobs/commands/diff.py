@@ -1,0 +1,59 @@
+"""`earmill diff`: the rows that differ between two snapshots of a dataset."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.console.terminal import say, say_json
+
+if TYPE_CHECKING:
+    from earmill.pipeline.dataset.history import SnapshotDiff
+
+SHOWN_ROWS = 20
+
+
+def diff(
+    uri: DatasetUri,
+    before: Annotated[
+        str, typer.Argument(metavar="A", help="Snapshot: a number of `log`, previous, or a date.")
+    ] = "previous",
+    after: Annotated[str, typer.Argument(metavar="B", help="The other one.")] = "current",
+    as_json: AsJson = False,
+    storage_options: StorageOptions = None,
+) -> None:
+    """Show which rows two snapshots differ by: added, removed, and with other audio or state."""
+    from earmill.pipeline.dataset.history import diff as compare
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    layout = Layout.open(uri, parse_storage_options(storage_options))
+    with store_errors(layout.url()):
+        found = compare(layout, before, after)
+    if as_json:
+        say_json(asdict(found))
+    else:
+        _print_diff(found)
+
+
+def _print_diff(found: SnapshotDiff) -> None:
+    """A line a row, the first of each kind; --json has all."""
+    for what, rows in (
+        ("added", found.added),
+        ("removed", found.removed),
+        ("changed", found.changed),
+    ):
+        for row_id in rows[:SHOWN_ROWS]:
+            before, after = found.states[row_id]
+            state = after if before is None else before
+            shown = state if what != "changed" or before == after else f"{before} -> {after}"
+            say(f"{what}: {row_id} ({shown})")
+        if len(rows) > SHOWN_ROWS:
+            say(f"{what}: {len(rows) - SHOWN_ROWS:,} more, see --json")
+    say(
+        f"snapshot {found.before.number} to {found.after.number}: {len(found.added):,} rows added, "
+        f"{len(found.changed):,} changed, {len(found.removed):,} removed"
+    )

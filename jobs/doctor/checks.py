@@ -1,0 +1,221 @@
+"""Checks of the machine: processor, memory, versions, kernel cache, Ray and storage."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from earmill.pipeline.common.errors import EarmillError, OutputError, RunStopped
+from earmill.pipeline.common.redact import redact
+from earmill.pipeline.common.text import named_line, one_line
+
+
+class State(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    #: Not there, and nobody asked for it.
+    NO = "no"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor.
+
+    Args:
+        what: Was looked at.
+        state: How that ended.
+        text: What was found, or what to do.
+        names_a_place: Whether the text is of this machine's folders, and not for others.
+    """
+
+    what: str
+    state: State
+    text: str
+    names_a_place: bool = False
+
+
+def checked(what: str, look: Callable[[], str], *, names_a_place: bool = False) -> Check:
+    """Look, and take whatever is raised for the finding: the next check follows all the same."""
+    try:
+        return Check(what, State.OK, look(), names_a_place)
+    except Exception as error:
+        return Check(what, State.FAILED, _line(error), names_a_place)
+
+
+def _line(error: Exception) -> str:
+    from amtcore.errors import AmtError
+
+    meant_for_people = isinstance(error, EarmillError | AmtError)
+    return one_line(error) if meant_for_people else named_line(error, where=True)
+
+
+#: What the kernels' vectors need to be fast on x86; other processors have names of their own.
+_FEATURES = ("avx2", "fma", "avx512f", "neon", "sve")
+_PACKAGES = (
+    *("earmill", "torch", "torchaudio", "numpy", "scipy", "numba", "llvmlite"),
+    *("ray", "numcodecs", "pyarrow", "fsspec", "s3fs", "av", "soundfile", "soxr"),
+)
+
+
+def machine_checks() -> Iterator[Check]:
+    """What the machine is; nothing here is compared with anything."""
+    yield checked("processor", _processor)
+    yield checked("memory", _memory)
+    yield checked("versions", _versions)
+    yield checked("kernel cache", _kernel_cache, names_a_place=True)
+
+
+def machine_line() -> str:
+    """Processor, cores and the versions that decide speed, as benchmarks name a machine."""
+    import platform
+
+    return (
+        f"{_named_processor()}; Python {platform.python_version()}, "
+        f"torch {_version('torch')}, numba {_version('numba')}"
+    )
+
+
+def _processor() -> str:
+    # What else runs here is in every speed that is measured below.
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{_named_processor()}{load}"
+
+
+def _named_processor() -> str:
+    """Clouds give one name to processors of several generations: vectors tell them apart."""
+    from llvmlite import binding
+
+    from earmill.pipeline.common.machine import cores, processor_name
+
+    has = binding.get_host_cpu_features()
+    features = [name for name in _FEATURES if has.get(name)]
+    cpu = binding.get_host_cpu_name()
+    vectors = ", ".join(features) or "no vectors"
+    return f"{processor_name()} ({cpu}; {vectors}), {cores()} cores"
+
+
+def _memory() -> str:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB free"
+
+
+def _versions() -> str:
+    import platform
+
+    python = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    return ", ".join([python, *(f"{name} {_version(name)}" for name in _PACKAGES)])
+
+
+def _version(package: str) -> str:
+    if package == "torch":
+        import torch
+
+        return str(torch.__version__)  # with the CUDA it is built for
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _kernel_cache() -> str:
+    from amtcore.kernels.vector.source_digest import sources_digest
+    from amtcore.kernels.warp.ptx_cache import cache_folder
+
+    sources_digest()  # raises where others can write to it
+    folder = cache_folder()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if os.access(existing, os.W_OK):
+        return f"{_short(folder)}, writable by nobody else"
+    return f"{_short(folder)} cannot be written: every process compiles anew; set NUMBA_CACHE_DIR"
+
+
+def _short(folder: Path) -> str:
+    try:
+        return str(Path("~") / folder.relative_to(Path.home()))
+    except (ValueError, RuntimeError):
+        return str(folder)
+
+
+#: A worker process of Ray imports Python and Ray, no models.
+RAY_TASK_WITHIN_S = 60.0
+
+
+def ray_check() -> Check:
+    """A private Ray starts here and runs a task; one that this process has is used as it is."""
+    return checked("Ray", _run_task)
+
+
+def _run_task() -> str:
+    from earmill.pipeline.driver.executors.ray_session import is_joined, live_nodes, ray_session
+
+    # "local": whatever cluster RAY_ADDRESS names is no matter of this machine.
+    with ray_session(None if _has_ray() else "local"):
+        import ray
+        from ray.exceptions import GetTimeoutError
+
+        answer = ray.remote(_worker_version).options(num_cpus=1).remote()
+        try:
+            found = ray.get(answer, timeout=RAY_TASK_WITHIN_S)
+        except GetTimeoutError as error:
+            raise RunStopped(
+                f"Ray starts, but ran no task within {RAY_TASK_WITHIN_S:.0f} s; look whether other "
+                "programs take this machine's cores or memory"
+            ) from error
+        cpus = sum(node.cpus for node in live_nodes())
+        how = "joined" if is_joined() else "private, on loopback"
+        return f"runs a task ({how}, {cpus} CPUs, earmill {found} in its worker)"
+
+
+def _has_ray() -> bool:
+    import sys
+
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
+def _worker_version() -> str:
+    from importlib.metadata import version
+
+    return version("earmill")
+
+
+def storage_check(uri: str, options: Mapping[str, Any]) -> Check:
+    """Create, read back, create again, list and delete a small file below a uri."""
+    return checked(f"storage {redact(uri)}", lambda: _use_storage(uri, options), names_a_place=True)
+
+
+def _use_storage(uri: str, options: Mapping[str, Any]) -> str:
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    with store_errors(redact(uri)):
+        layout = Layout.open(uri, options)
+        layout.check_writable()
+        folder = f"earmill-doctor-{secrets.token_hex(4)}"
+        file, content = f"{folder}/probe", secrets.token_bytes(1024)
+        try:
+            layout.create_own(file, content)
+            _expect("read back", layout.read_bytes(file) == content)
+            _expect("refuse to overwrite", not layout.put_if_absent(file, b"second"))
+            _expect("list", layout.list(folder) == [file])
+        finally:
+            layout.delete(folder)
+        _expect("delete", layout.list(folder) == [])
+    return "created, read back, not overwritten, listed, deleted"
+
+
+def _expect(step: str, good: bool) -> None:
+    if not good:
+        raise OutputError(
+            f"this store does not {step} a file that was just written; use a local folder, s3:// "
+            "or gs://"
+        )
