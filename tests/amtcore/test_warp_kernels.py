@@ -18,7 +18,7 @@ from .ptxas import faults
 from .warp_cases import DTYPES, Case, all_cases, interpreted, operations, recorder
 
 CASES = all_cases()
-# One chip of those that `make gpu-kernels` assembles every kernel for.
+# One of the chips for which `make test-long` assembles every kernel.
 ARCHITECTURE = "sm_90"
 _looked_at: set[str] = set()
 #: Every so many cases in double precision as well, the others in `make test-long`.

@@ -149,7 +149,7 @@ def test_blocks_and_commands_of_a_page() -> None:
 @pytest.mark.parametrize("page", notebooks.pages(), ids=lambda page: page.stem)
 def test_notebooks_are_those_of_the_pages(page: Path) -> None:
     kept = notebooks.notebook_file(page).read_text()
-    assert kept == notebooks.notebook(page.read_text()), "run: make notebooks"
+    assert kept == notebooks.notebook(page.read_text()), "run: python -m docs.builder.notebooks"
     kinds = [cell["cell_type"] for cell in json.loads(kept)["cells"]]
     assert kinds.count("code") > 5 and "markdown" in kinds
 

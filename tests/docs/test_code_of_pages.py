@@ -54,7 +54,7 @@ OUTSIDE |= {"id=$", "jq", "unzip", "ls", "cat", "cp", "rm", "python", "python3",
 OUTSIDE |= {"opentelemetry-instrument"}
 #: Pages whose `>>>` examples other tests run: test_api_pages, test_training_page, test_gpu_page.
 DOCTESTED = ("docs/api", "docs/training.md", "docs/gpu.md")
-#: Pages without a head of their own whose Python is run by `make docs-run`, or by tests below.
+#: Pages without a head of their own whose Python is run by `make test-long`, or by tests below.
 PREPARED = (*page_code.PREPARED, "docs/training.md", "docs/extending.md")
 FRAGMENT = {
     "source": {"kind": "files", "uri": "in"},

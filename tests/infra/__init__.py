@@ -1,1 +1,1 @@
-"""The files of infra/, each by the tool that it is for: `make infra`, `make infra-slurm`."""
+"""Checks of the files of infra/, each with its own tool: `make infra`, `slurm_run`."""

@@ -1,4 +1,4 @@
-"""infra/slurm-array.sh and infra/slurm.sh on a Slurm of this machine: `make infra-slurm`.
+"""Run infra/slurm-array.sh and infra/slurm.sh on a Slurm of this machine.
 
 A controller and two daemons that call themselves nodes, of the distribution's packages (`apt-get
 install slurmctld slurmd slurm-client`, as root), in a folder of their own and without cgroups. An
