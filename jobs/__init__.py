@@ -1,4 +1,4 @@
-"""What people run: the command line and ready job specs.
+"""The command line and ready job files.
 
 It may import the pipeline and the models; nothing but `earmill.api` imports it.
 """

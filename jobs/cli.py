@@ -1,9 +1,9 @@
-"""The `earmill` command: parses, calls, and turns every error into one line.
+"""The `earmill` command: parse the command line, call the command, print errors in one line.
 
 Exit codes: 0 done; 1 failed or stopped; 2 bad usage, spec, source or output, found before any work;
-3 done, but more rows are in quarantine than the job allows. 141: nobody reads standard output. 128
-plus a number: this signal ended the command. With `--json` a command that ends without its result
-ends with an `error` event. Nothing heavy is imported here.
+3 done, but more rows are in quarantine than the job allows; 141 standard output has no reader; 128
+plus the number of a signal that ended the command. With `--json` a command without a result ends
+with an `error` event. No heavy module is imported here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from earmill.pipeline.common.text import one_line
 from earmill.pipeline.storage.store_errors import is_store_error, store_line
 
 DEBUG = "--debug"
-# Topics of errors that have no class of ours, see `EarmillError.help_topic`.
+# Help topics of errors that are no `EarmillError`.
 OF_A_MODEL, A_DEFECT, NO_MEMORY = "a-model", "a-defect", "memory"
 
 app = typer.Typer(
@@ -65,7 +65,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# As `earmill --help` groups them: name and function.
+# Commands by the groups of `earmill --help`: name and function.
 COMMANDS: Mapping[str, Mapping[str, Callable[..., None]]] = {
     "To begin, and to run jobs": {
         "init": init.init,
@@ -100,7 +100,7 @@ COMMANDS: Mapping[str, Mapping[str, Callable[..., None]]] = {
 
 
 def _help_text(command: Callable[..., None]) -> str:
-    """The docstring, its paragraphs in one line each: the terminal breaks them where it ends."""
+    """Return the docstring with each paragraph on one line; the terminal wraps the lines."""
     paragraphs = (getdoc(command) or "").split("\n\n")
     return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 
@@ -132,66 +132,68 @@ def _earmill(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; its exit code."""
+    """Run one command line and return its exit code."""
     arguments = list(arguments)
     tell_errors_as_log_lines(wants_log_lines(arguments))
     try:
         app(args=arguments, prog_name="earmill")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        # Usage errors and results that are not good are told already; machines get an event.
+        # The message is printed already; with --json an event follows.
         if usage := getattr(end.__context__, "format_message", None):
-            _tell_machines(arguments, code, one_line(usage()))
+            _emit_error(arguments, code, one_line(usage()))
         elif code == process.INTERRUPTED:
             return _fail(arguments, process.exit_code(), process.interruption())
         return code
     except OutputLost as lost:
         return lost.tell()
     except Exception as error:
-        return _failed(arguments, error)
+        return _report(arguments, error)
     return 0
 
 
-def _failed(arguments: Sequence[str], error: Exception) -> int:
-    """Tell an exception in one line; the exit code for it."""
+def _report(arguments: Sequence[str], error: Exception) -> int:
+    """Print an exception in one line and return its exit code."""
     shown = bool(arguments) and arguments[0] == DEBUG
     if shown:
         traceback.print_exc()
-    if is_out_of_memory(error):  # whatever was made of it on the way
+    if is_out_of_memory(error):  # also where another error was raised from it
         return _fail(arguments, 1, memory_text(error), NO_MEMORY)
     if isinstance(error, EarmillError):
         return _fail(arguments, error.exit_code, str(error), error.help_topic)
-    if type(error).__module__ == "amtcore.errors":  # deliberate too; importing it takes seconds
+    if type(error).__module__ == "amtcore.errors":  # not imported: it takes seconds
         return _fail(arguments, 2, str(error), OF_A_MODEL)
     if is_store_error(error):
-        said = f"{store_line(error)}; a job goes on with --resume"
-        return _fail(arguments, 1, said, StorageError.help_topic)
+        message = f"{store_line(error)}; a job goes on with --resume"
+        return _fail(arguments, 1, message, StorageError.help_topic)
     if isinstance(error, ImportError):
         missing = missing_package(error)
         return _fail(arguments, missing.exit_code, str(missing), missing.help_topic)
-    said = f"unexpected {type(error).__name__}: {error}"
-    where = "see the traceback" if shown else f"traceback: {_keep(error)}, or {DEBUG} COMMAND ..."
-    told = f"{said}; this is a defect of earmill, please report it ({where})"
-    return _fail(arguments, 1, told, A_DEFECT)
+    where = "see the traceback" if shown else f"traceback: {_save(error)}, or {DEBUG} COMMAND ..."
+    message = (
+        f"unexpected {type(error).__name__}: {error}; this is a defect of earmill, please report "
+        f"it ({where})"
+    )
+    return _fail(arguments, 1, message, A_DEFECT)
 
 
 def _fail(arguments: Sequence[str], code: int, message: str, topic: str | None = None) -> int:
     say_error(message, topic)
-    _tell_machines(arguments, code, one_line(message), topic)
+    _emit_error(arguments, code, one_line(message), topic)
     return code
 
 
-def _tell_machines(
+def _emit_error(
     arguments: Sequence[str], code: int, message: str, topic: str | None = None
 ) -> None:
     if "--json" not in arguments and not has_log_lines():
         return
-    with suppress(OutputLost, BrokenPipeError):  # what went wrong is told on standard error
+    with suppress(OutputLost, BrokenPipeError):  # standard error has the message already
         error_event(code, message, topic)
 
 
-def _keep(error: Exception) -> str:
-    """Write the traceback to a file that only its owner can read; the file's name."""
+def _save(error: Exception) -> str:
+    """Write the traceback to a file that only its owner can read, and return the file's name."""
     try:
         handle, name = tempfile.mkstemp(prefix="earmill-traceback-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -1,4 +1,1 @@
-"""One module a command; each imports what it needs when it runs, so that `--help` is quick.
-
-They may import what `earmill.jobs` may, and the modules beside it.
-"""
+"""One module a command. Commands import heavy modules when they run, so that `--help` is quick."""

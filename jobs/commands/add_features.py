@@ -1,4 +1,4 @@
-"""`earmill add-features`: another model's streams beside rows that are there."""
+"""`earmill add-features`: compute another model's streams for the rows of a dataset."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def add_features(
         str,
         typer.Argument(
             metavar="JOB.yaml",
-            help="The models: a job file of which `extract`, `name`, `run` and credentials of the "
-            "source are taken; source, audio and formats are the dataset's.",
+            help="Job file with the models: `extract`, `name`, `run` and credentials of the source "
+            "are read from it; source, audio and formats are the dataset's.",
         ),
     ],
     set_: Overrides = None,
@@ -41,7 +41,7 @@ def add_features(
 ) -> None:
     """Compute other models' streams for the rows of a dataset; readers see both.
 
-    Run it again after an update: it computes what is new. Exit codes: as of `extract`.
+    Run it again after an update to compute the new rows. Exit codes are those of `extract`.
     """
     from earmill.jobs.console.progress import logged, make_reporter
     from earmill.pipeline.driver.add_features import add_features as add

@@ -12,7 +12,7 @@ from earmill.jobs.commands.options import (
     DatasetUri,
     Quiet,
     StorageOptions,
-    parse_storage_options,
+    open_output,
 )
 from earmill.jobs.console.terminal import say, say_json, teller
 
@@ -38,12 +38,9 @@ def compact(
 ) -> None:
     """Merge small shards into larger ones, as a new snapshot with the same values."""
     from earmill.pipeline.dataset.compact import compact as merge
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
 
-    layout = Layout.open(uri, parse_storage_options(storage_options))
     tell = teller(quiet=quiet or as_json)
-    with store_errors(layout.url()):
+    with open_output(uri, storage_options) as layout:
         entry = merge(layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=tell)
     if as_json:
         say_json(None if entry is None else asdict(entry))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, open_output
 from earmill.jobs.console.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -25,13 +25,10 @@ def diff(
     as_json: AsJson = False,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Show which rows two snapshots differ by: added, removed, and with other audio or state."""
+    """Show the rows that differ between two snapshots: added, removed, or changed."""
     from earmill.pipeline.dataset.history import diff as compare
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
 
-    layout = Layout.open(uri, parse_storage_options(storage_options))
-    with store_errors(layout.url()):
+    with open_output(uri, storage_options) as layout:
         found = compare(layout, before, after)
     if as_json:
         say_json(asdict(found))
@@ -40,7 +37,7 @@ def diff(
 
 
 def _print_diff(found: SnapshotDiff) -> None:
-    """A line a row, the first of each kind; --json has all."""
+    """Print one line a row, at most `SHOWN_ROWS` of each kind; --json has all rows."""
     for what, rows in (
         ("added", found.added),
         ("removed", found.removed),

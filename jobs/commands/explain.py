@@ -1,4 +1,4 @@
-"""`earmill explain`: what helps when something failed, without a network."""
+"""`earmill explain`: the help page about errors, without a network."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from earmill.jobs.console.terminal import console
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.text import nearest
 
-# A heading of the page; a line of its table: reason, what it means, what helps.
+# A heading of the page, and a line of its table: reason, meaning, help.
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 REASON = re.compile(r"^\| `(\w+)` \| (.+) \| (.+) \|$", re.MULTILINE)
-# A link, which a terminal shows by its words alone.
+# A link; a terminal shows its text alone.
 LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
-# `earmill explain source` is `the-source`.
+# Optional articles of topics: `earmill explain source` shows `the-source`.
 ARTICLE = re.compile(r"^(the|an?)-")
 
 
 def explain(
     topic: Annotated[
-        str | None, typer.Argument(help="Of the line with which a command failed; else all.")
+        str | None, typer.Argument(help="Topic that the error line names; all topics if left out.")
     ] = None,
 ) -> None:
-    """Show what an error, or a reason for quarantine, means and what helps."""
+    """Explain an error or a reason for quarantine, and how to repair it."""
     from rich.markdown import Markdown
 
     page = LINK.sub(r"\1", page_text())
@@ -34,32 +34,32 @@ def explain(
 
 
 def page_text() -> str:
-    """The page about all errors, Markdown."""
+    """Return the page about all errors as Markdown."""
     return (files("earmill.jobs") / "errors.md").read_text("utf-8")
 
 
 def explanation(page: str, topic: str) -> str:
-    """What a page says of a topic, Markdown.
+    """Return the section of a page about a topic, as Markdown.
 
     Raises:
-        SpecError: It says nothing of it.
+        SpecError: The page has no such topic.
     """
     known = sections(page)
     reasons = {
         name: f"## {name}\n\n{means}: {helps}." for name, means, helps in REASON.findall(page)
     }
-    found = {**known, **{ARTICLE.sub("", name): text for name, text in known.items()}, **reasons}
+    texts = {**known, **{ARTICLE.sub("", name): text for name, text in known.items()}, **reasons}
     for wanted in (topic.strip().lower(), topic.strip().lower().replace(" ", "-")):
-        if wanted in found:
-            return found[wanted]
+        if wanted in texts:
+            return texts[wanted]
     raise SpecError(
-        f"no topic {topic!r}{nearest(topic, list(found))}; topics: {', '.join(known)}; and the "
+        f"no topic {topic!r}{nearest(topic, list(texts))}; topics: {', '.join(known)}; and the "
         f"reasons for quarantine: {', '.join(reasons)}"
     )
 
 
 def sections(page: str) -> dict[str, str]:
-    """Topic to its section, with the heading: `## No answer` is `no-answer`."""
+    """Map topics to sections, heading included: `## No answer` is topic `no-answer`."""
     heads = list(HEADING.finditer(page))
     ends = [head.start() for head in heads[1:]] + [len(page)]
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,12 +20,9 @@ from earmill.jobs.commands.options import (
 from earmill.jobs.console.job_run import run_and_report
 
 if TYPE_CHECKING:
-    from earmill.pipeline.dataset.recompute import Choice
-    from earmill.pipeline.driver.events import Event
     from earmill.pipeline.spec.job import JobSpec
-    from earmill.pipeline.storage.layout import Layout
 
-# Set by Ray for the entry point of a submitted job, and for nothing else.
+# Ray sets this variable for the entry point of a submitted job, and for no other process.
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
@@ -34,30 +30,30 @@ def extract(
     job: JobFile,
     set_: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an output that holds commits of this job.")
+        bool, typer.Option("--resume", help="Continue an output that holds commits of this job.")
     ] = False,
     repair: Annotated[
         bool,
         typer.Option(
             "--repair",
-            help="With --resume: read every file first, and compute shards of which one is missing "
-            "or damaged again.",
+            help="With --resume: read every file first, and compute the shards with a missing or "
+            "damaged file again.",
         ),
     ] = False,
     update: Annotated[
         bool,
         typer.Option(
             "--update",
-            help="Take in what has changed in the source since the output was finished: rows that "
-            "were added or changed are computed, as a new snapshot. Implies --resume.",
+            help="Compute the rows that were added or changed in the source since the output was "
+            "finished, as a new snapshot. Implies --resume.",
         ),
     ] = False,
     join: Annotated[
         bool,
         typer.Option(
             "--join",
-            help="Work beside other drivers on this output, whatever their executor, and go on "
-            "with what they leave. Implies --resume.",
+            help="Work beside other drivers on this output, whatever their executor, and take over "
+            "shards that they leave. Implies --resume.",
         ),
     ] = False,
     finish: Annotated[
@@ -84,14 +80,17 @@ def extract(
         raise typer.BadParameter("--repair and --update need the output for themselves")
     if repair and update:
         raise typer.BadParameter("--repair and --update are two runs: repair first")
-    # A wrong spec is told at once, before Ray and the rest are imported.
+    # A wrong job file is reported before Ray and the rest are imported.
     spec = JobSpec.load(job, overrides=run_overrides(set_, log_format, metrics))
     check_submitted(spec)
+    from earmill.pipeline.dataset.recompute import damaged
+    from earmill.pipeline.driver.update import start_update
+
     end = run_and_report(
         spec,
         resume=resume or update,
-        first=(lambda sink: _update(spec, sink)) if update else None,
-        again=_damaged if repair else None,
+        first=(lambda sink: start_update(spec, sink)) if update else None,
+        again=damaged if repair else None,
         join=join,
         finish=finish,
         as_json=as_json,
@@ -101,24 +100,11 @@ def extract(
     raise typer.Exit(end.exit_code)
 
 
-def _update(spec: JobSpec, sink: Callable[[Event], None]) -> None:
-    """What `--update` does before the run."""
-    from earmill.pipeline.driver.update import start_update
-
-    start_update(spec, sink)
-
-
-def _damaged(layout: Layout) -> Choice:
-    """What `--repair` computes again."""
-    from earmill.pipeline.dataset.recompute import damaged
-
-    return damaged(layout)
-
-
 def check_submitted(spec: JobSpec) -> None:
-    """Refuse a relative output of a job that came by `ray job submit`.
+    """Refuse a relative output of a job that was started by `ray job submit`.
 
-    Ray runs it in a copy of the submitted folder that it deletes afterwards, features and all.
+    Ray runs such a job in a copy of the submitted folder and deletes the copy afterwards, features
+    included.
     """
     from earmill.pipeline.common.errors import SpecError
     from earmill.pipeline.storage.filesystems import is_local

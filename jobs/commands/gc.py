@@ -12,7 +12,7 @@ from earmill.jobs.commands.options import (
     AsJson,
     DatasetUri,
     StorageOptions,
-    parse_storage_options,
+    open_output,
 )
 from earmill.jobs.console.terminal import say, say_json
 
@@ -32,12 +32,12 @@ def gc(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Remove snapshots closed so long ago: 30d, 12h. Without this and "
+            help="Remove snapshots closed longer ago than this: 30d, 12h. Without this and "
             "--keep every snapshot stays.",
         ),
     ] = None,
     grace: Annotated[
-        str, typer.Option(metavar="TIME", help="Files younger than this stay, whatever names them.")
+        str, typer.Option(metavar="TIME", help="Files younger than this stay.")
     ] = "24h",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: AsJson = False,
@@ -45,11 +45,8 @@ def gc(
 ) -> None:
     """Remove what no snapshot names; refused while a driver works there."""
     from earmill.pipeline.dataset.garbage import collect_garbage
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
 
-    layout = Layout.open(uri, parse_storage_options(storage_options))
-    with store_errors(layout.url()):
+    with open_output(uri, storage_options) as layout:
         found = collect_garbage(
             layout,
             keep=keep,
@@ -64,7 +61,7 @@ def gc(
 
 
 def duration(text: str, option: str) -> timedelta:
-    """`90s`, `15m`, `12h`, `30d` or `2w` as a time; a usage error where it is none."""
+    """Parse `90s`, `15m`, `12h`, `30d` or `2w`; anything else is a usage error."""
     number, unit = text[:-1], text[-1:]
     if unit not in UNITS_S or not number.replace(".", "", 1).isdigit():
         raise typer.BadParameter(f"{option}: expected a time such as 12h or 30d, got {text!r}")

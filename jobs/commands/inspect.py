@@ -1,4 +1,4 @@
-"""`earmill inspect`: what a dataset holds, from its commits; works while a job is running."""
+"""`earmill inspect`: the contents of a dataset by its commits; works while a job is running."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, open_output
 from earmill.jobs.console.terminal import console, say, say_json
 from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:
-    from earmill.pipeline.dataset.description import DatasetFile
     from earmill.pipeline.dataset.publish import CommitRecord
     from earmill.pipeline.storage.layout import Layout
 
@@ -30,26 +29,23 @@ def inspect(
     storage_options: StorageOptions = None,
 ) -> None:
     """Show what a dataset holds: model, streams, rows, hours, bytes, reasons for quarantine."""
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
-
-    layout = Layout.open(uri, parse_storage_options(storage_options))
-    with store_errors(layout.url()):
+    with open_output(uri, storage_options) as layout:
         if quarantine:
-            bad = quarantined(layout)
-            say_json(bad) if as_json else _print_quarantined(bad)
+            rows = quarantined(layout)
+            say_json(rows) if as_json else _print_quarantined(rows)
             return
         result = contents(layout)
     say_json(result) if as_json else _print(result)
 
 
 def contents(layout: Layout) -> dict[str, Any]:
-    """All that `inspect` shows, as plain values."""
+    """Return everything that `inspect` shows, as plain values."""
+    from earmill.pipeline.dataset.description import require_dataset
     from earmill.pipeline.dataset.publish import commits
     from earmill.pipeline.dataset.snapshot import current_index
     from earmill.pipeline.planning.plan import read_row_ids
 
-    dataset = _dataset(layout)
+    dataset = require_dataset(layout)
     records = list(commits(layout).values())
     planned = len(read_row_ids(layout, dataset.plan_id))
     nbytes = sum(record.nbytes for record in records)
@@ -86,24 +82,19 @@ def contents(layout: Layout) -> dict[str, Any]:
 
 
 def quarantined(layout: Layout) -> list[dict[str, Any]]:
-    """Every quarantined row that a commit names, in the order of the shards."""
+    """Return every quarantined row that a commit names, in the order of the shards."""
     from earmill.pipeline.dataset.commit_record import bad_rows, commits
-
-    _dataset(layout)
-    found = []
-    for record in commits(layout).values():
-        found += [{"shard": record.shard, **row} for row in bad_rows(layout, record).to_pylist()]
-    return [{name: row.get(name) for name in QUARANTINE_COLUMNS} for row in found]
-
-
-def _dataset(layout: Layout) -> DatasetFile:
     from earmill.pipeline.dataset.description import require_dataset
 
-    return require_dataset(layout)
+    require_dataset(layout)
+    rows = []
+    for record in commits(layout).values():
+        rows += [{"shard": record.shard, **row} for row in bad_rows(layout, record).to_pylist()]
+    return [{name: row.get(name) for name in QUARANTINE_COLUMNS} for row in rows]
 
 
 def bad_by_class(layout: Layout, records: list[CommitRecord]) -> dict[str, int]:
-    """Quarantined rows by reason, most frequent first."""
+    """Count quarantined rows by reason, most frequent first."""
     from earmill.pipeline.dataset.commit_record import bad_rows
 
     tables = (bad_rows(layout, record) for record in records)
@@ -112,7 +103,7 @@ def bad_by_class(layout: Layout, records: list[CommitRecord]) -> dict[str, int]:
 
 
 def _print_quarantined(rows: list[dict[str, Any]]) -> None:
-    """One line a row: whole, so that it can be searched and copied."""
+    """Print one line a row. Lines are not cut, so that they can be searched and copied."""
     for row in rows:
         say(f"{row['row_id']}: {row['stage']}: {row['error_class']}: {one_line(row['message'])}")
     if not rows:

@@ -1,4 +1,4 @@
-"""`earmill kernels`: compile kernels ahead, for an image or a bucket."""
+"""`earmill kernels`: compile kernels before a job needs them, for an image or a bucket."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from earmill.pipeline.common.errors import SpecError
 
 
 def kernels(
-    folder: Annotated[Path, typer.Argument(help="Where they go; name it in EARMILL_KERNELS.")],
+    folder: Annotated[Path, typer.Argument(help="Output folder; name it in EARMILL_KERNELS.")],
     job: Annotated[
-        str | None, typer.Option(metavar="JOB.yaml", help="Only those that this job needs.")
+        str | None,
+        typer.Option(metavar="JOB.yaml", help="Compile the kernels of this job alone."),
     ] = None,
     set_: Overrides = None,
     cpu: Annotated[
         str | None, typer.Option(help="Processor as LLVM names it; this machine's if left out.")
     ] = None,
     features: Annotated[
-        str | None, typer.Option(help='Its features, such as "+avx2,+fma,-avx512f".')
+        str | None, typer.Option(help='Features of the processor, such as "+avx2,+fma,-avx512f".')
     ] = None,
 ) -> None:
     """Compile kernels into a folder that machines of one kind can share.
 
-    Jobs on machines with EARMILL_KERNELS=FOLDER load them instead of compiling. They are found by
-    processor, features, sources and versions; others compile as ever.
+    Jobs on machines with EARMILL_KERNELS=FOLDER load these kernels instead of compiling, if
+    processor, features, sources and versions agree; otherwise they compile as usual.
     """
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.worker.kernels import compile_into, entries_of, entries_of_all

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, open_output
 from earmill.jobs.console.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -13,13 +13,10 @@ if TYPE_CHECKING:
 
 
 def log(uri: DatasetUri, as_json: AsJson = False, storage_options: StorageOptions = None) -> None:
-    """List the snapshots of a dataset, the last one first: when, why, rows, what changed."""
+    """List the snapshots of a dataset, newest first: date, reason, rows, changes."""
     from earmill.pipeline.dataset.history import log as read_log
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
 
-    layout = Layout.open(uri, parse_storage_options(storage_options))
-    with store_errors(layout.url()):
+    with open_output(uri, storage_options) as layout:
         entries = read_log(layout)
     if as_json:
         say_json([asdict(entry) for entry in entries])

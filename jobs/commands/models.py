@@ -1,7 +1,7 @@
-"""`earmill models`: names, parameters with their types and defaults, streams.
+"""`earmill models`: list the models with their parameters, types, defaults and streams.
 
-The list is kept as JSON: making it imports torch and numba, which takes seconds. What is kept comes
-from the models themselves and holds for these sources and these versions.
+The list is cached as JSON, because making it imports torch and numba, which takes seconds. The key
+of the cache holds the sources and versions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def models(
 ) -> None:
     """List the models with their parameters and streams.
 
-    Those of other installed packages are among them; one that cannot be loaded is listed with its
-    error.
+    Models of other installed packages are included; a model that cannot be loaded is listed with
+    its error.
     """
     listed = listed_models()
     found = [model for model in listed if name in (None, model["name"])]
@@ -72,7 +72,7 @@ def _table(model: Mapping[str, Any]) -> Table:
 
 
 def _meaning(parameter: Mapping[str, Any]) -> str:
-    """Default, type and meaning of a parameter."""
+    """Return default, type and meaning of a parameter in one line."""
     default = json.dumps(parameter["default"]) if "default" in parameter else "required"
     return f"{default} ({parameter['type']}): {parameter['doc']}".removesuffix(": ")
 
@@ -81,7 +81,7 @@ _KIND = "models"
 
 
 def listed_models() -> list[dict[str, Any]]:
-    """Every model as `ModelInfo.to_dict` says it."""
+    """Return `ModelInfo.to_dict` of every model, from the cache if it is there."""
     key = models_key()
     if key is not None:
         kept = read_kept(_KIND, key)
@@ -96,7 +96,7 @@ def listed_models() -> list[dict[str, Any]]:
 def _made() -> list[dict[str, Any]]:
     from amtcore.features.build import list_models
 
-    # As they are read back: tuples become lists.
+    # Through JSON, so that new and cached lists are equal: tuples become lists.
     text = json.dumps([model.to_dict() for model in list_models()], default=str)
     listed: list[dict[str, Any]] = json.loads(text)
     return listed

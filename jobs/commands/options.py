@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from earmill.pipeline.common.untrusted import loads_json
+
+if TYPE_CHECKING:
+    from earmill.pipeline.storage.layout import Layout
 
 JobFile = Annotated[
     str, typer.Argument(metavar="JOB.yaml", help="Job spec: a local path or any fsspec URI.")
@@ -64,24 +68,24 @@ StorageOptions = Annotated[
 def run_overrides(
     set_: Sequence[str] | None, log_format: str | None, metrics: str | None = None
 ) -> list[str]:
-    """The overrides of a command with those that have options of their own."""
-    found = list(set_ or ())
+    """Return the overrides of `--set`, `--log-format` and `--metrics`."""
+    overrides = list(set_ or ())
     if log_format is not None:
-        found.append(f"run.log_format={log_format}")
+        overrides.append(f"run.log_format={log_format}")
     if metrics is not None:
-        found.append(f"run.metrics={json.dumps(metrics)}")
-    return found
+        overrides.append(f"run.metrics={json.dumps(metrics)}")
+    return overrides
 
 
 def wants_log_lines(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for log lines, whatever else is wrong with it."""
+    """Return True if a command line asks for log lines, even if it is wrong otherwise."""
     if f"{LOG_FORMAT}=json" in arguments:
         return True
     return (LOG_FORMAT, "json") in pairwise(arguments)
 
 
 def parse_storage_options(text: str | None) -> dict[str, Any]:
-    """The mapping in `--storage-options`; a usage error where it is none."""
+    """Parse `--storage-options`; anything but a JSON object is a usage error."""
     if text is None:
         return {}
     try:
@@ -93,3 +97,14 @@ def parse_storage_options(text: str | None) -> dict[str, Any]:
             f"--storage-options: expected a JSON object, got {type(options).__name__}"
         )
     return options
+
+
+@contextmanager
+def open_output(uri: str, storage_options: str | None) -> Iterator[Layout]:
+    """Open the output of a job; errors of its store become one line."""
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    layout = Layout.open(uri, parse_storage_options(storage_options))
+    with store_errors(layout.url()):
+        yield layout

@@ -1,4 +1,4 @@
-"""`earmill plot`: the features of one row over time, as a picture."""
+"""`earmill plot`: draw the features of one row over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`earmill push`: a finished dataset to the Hugging Face hub, in one commit."""
+"""`earmill push`: upload a finished dataset to the Hugging Face hub in one commit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from earmill.jobs.commands.options import (
     DatasetUri,
     Quiet,
     StorageOptions,
-    parse_storage_options,
+    open_output,
 )
 from earmill.jobs.console.process import OutputLost
 from earmill.jobs.console.terminal import say, say_json
@@ -36,41 +36,39 @@ def push(
     private: Annotated[
         bool | None,
         typer.Option(
-            "--private/--public", help="Of a new one; else as the account's default says."
+            "--private/--public", help="Visibility of a new dataset; else the account's default."
         ),
     ] = None,
     revision: Annotated[
         str, typer.Option(metavar="BRANCH", help="The branch to commit to; made if new.")
     ] = "main",
-    message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
+    message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be pushed; asks the hub nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be pushed; sends nothing.")
     ] = False,
     verify: Annotated[
         bool,
         typer.Option("--verify", help="First compare the sha256 of every file, not sizes alone."),
     ] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Also where the repository holds another dataset.")
+        bool, typer.Option("--replace", help="Push even if the repository holds another dataset.")
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Upload a finished dataset to the Hugging Face hub in one commit; again goes on.
+    """Upload a finished dataset to the Hugging Face hub in one commit.
 
-    The token is that of HF_TOKEN or of `hf auth login`. Files that the hub has are not sent again.
+    The token comes from HF_TOKEN or `hf auth login`. After an interruption run the command again:
+    files that the hub has are not sent again.
     """
     from earmill.pipeline.hub.contents import contents_of
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
 
-    layout = Layout.open(uri, parse_storage_options(storage_options))
-    with store_errors(layout.url()):
+    with open_output(uri, storage_options) as layout:
         contents = contents_of(layout, hashes=verify)
     if dry_run:
-        found = {"hub_id": hub_id, **_counts(contents), "licenses": contents.dataset.licenses}
-        say_json({"event": "would_push", **found}) if as_json else say(_shown(found))
+        fields = {"hub_id": hub_id, **_counts(contents), "licenses": contents.dataset.licenses}
+        say_json({"event": "would_push", **fields}) if as_json else say(_dry_run_line(fields))
         return
 
     import huggingface_hub
@@ -109,15 +107,15 @@ def _counts(contents: Contents) -> dict[str, Any]:
     }
 
 
-def _shown(found: dict[str, Any]) -> str:
+def _dry_run_line(fields: dict[str, Any]) -> str:
     from earmill.pipeline.common.text import audio, bytes_text
 
-    stated = found["licenses"].get("features")
+    stated = fields["licenses"].get("features")
     licence = (stated.get("name") or stated["id"]) if stated else "not stated"
     return (
-        f"would push to {found['hub_id']}: {found['rows']:,} rows ({found['rows_bad']:,} in "
-        f"quarantine), {audio(found['audio_s'])} audio, {found['files']:,} files, "
-        f"{bytes_text(found['bytes'])}; licence of the features: {licence}"
+        f"would push to {fields['hub_id']}: {fields['rows']:,} rows ({fields['rows_bad']:,} in "
+        f"quarantine), {audio(fields['audio_s'])} audio, {fields['files']:,} files, "
+        f"{bytes_text(fields['bytes'])}; licence of the features: {licence}"
     )
 
 
@@ -130,21 +128,21 @@ def _sent(progress: Progress) -> str:
 
 
 def _teller(as_json: bool) -> Callable[[Progress], None]:
-    """Return what tells of a push: a line on standard error now and then, JSON every time.
+    """Return a listener that prints progress: JSON each time, or a line every `LINE_EVERY_S`.
 
-    An upload goes on where nobody reads its news.
+    The upload goes on if standard output is lost.
     """
-    told_at = 0.0
+    printed_s = 0.0
 
     def tell(progress: Progress) -> None:
-        nonlocal told_at
+        nonlocal printed_s
         from earmill.pipeline.common.text import bytes_text
 
         if as_json:
             with suppress(OutputLost):
                 say_json({"event": "push", **asdict(progress)})
-        elif time.monotonic() - told_at >= LINE_EVERY_S:
-            told_at = time.monotonic()
+        elif time.monotonic() - printed_s >= LINE_EVERY_S:
+            printed_s = time.monotonic()
             say(
                 f"{progress.files:,} of {progress.files_total:,} files, "
                 f"{bytes_text(progress.bytes)} of {bytes_text(progress.bytes_total)}",

@@ -1,4 +1,4 @@
-"""`earmill report`: a dataset as one HTML page that needs no network."""
+"""`earmill report`: show a dataset as one HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ MostRows = Annotated[int, typer.Option("--rows", min=0, help="Rows of the table,
 Examples = Annotated[int, typer.Option(min=0, max=50, help="Rows with features, chosen by length.")]
 RowIds = Annotated[
     list[str] | None,
-    typer.Option("--row", metavar="ID", help="A row with features instead. Repeatable."),
+    typer.Option("--row", metavar="ID", help="Show this row's features instead. Repeatable."),
 ]
 Seconds = Annotated[
-    float, typer.Option(min=0.1, max=120.0, help="Of each of these rows, from its start.")
+    float, typer.Option(min=0.1, max=120.0, help="Seconds shown of each row, from its start.")
 ]
 Audio = Annotated[
-    bool, typer.Option("--audio/--no-audio", help="Embed their sound, if the source is there.")
+    bool,
+    typer.Option(
+        "--audio/--no-audio", help="Embed the sound of these rows, if the source is available."
+    ),
 ]
 Job = Annotated[
     str | None,

@@ -1,10 +1,10 @@
-"""`earmill retry`: try quarantined rows again, in new attempts that replace their commits.
+"""`earmill retry`: process quarantined rows again, in commits that replace the old ones.
 
-The job is the one that dataset.json holds. A shard with a matching row is processed again: its good
-rows come out as they were, or its commit stays; bad rows that do not match stay in quarantine as
-they are. A row whose file is another now is planned anew, as after `extract --update`, but no other
-change of the source is taken in. The new commits count when the new index is written; a run that
-was stopped is gone on with by the same command, or closed by `earmill extract` with --resume.
+dataset.json holds the job. A shard with a matching row is processed again: its good rows must come
+out unchanged, else its old commit stays. Bad rows that do not match stay in quarantine. A row whose
+file has changed is planned again, as by `extract --update`; other changes of the source are not
+read. The new commits count once the new index is written. After an interruption run the command
+again, or finish the run with `earmill extract --resume`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def retry(
         str | None,
         typer.Option(
             metavar="JOB.yaml",
-            help="The job file, where dataset.json does not say all: credentials of the source, "
-            "the `run` section.",
+            help="The job file, for credentials of the source and the `run` section, which "
+            "dataset.json does not hold.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -64,9 +64,9 @@ def retry(
     metrics: Metrics = None,
     quiet: Quiet = False,
 ) -> None:
-    """Try quarantined rows again; run it where the job ran, as relative paths are relative to that.
+    """Process quarantined rows again. Run it in the folder where the job ran.
 
-    Exit codes: as of `extract`.
+    Exit codes are those of `extract`.
     """
     if where is not None:
         raise typer.BadParameter(_GONE)
@@ -77,11 +77,11 @@ def retry(
     rows = RowFilter.of(error=error or (), stage=stage or (), uri=uri or ())
     options = parse_storage_options(storage_options)
     overrides = run_overrides(set_, log_format, metrics)
-    found = find_retry(dataset, options, rows=rows, job=job, overrides=overrides)
-    if found is None:
-        _nothing(dataset, as_json)
+    job_and_rows = find_retry(dataset, options, rows=rows, job=job, overrides=overrides)
+    if job_and_rows is None:
+        _print_no_match(dataset, as_json)
         raise typer.Exit(0)
-    spec, choose = found
+    spec, choose = job_and_rows
     end = run_and_report(
         spec,
         resume=True,
@@ -94,7 +94,7 @@ def retry(
     raise typer.Exit(end.exit_code)
 
 
-def _nothing(uri: str, as_json: bool) -> None:
+def _print_no_match(uri: str, as_json: bool) -> None:
     text = "no quarantined row matches: nothing to try again; `inspect URI --quarantine` lists them"
     if as_json:
         say_json({"event": "summary", "status": "nothing_to_do", "message": text, "output": uri})

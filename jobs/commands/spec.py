@@ -1,4 +1,4 @@
-"""`earmill spec`: every key of a job file with its type, default and meaning."""
+"""`earmill spec`: the reference of the job file: keys, types, defaults, meanings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 def spec(
     as_schema: Annotated[
-        bool, typer.Option("--json-schema", help="A JSON schema for editors instead.")
+        bool, typer.Option("--json-schema", help="Print a JSON schema for editors instead.")
     ] = False,
 ) -> None:
     """Print the reference of the job file, as Markdown."""

@@ -1,11 +1,10 @@
-"""`earmill verify`: plan against commits, commits against files, sizes and sha256."""
+"""`earmill verify`: compare the plan with commits, and commits with files, sizes and sha256."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +13,7 @@ from earmill.jobs.commands.options import (
     DatasetUri,
     Quiet,
     StorageOptions,
+    open_output,
     parse_storage_options,
 )
 from earmill.jobs.console.terminal import console, say, say_json, teller
@@ -41,74 +41,59 @@ def verify(
         typer.Option(
             min=1,
             metavar="N",
-            help="Also compute N random rows again from their source and compare: bit by bit where "
-            "machine and packages are those that made them, else within a tolerance. Run it where "
-            "the job ran, as relative paths are relative to that.",
+            help="Also compute N random rows again from their source and compare: bit by bit if "
+            "machine and packages are the same as in the job, else within a tolerance. Run it in "
+            "the folder where the job ran, because relative paths start there.",
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Draws the rows of --deep; the report says which it was.")
+        int | None, typer.Option(help="Seed that draws the rows of --deep; the report names it.")
     ] = None,
     job: Annotated[
         str | None,
         typer.Option(
             metavar="JOB.yaml",
-            help="For --deep: the job file, where dataset.json does not say all: credentials of "
-            "the source.",
+            help="For --deep: the job file, if the source needs credentials, which dataset.json "
+            "does not hold.",
         ),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Check that a dataset is whole. Exit code 1 when it is not."""
+    """Check that a dataset is whole. Exit code 1 if it is not."""
     from earmill.pipeline.dataset.orphans import remove_orphans as remove
     from earmill.pipeline.dataset.verify import verify as check
-    from earmill.pipeline.storage.layout import Layout
-    from earmill.pipeline.storage.store_errors import store_errors
 
-    options = parse_storage_options(storage_options)
-    layout = Layout.open(uri, options)
-    with store_errors(layout.url()):
+    deep_report = None
+    with open_output(uri, storage_options) as layout:
         removed = remove(layout).parts if remove_orphans else []
         report = check(layout, hashes=hashes)
-        tell = teller(quiet=quiet or as_json)
-        found = None if deep is None else _computed_again(uri, options, deep, seed, job, tell)
+        if deep is not None:
+            from earmill.pipeline.driver.deep_verify import verify_deep
+            from earmill.pipeline.driver.stored_job import stored_job
+
+            spec = stored_job(layout, uri, parse_storage_options(storage_options), job=job)
+            tell = teller(quiet=quiet or as_json)
+            deep_report = verify_deep(layout, spec, deep, seed=seed, on_begin=tell)
+    ok = report.ok and (deep_report is None or deep_report.ok)
     if as_json:
-        told = {} if found is None else {"deep": asdict(found)}
-        ok = report.ok and (found is None or found.ok)
-        say_json({**asdict(report), "ok": ok, "removed": removed, **told})
+        more = {} if deep_report is None else {"deep": asdict(deep_report)}
+        say_json({**asdict(report), "ok": ok, "removed": removed, **more})
     else:
         _print(uri, report, removed)
-        if found is not None:
-            _print_deep(found)
-    raise typer.Exit(0 if report.ok and (found is None or found.ok) else 1)
+        if deep_report is not None:
+            _print_deep(deep_report)
+    raise typer.Exit(0 if ok else 1)
 
 
-def _computed_again(
-    uri: str,
-    options: dict[str, Any],
-    rows: int,
-    seed: int | None,
-    job: str | None,
-    tell: Callable[[str], None],
-) -> DeepReport:
-    from earmill.pipeline.driver.deep_verify import verify_deep
-    from earmill.pipeline.driver.stored_job import stored_job
-    from earmill.pipeline.storage.layout import Layout
-
-    layout = Layout.open(uri, options)
-    spec = stored_job(layout, uri, options, job=job)
-    return verify_deep(layout, spec, rows, seed=seed, on_begin=tell)
-
-
-def _print_deep(found: DeepReport) -> None:
-    for problem in found.problems:
+def _print_deep(report: DeepReport) -> None:
+    for problem in report.problems:
         say(f"problem: {problem}")
-    elsewhere = f", {found.close:,} within {found.worst:.2g}" if found.close else ""
+    close = f", {report.close:,} within {report.worst:.2g}" if report.close else ""
     say(
-        f"{found.rows:,} rows computed again (--seed {found.seed}): {found.equal:,} equal bit for "
-        f"bit{elsewhere}, {len(found.problems):,} problems"
+        f"{report.rows:,} rows computed again (--seed {report.seed}): {report.equal:,} equal bit "
+        f"for bit{close}, {len(report.problems):,} problems"
     )
 
 
@@ -147,5 +132,5 @@ def _print(uri: str, report: Report, removed: list[str]) -> None:
 
 
 def parts_of(files: list[str]) -> dict[str, int]:
-    """Files by the file or store they belong to, with their number."""
+    """Count files by the file or store that they belong to."""
     return dict(Counter("/".join(name.split("/")[:2]) for name in files))

@@ -10,7 +10,7 @@ from earmill.jobs.console.terminal import console
 
 
 def rounded_up(seconds: float) -> str:
-    """A duration to two digits, and never less than it is: 22 s, 1.7 min, 13 min, 2.5 h."""
+    """Round a duration up to two digits: 22 s, 1.7 min, 13 min, 2.5 h."""
     for unit, size in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
         n = seconds / size
         if n < 99 or unit == "h":
@@ -20,7 +20,7 @@ def rounded_up(seconds: float) -> str:
 
 
 def _time(result: dict[str, Any]) -> str:
-    """How long it takes, and what that is reckoned from."""
+    """Return the expected time and the speed from which it is computed."""
     if result["wall_s"] is None:
         return "unknown"
     what = "the job" if result["speed_from"] == "job" else "models"
@@ -31,7 +31,7 @@ def _time(result: dict[str, Any]) -> str:
 
 
 def _sample_rows(sample: dict[str, Any]) -> dict[str, str]:
-    """Rows of the table for a sample."""
+    """Return the rows of the table that describe a sample."""
     from earmill.pipeline.common.text import bytes_text, duration, quantity
 
     def text(name: str, unit: Callable[[float], str]) -> str:

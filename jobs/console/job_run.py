@@ -33,11 +33,12 @@ def run_and_report(
     quiet: bool = False,
     ray_address: str | None = None,
 ) -> JobFinished:
-    """Run a job, tell its progress and result, and stop it on a signal.
+    """Run a job, report its progress and result, and stop it on a signal.
 
     Args:
-        quiet: Tell the result only.
-        first: What is done before it, given where its news go.
+        first: Called before the run with the sink of events.
+        again: Chooses the shards that are computed again.
+        quiet: Report the result alone.
     """
     # Imported here: a wrong job file is reported before Ray and the rest are imported.
     from earmill.jobs.console.progress import logged, make_reporter
@@ -67,18 +68,18 @@ def run_and_report(
 
 @contextmanager
 def signals_to(stop: StopRequest) -> Iterator[None]:
-    """Send requests to stop to `stop`; where nobody polls it, they end the command at once."""
+    """Pass signals to `stop`. While the run does not poll `stop`, a signal ends the command."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if not stop.watched:
             process.end(number, frame)
         stop(signal.Signals(number).name)
 
-    # Slurm sends the last one before a time limit, where it is told to.
+    # Slurm sends SIGUSR1 before a time limit, if the batch script asks for it.
     numbers = (*process.ENDING, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in numbers}
-    # A hang-up that is ignored, as `nohup` has it, stays ignored.
-    before = {n: one for n, one in before.items() if n != signal.SIGHUP or one != signal.SIG_IGN}
+    if before[signal.SIGHUP] == signal.SIG_IGN:  # `nohup` asks for that
+        del before[signal.SIGHUP]
     for number in before:
         signal.signal(number, handle)
     try:

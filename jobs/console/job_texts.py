@@ -1,4 +1,4 @@
-"""A job in words: its events, totals and cost, and one look at its progress."""
+"""Text about a job: its events, totals and cost, and its progress as commits show it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from earmill.pipeline.driver.tally import Tally
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress
 
-# Of a second of audio; what costs less is not told.
+# Parts of the CPU time below this, in ms per second of audio, are left out.
 LEAST_MS = 0.005
 # Kinds of events that are warnings in a log.
 LOG_WARNINGS = frozenset(
@@ -30,7 +30,7 @@ LOG_WARNINGS = frozenset(
 
 
 def totals(tally: Tally) -> str:
-    """The totals in one line."""
+    """Return the totals in one line."""
     done_audio = audio(tally.audio_s)
     if tally.left_audio_s > 0:
         done_audio += f" of about {audio(tally.audio_s + tally.left_audio_s)}"
@@ -45,7 +45,7 @@ def totals(tally: Tally) -> str:
 
 
 def short_totals(tally: Tally, width: int) -> str:
-    """As much of the totals as fits beside a bar, the share done and the time left first."""
+    """Return the most important totals that fit beside a bar."""
     rate, left_s = tally.times_real_time, tally.left_s
     by_importance = [f"{100 * tally.share:.0f} %"]
     if left_s is not None and left_s > 0:
@@ -64,7 +64,7 @@ def short_totals(tally: Tally, width: int) -> str:
 
 
 def news(event: events.Event) -> str | None:
-    """One line for an event worth telling by itself; None for the rest."""
+    """Return one line for an event that people should see; None for other events."""
     match event:
         case events.Step():
             return f"{event.text} ..."
@@ -102,9 +102,9 @@ def news(event: events.Event) -> str | None:
 
 
 def text_of(event: events.Event) -> str:
-    """Return an event for people; empty where it has only figures."""
-    if (told := news(event)) is not None:
-        return told
+    """Return the text of an event; empty if the event has only figures."""
+    if (line := news(event)) is not None:
+        return line
     if isinstance(event, events.ShardDone):
         return f"shard {event.shard_id} is committed"
     if isinstance(event, events.RowQuarantined):
@@ -121,7 +121,7 @@ def level_of(event: events.Event) -> str:
 
 
 def cost(event: events.Event) -> str | None:
-    """What the audio of a run has cost, the dearest first; None while it is not over."""
+    """Return the CPU time per second of audio by part, largest first; None before the end."""
     if not isinstance(event, events.JobFinished) or not (event.cpu_s and event.seconds):
         return None
     by_ms = sorted(((1000 * s / event.seconds, part) for part, s in event.cpu_s.items()))[::-1]
@@ -129,50 +129,50 @@ def cost(event: events.Event) -> str | None:
     return f"CPU milliseconds per second of audio: {parts}"
 
 
-def progress_line(found: JobProgress) -> str:
-    """One look in one line."""
-    reasons = ", ".join(f"{name} {count:,}" for name, count in found.bad_by_class.items())
+def progress_line(progress: JobProgress) -> str:
+    """Return the progress of a job in one line."""
+    reasons = ", ".join(f"{name} {count:,}" for name, count in progress.bad_by_class.items())
     parts = [
-        f"{100 * found.share_done:.1f} %",
-        f"{found.shards_done:,} of {found.shards_total:,} shards",
-        f"{found.rows_done:,} of {found.rows_total:,} rows",
-        f"{found.rows_bad:,} quarantined" + (f" ({reasons})" if reasons else ""),
-        f"{audio(found.audio_s_done)} audio",
-        bytes_text(found.nbytes),
+        f"{100 * progress.share_done:.1f} %",
+        f"{progress.shards_done:,} of {progress.shards_total:,} shards",
+        f"{progress.rows_done:,} of {progress.rows_total:,} rows",
+        f"{progress.rows_bad:,} quarantined" + (f" ({reasons})" if reasons else ""),
+        f"{audio(progress.audio_s_done)} audio",
+        bytes_text(progress.nbytes),
     ]
-    if found.rows_per_s is not None:
-        parts.append(f"{figure(found.rows_per_s)} rows/s")
-    if found.times_real_time is not None:
-        hours = found.audio_hours_per_s or 0.0
-        speed = f"{figure(found.times_real_time)} x real time"
+    if progress.rows_per_s is not None:
+        parts.append(f"{figure(progress.rows_per_s)} rows/s")
+    if progress.times_real_time is not None:
+        hours = progress.audio_hours_per_s or 0.0
+        speed = f"{figure(progress.times_real_time)} x real time"
         parts.append(speed if hours < LEAST else f"{figure(hours)} audio hours/s ({speed})")
-    if found.workers:
-        parts.append(quantity(found.workers, "worker"))
-    if found.last_commit_age_s is not None:
-        parts.append(f"last commit {duration(found.last_commit_age_s)} ago")
-    if found.eta_s is not None:
-        parts.append(f"about {duration(found.eta_s)} left")
+    if progress.workers:
+        parts.append(quantity(progress.workers, "worker"))
+    if progress.last_commit_age_s is not None:
+        parts.append(f"last commit {duration(progress.last_commit_age_s)} ago")
+    if progress.eta_s is not None:
+        parts.append(f"about {duration(progress.eta_s)} left")
     return ", ".join(parts)
 
 
-def progress_remarks(found: JobProgress) -> list[str]:
-    """What a person should know of this look beside the figures."""
-    told = []
-    if found.state == "finished":
-        told.append("finished: all shards are committed and the index is written")
-    elif found.state == "closing":
-        told.append(
+def progress_remarks(progress: JobProgress) -> list[str]:
+    """Return sentences about the state of a job that its figures do not show."""
+    lines = []
+    if progress.state == "finished":
+        lines.append("finished: all shards are committed and the index is written")
+    elif progress.state == "closing":
+        lines.append(
             "all shards are committed, the index is not written yet; where no driver is left, "
             "`earmill extract` with --finish writes it"
         )
-    elif found.state == "quiet":
-        age = found.last_commit_age_s
+    elif progress.state == "quiet":
+        age = progress.last_commit_age_s
         still = "yet" if age is None else f"for {duration(age)}"
-        unusual = f"after {duration(found.quiet_after_s)} that is unusual"
-        told.append(
+        unusual = f"after {duration(progress.quiet_after_s)} that is unusual"
+        lines.append(
             f"nothing was committed {still}, {unusual}: "
             "look whether a driver is running; `earmill extract` with --resume goes on"
         )
-    if found.unreadable:
-        told.append(f"{found.unreadable:,} commit records cannot be read: run `earmill verify`")
-    return told
+    if progress.unreadable:
+        lines.append(f"{progress.unreadable:,} commit records cannot be read: run `earmill verify`")
+    return lines

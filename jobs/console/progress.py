@@ -1,15 +1,10 @@
-"""Run events for people and machines: a bar on a terminal, plain lines elsewhere, JSON or log lines
-on request.
+"""Reporters of a run: a bar on a terminal, plain lines elsewhere, JSON or log lines on request.
 
-Text tells what happens meanwhile on standard error, and the result on standard output.
+Progress goes to standard error as text, and the result to standard output. Each reporter gets the
+same events and keeps a `Tally`. Figures that are only planned are estimates and begin with `about`.
 
-All are fed the same events and each keeps a `Tally`. What is still only planned is an
-estimate and is called `about`.
-
-`logged` sends the messages of a job to Python's `logging`, under the logger `earmill`.
-
-A script that runs a job from Python hears of it as of any other library: nothing is printed unless
-the script sets a handler.
+`logged` sends the messages of a job to Python's `logging`, under the logger `earmill`. As with
+other libraries, nothing is printed unless the script sets a handler.
 """
 
 from __future__ import annotations
@@ -42,22 +37,22 @@ if TYPE_CHECKING:
 
     from earmill.pipeline.driver.events import Event, Sink
 
-# Plain lines end up in log files: totals at most this often, and unchanged ones far less.
+# Seconds between totals as plain lines, which end up in log files; and if nothing changed.
 LINE_EVERY_S = 5.0
 SAME_LINE_EVERY_S = 60.0
-# Columns of the bar, and of the spinner and the gaps beside it.
+# Columns of the bar; columns of the spinner and the gaps beside the bar.
 BAR_WIDTH = 20
 BAR_MARGIN = 4
-# Narrower terminals get half a bar.
+# Terminals with fewer columns get half a bar.
 NARROW = 60
-# Fields of events that are called otherwise in a log, where lines of all kinds stand together.
+# Fields of events that have another name in log lines.
 _CALLED = {"shard_id": "shard", "text": "message"}
-# A log has the totals every so many seconds.
+# Seconds between totals in a log.
 PROGRESS_EVERY_S = 10.0
 
 
 class Reporter(Protocol):
-    """Takes every event of a run; closed once at the end, whatever happened."""
+    """Takes every event of a run; `close` is called once at the end, also after an error."""
 
     def __call__(self, event: events.Event) -> None: ...
 
@@ -65,11 +60,11 @@ class Reporter(Protocol):
 
 
 class PlainLines:
-    """News as lines, totals every few seconds; the result is a line of its own.
+    """Events as lines, totals every few seconds, and the result as a line of its own.
 
     Args:
-        news: Stream for what happens meanwhile.
-        result: Stream for how the run ended.
+        news: Stream for events and totals.
+        result: Stream for the result.
         clock: Monotonic seconds.
     """
 
@@ -106,7 +101,7 @@ class PlainLines:
 
 
 class JsonLines:
-    """Every event as one JSON object a line; the totals take the place of `in_flight`."""
+    """One JSON object a line for every event; totals replace `in_flight`."""
 
     def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._tally = stream, Tally(clock)
@@ -122,10 +117,10 @@ class JsonLines:
 
 
 class LogLines:
-    """Every event as a line; the totals every few seconds.
+    """One log line for every event, and totals every few seconds.
 
     Args:
-        stream: Where to.
+        stream: Output stream.
         clock: Monotonic seconds.
     """
 
@@ -164,11 +159,11 @@ class LogLines:
 
 
 class Bar:
-    """A live bar at the bottom of a terminal or in the output of a notebook, news above it.
+    """A live bar at the bottom of a terminal or of a notebook's output, with events above it.
 
     Args:
-        console: Where the bar and the news go.
-        result: Stream for how the run ended; None for the console.
+        console: Console for the bar and the events.
+        result: Stream for the result; None for the console.
         clock: Monotonic seconds.
     """
 
@@ -188,8 +183,8 @@ class Bar:
             TextColumn("{task.description}", markup=False),
             console=console,
             transient=True,
-            # Ray's session exchanges the standard streams as well; of two that do, the second
-            # would put back what the first had set, and the exit codes of colours turn into text.
+            # Ray replaces the standard streams too. If both did, one would restore streams that
+            # the other had set, and escape codes of colours would be printed as text.
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -227,12 +222,12 @@ class Bar:
         return short_totals(self._tally, self._bar.console.width - self._bar_width - BAR_MARGIN)
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Stop the bar."""
         self._bar.stop()
 
 
 class OnlyTheResult:
-    """A reporter that tells the end of a run and nothing else."""
+    """A reporter that passes on the end of a run alone."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -247,11 +242,11 @@ class OnlyTheResult:
 
 
 class Unfailing:
-    """A reporter of a run that goes on where its output cannot be written any more.
+    """A reporter whose run goes on when its output cannot be written any more.
 
-    A run is for its rows; `earmill watch` and `inspect` show again what it prints. A pipe whose
-    reader is gone, a full disk or a closed stream therefore ends no run. The loss is told once on
-    standard error, and the exit code stays that of the run.
+    `earmill watch` and `inspect` show the same facts later, so a pipe without a reader, a full disk
+    or a closed stream does not end the run. The loss is printed once on standard error; the exit
+    code does not change.
     """
 
     def __init__(self, reporter: Reporter) -> None:
@@ -294,34 +289,34 @@ def make_reporter(
 ) -> Reporter:
     """Return the reporter of a run.
 
-    JSON, log lines and the result go to standard output; news as text and the bar go to standard
+    JSON, log lines and the result go to standard output; events as text and the bar go to standard
     error.
 
     Args:
         as_json: JSON lines.
         log_format: `json` for log lines.
-        quiet: Tell the end of the run only.
-        output: In place of standard output.
-        errors: In place of standard error.
+        quiet: Report the end of the run alone.
+        output: Stream in place of standard output.
+        errors: Stream in place of standard error.
     """
     output, errors = output or sys.stdout, errors or sys.stderr
-    found: Reporter
+    reporter: Reporter
     if as_json:
-        found = JsonLines(output)
+        reporter = JsonLines(output)
     elif log_format == "json":
         tell_errors_as_log_lines()
-        found = LogLines(output)
+        reporter = LogLines(output)
     elif not quiet and errors.isatty():
-        found = Bar(console(file=errors), output)
+        reporter = Bar(console(file=errors), output)
     else:
-        found = PlainLines(errors, output)
-    return Unfailing(OnlyTheResult(found) if quiet else found)
+        reporter = PlainLines(errors, output)
+    return Unfailing(OnlyTheResult(reporter) if quiet else reporter)
 
 
 def notebook_reporter() -> Reporter | None:
-    """Return what tells of a run in a notebook; None where this process is no kernel of one.
+    """Return the reporter of a run in a notebook; None if this process is no notebook kernel.
 
-    It is a bar where ipywidgets are installed, which rich draws it with (the extra `notebook`).
+    It is a bar if ipywidgets are installed (the extra `notebook`), because rich needs them.
     """
     shown = console()
     if not shown.is_jupyter:
@@ -337,9 +332,9 @@ LOGGER.addHandler(logging.NullHandler())
 
 
 def logged(sink: Sink) -> Sink:
-    """Return a sink that logs every event that has a text, and hands all on.
+    """Return a sink that logs every event with a text, and passes all events on.
 
-    A record has the event as its attribute `event`.
+    A log record has the event as its attribute `event`.
     """
 
     def take(event: Event) -> None:
@@ -352,7 +347,7 @@ def logged(sink: Sink) -> Sink:
 
 
 def logged_text(tell: Callable[[str], None] = lambda text: None) -> Callable[[str], None]:
-    """Return a listener that logs each text and hands it on."""
+    """Return a listener that logs each text and passes it on."""
 
     def take(text: str) -> None:
         LOGGER.info("%s", one_line(text))

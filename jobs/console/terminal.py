@@ -1,13 +1,11 @@
-"""The way out to a terminal: all that commands print goes through here, and is made visible first.
+"""Output of commands: text made visible, JSON lines, and structured log lines.
 
-A row id or an error text may hold escape sequences or rich markup; here they are shown, not obeyed.
-JSON needs no such care: its own escapes cover every control character.
+A row id or an error text may hold escape sequences or rich markup; `say` and `console` show them
+instead of passing them to the terminal. JSON escapes every control character itself.
 
-`log_line` makes a structured log line: one JSON object on one line, for collectors of logs.
-
-Names of fields are part of the interface (docs/watching.md lists them, a test compares). Texts come
-from exceptions, file names and rows: secrets of their uris go, line breaks and whatever is no text
-are escapes, and a line stays one line whatever they hold.
+`log_line` makes a log line: one JSON object on one line, for log collectors. Names of its fields
+are part of the interface (docs/watching.md lists them, a test compares). Texts come from
+exceptions, file names and rows, so secrets in URIs are removed and line breaks are escaped.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LINE_BREAK = "\n"
-# What an error names: this with a topic.
+# Error lines name this command with a topic.
 EXPLAIN = "earmill explain"
-# Whether what a command prints is log lines.
+# True in a process whose error events are log lines.
 _log_lines = [False]
 
 
@@ -43,10 +41,10 @@ def say(text: str, file: IO[str] | None = None) -> None:
 
 
 def teller(*, quiet: bool = False) -> Callable[[str], None]:
-    """Return what tells on standard error that something begins, which may take a while.
+    """Return a function that prints on standard error that a step begins.
 
     Args:
-        quiet: Tell nothing.
+        quiet: Print nothing.
     """
 
     def tell(text: str) -> None:
@@ -62,36 +60,36 @@ def say_json(value: Any, file: IO[str] | None = None) -> None:
 
 
 def say_error(message: str, topic: str | None = None) -> None:
-    """The one line on standard error with which a command ends.
+    """Print the line on standard error with which a failed command ends.
 
     Args:
-        topic: Of `earmill explain`, which helps.
+        topic: Help topic of `earmill explain`.
     """
-    told = f" (help: {EXPLAIN} {topic})" if topic else ""
-    print(f"earmill: {one_line(message)}{told}", file=sys.stderr, flush=True)
+    hint = f" (help: {EXPLAIN} {topic})" if topic else ""
+    print(f"earmill: {one_line(message)}{hint}", file=sys.stderr, flush=True)
 
 
 def error_event(exit_code: int, message: str, topic: str | None = None) -> None:
-    """The last JSON or log line of a command that failed without a result."""
-    told = {"help": f"{EXPLAIN} {topic}"} if topic else {}
+    """Print the last JSON or log line of a command that failed without a result."""
+    hint = {"help": f"{EXPLAIN} {topic}"} if topic else {}
     if has_log_lines():
-        print(log_line("error", ERROR, message, exit_code=exit_code, **told), flush=True)
+        print(log_line("error", ERROR, message, exit_code=exit_code, **hint), flush=True)
     else:
-        say_json({"event": "error", "exit_code": exit_code, "message": message, **told})
+        say_json({"event": "error", "exit_code": exit_code, "message": message, **hint})
 
 
 def tell_errors_as_log_lines(wanted: bool = True) -> None:
-    """From now on `error_event` is a log line."""
+    """Make `error_event` print log lines from now on."""
     _log_lines[0] = wanted
 
 
 def has_log_lines() -> bool:
-    """Whether it is."""
+    """Return True if `error_event` prints log lines."""
     return _log_lines[0]
 
 
 def console(**options: Any) -> Console:
-    """A rich console that shows markup, emoji codes and control characters instead of obeying."""
+    """Return a rich console that shows markup, emoji codes and control characters as text."""
     from rich.console import Console
     from rich.text import Text
 
@@ -102,32 +100,35 @@ def console(**options: Any) -> Console:
     return VisibleConsole(markup=False, emoji=False, highlight=False, **options)
 
 
-# What `Path` leaves of the beginning of a uri; one letter is a drive.
+# Beginning of a URI after `Path` has merged its slashes; a single letter is a drive.
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def check_local(path: Path) -> None:
-    """Refuse what is no path of this machine.
+    """Refuse a URI where a path of this machine is expected.
 
     Raises:
-        OutputError: It is a uri, of which a folder `s3:` would be made here.
+        OutputError: The path is a URI, for which a folder such as `s3:` would be created.
     """
     if URI.match(str(path)):
         raise OutputError(f"expected a path of this machine, got {path}, which reads as a uri")
 
 
 INFO, WARNING, ERROR = "info", "warning", "error"
-# Of one text; an exception may quote megabytes.
+# Characters of a text; an exception may quote megabytes.
 LONGEST_TEXT = 4000
-# A process is one run; its lines are found again by this.
+# Identifies the log lines of this process.
 RUN_ID = os.urandom(4).hex()
 
 
 def log_line(event: str, level: str, message: str, **fields: Any) -> str:
-    """One line, without its end.
+    """Return a log line without its line break.
 
     Args:
-        event: What happened; a stable name. fields: Plain values.
+        event: Stable name of the event.
+        level: `info`, `warning` or `error`.
+        message: Text for people.
+        fields: Plain values.
     """
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     head = {"time": now, "level": level, "event": event, "message": one_line(message)}
@@ -136,13 +137,13 @@ def log_line(event: str, level: str, message: str, **fields: Any) -> str:
 
 
 def _clean(value: Any) -> Any:
-    """A plain value as JSON has it: texts without secrets, and no number that is none."""
+    """Return a plain value for JSON: texts without secrets, None for infinite numbers."""
     if isinstance(value, str):
         return redact_text(value)[:LONGEST_TEXT]
     if isinstance(value, Mapping):
-        return {str(key): _clean(one) for key, one in value.items()}
+        return {str(key): _clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(one) for one in value]
+        return [_clean(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
