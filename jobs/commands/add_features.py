@@ -16,9 +16,8 @@ from earmill.jobs.commands.options import (
     RayAddress,
     StorageOptions,
     parse_storage_options,
-    run_overrides,
 )
-from earmill.jobs.console.job_run import signals_to
+from earmill.jobs.console.job_run import reported_run
 
 
 def add_features(
@@ -43,23 +42,19 @@ def add_features(
 
     Run it again after an update to compute the new rows. Exit codes are those of `extract`.
     """
-    from earmill.jobs.console.progress import logged, make_reporter
     from earmill.pipeline.driver.add_features import add_features as add
-    from earmill.pipeline.driver.stop_request import StopRequest
 
-    stop = StopRequest()
-    reporter = make_reporter(as_json=as_json, log_format=log_format or "text", quiet=quiet)
-    try:
-        with signals_to(stop):
-            end = add(
-                uri,
-                job,
-                storage_options=parse_storage_options(storage_options),
-                overrides=run_overrides(set_, log_format, metrics),
-                sink=logged(reporter),
-                ray_address=ray_address,
-                stop=stop,
-            )
-    finally:
-        reporter.close()
+    with reported_run(as_json=as_json, log_format=log_format or "text", quiet=quiet) as (
+        sink,
+        stop,
+    ):
+        end = add(
+            uri,
+            job,
+            storage_options=parse_storage_options(storage_options),
+            overrides=run_overrides(set_, log_format, metrics),
+            sink=sink,
+            ray_address=ray_address,
+            stop=stop,
+        )
     raise typer.Exit(end.exit_code)

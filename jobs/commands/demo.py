@@ -1,8 +1,7 @@
 """`earmill demo`: a whole job on two minutes of generated sound, in about half a minute.
 
-Nothing is staged: the corpus is written as audio files, the job runs on Ray workers as any other
-would, two damaged files go to quarantine, the dataset is verified byte by byte and read back in
-both formats through a DataLoader.
+The corpus is written as audio files, and the job runs on Ray workers. Two damaged files go to
+quarantine. The dataset is verified byte by byte, and read back in both formats by a DataLoader.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def demo(
 
 @contextmanager
 def _ray_in_the_background() -> Iterator[Callable[[], None]]:
-    """Start Ray beside other work; the value waits for it. A job then finds it running."""
+    """Start Ray in a thread, and yield a function that waits for it; the job then uses this Ray."""
     from earmill.pipeline.driver.executors.ray_session import ray_session
 
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
@@ -94,7 +93,7 @@ def _ray_in_the_background() -> Iterator[Callable[[], None]]:
 
 
 def _clean_folder(out: Path) -> Path:
-    """The folder, without an earlier demo in it; anything else in it is left alone."""
+    """Return the folder after deleting the features of an earlier demo; other files stay."""
     from earmill.pipeline.common.errors import OutputError
     from earmill.pipeline.dataset.description import read_dataset
     from earmill.pipeline.storage.layout import Layout
@@ -114,7 +113,7 @@ def _clean_folder(out: Path) -> Path:
 
 
 def _check(console: Console, folder: Path, end: JobFinished, *, files: int) -> None:
-    """Verify, read back, draw; every step raises or exits when something is off."""
+    """Verify the dataset, read it back and draw it; raise or exit if something is wrong."""
     from earmill.jobs.demo_report import Example, draw
     from earmill.pipeline.dataset.verify import verify
     from earmill.pipeline.reader.open import open_features
@@ -147,7 +146,7 @@ def _check(console: Console, folder: Path, end: JobFinished, *, files: int) -> N
 
 
 def _load_batch(features: Features) -> dict[str, tuple[int, ...]]:
-    """Shapes of one padded batch from a DataLoader."""
+    """Return the shapes of one padded batch from a DataLoader."""
     from torch.utils.data import DataLoader
 
     from earmill.pipeline.loader.collate import collate_padded
@@ -160,7 +159,7 @@ def _load_batch(features: Features) -> dict[str, tuple[int, ...]]:
 
 
 def _summary(uri: str, end: JobFinished, shapes: dict[str, dict[str, tuple[int, ...]]]) -> str:
-    """What happened to each file, and to the whole."""
+    """Return a table of the files, and one of the whole job."""
     from earmill.jobs.demo_report import markdown_table
     from earmill.pipeline.dataset.snapshot import current_index
     from earmill.pipeline.storage.arrow_tables import read_table

@@ -1,10 +1,10 @@
-"""`earmill doctor`: what this machine has and whether it works; the whole bring-up of a machine."""
+"""`earmill doctor`: check a machine and everything that jobs need on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Device(StrEnum):
-    """As `run.device` of a job."""
+    """Values of `run.device` of a job."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -29,20 +29,20 @@ class Device(StrEnum):
 def doctor(
     uri: Annotated[
         str | None,
-        typer.Option(metavar="URI", help="Write to this place as a job would, and clear up."),
+        typer.Option(metavar="URI", help="Write to this place as a job would, then clear up."),
     ] = None,
     device: Annotated[
-        Device, typer.Option(help="cuda: a missing GPU is a failure; cpu: do not look for one.")
+        Device, typer.Option(help="cuda: a missing GPU is a failure; cpu: skip the GPU.")
     ] = Device.AUTO,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out what measures speed.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the measurement of speed.")] = False,
     as_json: AsJson = False,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Check this machine: kernels, GPU, Ray, storage, speed. Exit code 1 when something fails.
+    """Check this machine: kernels, GPU, Ray, storage, speed. Exit code 1 if a check fails.
 
-    Ends with a block of Markdown for benchmarks/RESULTS.md.
+    The output ends with a block of Markdown for benchmarks/RESULTS.md.
     """
-    from earmill.jobs.doctor.checks import State, storage_check
+    from earmill.jobs.doctor.checks import State
     from earmill.jobs.doctor.speed import markdown
 
     options = parse_storage_options(storage_options)
@@ -50,15 +50,10 @@ def doctor(
     speeds: list[Speed] = []
     out = console(soft_wrap=True)
 
-    def report(found: Check) -> None:
-        checks.append(found)
+    for check in _checks(device, quick, uri, options, checks, speeds):
+        checks.append(check)
         if not as_json:
-            _print(out, found)
-
-    for found in _checks(device, quick, checks, speeds):
-        report(found)
-    if uri is not None:
-        report(storage_check(uri, options))
+            _print(out, check)
     failed = sum(check.state is State.FAILED for check in checks)
     block = markdown(_command(device, quick), checks, speeds)
     if as_json:
@@ -70,9 +65,16 @@ def doctor(
     raise typer.Exit(1 if failed else 0)
 
 
-def _checks(device: Device, quick: bool, seen: list[Check], speeds: list[Speed]) -> Iterator[Check]:
-    """All but the storage; `seen` are those that were yielded already."""
-    from earmill.jobs.doctor.checks import machine_checks, ray_check
+def _checks(
+    device: Device,
+    quick: bool,
+    uri: str | None,
+    options: Mapping[str, Any],
+    done: list[Check],
+    speeds: list[Speed],
+) -> Iterator[Check]:
+    """Run the checks one after the other; `done` holds the results so far."""
+    from earmill.jobs.doctor.checks import machine_checks, ray_check, storage_check
     from earmill.jobs.doctor.models import gpu_checks, kernel_checks
     from earmill.jobs.doctor.speed import gpu_answers, speed_checks
 
@@ -82,16 +84,18 @@ def _checks(device: Device, quick: bool, seen: list[Check], speeds: list[Speed])
         yield from gpu_checks(wanted=device is Device.CUDA)
     yield ray_check()
     if not quick:
-        yield from speed_checks(speeds, gpu=gpu_answers(seen))
+        yield from speed_checks(speeds, gpu=gpu_answers(done))
+    if uri is not None:
+        yield storage_check(uri, options)
 
 
-def _print(out: Console, found: Check) -> None:
+def _print(out: Console, check: Check) -> None:
     from rich.text import Text
 
     from earmill.jobs.doctor.checks import State
 
-    color = {State.OK: "green", State.NO: "yellow", State.FAILED: "bold red"}[found.state]
-    line = Text.assemble((f"{found.state:<7}", color), f"{found.what}: {found.text}")
+    color = {State.OK: "green", State.NO: "yellow", State.FAILED: "bold red"}[check.state]
+    line = Text.assemble((f"{check.state:<7}", color), f"{check.what}: {check.text}")
     out.print(line)
 
 

@@ -1,7 +1,7 @@
-"""`earmill init`: five questions, a commented job file and what it would take.
+"""`earmill init`: ask five questions, write a commented job file, and estimate the job.
 
-Answers come as people give them: quoted, with `~`, with spaces at the ends or escaped by a shell.
-What cannot be meant is an error that says what to do.
+Answers may be quoted, begin with `~`, have spaces at the ends, or be escaped for a shell. A wrong
+answer is explained with a message that says what to do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def init(
         ),
     ] = None,
     kind: Annotated[
-        str | None, typer.Option(help="Kind of source; else as the source looks.")
+        str | None, typer.Option(help="Kind of source; else found from the source.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model; else dau1997.")] = None,
     frame_rate: Annotated[
@@ -70,10 +70,10 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a commented job file out of five answers, and show what the job would take.
+    """Write a commented job file from five answers, and estimate the job.
 
-    Asks for what no option says. Without a terminal nothing is asked: --source and --output are
-    needed, the rest has defaults.
+    Asks for each answer that no option gives. Without a terminal nothing is asked: --source and
+    --output are needed, the rest has defaults.
     """
     from earmill.jobs.commands.models import listed_models
 
@@ -81,21 +81,21 @@ def init(
         raise OutputError(f"{file}: is there already; give another name, or --force to replace it")
     asks = sys.stdin.isatty() and not as_json
     if not asks and (source is None or output is None):
-        missing = [n for n, said in (("--source", source), ("--output", output)) if said is None]
+        missing = [n for n, value in (("--source", source), ("--output", output)) if value is None]
         raise SpecError(f"nothing can be asked without a terminal: give {' and '.join(missing)}")
     ask = _Asker(asks)
-    place, found = ask(f"1/5  {SOURCE_QUESTION}", source, None, lambda said: _source(said, kind))
+    place, kind = ask(f"1/5  {SOURCE_QUESTION}", source, None, lambda text: _source(text, kind))
     listed = usable(listed_models())
     if asks and model is None:
         for one in listed:
             say(f"       {one['name']}: {one['summary']}")
     chosen, stream = ask(
-        "2/5  Which model?", model, "dau1997", lambda said: (said, stream_of(said, listed))
+        "2/5  Which model?", model, "dau1997", lambda text: (text, stream_of(text, listed))
     )
     folder = f"features-{chosen}"
     answers = Answers(
         source=place,
-        kind=found,
+        kind=kind,
         model=chosen,
         stream=stream,
         options=_pooling(ask, chosen, stream, frame_rate, pool),
@@ -103,7 +103,7 @@ def init(
             "4/5  Where do the features go? A folder or bucket",
             output,
             folder,
-            lambda said: _output(said, place),
+            lambda text: _output(text, place),
         ),
         formats=ask("5/5  Stored as?", formats, "parquet,zarr", _formats),
         dtype=ask("     In numbers of?", dtype, DTYPES[0], _one_of(DTYPES)),
@@ -113,21 +113,24 @@ def init(
 
 
 class _Asker:
-    """Takes what an option says, else asks; a wrong answer is explained and asked for again."""
+    """Takes the value of an option, or asks; explains a wrong answer and asks again."""
 
     def __init__(self, asks: bool) -> None:
         self._asks = asks
 
     def __call__(
-        self, question: str, said: str | None, default: str | None, meant: Callable[[str], T]
+        self, question: str, option: str | None, default: str | None, parse: Callable[[str], T]
     ) -> T:
-        """What an answer means.
+        """Return the parsed answer.
 
         Args:
-            said: By an option. default: None where there is none.
+            question: Question to ask.
+            option: Value of the option; None asks.
+            default: Answer for an empty line; None if there is none.
+            parse: Turns the answer into a value, or raises an error that explains it.
         """
-        if said is not None or not self._asks:
-            return meant(said if said is not None else default or "")
+        if option is not None or not self._asks:
+            return parse(option if option is not None else default or "")
         shown = f" [{default}]" if default else ""
         while True:
             try:
@@ -135,7 +138,7 @@ class _Asker:
             except EOFError:
                 raise SpecError("no more answers; nothing was written") from None
             try:
-                return meant(answer or default or "")
+                return parse(answer or default or "")
             except EarmillError as error:
                 say(f"       {error}")
 
@@ -146,21 +149,20 @@ def _is_local(place: str) -> bool:
     return is_local(place)
 
 
-def _source(said: str, kind: str | None) -> tuple[str, str]:
+def _source(answer: str, kind: str | None) -> tuple[str, str]:
     from earmill.pipeline.common.extension_points import SOURCES
 
-    place = cleaned_place(said)
+    place = cleaned_place(answer)
     if kind is not None and kind not in SOURCES.names():
         raise SpecError(f"--kind: expected one of {', '.join(SOURCES.names())}, got {kind!r}")
-    found = kind or kind_of(place)
-    if problem := place_problem(place, found):
+    kind = kind or kind_of(place)
+    if problem := place_problem(place, kind):
         raise SourceError(problem)
-    return place, found
+    return place, kind
 
 
-def _output(said: str, source: str) -> str:
-
-    place = cleaned_place(said)
+def _output(answer: str, source: str) -> str:
+    place = cleaned_place(answer)
     check_output(place, source)
     return place
 
@@ -168,8 +170,7 @@ def _output(said: str, source: str) -> str:
 def _pooling(
     ask: _Asker, model: str, stream: str, frame_rate: float | None, pool: str | None
 ) -> dict[str, Any]:
-    """Frame rate and pooling of a stream, unless they are the model's affair."""
-
+    """Return frame rate and pooling of a stream; nothing if the model sets its frame rate."""
     if takes_pooling(model, stream):
         rate = None if frame_rate is None else str(frame_rate)
         return {
@@ -184,29 +185,29 @@ def _pooling(
     return {}
 
 
-def _rate(said: str) -> float:
+def _rate(answer: str) -> float:
     try:
-        rate = float(said)
+        rate = float(answer)
     except ValueError:
         rate = math.nan
     if not 0 < rate < math.inf:
-        raise SpecError(f"expected a number of frames per second above 0, got {said!r}")
+        raise SpecError(f"expected a number of frames per second above 0, got {answer!r}")
     return rate
 
 
 def _one_of(words: Sequence[str]) -> Callable[[str], str]:
-    def meant(said: str) -> str:
-        if said not in words:
-            raise SpecError(f"expected one of {', '.join(words)}, got {said!r}")
-        return said
+    def parse(answer: str) -> str:
+        if answer not in words:
+            raise SpecError(f"expected one of {', '.join(words)}, got {answer!r}")
+        return answer
 
-    return meant
+    return parse
 
 
-def _formats(said: str) -> list[str]:
+def _formats(answer: str) -> list[str]:
     from earmill.pipeline.common.extension_points import FORMATS
 
-    words = said.replace(",", " ").split()
+    words = answer.replace(",", " ").split()
     known = _one_of(FORMATS.names())
     if not words:
         raise SpecError(f"expected at least one of {', '.join(FORMATS.names())}")
@@ -218,26 +219,26 @@ def _licenses(ask: _Asker, source: str | None, features: str | None) -> dict[str
 
     from earmill.pipeline.spec.licenses import License
 
-    def meant(said: str) -> str:
-        if not said:
+    def parse(answer: str) -> str:
+        if not answer:
             return ""
         try:
-            return License(id=said).id
+            return License(id=answer).id
         except ValidationError as error:
-            told = str(error.errors()[0].get("ctx", {}).get("error", error))
-            raise SpecError(f"{told}; one with a name of its own: docs/hub.md") from None
+            message = str(error.errors()[0].get("ctx", {}).get("error", error))
+            raise SpecError(f"{message}; one with a name of its own: docs/hub.md") from None
 
-    said = {
-        "source": ask("     Licence of the audio, e.g. CC-BY-4.0, or nothing", source, "", meant),
-        "features": ask("     Licence of the features, or nothing", features, "", meant),
+    licenses = {
+        "source": ask("     Licence of the audio, e.g. CC-BY-4.0, or nothing", source, "", parse),
+        "features": ask("     Licence of the features, or nothing", features, "", parse),
     }
-    return {of: value for of, value in said.items() if value}
+    return {of: value for of, value in licenses.items() if value}
 
 
 def _finish(
     file: str, answers: Answers, models: Sequence[str], *, as_json: bool, force: bool
 ) -> None:
-    """Check the job, show what it would take, write the file."""
+    """Check the job, print its estimate, and write the file."""
     from earmill.jobs.console.estimate import print_estimate
     from earmill.pipeline.planning.estimate import job_cost
     from earmill.pipeline.spec.job import JobSpec
@@ -249,7 +250,7 @@ def _finish(
     try:
         cost = job_cost(spec).to_dict()
     except EarmillError as error:
-        # What is elsewhere may need credentials, or a network that is not here now.
+        # A remote source may need credentials, or a network that is not available now.
         if isinstance(error, SpecError) or not (
             answers.kind == "hf" or not _is_local(answers.source)
         ):
@@ -285,20 +286,25 @@ TABLES = (
     *(table + packed for table in TEXT_TABLES for packed in (".gz", ".bz2", ".zst")),
 )
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-# Its classes are named in the job file by somebody who wrote them.
+# Needs a class that a user has written, so no default job can name it.
 NEEDS_CODE = "torch_module"
 RELATIVE = "\n  # Relative to the folder in which earmill is run."
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a job file is made of.
+    """The answers from which a job file is written.
 
     Args:
-        source, kind: Where the audio is. model, stream: What computes what.
-        options: Of the stream: frame_rate_hz and pool, or none where the model sets its own rate.
-        output: Where features go.
-        formats, dtype: As they are stored. licenses: Of `source` and `features`, if stated.
+        source: Place of the audio.
+        kind: Kind of the source.
+        model: Name of the model.
+        stream: Name of its stream.
+        options: frame_rate_hz and pool of the stream; empty if the model sets its own rate.
+        output: Place of the features.
+        formats: Formats of the features.
+        dtype: Numbers of the features.
+        licenses: Licences of `source` and `features`, if stated.
     """
 
     source: str
@@ -313,36 +319,31 @@ class Answers:
 
     @property
     def name(self) -> str:
-        """Name of the job: of the source's last part, and the model."""
+        """Name of the job: the last part of the source, and the model."""
         last = re.split(r"[/\\]", self.source.rstrip("/\\*."))[-1]
         words = re.findall(r"[A-Za-z0-9]+", unicodedata.normalize("NFKD", last))
         return "-".join([*words, self.model])
 
 
 def cleaned_place(answer: str) -> str:
-    """A path or address as it was meant.
+    """Return a path or address without quotes, escapes and `~`.
 
     Raises:
-        SourceError: Nothing was said.
+        SourceError: The answer is empty.
     """
     text = answer.strip()
     if not text:
         raise SourceError("expected a folder, file or address, got nothing")
     if not _is_local(text):
         return text
-    for meant in (text, _unquoted(text)):
-        if os.path.exists(os.path.expanduser(meant)):
-            return _expanded(meant)
-    return _expanded(_unquoted(text))
-
-
-def _expanded(path: str) -> str:
-    """With the home folder; relative paths stay what they are."""
-    return os.path.expanduser(path)
+    for path in (text, _unquoted(text)):
+        if os.path.exists(os.path.expanduser(path)):
+            return os.path.expanduser(path)
+    return os.path.expanduser(_unquoted(text))
 
 
 def _unquoted(text: str) -> str:
-    """Without what a shell would take off: quotes around it, backslashes before spaces."""
+    """Remove quotes around a text and backslashes before spaces, as a shell does."""
     try:
         words = shlex.split(text)
     except ValueError:  # an apostrophe in a name
@@ -351,10 +352,10 @@ def _unquoted(text: str) -> str:
 
 
 def kind_of(source: str) -> str:
-    """The kind of source that a place looks like.
+    """Return the kind of source by the name of a place.
 
     Raises:
-        SourceError: It is on this machine, and not there.
+        SourceError: A local place does not exist.
     """
     is_remote = not _is_local(source)
     bare = (source.split("?")[0] if is_remote else source).lower()
@@ -370,7 +371,7 @@ def kind_of(source: str) -> str:
 
 
 def _nearby(source: str) -> str:
-    """What is there instead, next to what is missing."""
+    """Return a hint with the files beside a missing path."""
     path = Path(source)
     there = next((folder for folder in path.parents if folder.is_dir()), None)
     if there is None:
@@ -388,7 +389,7 @@ def _nearby(source: str) -> str:
 
 
 def place_problem(source: str, kind: str) -> str | None:
-    """Why a local folder holds no audio, and what may be meant; None where nothing is wrong."""
+    """Return why a local folder holds no audio, with a suggestion; None if it holds audio."""
     from earmill.pipeline.spec.source import AUDIO_EXTENSIONS
 
     if kind != "files" or not os.path.isdir(source):
@@ -417,10 +418,10 @@ def place_problem(source: str, kind: str) -> str | None:
 
 
 def check_output(output: str, source: str) -> None:
-    """A place that features can go to.
+    """Check that features can be written to a place.
 
     Raises:
-        OutputError: It is a file, or the folder of the audio.
+        OutputError: It is a file, the folder of the audio, or holds features already.
     """
     if not _is_local(output):
         return
@@ -433,15 +434,15 @@ def check_output(output: str, source: str) -> None:
 
 
 def usable(listed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Models that need nothing but their name, of `model_list.listed_models`."""
+    """Return the listed models that need only their name."""
     return [one for one in listed if one["error"] is None and one["name"] != NEEDS_CODE]
 
 
 def stream_of(model: str, listed: Sequence[Mapping[str, Any]]) -> str:
-    """The first stream of a model.
+    """Return the first stream of a model.
 
     Raises:
-        SpecError: No such model, or one that no question is enough for: `usable` left it out.
+        SpecError: No such model, or a model that needs a user's class.
     """
     names = [str(one["name"]) for one in listed]
     if model == NEEDS_CODE:
@@ -455,7 +456,7 @@ def stream_of(model: str, listed: Sequence[Mapping[str, Any]]) -> str:
 
 
 def takes_pooling(model: str, stream: str) -> bool:
-    """Whether a stream's frame rate and pooling are for the job to say."""
+    """Return True if the job sets the frame rate and pooling of a stream."""
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.spec.models import describe_models
 
@@ -469,7 +470,7 @@ def takes_pooling(model: str, stream: str) -> bool:
 
 
 def commented(answers: Answers, models: Sequence[str], pools: Sequence[str]) -> str:
-    """The job file."""
+    """Return the text of the job file."""
     a = answers
     here = RELATIVE if _is_local(a.source) and not os.path.isabs(a.source) else ""
     there = RELATIVE if _is_local(a.output) and not os.path.isabs(a.output) else ""
@@ -518,7 +519,7 @@ def _options(options: Mapping[str, Any], pools: Sequence[str]) -> str:
 
 def _stated(licenses: Mapping[str, str]) -> str:
     if licenses:
-        lines = [f"  {of}: {_scalar(said)}" for of, said in licenses.items()]
+        lines = [f"  {of}: {_scalar(name)}" for of, name in licenses.items()]
         return "\n".join(["licenses:  # for the cards", *lines])
     return (
         '# For the cards, which say "not stated" without:\n'
@@ -527,6 +528,6 @@ def _stated(licenses: Mapping[str, str]) -> str:
 
 
 def _scalar(text: str) -> str:
-    """Text as a YAML scalar on one line."""
+    """Return a text as a YAML scalar on one line."""
     dumped: str = yaml.safe_dump(text, allow_unicode=True, width=10**9, default_flow_style=True)
     return dumped.removesuffix("\n").removesuffix("\n...")

@@ -1,7 +1,7 @@
-"""`earmill watch`: how far a job is, from its plan and commits alone; ends when it is finished.
+"""`earmill watch`: show the progress of a job from its plan and commits, until it is finished.
 
-It asks no driver and writes nothing, so it works from any machine that can read the output, for any
-number of drivers and for none: then it says how far the last one came.
+It asks no driver and writes nothing. So it works on any machine that can read the output, with any
+number of drivers, and after the last driver has ended.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from earmill.pipeline.storage.layout import Layout
 
 EVERY_S = 5.0
-# A listing of many commits takes seconds: no more than this part of the time goes into looking.
+# Largest share of the time that is spent on listing commits; a listing of many takes seconds.
 LOOKING = 0.1
-# Lines without a terminal: unchanged ones so often.
+# Seconds between equal lines if standard output is no terminal.
 SAME_LINE_EVERY_S = 60.0
 BAR_WIDTH = 24
 
@@ -33,29 +33,29 @@ Page = Annotated[
     str | None,
     typer.Option(
         metavar="[HOST:]PORT",
-        help="Also serve a page that shows it, here on 127.0.0.1 or at a host; 0 is a free port. "
-        "Goes on until Ctrl-C.",
+        help="Also serve a page with the progress, on 127.0.0.1 or at HOST, until Ctrl-C; 0 is a "
+        "free port.",
     ),
 ]
 
 
 def watch(
     uri: DatasetUri,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the progress once and end.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for a job to begin where there is none yet.")
+        bool, typer.Option("--wait", help="Wait for a job to begin if there is none yet.")
     ] = False,
     every: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0.1, help="How often to look, at most."),
+        typer.Option(metavar="SECONDS", min=0.1, help="Seconds between looks, at least."),
     ] = EVERY_S,
     page: Page = None,
     as_json: AsJson = False,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Show how far a job is, from its commits; ends when it is finished.
+    """Show the progress of a job from its commits, until it is finished.
 
-    Exit codes: 0 also where it is not finished, with --once; 2 no job there.
+    Exit codes: 0 finished, or any state with --once; 2 no job there.
     """
     from earmill.pipeline.dataset.watch import JobWatch
     from earmill.pipeline.storage.layout import Layout
@@ -77,33 +77,33 @@ def watch(
 def _watch(
     layout: Layout, job: JobWatch, show: _Lines, *, once: bool, wait: bool, every: float
 ) -> None:
-    """On the terminal, until the job is finished."""
+    """Show progress on the terminal until the job is finished."""
     from earmill.pipeline.dataset.watch import wait_for_job
     from earmill.pipeline.storage.store_calls import patient
     from earmill.pipeline.storage.store_errors import store_errors
 
     with store_errors(layout.url()), patient():
-        found = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
+        progress = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
         while True:
             began_s = time.monotonic()
-            while once and found.unread and (more := job.look()) is not None:
-                found = more
-            show(found, last=once or found.state == "finished")
-            if once or found.state == "finished":
+            while once and progress.unread and (more := job.look()) is not None:
+                progress = more
+            show(progress, last=once or progress.state == "finished")
+            if once or progress.state == "finished":
                 return
-            _pause(found, every, time.monotonic() - began_s)
-            found = job.look() or found
+            _pause(progress, every, time.monotonic() - began_s)
+            progress = job.look() or progress
 
 
-def _pause(found: JobProgress, every: float, took_s: float) -> None:
-    """Until the next look; none while records are left to be read."""
-    time.sleep(0.0 if found.unread else max(every, took_s / LOOKING))
+def _pause(progress: JobProgress, every: float, took_s: float) -> None:
+    """Sleep until the next look; not at all while commit records are unread."""
+    time.sleep(0.0 if progress.unread else max(every, took_s / LOOKING))
 
 
 def _serve(
     layout: Layout, job: JobWatch, show: _Lines, place: str, *, wait: bool, every: float
 ) -> None:
-    """On a page too, until Ctrl-C; an output that is away for a while ends nothing."""
+    """Also serve the page until Ctrl-C. A failed look is shown, and the next look follows."""
     from earmill.jobs.report.live import LivePage
     from earmill.jobs.report.server import PageServer, parse_place
     from earmill.pipeline.common.errors import EarmillError
@@ -115,61 +115,61 @@ def _serve(
         where = parse_place(place)
     except ValueError as error:
         raise typer.BadParameter(f"--page: {error}") from error
-    pages = LivePage(layout, job, every)
-    with PageServer(where, pages.waiting()) as server, patient():
+    page = LivePage(layout, job, every)
+    with PageServer(where, page.waiting()) as server, patient():
         try:
             say(f"{server.url} shows it; Ctrl-C ends it", file=sys.stderr)
             if not server.is_private:
                 warning = "whoever reaches this address sees the page: it has no password"
                 say(warning, file=sys.stderr)
             with store_errors(layout.url()):
-                found = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
-            trouble, told = "", ""
+                progress = wait_for_job(job, layout.url(), pause_s=every, wait=wait)
+            trouble, state = "", ""
             while True:
                 began_s = time.monotonic()
-                server.show(pages.of(found, trouble))
-                if not told == found.state == "finished":
-                    show(found, last=found.state == "finished")
-                told = found.state
-                _pause(found, every, time.monotonic() - began_s)
+                server.show(page.of(progress, trouble))
+                if not state == progress.state == "finished":
+                    show(progress, last=progress.state == "finished")
+                state = progress.state
+                _pause(progress, every, time.monotonic() - began_s)
                 try:
                     with store_errors(layout.url()):
-                        found, trouble = job.look() or found, ""
+                        progress, trouble = job.look() or progress, ""
                 except EarmillError as error:
                     trouble = f"this look failed, the next may not: {error}"
         except KeyboardInterrupt:
             say("the page is closed", file=sys.stderr)
-            if process.exit_code() != process.INTERRUPTED:  # Ctrl-C is how the page is to be closed
+            if process.exit_code() != process.INTERRUPTED:  # only Ctrl-C closes the page
                 raise
 
 
-def fields(found: JobProgress) -> dict[str, Any]:
-    """One look as JSON has it."""
-    values = {"event": "watch", **asdict(found), "audio_hours_per_s": found.audio_hours_per_s}
+def fields(progress: JobProgress) -> dict[str, Any]:
+    """Return the progress as a JSON object."""
+    values = {"event": "watch", **asdict(progress), "audio_hours_per_s": progress.audio_hours_per_s}
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in values.items()}
 
 
 class _Lines:
-    """A line a look, where something changed; JSON always."""
+    """One line a look if something changed; with JSON one line a look."""
 
     as_json = False
 
     def __init__(self) -> None:
-        self._told: tuple[object, ...] = ()
-        self._told_at = 0.0
+        self._shown: tuple[object, ...] = ()
+        self._shown_s = 0.0
 
-    def __call__(self, found: JobProgress, last: bool) -> None:
+    def __call__(self, progress: JobProgress, last: bool) -> None:
         from earmill.jobs.console.job_texts import progress_line, progress_remarks
 
         if self.as_json:
-            say_json(fields(found))
+            say_json(fields(progress))
             return
-        new = (found.shards_done, found.rows_bad, found.state, found.unread)
-        due = time.monotonic() - self._told_at >= SAME_LINE_EVERY_S
-        if new != self._told or due or last:
-            self._told, self._told_at = new, time.monotonic()
-            say(f"{found.name}: {progress_line(found)}")
-            for remark in progress_remarks(found):
+        new = (progress.shards_done, progress.rows_bad, progress.state, progress.unread)
+        due = time.monotonic() - self._shown_s >= SAME_LINE_EVERY_S
+        if new != self._shown or due or last:
+            self._shown, self._shown_s = new, time.monotonic()
+            say(f"{progress.name}: {progress_line(progress)}")
+            for remark in progress_remarks(progress):
                 say(remark)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class _Lines:
 
 
 class _Bar(_Lines):
-    """A bar that stays in place, with the figures below it."""
+    """A bar that stays in place, with the figures beside it."""
 
     def __init__(self) -> None:
         from rich.live import Live
@@ -186,7 +186,7 @@ class _Bar(_Lines):
         self._live = Live(console=console(), auto_refresh=False)
         self._live.start()
 
-    def __call__(self, found: JobProgress, last: bool) -> None:
+    def __call__(self, progress: JobProgress, last: bool) -> None:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -194,9 +194,9 @@ class _Bar(_Lines):
         from earmill.jobs.console.job_texts import progress_line, progress_remarks
 
         shown = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=1.0, completed=found.share_done, width=BAR_WIDTH)
-        shown.add_row(bar, Text(f"{found.name}: {progress_line(found)}"))
-        for remark in progress_remarks(found):
+        bar = ProgressBar(total=1.0, completed=progress.share_done, width=BAR_WIDTH)
+        shown.add_row(bar, Text(f"{progress.name}: {progress_line(progress)}"))
+        for remark in progress_remarks(progress):
             shown.add_row("", Text(remark, style="yellow"))
         self._live.update(shown, refresh=True)
 

@@ -16,7 +16,7 @@ from earmill.jobs.console import process
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.recompute import Chooser
-    from earmill.pipeline.driver.events import Event, JobFinished
+    from earmill.pipeline.driver.events import JobFinished, Sink
     from earmill.pipeline.driver.stop_request import StopRequest
     from earmill.pipeline.spec.job import JobSpec
 
@@ -25,7 +25,7 @@ def run_and_report(
     spec: JobSpec,
     *,
     resume: bool = False,
-    first: Callable[[Callable[[Event], None]], None] | None = None,
+    first: Callable[[Sink], None] | None = None,
     again: Chooser | None = None,
     join: bool = False,
     finish: bool = False,
@@ -40,34 +40,42 @@ def run_and_report(
         again: Chooses the shards that are computed again.
         quiet: Report the result alone.
     """
-    # Imported here: a wrong job file is reported before Ray and the rest are imported.
-    from earmill.jobs.console.progress import logged, make_reporter
     from earmill.pipeline.driver.run import run_job
+
+    with reported_run(as_json=as_json, log_format=spec.run.log_format, quiet=quiet) as (sink, stop):
+        if first is not None:
+            first(sink)
+        return run_job(
+            spec,
+            resume=resume,
+            again=again,
+            sink=sink,
+            ray_address=ray_address,
+            stop=stop,
+            join=join,
+            finish=finish,
+        )
+
+
+@contextmanager
+def reported_run(
+    *, as_json: bool, log_format: str, quiet: bool
+) -> Iterator[tuple[Sink, StopRequest]]:
+    """Yield a sink that reports events, and a stop request that signals set."""
+    from earmill.jobs.console.progress import logged, make_reporter
     from earmill.pipeline.driver.stop_request import StopRequest
 
     stop = StopRequest()
-    reporter = make_reporter(as_json=as_json, log_format=spec.run.log_format, quiet=quiet)
-    sink = logged(reporter)
+    reporter = make_reporter(as_json=as_json, log_format=log_format, quiet=quiet)
     try:
-        with signals_to(stop):
-            if first is not None:
-                first(sink)
-            return run_job(
-                spec,
-                resume=resume,
-                again=again,
-                sink=sink,
-                ray_address=ray_address,
-                stop=stop,
-                join=join,
-                finish=finish,
-            )
+        with _signals_to(stop):
+            yield logged(reporter), stop
     finally:
         reporter.close()
 
 
 @contextmanager
-def signals_to(stop: StopRequest) -> Iterator[None]:
+def _signals_to(stop: StopRequest) -> Iterator[None]:
     """Pass signals to `stop`. While the run does not poll `stop`, a signal ends the command."""
 
     def handle(number: int, frame: FrameType | None) -> None:
