@@ -1,10 +1,10 @@
 """Bring a finished dataset to the Hugging Face hub: one commit that holds its current snapshot.
 
-Large files are uploaded first, by groups, and are nobody's until the commit; what the hub holds
-already, committed or left by a push that was interrupted, is known by its sha256 and neither read
-nor sent again. Files of a remote output pass through a folder of one group's size. The commit goes
-on top of the one that was there in the beginning, or not at all. Files of older snapshots are
-removed by it; the repository's history keeps them.
+Large files are uploaded first, in groups, and belong to no commit until the end. Content that the
+hub holds already is not sent again: committed files are skipped, and files that an interrupted push
+has uploaded are read and found by their sha256. Files of a remote output are copied to a temporary
+folder of one group's size. The new commit follows the commit that the branch had in the beginning,
+or is not made. It removes files of older snapshots; the repository's history keeps them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from earmill.pipeline.common.text import Shown, bytes_text
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.hub.contents import Contents
-from earmill.pipeline.hub.repo import HubRepo, Stored, known
+from earmill.pipeline.hub.repo import HubRepo, Stored
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE
@@ -153,19 +153,15 @@ def _sent(
     progress: Progress,
     on_progress: Callable[[Progress], None],
 ) -> tuple[list[CommitOperationAdd], Progress]:
-    """Upload what the hub has not got from an earlier try; what a commit is to add."""
+    """Upload the content that the hub does not hold; return the additions of the commit."""
     held = repo.uploaded(missing)
-    found = [file for file in missing if file.sha256 in held]
-    progress = progress.after(found, sent=False)
-    on_progress(progress)
-    additions = [known(file) for file in found]
-    to_send = [file for file in missing if file.sha256 not in held]
-    for group in _groups(list({file.sha256: file for file in to_send}.values())):
-        sent = _upload(layout, repo, group)
-        of = {file.sha256: one for file, one in zip(group, sent, strict=True)}
-        again = [file for file in to_send if file.sha256 in of and file not in group]
-        additions += [*sent, *(_same_content(file, of[file.sha256]) for file in again)]
-        progress = progress.after(group, sent=True).after(again, sent=False)
+    additions: list[CommitOperationAdd] = []
+    for group in _groups(missing):
+        additions += _upload(layout, repo, group)
+        sent = {file.sha256: file for file in group if file.sha256 not in held}.values()
+        there = [file for file in group if file not in sent]
+        progress = progress.after(list(sent), sent=True).after(there, sent=False)
+        held.update(file.sha256 for file in sent)
         on_progress(progress)
     return additions, progress
 
@@ -223,7 +219,7 @@ def _groups(files: Sequence[OutFile]) -> Iterator[list[OutFile]]:
 
 
 def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[CommitOperationAdd]:
-    """Upload a group; small text files, which go with the commit, are kept in memory."""
+    """Upload a group; small text files are part of the commit and are kept in memory."""
     with (
         tempfile.TemporaryDirectory(prefix="push-", dir=own_folder()) as name,
         Threads(READ_THREADS) as pool,
@@ -233,18 +229,15 @@ def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[Com
             CommitOperationAdd(file.path, str(place))
             for file, place in zip(group, places, strict=True)
         ]
-        repo.upload(additions)
+        once = {file.sha256: one for file, one in zip(group, additions, strict=True)}
+        repo.upload(list(once.values()))
+        if len(once) < len(additions):  # of equal files the hub holds the content by now
+            repo.upload(additions)
         for addition, place in zip(additions, places, strict=True):
-            if addition._upload_mode != "lfs":
+            # The client replaces the content of an uploaded file by empty bytes.
+            if addition.path_or_fileobj != b"":
                 addition.path_or_fileobj = place.read_bytes()
     return additions
-
-
-def _same_content(file: OutFile, sent: CommitOperationAdd) -> CommitOperationAdd:
-    """Another file with the content of one that was uploaded, or is kept for the commit."""
-    if sent._upload_mode == "lfs":
-        return known(file)
-    return CommitOperationAdd(file.path, sent.path_or_fileobj)
 
 
 def _local(layout: Layout, file: OutFile, folder: Path) -> Path:

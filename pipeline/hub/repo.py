@@ -236,15 +236,6 @@ class HubRepo:
         return HubError(f"{self.repo_id}: {_innermost(error)}")
 
 
-def known(file: OutFile) -> CommitOperationAdd:
-    """The addition of a file that the hub holds, without its content: as `preupload_lfs_files`
-    leaves one that it has uploaded."""
-    found = CommitOperationAdd(file.path, b"")
-    found.upload_info = _info(file)
-    found._upload_mode, found._should_ignore, found._is_uploaded = "lfs", False, True
-    return found
-
-
 def _info(file: OutFile) -> UploadInfo:
     return UploadInfo(size=file.bytes, sample=b"", sha256=bytes.fromhex(file.sha256))
 

@@ -74,7 +74,7 @@ class BatchRing:
         self._slots = slots
         self._head_bytes = -(-workers * slots // page) * page
         self.slot_bytes = -(-min(slot_bytes, MAX_SLOT_BYTES) // page) * page
-        self._name = os.urandom(8).hex()
+        self.name = os.urandom(8).hex()
         total = self._head_bytes + workers * slots * self.slot_bytes
         fd = os.memfd_create("earmill-batches")
         os.ftruncate(fd, total)
@@ -84,7 +84,7 @@ class BatchRing:
         self._fd = fd
         weakref.finalize(self, os.close, fd)
         self._memory = np.frombuffer(mmap.mmap(fd, total), np.uint8)
-        _rings[self._name] = self
+        _rings[self.name] = self
 
     def __getstate__(self) -> dict[str, Any]:
         """For a worker that is spawned: the mapping itself travels."""
@@ -168,7 +168,7 @@ class Slot:
         label = HERE if torch.is_tensor(value.label) else value.label
         named = {**_TENSORLESS, "extra": columns, "label": label}
         meta = replace(value, **named, features=_kinds(value.features))
-        return _Sent(self._ring._name, self._number, meta, places)
+        return _Sent(self._ring.name, self._number, meta, places)
 
     def _place(self, tensor: torch.Tensor) -> Place | None:
         """Where a tensor lies, copied here if it does not yet."""

@@ -63,9 +63,11 @@ from earmill.pipeline.spec.source import HfSpec
 
 def features_of(spec: HfSpec, dataset: Any) -> Any:
     """The dataset's features; SourceError when a column that the job names is missing."""
-    if dataset.features is None:  # a stream that has to be peeked into
-        dataset = dataset._resolve_features()
     features = dataset.features
+    if features is None:  # a stream without a schema: infer it from the first rows
+        features = datasets.Dataset.from_list(
+            list(dataset.with_format(None).take(SCHEMA_ROWS))
+        ).features
     named = [spec.audio_column, spec.id_column, spec.duration_column]
     for name in [name for name in named if name is not None and name not in features]:
         raise SourceError(
@@ -131,6 +133,8 @@ def _name(feature: Any) -> str:
 ID_DIGITS = 9
 PLAN_BATCH_ROWS = 256
 HEAD_BYTES = 4
+# Rows from which the schema of a stream without one is inferred.
+SCHEMA_ROWS = 5
 
 HfRow = Mapping[str, Any]
 

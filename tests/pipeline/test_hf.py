@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from datasets import DatasetDict
+from datasets import DatasetDict, IterableDataset
 
 from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.common.errors import (
@@ -18,7 +18,9 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import Item, open_source
+from earmill.pipeline.sources.hf import features_of
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.source import HfSpec
 from tests.pipeline.audio_factory import clip, damaged_corpus
 from tests.pipeline.hf_data import (
     BOTH,
@@ -261,3 +263,12 @@ def test_plans_of_both_modes_hold_the_same_rows(tmp_path: Path) -> None:
     assert ids[0] == ids[1]
     # A stream is cut between row groups, so that no two workers fetch the same one.
     assert shards == [[4, 4, 2], [4, 3, 3]]
+
+
+def test_a_stream_without_a_schema_has_that_of_its_first_rows() -> None:
+    rows = [{"id": f"row{k}", "audio": {"bytes": b"x", "path": None}} for k in range(9)]
+    stream = IterableDataset.from_generator(lambda: iter(rows))
+    assert stream.features is None
+    assert set(features_of(HfSpec(kind="hf", uri="a/b", id_column="id"), stream)) == {"id", "audio"}
+    with pytest.raises(SourceError, match=r"no column 'ids'.*columns: id, audio"):
+        features_of(HfSpec(kind="hf", uri="a/b", id_column="ids"), stream)
