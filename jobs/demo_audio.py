@@ -1,4 +1,4 @@
-"""Two minutes of speech-like and music-like sound from code, in several rates and containers.
+"""Two minutes of generated speech-like and music-like sound, in several rates and containers.
 
 Speech-like: a glottal pulse train with falling intonation, shaped by the formants of five vowels,
 broken by fricatives and pauses at a syllable rate near 4 Hz, where the modulation spectrum of
@@ -37,8 +37,12 @@ class Clip:
     """One file of the demo corpus.
 
     Args:
-        name: Path below the corpus folder. seconds: Length. rate_hz, channels: Of the file.
+        name: Path below the corpus folder.
+        make: Generates the sound.
+        seconds: Duration.
+        rate_hz: Sample rate of the file.
         subtype: soundfile's name of the sample format.
+        channels: Channels of the file.
     """
 
     name: str
@@ -50,7 +54,7 @@ class Clip:
 
 
 def speech(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
-    """Syllables of vowels and fricatives, 3 to 5 a second, with a pause now and then."""
+    """Generate syllables of vowels and fricatives, 3 to 5 a second, with random pauses."""
     parts: list[Wave] = []
     pitch_hz = rng.uniform(95, 210)
     total = 0
@@ -64,7 +68,7 @@ def speech(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
 
 
 def music(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
-    """Plucked chords changing every second over a percussive beat at 2 Hz."""
+    """Generate plucked chords that change every second, over a percussive beat at 2 Hz."""
     n = round(seconds * rate_hz)
     out = np.zeros(n)
     shift = int(rng.integers(-3, 4))
@@ -99,9 +103,10 @@ def _fricative(rng: np.random.Generator, rate_hz: int, seconds: float) -> Wave:
 
 
 def _filtered(x: Wave, b: Sequence[float], a: Sequence[float]) -> Wave:
-    """A short signal through a rational filter, by its transfer function on the unit circle.
+    """Filter a short signal by its transfer function on the unit circle.
 
-    Twice the length keeps what wraps around out of the result; scipy would take seconds to import.
+    Zero padding to twice the length keeps the circular part out of the result. scipy is not used,
+    because its import takes seconds.
     """
     n = 2 * len(x)
     response = np.fft.rfft(b, n) / np.fft.rfft(a, n)
@@ -154,7 +159,7 @@ DAMAGED = ("damaged/cut-in-half.flac", "damaged/not-audio.wav")
 
 
 def write_corpus(folder: Path) -> list[Path]:
-    """Write all clips and the damaged files; the paths written, good ones first."""
+    """Write all clips and the damaged files; return their paths, good files first."""
     paths = []
     for index, clip in enumerate(CLIPS):
         rng = np.random.default_rng([SEED, index])
@@ -177,7 +182,7 @@ def _write(path: Path, samples: Wave, clip: Clip, container: str) -> None:
 
 
 def _channels(wave: Wave, channels: int) -> Wave:
-    # The right channel lags by half a millisecond at most: a source a little to the left.
+    # The right channel lags by 17 samples, 0.4 ms: a source on the left.
     return np.stack([np.roll(wave, 17 * channel) for channel in range(channels)], axis=1)
 
 

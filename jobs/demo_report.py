@@ -1,9 +1,9 @@
-"""What the demo leaves behind: one figure and one table, made from the stored features.
+"""Figure and table of the demo, made from the stored features.
 
-Figure, two columns (one clip of speech, one of music), four rows: waveform in Pa, auditory
-spectrogram (hair-cell envelope against centre frequency), raster of spikes (one neuron a channel),
-modulation spectrum (RMS over time of each modulation filter against centre frequency). The features
-are read back from the dataset.
+The figure has a column for a clip of speech and a column for a clip of music. Its four rows are the
+waveform in Pa, the auditory spectrogram (hair-cell envelope against centre frequency), a raster of
+spikes (one neuron a channel), and the modulation spectrum (RMS over time of each modulation filter
+against centre frequency).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _modulation_spectra(
 
 
 def _modulation_db(row: Row, stream: StreamInfo, rates_hz: Sequence[float]) -> NDArray[np.float64]:
-    """(channel, modulation rate) level in dB; NaN where a channel lacks the filter."""
+    """Return the (channel, modulation rate) level in dB; NaN if a channel lacks the filter."""
     from earmill.pipeline.loader.collate import per_channel
 
     levels = np.full((len(stream.fc_hz), len(rates_hz)), np.nan)
@@ -154,7 +154,7 @@ def _modulation_db(row: Row, stream: StreamInfo, rates_hz: Sequence[float]) -> N
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that reads well as plain text, too."""
+    """Return a Markdown table with aligned columns, for terminals too."""
     widths = [max(len(line[k]) for line in [header, *rows]) for k in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
-"""Feature streams of one row over time: a panel a stream, traces of one unit in one panel.
+"""Feature streams of one row over time: one panel a stream; traces of one unit share a panel.
 
-What a panel shows follows from the stream's description alone: one column is a trace, columns by
-channel an image against centre frequency, modulation filters the RMS over channels against
-modulation centre frequency, events a raster. Values of a whole clip go into the title.
+The description of a stream chooses its panel. One column is a trace. Columns by channel are an
+image against centre frequency. Modulation filters are the RMS over channels against modulation
+centre frequency. Events are a raster. Values of a whole clip go into the title.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ def draw_row(path: Path, row: Row, streams: Mapping[str, StreamInfo]) -> None:
         for panel, infos in zip(axes[:, 0], panels, strict=False):
             draw_streams(panel, row, infos)
         axes[-1, 0].set_xlabel("time (s)")
-        # A row id is a file name: shown as it is, never read as mathematics or as a control.
+        # A row id may hold `$` and control characters; they are shown as text.
         title = "\n".join([visible(row.row_id), *clip_values(row, streams)])
         figure.suptitle(title, fontsize=11, parse_math=False)
         with warnings.catch_warnings():
-            # The font lacks the script of a name: it is drawn as boxes, which is no news to print.
+            # A script that the font lacks is drawn as boxes; the warning is not printed.
             warnings.filterwarnings("ignore", r"Glyph \d+", UserWarning)
             figure.savefig(path, dpi=140)
         plt.close(figure)
 
 
 def panels_of(streams: Mapping[str, StreamInfo]) -> list[list[StreamInfo]]:
-    """Streams that share a panel: traces of one unit; streams of whole clips have none."""
+    """Group streams by panel: traces of one unit share one; streams of whole clips have none."""
     panels: dict[str, list[StreamInfo]] = {}
     for name, info in streams.items():
         if info.frame_rate_hz > 0:
@@ -74,12 +74,12 @@ def panels_of(streams: Mapping[str, StreamInfo]) -> list[list[StreamInfo]]:
 
 
 def is_trace(info: StreamInfo) -> bool:
-    """Whether a stream is one number a frame."""
+    """Return True if a stream has one number a frame."""
     return info.width == 1
 
 
 def clip_values(row: Row, streams: Mapping[str, StreamInfo]) -> list[str]:
-    """One line for each stream of whole clips."""
+    """Return one line for each stream of whole clips."""
     lines = []
     for name, info in streams.items():
         if info.frame_rate_hz == 0:
@@ -90,7 +90,7 @@ def clip_values(row: Row, streams: Mapping[str, StreamInfo]) -> list[str]:
 
 
 def draw_streams(panel: Axes, row: Row, infos: Sequence[StreamInfo]) -> None:
-    """One panel: a stream, or several traces of one unit."""
+    """Draw one panel: a stream, or several traces of one unit."""
     info = infos[0]
     if is_trace(info):
         for color, trace in zip(COLORS * len(infos), infos, strict=False):
@@ -110,7 +110,7 @@ def draw_streams(panel: Axes, row: Row, infos: Sequence[StreamInfo]) -> None:
 
 
 def draw_raster(panel: Axes, events: Any, info: StreamInfo) -> None:
-    """Spikes: one mark an event, stronger where a neuron fired more than once in a step."""
+    """Draw one mark an event; marks grow with the spikes of a step."""
     time_s = (np.asarray(events.frame) + 0.5) / info.frame_rate_hz
     neurons_per_channel = info.width / len(info.fc_hz)
     size = 1.5 * np.sqrt(np.asarray(events.count, np.float64))
@@ -121,13 +121,13 @@ def draw_raster(panel: Axes, events: Any, info: StreamInfo) -> None:
 
 
 def times_s(row: Row, info: StreamInfo, frames: int) -> NDArray[np.float64]:
-    """Middle of each frame."""
+    """Return the middle of each frame."""
     first = row.first_frame[info.name] + 0.5
     return np.arange(first, first + frames) / info.frame_rate_hz
 
 
 def _channels(panel: Axes, row: Row, info: StreamInfo) -> None:
-    """Values against centre frequency; an envelope in dB."""
+    """Draw values against centre frequency; an envelope in dB."""
     values = np.asarray(row.features[info.name], np.float64).T
     label = info.unit
     if info.name == "envelope":
@@ -138,7 +138,7 @@ def _channels(panel: Axes, row: Row, info: StreamInfo) -> None:
 
 
 def _modulation(panel: Axes, row: Row, info: StreamInfo) -> None:
-    """RMS over the channels that have the filter, against modulation centre frequency."""
+    """Draw the RMS over the channels with a filter, against modulation centre frequency."""
     values = np.asarray(row.features[info.name], np.float64)
     columns = np.asarray(info.mfc_hz)
     rates_hz = np.unique(columns)
@@ -159,13 +159,13 @@ def _image(
 
 
 def decibels(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Level of a magnitude, held at -180 dB."""
+    """Return the level of a magnitude, at least -180 dB."""
     level: NDArray[np.float64] = 20 * np.log10(np.maximum(np.abs(values), 1e-9))
     return level
 
 
 def frequency_axis(axes: Axes, fc_hz: Sequence[float]) -> None:
-    """Label channels by centre frequency; they are equally spaced on the ERB scale."""
+    """Label channels by centre frequency; channels are equally spaced on the ERB scale."""
     shown = np.linspace(0, len(fc_hz) - 1, 7).round().astype(int)
     labels = [f"{fc_hz[k] / 1000:.2g}" if fc_hz[k] >= 1000 else f"0.{fc_hz[k] / 10:02.0f}"
               for k in shown]  # fmt: skip

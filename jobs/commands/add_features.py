@@ -16,6 +16,7 @@ from earmill.jobs.commands.options import (
     RayAddress,
     StorageOptions,
     parse_storage_options,
+    run_overrides,
 )
 from earmill.jobs.console.job_run import reported_run
 

@@ -3,8 +3,8 @@
 Progress goes to standard error as text, and the result to standard output. Each reporter gets the
 same events and keeps a `Tally`. Figures that are only planned are estimates and begin with `about`.
 
-`logged` sends the messages of a job to Python's `logging`, under the logger `earmill`. As with
-other libraries, nothing is printed unless the script sets a handler.
+`logged` sends the messages of a job to Python's `logging`, under the logger `earmill`. Nothing
+is printed unless the script sets a handler.
 """
 
 from __future__ import annotations

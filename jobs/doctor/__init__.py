@@ -1,1 +1,1 @@
-"""What this machine has and whether it works: checks, each of which goes on when another fails."""
+"""Checks of a machine; a failed check does not stop the others."""

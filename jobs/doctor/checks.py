@@ -1,4 +1,4 @@
-"""Checks of the machine: processor, memory, versions, kernel cache, Ray and storage."""
+"""Checks of a machine: processor, memory, versions, kernel cache, Ray and storage."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from earmill.pipeline.common.text import named_line, one_line
 
 
 class State(StrEnum):
-    """How a check ended."""
+    """Result of a check."""
 
     OK = "ok"
-    #: Not there, and nobody asked for it.
+    #: Missing, and not asked for.
     NO = "no"
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor.
+    """One check: its name, its result and a text.
 
     Args:
-        what: Was looked at.
-        state: How that ended.
-        text: What was found, or what to do.
-        names_a_place: Whether the text is of this machine's folders, and not for others.
+        what: Name of the check.
+        state: Its result.
+        text: The finding, or what to do.
+        names_a_place: True if the text names folders of this machine, which nobody else should see.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Check:
 
 
 def checked(what: str, look: Callable[[], str], *, names_a_place: bool = False) -> Check:
-    """Look, and take whatever is raised for the finding: the next check follows all the same."""
+    """Run a check; an exception becomes a failed check, so that the next check follows."""
     try:
         return Check(what, State.OK, look(), names_a_place)
     except Exception as error:
@@ -57,7 +57,7 @@ def _line(error: Exception) -> str:
     return one_line(error) if meant_for_people else named_line(error, where=True)
 
 
-#: What the kernels' vectors need to be fast on x86; other processors have names of their own.
+#: Features that make the kernels' vectors fast, on x86 and Arm.
 _FEATURES = ("avx2", "fma", "avx512f", "neon", "sve")
 _PACKAGES = (
     *("earmill", "torch", "torchaudio", "numpy", "scipy", "numba", "llvmlite"),
@@ -66,7 +66,7 @@ _PACKAGES = (
 
 
 def machine_checks() -> Iterator[Check]:
-    """What the machine is; nothing here is compared with anything."""
+    """Yield facts about the machine."""
     yield checked("processor", _processor)
     yield checked("memory", _memory)
     yield checked("versions", _versions)
@@ -74,7 +74,7 @@ def machine_checks() -> Iterator[Check]:
 
 
 def machine_line() -> str:
-    """Processor, cores and the versions that decide speed, as benchmarks name a machine."""
+    """Return processor, cores, and the versions that decide speed, for a benchmark's section."""
     import platform
 
     return (
@@ -84,13 +84,13 @@ def machine_line() -> str:
 
 
 def _processor() -> str:
-    # What else runs here is in every speed that is measured below.
+    # Other programs slow down every speed that is measured below.
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return f"{_named_processor()}{load}"
 
 
 def _named_processor() -> str:
-    """Clouds give one name to processors of several generations: vectors tell them apart."""
+    """Return the processor with its vectors: a cloud's name may stand for several generations."""
     from llvmlite import binding
 
     from earmill.pipeline.common.machine import cores, processor_name
@@ -120,7 +120,7 @@ def _version(package: str) -> str:
     if package == "torch":
         import torch
 
-        return str(torch.__version__)  # with the CUDA it is built for
+        return str(torch.__version__)  # names its version of CUDA
     try:
         return version(package)
     except PackageNotFoundError:
@@ -131,7 +131,7 @@ def _kernel_cache() -> str:
     from amtcore.kernels.vector.source_digest import sources_digest
     from amtcore.kernels.warp.ptx_cache import cache_folder
 
-    sources_digest()  # raises where others can write to it
+    sources_digest()  # raises if other users can write to the sources
     folder = cache_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if os.access(existing, os.W_OK):
@@ -151,14 +151,14 @@ RAY_TASK_WITHIN_S = 60.0
 
 
 def ray_check() -> Check:
-    """A private Ray starts here and runs a task; one that this process has is used as it is."""
+    """Start a private Ray, or use the Ray of this process, and run a task."""
     return checked("Ray", _run_task)
 
 
 def _run_task() -> str:
     from earmill.pipeline.driver.executors.ray_session import is_joined, live_nodes, ray_session
 
-    # "local": whatever cluster RAY_ADDRESS names is no matter of this machine.
+    # "local" ignores RAY_ADDRESS, which may name a cluster elsewhere.
     with ray_session(None if _has_ray() else "local"):
         import ray
         from ray.exceptions import GetTimeoutError
@@ -189,7 +189,7 @@ def _worker_version() -> str:
 
 
 def storage_check(uri: str, options: Mapping[str, Any]) -> Check:
-    """Create, read back, create again, list and delete a small file below a uri."""
+    """Create, read back, create again, list and delete a small file below a URI."""
     return checked(f"storage {redact(uri)}", lambda: _use_storage(uri, options), names_a_place=True)
 
 

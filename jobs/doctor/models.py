@@ -1,4 +1,4 @@
-"""Checks of models: kernels against plain loops, and the GPU against the processor."""
+"""Checks of models: kernels against plain loops, and the GPU against the CPU."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from amtcore.features.base import Extractor
 
 FS_HZ = 16000.0
-#: The plain loops take milliseconds a sample.
+#: A plain loop takes milliseconds per sample.
 SAMPLES = 200
-#: Signals of the loudness models have to fill their longest window.
+#: Signals of the loudness models must fill their longest window.
 LOUDNESS_SAMPLES = 2400
 RMS = 0.1
-#: Relative error of a whole output: another order of rounding, which onsets magnify.
+#: Largest relative error of an output; the order of sums differs, and onsets magnify that.
 BOUNDS = {"float64": 1e-10, "float32": 1e-4}
-#: Below this an output is rounding noise, whatever it is relative to.
+#: Magnitude below which an output is rounding noise.
 _FLOOR = {"float64": 1e-12, "float32": 1e-6}
 
 
 class UnequalError(EarmillError, AssertionError):
-    """Two ways to the same numbers gave different ones."""
+    """Two computations of the same numbers differ."""
 
 
 def kernel_checks() -> Iterator[Check]:
-    """One check a model; together they run every family of kernels."""
+    """Yield one check a model; together they run every family of kernels."""
     for name, build in _models().items():
         yield checked(f"kernels of {name}", partial(_against_plain_loops, build))
 
 
 def _models() -> Mapping[str, Callable[..., nn.Module]]:
-    """Small models: a few channels, short filters."""
+    """Return functions that build small models, with few channels and short filters."""
     import amtcore
 
     few, short = (300.0, 1200.0), {"order": 64}
@@ -63,7 +63,7 @@ def _models() -> Mapping[str, Callable[..., nn.Module]]:
 def _against_plain_loops(build: Callable[..., Any]) -> str:
     import torch
 
-    said = []
+    errors = []
     for name, bound in BOUNDS.items():
         dtype = getattr(torch, name)
         kernel, loop = build(dtype=dtype), build(dtype=dtype)
@@ -80,8 +80,8 @@ def _against_plain_loops(build: Callable[..., Any]) -> str:
                 f"{bound:.0e}; do not use this machine's features, and report this line with the "
                 "processor's"
             )
-        said.append(f"{name} within {error:.0e}")
-    return f"compiled, equal to their plain loops: {', '.join(said)}"
+        errors.append(f"{name} within {error:.0e}")
+    return f"compiled, equal to their plain loops: {', '.join(errors)}"
 
 
 def _signal(model: Any) -> Tensor:
@@ -100,7 +100,7 @@ def _signal(model: Any) -> Tensor:
 
 
 def _outputs(result: Any) -> list[Tensor]:
-    """All tensors of a model's output."""
+    """Return all tensors of a model's output."""
     from torch import Tensor
 
     if isinstance(result, Tensor):
@@ -110,8 +110,8 @@ def _outputs(result: Any) -> list[Tensor]:
 
 
 def worst_error(got: list[Tensor], expected: list[Tensor], floor: float) -> float:
-    """The greatest relative error of an array; infinite where one is not finite, or of another
-    shape."""
+    """Return the largest relative error of a tensor; infinity if a shape differs, or a value is not
+    finite."""
     worst = 0.0
     for a, b in zip(got, expected, strict=True):
         if a.shape != b.shape or not bool(a.isfinite().all()):
@@ -121,15 +121,15 @@ def worst_error(got: list[Tensor], expected: list[Tensor], floor: float) -> floa
     return worst
 
 
-#: Clips of several lengths, so that a warp takes more than one; the interpreter needs seconds each.
+#: Seconds of clips; different lengths share a warp. The interpreter needs seconds for each clip.
 SECONDS = {"cuda": (0.5, 0.05, 0.3, 0.2), "interpreted": (0.012, 0.02)}
-#: Spectra and Hilbert envelopes are a library's transforms, in its own order on every device.
+#: Models with spectra or Hilbert envelopes, whose sums a library orders for each device.
 WITH_TRANSFORMS = ("king2019", "glasberg2002", "moore2016")
 _TRANSFORMS_BOUND = 1e-4
 
 
 def gpu_checks(*, wanted: bool) -> Iterator[Check]:
-    """Nothing more where there is none, which fails only if it is wanted."""
+    """Yield the checks of the GPU; a missing GPU fails only if `wanted`."""
     from amtcore.errors import BackendError
     from amtcore.features.registry import BUILT_IN
     from amtcore.kernels.backends.chosen import gpu_backend
@@ -198,21 +198,21 @@ def _against_cpu(name: str, here: Extractor, there: Extractor) -> str:
 
 
 def noise(extractor: Extractor, seconds: float, seed: int) -> NDArray[np.float32]:
-    """Noise at a model's rate, for each of its ears."""
+    """Return noise at a model's rate for each of its ears."""
     samples = (max(extractor.input_channels), round(seconds * extractor.fs_hz))
     wave = np.random.default_rng(seed).standard_normal(samples).astype(np.float32)
     return np.float32(0.05) * (wave if samples[0] > 1 else wave[0])
 
 
 def as_array(values: Any) -> NDArray[Any]:
-    """Frames, whichever device they come from."""
+    """Return frames of any device as an array."""
     from torch import Tensor
 
     return values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def _error(got: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Relative; infinite for another shape or what is not finite."""
+    """Return the relative error; infinity for another shape or values that are not finite."""
     if got.shape != expected.shape or not np.isfinite(got).all():
         return float("inf")
     size = float(np.linalg.norm(expected.astype(np.float64)))

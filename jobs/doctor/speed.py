@@ -1,4 +1,4 @@
-"""Speed of every model, and the doctor's section of benchmarks/RESULTS.md."""
+"""Speed of every model, and the doctor's section for benchmarks/RESULTS.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from amtcore.features.base import Extractor
 
-#: A launch that fills a GPU; fewer where its memory does not hold so many.
+#: Clips of a launch that fills a GPU; fewer if its memory is too small.
 CLIPS = 1500
 CLIP_S = 4.0
 _REPEATS = 2
@@ -25,13 +25,13 @@ _REPEATS = 2
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a model is, in seconds of audio per second.
+    """Speed of a model in seconds of audio per second.
 
     Args:
-        model: Its name.
-        cpu: On all cores of the processor.
-        gpu: On the GPU, with samples and features copied; None without one.
-        clips: In a launch there.
+        model: Name of the model.
+        cpu: Speed on all cores of the CPU.
+        gpu: Speed on the GPU, with samples and features copied; None without a GPU.
+        clips: Clips of a launch on the GPU.
     """
 
     model: str
@@ -45,7 +45,7 @@ class Speed:
 
 
 def speed_checks(speeds: list[Speed], *, gpu: bool) -> Iterator[Check]:
-    """Measure each model; what was measured is appended to `speeds`."""
+    """Measure each model and append its speed to `speeds`."""
     from amtcore.features.registry import BUILT_IN
 
     for name in BUILT_IN:
@@ -60,7 +60,7 @@ def speed_checks(speeds: list[Speed], *, gpu: bool) -> Iterator[Check]:
 
 
 def gpu_answers(checks: list[Check]) -> bool:
-    """Whether a real GPU was found and runs kernels: the interpreter's speed says nothing."""
+    """Return True if a real GPU runs kernels; the interpreter's speed means nothing."""
     good = {check.what: check.text for check in checks if check.state is State.OK}
     return "PTX" in good and not good.get("GPU", "none").startswith("none")
 
@@ -81,7 +81,7 @@ def _measured(name: str, gpu: bool) -> Speed:
 
 
 def gpu_rate(extractor: Extractor, clips: int = CLIPS, clip_s: float = CLIP_S) -> tuple[float, int]:
-    """Seconds of audio per second, and the clips in a launch that memory allowed."""
+    """Return seconds of audio per second, and the clips of a launch that fit the memory."""
     clip = noise(extractor, clip_s, 0)
     seconds, clips = as_large_as_fits(
         lambda count: best_of(partial(extractor.extract, [clip] * count), _REPEATS), clips
@@ -90,7 +90,7 @@ def gpu_rate(extractor: Extractor, clips: int = CLIPS, clip_s: float = CLIP_S) -
 
 
 def as_large_as_fits(measure: Callable[[int], float], count: int) -> tuple[float, int]:
-    """What is measured for so many clips, or half as many until the GPU's memory holds them."""
+    """Measure `count` clips, or half as many until they fit the GPU's memory; return the count."""
     from amtcore.errors import DeviceMemoryError
     from amtcore.kernels.warp.driver.failures import device_errors
 
@@ -105,7 +105,7 @@ def as_large_as_fits(measure: Callable[[int], float], count: int) -> tuple[float
 
 
 def best_of(run: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest run, after one that loads kernels."""
+    """Return the seconds of the fastest run, after a run that loads the kernels."""
     run()
     times = []
     for _ in range(repeats):
@@ -127,12 +127,13 @@ def _cycles() -> str:
 
 
 def cycles_of(extractor: Extractor, clip: Tensor, clock_hz: float, slots_hz: float) -> str:
-    """What a sample takes of a model whose channels are one warp, as pooled Dau1997's.
+    """Return the cycles per sample of a model whose channels fit one warp, as in pooled Dau1997.
 
     Args:
-        clip: On the device, so that nothing but features is copied.
-        clock_hz: Of the multiprocessors.
-        slots_hz: Warp instructions that the whole device can start in a second.
+        extractor: The model on the GPU.
+        clip: A clip on the device, so that only features are copied.
+        clock_hz: Clock of the multiprocessors.
+        slots_hz: Warp instructions that the whole device can start per second.
     """
 
     def seconds(count: int) -> float:
@@ -149,7 +150,7 @@ def cycles_of(extractor: Extractor, clip: Tensor, clock_hz: float, slots_hz: flo
 
 
 def markdown(command: str, checks: Sequence[Check], speeds: Sequence[Speed]) -> str:
-    """A heading, the machine, every check, and the speeds if they were measured."""
+    """Return heading, machine, checks, and speeds if they were measured, as Markdown."""
     has_row = {f"speed of {speed.model}" for speed in speeds}
     shown = [c for c in checks if not c.names_a_place and c.what not in has_row]
     gpu = next((c.text for c in shown if c.what == "GPU" and c.state is State.OK), None)
@@ -172,7 +173,7 @@ def _row(speed: Speed) -> tuple[str, ...]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
 

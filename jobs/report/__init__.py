@@ -1,8 +1,9 @@
-"""The report of a dataset, and the live page of a running job: one page code, two sets of facts.
+"""The report of a dataset and the live page of a running job, from the same templates.
 
-    corpus, quarantine, work, examples, rows, about    what there is to say, as plain values
-    plots, pictures, row_panels                        figures of it
-    page, server                                       the HTML, and who serves it
+    stored, corpus, work, examples    facts as plain values
+    plots, row_panels                 figures as plain values
+    page, server                      HTML, and the server of the live page
+    build, live                       the two pages
 
-Nothing here knows HTML but `page` and its templates, which escape every text.
+Only `page` and its templates know HTML; they escape every text.
 """

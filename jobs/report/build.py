@@ -26,7 +26,7 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.atomic_create import write_local
 from earmill.pipeline.storage.store_errors import store_errors
 
-# Rows that are looked at closely, at most; of each so many seconds.
+# Most rows with features; least and most seconds of each.
 MOST_EXAMPLES = 50
 SECONDS = (0.1, 120.0)
 NO_SOUND = "the report was made without sound"
@@ -38,9 +38,11 @@ class Options:
     """How much of a dataset its report shows.
 
     Args:
-        rows: Of the table, at most. examples: Rows that are looked at closely.
-        row_ids: Which; none are chosen by length. seconds: Of each, from its start.
-        audio: Embed what is heard of them.
+        rows: Most rows of the table.
+        examples: Number of rows with features, chosen by length.
+        row_ids: Rows with features, instead of the chosen ones.
+        seconds: Seconds shown of each, from its start.
+        audio: Embed their sound.
     Raises:
         ValueError: A number is out of its range, or `row_ids` is one id instead of a list.
     """
@@ -68,10 +70,10 @@ def write_report(
     job: JobSpec | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Write the report of a dataset; what it takes and raises is that of `report_html`.
+    """Write the report of a dataset; arguments and further errors are those of `report_html`.
 
     Raises:
-        OutputError: The file cannot be written, or is not one of this machine.
+        OutputError: The file cannot be written, or its path is a URI.
     """
     check_local(out)
     with store_errors(uri):
@@ -93,13 +95,16 @@ def report_html(
     job: JobSpec | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """The report of a dataset as one HTML page.
+    """Return the report of a dataset as one HTML page.
 
     Args:
-        job: Where dataset.json does not say all: credentials of the source.
-        on_begin: Told what takes a while.
+        uri: Place of the dataset.
+        options: How much the page shows.
+        storage_options: fsspec storage options.
+        job: The job, for credentials of the source, which dataset.json does not hold.
+        on_begin: Called with the name of a step that begins.
     Raises:
-        SourceError: No dataset there, nothing committed yet, or no row of a name.
+        SourceError: No dataset there, nothing committed yet, or no row with a given id.
         CommitError: A file of the dataset is damaged.
     """
     on_begin("reading index and commits")
@@ -145,7 +150,7 @@ def _reasons(stored: Stored) -> dict[str, int]:
 
 
 def _job(stored: Stored, job: JobSpec | None) -> JobSpec | str:
-    """The job that names the source; why there is none, where dataset.json holds no valid one."""
+    """Return the job that names the source, or the reason why dataset.json holds no valid job."""
     if job is not None:
         return job
     dataset = stored.features.dataset
@@ -156,16 +161,19 @@ def _job(stored: Stored, job: JobSpec | None) -> JobSpec | str:
         return f"the job in dataset.json cannot be read: {error}"
 
 
-# Characters of a job file that are shown.
+# Characters of the job file that the page shows.
 MOST_SPEC = 20_000
 
 
 @dataclass(frozen=True)
 class About:
-    """What is said of the making of a dataset.
+    """Provenance of a dataset.
 
     Args:
-        facts: Name and value. spec: The job as YAML. packages: Name and version.
+        facts: Names and values.
+        spec: The job as YAML.
+        packages: Names and versions.
+        models: Names and descriptions.
     """
 
     facts: Sequence[tuple[str, str]]
@@ -175,7 +183,7 @@ class About:
 
 
 def about(stored: Stored) -> About:
-    """Of an opened dataset."""
+    """Return the provenance of a dataset."""
     dataset = stored.features.dataset
     versions = dataset.provenance.get("versions", {})
     return About(
@@ -187,23 +195,23 @@ def about(stored: Stored) -> About:
 
 
 def spec_text(dataset: DatasetFile) -> str:
-    """The job as a file would have it."""
+    """Return the job as YAML."""
     text: str = yaml.safe_dump(_plain(dataset.spec), sort_keys=False, allow_unicode=True, width=88)
     return text if len(text) <= MOST_SPEC else text[:MOST_SPEC] + "\n... (cut)"
 
 
 def _facts(stored: Stored, dataset: DatasetFile) -> list[tuple[str, str]]:
-    made = dataset.provenance
-    host, git = made.get("host") or {}, made.get("git") or {}
-    found = [
+    provenance = dataset.provenance
+    host, git = provenance.get("host") or {}, provenance.get("git") or {}
+    facts = [
         ("place", stored.layout.url()),
         ("begun", dataset.created),
         ("snapshot", _snapshot(stored)),
         ("spec", dataset.spec_sha256),
         ("plan", dataset.plan_id),
-        ("earmill", str(made.get("versions", {}).get("earmill", ""))),
+        ("earmill", str(provenance.get("versions", {}).get("earmill", ""))),
         ("git commit", _git(git)),
-        ("code", str(made.get("code_sha256", ""))),
+        ("code", str(provenance.get("code_sha256", ""))),
         ("host", str(host.get("name", ""))),
         ("system", str(host.get("system", ""))),
         ("processor", _processor(host)),
@@ -211,7 +219,7 @@ def _facts(stored: Stored, dataset: DatasetFile) -> list[tuple[str, str]]:
         *((f"licence of the {what}", text) for what, text in _licenses(dataset)),
         ("additions", ", ".join(stored.additions)),
     ]
-    return [(name, value) for name, value in found if value]
+    return [(name, value) for name, value in facts if value]
 
 
 def _snapshot(stored: Stored) -> str:
@@ -227,7 +235,7 @@ def _git(git: Mapping[str, Any]) -> str:
 
 
 def _licenses(dataset: DatasetFile) -> list[tuple[str, str]]:
-    """Of the source and of the features, as far as the job states them."""
+    """Return the licences of source and features that the job states."""
     return [
         (what, ", ".join(str(value) for value in stated.values()))
         for what, stated in dataset.licenses.items()
@@ -239,21 +247,21 @@ def _processor(host: Mapping[str, Any]) -> str:
 
 
 def _models(dataset: DatasetFile) -> list[tuple[str, str]]:
-    """Each model with its parameters, rate and unit, and the hash of its coefficients."""
-    found = []
+    """Return each model with its parameters, rate and unit, and the hash of its coefficients."""
+    models = []
     for model in dataset.provenance.get("models", []):
         parameters = ", ".join(f"{k} = {v}" for k, v in model.get("params", {}).items())
         rate, unit = model.get("fs_hz"), model.get("input_unit")
-        said = [f"{rate:g} Hz" if rate else "", f"input in {unit}" if unit else ""]
-        said += [parameters or "parameters as they are by default"]
-        said += [f"coefficients {dataset.buffers_sha256.get(model.get('model', ''), '')[:16]}"]
-        found.append((str(model.get("model")), "; ".join(part for part in said if part)))
-    return found
+        parts = [f"{rate:g} Hz" if rate else "", f"input in {unit}" if unit else ""]
+        parts += [parameters or "parameters as they are by default"]
+        parts += [f"coefficients {dataset.buffers_sha256.get(model.get('model', ''), '')[:16]}"]
+        models.append((str(model.get("model")), "; ".join(part for part in parts if part)))
+    return models
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value

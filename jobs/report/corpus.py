@@ -1,4 +1,4 @@
-"""What a dataset holds: figures, distributions, streams, rows and quarantined rows."""
+"""The rows of a dataset: figures, distributions, streams, a table, and quarantined rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.reader.features import Features
     from earmill.pipeline.reader.joined import JoinedFeatures
 
-# Tables of rows that are read for what the index does not hold, and rows whose summaries are.
+# Most tables of rows that are read for facts the index does not hold; most rows for summaries.
 MOST_TABLES, MOST_SUMMARIES = 256, 200
 MOST_SUMMARY_PLOTS = 4
 FACTS = ("rate_hz", "container", "codec", "channels", "gain_db")
@@ -46,7 +46,7 @@ FACTS = ("rate_hz", "container", "codec", "channels", "gain_db")
 
 @dataclass(frozen=True)
 class Figure:
-    """One number at a glance."""
+    """One number of the overview."""
 
     name: str
     value: str
@@ -55,10 +55,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a dataset holds.
+    """Facts about the rows of a dataset.
 
     Args:
-        note: Of how many rows the facts are; empty where of all.
+        figures: Numbers of the overview.
+        plots: Histograms.
+        bars: Counts by category.
+        streams: Table of the streams.
+        note: Number of rows behind the counts; empty for all rows.
     """
 
     figures: Sequence[Figure]
@@ -69,10 +73,11 @@ class Corpus:
 
 
 def corpus(stored: Stored, facts: pa.Table) -> Corpus:
-    """Everything about the rows of a dataset.
+    """Return the facts about the rows of a dataset.
 
     Args:
-        facts: As of `row_facts`.
+        stored: The dataset.
+        facts: Result of `row_facts`.
     """
     good = len(stored.features)
     return Corpus(
@@ -87,7 +92,7 @@ def corpus(stored: Stored, facts: pa.Table) -> Corpus:
 
 
 def row_facts(stored: Stored) -> pa.Table:
-    """Row id and provenance of rows, out of at most `MOST_TABLES` shards at even distances."""
+    """Return row ids and provenance, from at most `MOST_TABLES` shards at even distances."""
     filled = [shard for shard in stored.shards.values() if shard.rows_ok]
     columns = ["row_id", *FACTS]
 
@@ -127,7 +132,7 @@ def _figures(stored: Stored) -> list[Figure]:
 
 
 def _histograms(stored: Stored, facts: pa.Table) -> list[Plot]:
-    """Of durations, of levels where they are known, of values of whole clips."""
+    """Return histograms of durations, of levels if known, and of values of whole clips."""
     seconds = stored.features.table.column("seconds").to_numpy().astype(np.float64)
     levels_db = _levels_db(stored.features.dataset, facts)
     found = [
@@ -139,8 +144,10 @@ def _histograms(stored: Stored, facts: pa.Table) -> list[Plot]:
 
 
 def _levels_db(dataset: Any, facts: pa.Table) -> np.ndarray:
-    """Levels of the clips in dB re an RMS of 1, where the gain of each tells it: in jobs that scale
-    every clip to one level."""
+    """Return the levels of the clips in dB re an RMS of 1.
+
+    Gains tell the levels only in jobs that scale every clip to one level; else there are none.
+    """
     from amtcore.units import PA_PER_UNIT, db_to_pa
 
     calibration = dataset.spec.get("audio", {}).get("calibration", {})
@@ -155,7 +162,7 @@ def _levels_db(dataset: Any, facts: pa.Table) -> np.ndarray:
 
 
 def _summaries(stored: Stored) -> list[Plot | None]:
-    """Values of whole clips, such as their loudness, over rows at even distances."""
+    """Return histograms of values of whole clips, such as loudness, over rows at even distances."""
     from earmill.pipeline.reader.open import open_features
 
     clips = {k: v for k, v in stored.features.streams.items() if v.frame_rate_hz == 0}
@@ -203,7 +210,7 @@ def _channels_text(channels: int) -> str:
 
 
 def _streams(stored: Stored) -> Table:
-    """Of the rows' own streams, then of those beside them."""
+    """Return the table of the streams, first the rows' own, then added ones."""
     header = ("stream", "model", "stored", "shape", "range", "mean")
     own, joined = stored.features, stored.joined
     rows = [_stream(own, name, info) for name, info in own.streams.items()]
@@ -220,7 +227,7 @@ def _stream(features: Features | JoinedFeatures, name: str, info: StreamInfo) ->
     low_high, mean = "", ""
     try:
         found = features.statistics.get(name)
-    except CommitError:  # written before they were stored
+    except CommitError:  # an older release stored no statistics
         found = None
     if found is not None and found.count:
         low, high = float(found.minimum.min()), float(found.maximum.max())
@@ -231,19 +238,25 @@ def _stream(features: Features | JoinedFeatures, name: str, info: StreamInfo) ->
     return name, info.model, f"{stored:,} {layout.stored_rows}", shape, low_high, mean
 
 
-# Of rows that are too many, at least this part of those shown are quarantined ones, if there are.
+# If the table is cut, one row in so many is a quarantined row, if there are any.
 BAD_PART = 4
-# Columns of the source that are shown.
+# Most columns of the source that the table shows.
 MOST_EXTRAS = 6
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row.
+    """One row of the table.
 
     Args:
-        seconds: None where it is quarantined. status: ok, or the error class.
+        row_id: Id of the row.
+        status: ok, or the error class.
+        seconds: Duration; None for a quarantined row.
+        duration: Duration in words.
+        file: Format of its file.
+        shard: Its shard.
         extras: Cells of the source's own columns.
+        message: Why it is quarantined.
     """
 
     row_id: str
@@ -258,11 +271,13 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Rows:
-    """The table.
+    """The table of rows.
 
     Args:
-        extras: Names of the source's columns that it has.
-        note: Which rows these are, where not all; which columns are left out.
+        rows: Its rows.
+        total: Number of rows of the dataset.
+        extras: Names of the source's columns.
+        note: Which rows and columns are left out; empty for none.
     """
 
     rows: Sequence[TableRow]
@@ -272,10 +287,13 @@ class Rows:
 
 
 def rows_of(stored: Stored, facts: pa.Table, bad: Sequence[Mapping[str, Any]], most: int) -> Rows:
-    """At most so many rows, good ones first.
+    """Return a table of at most `most` rows, good ones first.
 
     Args:
-        facts: As of `corpus.row_facts`. bad: Quarantined rows that are known.
+        stored: The dataset.
+        facts: Result of `row_facts`.
+        bad: Quarantined rows.
+        most: Most rows of the table.
     """
     table, n_bad = stored.features.table, stored.rows_bad
     total = len(table) + n_bad
@@ -320,7 +338,7 @@ def _bad(row: Mapping[str, Any], extras: int) -> TableRow:
 
 
 def _files(facts: pa.Table) -> dict[str, str]:
-    """Row id to what its file is."""
+    """Map row ids to the formats of their files."""
     columns = (facts.column(n).to_pylist() for n in ("row_id", "codec", "rate_hz", "channels"))
     return {
         row_id: ", ".join(
@@ -343,25 +361,25 @@ def _cell(value: Any) -> str:
 
 
 def _note(good: int, all_good: int, bad: int, all_bad: int, columns: int) -> str:
-    said = []
+    notes = []
     if good < all_good or bad < all_bad:
-        said.append(
+        notes.append(
             f"{good:,} of {all_good:,} good rows at even distances, and {bad:,} of {all_bad:,} "
             "quarantined ones; --rows N of the command shows more, `open_features(uri).table` and "
             "`.quarantine` have all."
         )
     if columns > MOST_EXTRAS:
-        said.append(f"{columns - MOST_EXTRAS:,} more columns of the source are left out.")
-    return " ".join(said)
+        notes.append(f"{columns - MOST_EXTRAS:,} more columns of the source are left out.")
+    return " ".join(notes)
 
 
-# Tables of quarantined rows that are read, and rows of each reason that are shown.
+# Most tables of quarantined rows that are read; most rows of each reason that are shown.
 MOST_BAD_TABLES, MOST_EXAMPLES = 200, 5
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One class of errors: how many rows, and some of them."""
+    """One class of errors, its number of rows, and some of the rows."""
 
     name: str
     count: int
@@ -378,7 +396,7 @@ class Quarantine:
 
 
 def bad_rows_of(stored: Stored, most: int) -> list[dict[str, Any]]:
-    """Quarantined rows in the order of the shards, at most so many; each with its shard."""
+    """Return at most `most` quarantined rows with their shards, in the order of the shards."""
     found: list[dict[str, Any]] = []
     paths = [(k, one.quarantine) for k, one in stored.shards.items() if one.quarantine]
     for shard, path in paths[:MOST_BAD_TABLES]:
@@ -390,14 +408,16 @@ def bad_rows_of(stored: Stored, most: int) -> list[dict[str, Any]]:
 
 
 def shown_bad_row(row: Mapping[str, Any], shard: str) -> dict[str, Any]:
-    """A row of a quarantine table for the page: its message without the place that it begins with,
-    which stands beside it."""
+    """Return a quarantined row for the page.
+
+    Its message loses the URI at its beginning, because the page shows the URI beside it.
+    """
     message = (row["message"] or "").removeprefix(f"{row['uri']}: ")
     return {**row, "shard": shard, "message": message}
 
 
 def quarantine(reasons: Mapping[str, int], rows: Iterable[Mapping[str, Any]]) -> Quarantine:
-    """From counts by reason and the rows that are known."""
+    """Return the quarantine from counts by reason and some rows."""
     examples: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if len(examples[row["error_class"]]) < MOST_EXAMPLES:

@@ -1,8 +1,8 @@
-"""A few rows looked at closely: their sound as a small MP3, and their streams as figures.
+"""A few rows in detail: their sound as a small MP3, and their streams as figures.
 
-The file must be the one that the features were made of: its bytes are held against the hash in the
-row's provenance. What is embedded is what the models heard, by the job's channel policy, at the
-file's own level: the first seconds, at up to 48 kHz, about 6 kB a second.
+The sound comes from the source if its file has the sha256 of the row's provenance. It has the
+channels that the models heard, the level of the file, and at most 48 kHz; a second takes about
+6 kB.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec
     from earmill.pipeline.storage.layout import Layout
 
-# What an MP3 may have.
+# Sample rates of MP3.
 RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 COMPRESSION = 0.75
 LOUDEST = 0.999
-# Containers whose decoder, libmpg123, prints warnings about damaged bytes. A child process decodes
-# them, whose standard error goes nowhere.
+# Containers whose decoder, libmpg123, prints warnings about damaged bytes. They are decoded by a
+# child process without standard error.
 NOISY = frozenset({"MP3"})
-# A larger file is not fetched for a few seconds of it.
+# Larger files are not fetched for a few seconds of sound.
 MOST_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)
 class Sound:
-    """What is heard of a row.
+    """The sound of a row.
 
     Args:
-        data: MP3 as data URI; empty where there is none, and `why` then says so.
-        level: Of what is embedded, in words.
+        data: MP3 as data URI; empty if there is none.
+        why: Why there is none.
+        level: Level of the embedded sound in words.
     """
 
     data: str = ""
@@ -64,10 +65,11 @@ class Sound:
 
 
 class Player:
-    """Makes the sounds of rows.
+    """Fetches the sounds of rows.
 
     Args:
-        spec: The job, for its source and channel policy. seconds: Of each row, at most.
+        spec: The job, for its source and channel policy.
+        seconds: Most seconds of each row.
     """
 
     def __init__(self, spec: JobSpec, seconds: float) -> None:
@@ -77,13 +79,14 @@ class Player:
         self._source: Source = open_source(spec.source, spec.audio.array_rate_hz)
 
     def sound(self, item: Item, channel: int, facts: Mapping[str, Any]) -> Sound:
-        """The beginning of a row; an empty one, and why, where it cannot be had.
+        """Return the beginning of a row, or an empty sound with the reason.
 
         Args:
-            item: As the plan has it. channel: Of the row, -1 for mixed or both ears.
+            item: The row's item of the plan.
+            channel: Channel of the row, -1 for mixed or both ears.
             facts: The row's provenance.
         Raises:
-            SourceOutage: The source is away.
+            SourceOutage: The source does not answer.
         """
         if (item.size or 0) > MOST_BYTES:
             return Sound(why=f"its file of {item.size:,} bytes is too large to fetch for a player")
@@ -132,7 +135,7 @@ class Player:
             return Sound(as_mp3(samples, reader.rate_hz), level=self._level(samples))
 
     def _level(self, samples: NDArray[np.float32]) -> str:
-        """What the models took it for."""
+        """Return the level by the job's calibration."""
         rms = float(np.sqrt(np.mean(np.square(samples, dtype=np.float64))))
         calibration = self._spec.audio.calibration.to_dict()
         if rms == 0:
@@ -145,7 +148,7 @@ class Player:
 
 
 def as_mp3(samples: NDArray[np.float32], rate_hz: int) -> str:
-    """(time, ear) as data URI; resampled where MP3 has no such rate, scaled where it would clip."""
+    """Encode (time, ear) as data URI, resampled to a rate of MP3, and scaled if it would clip."""
     import soundfile
 
     to_hz = next((rate for rate in RATES_HZ if rate >= rate_hz), RATES_HZ[-1])
@@ -169,7 +172,7 @@ def as_mp3(samples: NDArray[np.float32], rate_hz: int) -> str:
     return "data:audio/mpeg;base64," + base64.b64encode(out.getvalue()).decode()
 
 
-# Provenance of an example, in this order.
+# Provenance that the page shows, in this order.
 FACTS = (
     "uri", "start_s", "end_s", "container", "codec", "rate_hz", "channels", "nbytes", "decoder",
     "decoder_version", "header_size", "unterminated", "span_short_s", "resampler", "gain_db",
@@ -179,11 +182,19 @@ FACTS = (
 
 @dataclass(frozen=True)
 class Example:
-    """One row.
+    """One row in detail.
 
     Args:
-        number: From 1. seconds: Of the clip. shown_s: Of it, what is shown and heard.
-        problem: Why its features cannot be shown; empty where they can.
+        number: Number on the page, from 1.
+        row_id: Id of the row.
+        seconds: Duration of the clip.
+        shown_s: Seconds that are shown and heard.
+        sound: Its sound.
+        plots: Figures of its streams.
+        values: Values of the whole clip.
+        facts: Provenance.
+        extra: Columns of the source.
+        problem: Why its features cannot be shown; empty if they are.
     """
 
     number: int
@@ -199,10 +210,10 @@ class Example:
 
 
 def chosen(features: Features, count: int, row_ids: Sequence[str]) -> list[int]:
-    """Positions of the rows to look at: the named ones, else of lengths from short to long.
+    """Return positions of the named rows, or of `count` rows from the shortest to the longest.
 
     Raises:
-        SourceError: No good row of this name.
+        SourceError: No good row has this id.
     """
     if row_ids:
         try:
@@ -223,11 +234,13 @@ def examples(
     seconds: float,
     job: JobSpec | str,
 ) -> Iterator[Example]:
-    """The rows at these positions, one after the other.
+    """Yield the rows at these positions in detail.
 
     Args:
-        positions: In `stored.features`. seconds: Of each row, from its start.
-        job: For the sound; why there is none, where that is known already.
+        stored: The dataset.
+        positions: Positions in `stored.features`.
+        seconds: Seconds of each row, from its start.
+        job: The job, for the sound; or the reason why there is no sound.
     """
     sounds = _Sounds(stored.layout, stored.features, job, seconds)
     for number, position in enumerate(positions, 1):
@@ -272,7 +285,7 @@ def _fact(value: Any) -> str:
 
 
 class _Sounds:
-    """The sounds of rows, through the plan that names their places in the source."""
+    """The sounds of rows; the plan names their places in the source."""
 
     def __init__(
         self, layout: Layout, features: Features, job: JobSpec | str, seconds: float
@@ -287,14 +300,14 @@ class _Sounds:
                 self._why = f"the source cannot be opened: {error}"
 
     def of(self, row: Mapping[str, Any], facts: Mapping[str, Any]) -> Sound:
-        """The sound of a row of the table."""
+        """Return the sound of a row of the table."""
         if self._player is None:
             return Sound(why=self._why)
         try:
             return self._player.sound(self._item(row), row["channel"], facts)
         except CommitError as error:
             return Sound(why=str(error))
-        except SourceOutage as error:  # each further row would wait as long for it
+        except SourceOutage as error:  # every further row would wait as long
             self._player, self._why = None, f"the source is away: {error}"
             return Sound(why=self._why)
 
@@ -309,7 +322,7 @@ class _Sounds:
 
 
 def shown_text(example: Example) -> str:
-    """How much of the clip is shown."""
+    """Return the duration of the clip, and how much of it is shown."""
     if example.shown_s < example.seconds:
         return (
             f"{seconds_text(example.seconds)}, of which the first {seconds_text(example.shown_s)}"

@@ -1,4 +1,4 @@
-"""The page of a job that is watched, made anew at every look from what its commits say."""
+"""The page of a watched job, made from its commits at every look."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from earmill.pipeline.dataset.watch import JobProgress, JobWatch
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 
-# Tables of quarantined rows that one look reads.
+# Most tables of quarantined rows that one look reads.
 TABLES_AT_ONCE = 20
-# How coarse the share done is told to who listens to the page instead of seeing it.
+# Steps of the share done in the text for screen readers, in percent.
 TOLD_STEP = 10
 
 
 class LivePage:
-    """Pages of one job.
+    """Makes the pages of one job.
 
     Args:
-        layout: Its output. job: That looks at it. every_s: How often the page asks for the next.
+        layout: Output of the job.
+        job: Reads its commits.
+        every_s: Seconds until the page asks for the next one.
     """
 
     def __init__(self, layout: Layout, job: JobWatch, every_s: float) -> None:
@@ -37,7 +39,7 @@ class LivePage:
         self._common = {"place": layout.url(), "every": max(1.0, every_s)}
 
     def waiting(self) -> str:
-        """Before a job has begun."""
+        """Return the page before a job has begun."""
         return live_page(
             {
                 **self._common,
@@ -53,56 +55,57 @@ class LivePage:
             }
         )
 
-    def of(self, found: JobProgress, trouble: str = "") -> str:
-        """At one look.
+    def of(self, progress: JobProgress, trouble: str = "") -> str:
+        """Return the page of one look.
 
         Args:
-            trouble: Why this look failed; the figures are then those of the one before.
+            progress: Progress of the job.
+            trouble: Why this look failed; the figures are then older.
         """
         facts = self._job.facts
         self._bad.look(facts)
-        told = TOLD_STEP * int(100 * found.share_done / TOLD_STEP)
+        percent_done = TOLD_STEP * int(100 * progress.share_done / TOLD_STEP)
         values: dict[str, Any] = {
             **self._common,
-            "name": found.name,
-            "state": found.state,
+            "name": progress.name,
+            "state": progress.state,
             "looked": stamp(time.time()),
-            "remarks": [_sentence(said) for said in (trouble, *progress_remarks(found)) if said],
-            "share": found.share_done,
-            "told": f"{found.state}, {told} % done",
-            "figures": _figures(found),
+            "remarks": [_sentence(text) for text in (trouble, *progress_remarks(progress)) if text],
+            "share": progress.share_done,
+            "told": f"{progress.state}, {percent_done} % done",
+            "figures": _figures(progress),
             "work": work_of(list(facts.values())),
-            "quarantine": quarantine(found.bad_by_class, self._bad.rows),
+            "quarantine": quarantine(progress.bad_by_class, self._bad.rows),
         }
         return live_page(values)
 
 
-def _figures(found: JobProgress) -> list[Figure]:
-    done = found.rows_ok + found.rows_bad
-    speed = found.times_real_time
-    rows_per_s = found.rows_per_s
-    age_s = found.last_commit_age_s
-    workers = quantity(found.workers, "worker")
+def _figures(progress: JobProgress) -> list[Figure]:
+    done = progress.rows_ok + progress.rows_bad
+    speed = progress.times_real_time
+    rows_per_s = progress.rows_per_s
+    age_s = progress.last_commit_age_s
+    workers = quantity(progress.workers, "worker")
     return [
-        Figure("rows", f"{found.rows_done:,}", f"of {found.rows_total:,}"),
-        Figure("shards", f"{found.shards_done:,}", f"of {found.shards_total:,}"),
+        Figure("rows", f"{progress.rows_done:,}", f"of {progress.rows_total:,}"),
+        Figure("shards", f"{progress.shards_done:,}", f"of {progress.shards_total:,}"),
         Figure(
             "quarantined",
-            f"{found.rows_bad:,}",
-            percent(found.rows_bad / done) if done else "none",
+            f"{progress.rows_bad:,}",
+            percent(progress.rows_bad / done) if done else "none",
         ),
         Figure(
             "audio",
-            hours_text(found.audio_s_done),
-            f"of about {hours_text(found.audio_s_total)}",
+            hours_text(progress.audio_s_done),
+            f"of about {hours_text(progress.audio_s_total)}",
         ),
-        Figure("stored", bytes_text(found.nbytes)),
+        Figure("stored", bytes_text(progress.nbytes)),
         Figure(
             "speed",
             f"{figure(speed)} {TIMES}" if speed else "unknown",
             f"{figure(rows_per_s)} rows/s, {workers}" if rows_per_s else "of real time",
         ),
-        Figure("left", "none" if found.share_done >= 1 else _about(found.eta_s)),
+        Figure("left", "none" if progress.share_done >= 1 else _about(progress.eta_s)),
         Figure(
             "last commit",
             "none" if age_s is None else duration(age_s),
@@ -120,7 +123,7 @@ def _about(seconds: float | None) -> str:
 
 
 class _BadRows:
-    """Some quarantined rows of each reason, read once from the tables that commits name."""
+    """Some quarantined rows of each reason; each table of a commit is read once."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -129,7 +132,7 @@ class _BadRows:
         self.rows: list[dict[str, Any]] = []
 
     def look(self, facts: Mapping[str, ShardFacts]) -> None:
-        """Read tables that are new and have rows of a reason that has few examples yet."""
+        """Read new tables with rows of a reason that has few examples yet."""
         wanted = [
             (shard, one.quarantine)
             for shard, one in facts.items()
@@ -141,7 +144,7 @@ class _BadRows:
             self._read.add(path)
             try:
                 table = read_table(self._layout, path)
-            except (EarmillError, OSError, ValueError):  # verify says more
+            except (EarmillError, OSError, ValueError):  # `earmill verify` reports it
                 continue
             for row in table.to_pylist():
                 if self._kept[row["error_class"]] < MOST_EXAMPLES:

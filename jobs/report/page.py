@@ -1,13 +1,12 @@
-"""The HTML: templates filled with plain values, in one file that asks for nothing else.
+"""The HTML of a page: templates filled with plain values, in one file that loads nothing else.
 
-Every text goes through two gates that no template can leave out: what is not visible is shown as an
-escape (`visible`), then HTML's own characters are escaped. Style and scripts are those of this
-package, allowed by their hashes in the page's Content-Security-Policy; pictures and sound are data
-URIs. So whatever a corpus holds can neither run nor load anything.
+Every text is escaped twice, and no template can skip that: invisible characters (`visible`), then
+HTML's own characters. Style and scripts belong to this package, and the Content-Security-Policy of
+the page allows them by their hashes; pictures and sound are data URIs. So no text of a corpus can
+run or load anything.
 
-`picture` turns an array into a small PNG with a palette. Values are pooled to at most so many
-columns and rows by their mean (events by their sum), so that a minute of frames costs no more than
-a second.
+`picture` turns an array into a small PNG with a palette. Values are averaged to at most
+`MOST_ROWS` by `MOST_COLUMNS` (events are summed), so the size does not grow with the clip.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from earmill.pipeline.common.text import visible
 Values = NDArray[np.float64]
 
 MOST_COLUMNS, MOST_ROWS = 600, 128
-# Steps of colour: more cannot be told apart in a figure of this size, and cost bytes.
+# Number of colours; more cannot be told apart in a figure of this size, and cost bytes.
 COLOURS = 96
 
 
 @lru_cache(maxsize=1)
 def palette() -> bytes:
-    """The colours, dark to bright: matplotlib's magma."""
+    """Return the colours from dark to bright: matplotlib's magma."""
     import matplotlib
 
     shades = matplotlib.colormaps["magma"](np.linspace(0, 1, COLOURS))[:, :3]
@@ -45,7 +44,7 @@ def palette() -> bytes:
 
 
 def gradient_stops(steps: int = 9) -> list[tuple[float, str]]:
-    """The palette as stops of a gradient: percent and colour."""
+    """Return the palette as stops of a gradient: percent and colour."""
     shades = np.frombuffer(palette(), np.uint8).reshape(-1, 3)
     places = np.linspace(0, COLOURS - 1, steps).round().astype(int)
     return [
@@ -54,10 +53,12 @@ def gradient_stops(steps: int = 9) -> list[tuple[float, str]]:
 
 
 def picture(values: Values, low: float, high: float) -> str:
-    """A PNG of (row, column), row 0 at the bottom, as data URI.
+    """Return a PNG of (row, column), row 0 at the bottom, as data URI.
 
     Args:
-        low, high: Values of the first and last colour; what is no number gets the first.
+        values: The array; NaN gets the first colour.
+        low: Value of the first colour.
+        high: Value of the last colour.
     """
     from PIL import Image
 
@@ -72,7 +73,7 @@ def picture(values: Values, low: float, high: float) -> str:
 
 
 def pooled(values: Values, most: int, axis: int) -> Values:
-    """At most so many entries along an axis, each the mean of its neighbours."""
+    """Average neighbours along an axis to at most `most` entries."""
     length = values.shape[axis]
     if length <= most:
         return values
@@ -85,11 +86,11 @@ def pooled(values: Values, most: int, axis: int) -> Values:
 
 
 def coarse(values: Values) -> Values:
-    """(row, column) small enough for a page."""
+    """Average (row, column) to a size for a page."""
     return pooled(pooled(values, MOST_ROWS, 0), MOST_COLUMNS, 1)
 
 
-# Longer texts are cut, so that no name of 10 kB makes the page a large one.
+# Longer texts are cut, because a name may have 10 kB.
 LONGEST_TEXT = 160
 LINE_BREAK = "\n"
 POLICY = (
@@ -99,17 +100,17 @@ POLICY = (
 
 
 def report_page(values: Mapping[str, Any]) -> str:
-    """The page of a dataset."""
+    """Return the page of a dataset."""
     return _page("report.html", ("page.js",), "'none'", values)
 
 
 def live_page(values: Mapping[str, Any]) -> str:
-    """The page of a running job, which asks its own server for the next one."""
+    """Return the page of a running job; it asks its own server for the next page."""
     return _page("live.html", ("live.js",), "'self'", values)
 
 
 def cut(text: Any, most: int = LONGEST_TEXT) -> str:
-    """A text of at most so many characters, which says so where it was longer."""
+    """Cut the middle of a long text, and append its length."""
     text = str(text)
     if len(text) <= most:
         return text
@@ -150,7 +151,7 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """What a template prints: numbers and our own markup as they are, texts made visible."""
+    """Make texts visible; numbers and markup of this package stay as they are."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return visible(value, keep=LINE_BREAK)
     return value
@@ -158,7 +159,7 @@ def _shown(value: Any) -> Any:
 
 @lru_cache(maxsize=16)
 def _part(name: str) -> str:
-    """A template, style or script of this package."""
+    """Read a template, style or script of this package."""
     return (files("earmill.jobs.report") / "templates" / name).read_text("utf-8")
 
 

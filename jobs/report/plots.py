@@ -1,8 +1,7 @@
-"""Figures as plain values: where marks and ticks lie, in percent of the plot's area.
+"""Figures as plain values: places of marks and ticks, in percent of the plot's area.
 
-The page draws them as SVG whose areas stretch while text keeps its size, so a figure is as readable
-on a phone as on a desk. Every figure has a text that says what it shows and a table with its
-numbers.
+The page draws them as SVG. The plot's area stretches and text keeps its size, so a figure is
+readable on a phone too. Every figure has a text for screen readers and a table with its numbers.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
-# Ticks that a plot has at most on an axis; on a phone every second one is shown.
+# Most ticks of an axis; a phone shows every second one.
 MOST_TICKS = 6
 HISTOGRAM_BINS = 40
-# Values that span more than this are counted in bins of equal ratio.
+# Values whose largest is more than this times the smallest get bins of equal ratio.
 LOG_RATIO = 30.0
-# Bars of a category chart; the others are one bar.
+# Most bars of a category chart; other categories share one bar.
 MOST_BARS = 12
 
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers beside a figure: cells are texts, those of `numbers` columns are aligned right."""
+    """Numbers of a figure as texts; columns in `numbers` are aligned right."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -36,7 +35,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Tick:
-    """A label on an axis; `at` in percent from the left or the bottom."""
+    """A label of an axis; `at` in percent from the left or the bottom."""
 
     at: float
     text: str
@@ -44,7 +43,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Box:
-    """A filled rectangle, in percent from the left and the top; `kind` is its colour's name."""
+    """A filled rectangle, in percent from the left and the top; `kind` names its colour."""
 
     x: float
     y: float
@@ -56,7 +55,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points of 0 to 1000 each way, y from the top."""
+    """A line through points; x and y from 0 to 1000, y from the top."""
 
     points: str
     kind: str
@@ -68,14 +67,22 @@ class Plot:
     """One figure.
 
     Args:
-        title: A few words. alt: What it shows, for who does not see it.
-        x_label, y_label: With units.
-        boxes, lines, picture: What is drawn; the picture is a PNG as data URI.
-        marks: Vertical lines with a text, in percent.
-        scale: What the ends of the picture's colours mean.
+        title: A few words.
+        alt: Text for screen readers.
+        x_label: Label with unit.
+        y_label: Label with unit.
+        x_ticks: Ticks of the x axis.
+        y_ticks: Ticks of the y axis.
+        boxes: Filled rectangles.
+        lines: Lines.
+        picture: PNG as data URI.
+        marks: Vertical lines with a text.
+        scale: Values of the first and last colour of the picture.
         legend: Kind and text of each colour.
-        on_time: The x axis is the time of a clip, so a player's place can be shown.
-        note: A sentence below it.
+        table: Its numbers.
+        on_time: The x axis is the time of a clip, so the player's position can be shown.
+        note: Sentence below the figure.
+        height: short, medium or tall.
     """
 
     title: str
@@ -98,7 +105,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Bar:
-    """One category: its name, how many, in percent of the longest bar, and as text."""
+    """One category: name, count, width in percent of the longest bar, and share as text."""
 
     name: str
     count: int
@@ -108,7 +115,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Categories with their counts, most frequent first: a table whose last column is a bar."""
+    """Categories by count, most frequent first: a table with a column of bars."""
 
     title: str
     what: str
@@ -119,7 +126,7 @@ class Bars:
 
 
 def number_text(value: float) -> str:
-    """Three digits that count, thousands apart: 0.25, 12.5, 1,234."""
+    """Return a number with three significant digits: 0.25, 12.5, 1,234."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "none"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -128,7 +135,7 @@ def number_text(value: float) -> str:
 
 
 def aligned(values: Sequence[float]) -> list[str]:
-    """Numbers of one column: equally many decimals, three digits of the largest."""
+    """Return the numbers of a column with equal decimals, three digits for the largest."""
     finite = [abs(value) for value in values if math.isfinite(value)]
     top = max(finite, default=0.0)
     digits = max(0, 2 - math.floor(math.log10(top))) if top else 0
@@ -136,12 +143,12 @@ def aligned(values: Sequence[float]) -> list[str]:
 
 
 def signed(text: str) -> str:
-    """With the sign that is as wide as a digit."""
+    """Replace hyphens by minus signs, which are as wide as a digit."""
     return text.replace("-", MINUS)
 
 
 def short_text(value: float) -> str:
-    """A count beside an axis: 500, 20k, 3M."""
+    """Return a count for an axis: 500, 20k, 3M."""
     if abs(value) >= 1e6:
         return f"{number_text(value / 1e6)}M"
     if abs(value) >= 1e4:
@@ -150,22 +157,22 @@ def short_text(value: float) -> str:
 
 
 def hertz_text(value: float) -> str:
-    """440 Hz, 1.2 kHz."""
+    """Return a frequency: 440 Hz, 1.2 kHz."""
     return f"{number_text(value / 1000)} kHz" if value >= 1000 else f"{number_text(value)} Hz"
 
 
 def rate_text(value: float) -> str:
-    """A sample rate, exactly: 22.05 kHz."""
+    """Return an exact sample rate: 22.05 kHz."""
     return f"{value / 1000:.7g} kHz"
 
 
 def hours_text(value: float) -> str:
-    """Of audio, which is counted in hours: 42 s, 12 min, 2,625 h."""
+    """Return a duration of audio, in hours at most: 42 s, 12 min, 2,625 h."""
     return f"{number_text(value / 3600)} h" if value >= 7200 else seconds_text(value)
 
 
 def seconds_text(value: float) -> str:
-    """0.25 s, 42 s, 12 min, 3.2 h, 4 d."""
+    """Return a duration: 0.25 s, 42 s, 12 min, 3.2 h, 4 d."""
     for unit, size, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 72)):
         if abs(value) < most * size:
             return f"{number_text(value / size)} {unit}"
@@ -173,7 +180,7 @@ def seconds_text(value: float) -> str:
 
 
 def nice_steps(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
-    """Round numbers of one distance within [low, high]: 1, 2 or 5 times a power of ten apart."""
+    """Return round numbers in [low, high], 1, 2 or 5 times a power of ten apart."""
     span = high - low
     if span <= 0 or not math.isfinite(span):
         return [low]
@@ -184,7 +191,7 @@ def nice_steps(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
 
 
 def nice_ratios(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
-    """The same for an axis of equal ratios: 1, 2, 5, 10, ... or fewer of them."""
+    """Return round numbers for a logarithmic axis: 1, 2, 5, 10, ... or fewer."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     for kinds in ((1, 2, 5), (1, 3), (1,)):
@@ -198,13 +205,13 @@ def nice_ratios(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
 def ticks(
     values: Sequence[float], low: float, high: float, text: Callable[[float], str] = number_text
 ) -> tuple[Tick, ...]:
-    """Labels of an even axis from low to high."""
+    """Return the labels of a linear axis from low to high."""
     span = (high - low) or 1.0
     return tuple(Tick(100 * (value - low) / span, text(value)) for value in values)
 
 
 def points(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
-    """Points of a line, x and y from 0 to 1, y from the bottom."""
+    """Return the points of a line from x and y between 0 and 1, y from the bottom."""
     pairs = zip(1000 * x, 1000 * (1 - y), strict=True)
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in pairs if math.isfinite(a + b))
 
@@ -216,7 +223,7 @@ def histogram(
     rows: str = "rows",
     text: Callable[[float], str] = number_text,
 ) -> Plot | None:
-    """How often values occur; None where there is none. Not finite ones are left out."""
+    """Return the histogram of the finite values; None if there are none."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
@@ -231,19 +238,19 @@ def histogram(
         if n
     )
     low, middle, high = np.quantile(values, (0.05, 0.5, 0.95)).tolist()
-    said = f"median {text(middle)}, 90 % of {rows} from {text(low)} to {text(high)}"
+    summary = f"median {text(middle)}, 90 % of {rows} from {text(low)} to {text(high)}"
     return Plot(
         title=title,
-        alt=f"Histogram of {len(values):,} {rows}: {said}.",
+        alt=f"Histogram of {len(values):,} {rows}: {summary}.",
         x_label=x_label,
         y_label=rows,
         x_ticks=_edge_ticks(edges, even, text),
         y_ticks=ticks([v for v in nice_steps(0, top, 5) if v == int(v)], 0, top, short_text),
         boxes=boxes,
-        note=f"{said[0].upper()}{said[1:]}; shortest {text(values.min())}, longest "
+        note=f"{summary[0].upper()}{summary[1:]}; shortest {text(values.min())}, longest "
         f"{text(values.max())}."
         if text is seconds_text
-        else f"{said[0].upper()}{said[1:]}.",
+        else f"{summary[0].upper()}{summary[1:]}.",
         table=Table(
             (x_label, rows),
             tuple((span, f"{n:,}") for span, n in zip(spans, counts.tolist(), strict=True) if n),
@@ -254,7 +261,7 @@ def histogram(
 
 
 def _edges(values: NDArray[np.float64]) -> tuple[list[float], bool]:
-    """Edges of the bins, and whether these are of equal width."""
+    """Return the edges of the bins, and True if the bins have equal width."""
     low, high = float(values.min()), float(values.max())
     if low == high:
         near = abs(low) * 0.05 or 0.5
@@ -285,7 +292,7 @@ def bars(
     kind: str = "one",
     note: str = "",
 ) -> Bars:
-    """Categories by count; those beyond `MOST_BARS` are one."""
+    """Return categories by count; categories beyond `MOST_BARS` share one bar."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     shown, others = ordered[:MOST_BARS], ordered[MOST_BARS:]
     if others:
@@ -305,7 +312,7 @@ def bars(
 
 
 def percent(share: float) -> str:
-    """12.3 %, and what is small but not nothing as < 0.1 %."""
+    """Return a share in percent: 12.3 %, or < 0.1 % for a small one."""
     if 0 < share < 0.0005:
         return "< 0.1 %"
     return f"{100 * share:.1f} %"

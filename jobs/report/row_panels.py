@@ -1,11 +1,11 @@
-"""The streams of one row as figures; which figure follows from the stream's description alone.
+"""The streams of one row as figures, chosen by the description of the stream.
 
-one number a frame           a trace, those of one unit in one figure
+one number a frame           a trace; traces of one unit share a figure
 one number a clip            values
-events                       a raster: spikes of each channel in each stretch of time
+events                       a raster: spikes of each channel in each time bin
 columns by channel           an auditory spectrogram
 modulation filters           the modulation spectrum, RMS over time of channel by filter; and the
-                             slowest filter of each channel as an auditory spectrogram, where no
+                             slowest filter of each channel as an auditory spectrogram, if no
                              stream has one
 """
 
@@ -44,18 +44,20 @@ Values = NDArray[np.float64]
 ENVELOPE_RANGE_DB, MODULATION_RANGE_DB = 50.0, 30.0
 FREQUENCIES_HZ = (50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
 MOST_TRACES = 4
-# Of the stretches with spikes, the share that is not of the brightest colour.
+# Quantile of the counts above 0 that gets the brightest colour.
 BRIGHTEST = 0.95
-# A table of channels by filters has so many columns at most.
+# Most columns of a table of channels by filters.
 MOST_COLUMNS_IN_TABLE = 16
 TIME = "time (s)"
 
 
 def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[Plot]:
-    """A figure for each stream of frames or events, in the order of the page.
+    """Return a figure for each stream of frames or events, in the order of the page.
 
     Args:
-        row: From the clip's start. seconds: How much of the clip it holds.
+        row: The row from the clip's start.
+        streams: Descriptions of its streams.
+        seconds: Seconds of the clip that the row holds.
     """
     spectrograms, modulation, rasters = [], [], []
     traces: dict[str, list[StreamInfo]] = {}
@@ -80,7 +82,7 @@ def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[
 
 
 def clip_values(row: Row, streams: Mapping[str, StreamInfo]) -> Table | None:
-    """The numbers of whole clips, such as a summary of loudness."""
+    """Return the values of the whole clip, such as its loudness."""
     rows = []
     for name, info in streams.items():
         if info.frame_rate_hz == 0 and len(row.features[name]):
@@ -108,7 +110,7 @@ def _seconds_ticks(seconds: float) -> tuple[Tick, ...]:
 
 
 def _spectrogram(values: Values, info: StreamInfo, seconds: float) -> Plot:
-    """Values of (time, column) against centre frequency; an envelope in dB."""
+    """Plot (time, column) against centre frequency; an envelope in dB."""
     if info.name == "envelope":
         values = 20 * np.log10(np.maximum(np.abs(values), 1e-9))
         top = float(values.max())
@@ -117,7 +119,7 @@ def _spectrogram(values: Values, info: StreamInfo, seconds: float) -> Plot:
 
 
 def _slowest(values: Values, info: StreamInfo, seconds: float) -> Plot:
-    """The modulation filter of the lowest rate in each channel, which follows its envelope."""
+    """Plot the slowest modulation filter of each channel, which follows the envelope."""
     rates = np.asarray(info.mfc_hz)
     columns = [first + int(rates[first:last].argmin()) for first, last in _channels(info)]
     plot = _image(values[:, columns], info, seconds, info.unit)
@@ -126,12 +128,12 @@ def _slowest(values: Values, info: StreamInfo, seconds: float) -> Plot:
 
 
 def _channels(info: StreamInfo) -> list[tuple[int, int]]:
-    """First and last column of each channel that has columns."""
+    """Return first and last column of each channel with columns."""
     return [(a, b) for a, b in pairwise(info.channel_offsets) if b > a]
 
 
 def _image(values: Values, info: StreamInfo, seconds: float, unit: str) -> Plot:
-    """(time, column) as a picture over time."""
+    """Plot (time, column) as a picture over time."""
     shown = coarse(values.T)
     low, high = float(values.min()), float(values.max())
     means = values.mean(axis=0)
@@ -166,7 +168,7 @@ def _named(info: StreamInfo, columns: int) -> list[tuple[int, float]]:
 
 
 def _per_channel(names: Sequence[str], what: str, columns: Mapping[str, Values]) -> Table:
-    """Numbers of each channel, pooled like the picture where there are very many."""
+    """Return a table by channel, averaged like the picture above `MOST_ROWS` channels."""
     shown = [pooled(values, MOST_ROWS, 0).tolist() for values in columns.values()]
     if len(names) > MOST_ROWS:
         edges = np.linspace(0, len(names), MOST_ROWS + 1).round().astype(int)
@@ -176,7 +178,7 @@ def _per_channel(names: Sequence[str], what: str, columns: Mapping[str, Values])
 
 
 def _frequency_ticks(fc_hz: Sequence[float]) -> tuple[Tick, ...]:
-    """Round frequencies at their places between the channels."""
+    """Return ticks at round frequencies between the channels."""
     if len(fc_hz) < 2 or np.any(np.diff(fc_hz) <= 0):
         return tuple(Tick(100 * (k + 0.5) / len(fc_hz), hertz_text(f)) for k, f in
                      enumerate(fc_hz))[:: max(1, len(fc_hz) // 6)]  # fmt: skip
@@ -194,7 +196,7 @@ def _column_ticks(columns: int) -> tuple[Tick, ...]:
 
 
 def _modulation(values: Values, info: StreamInfo) -> Plot:
-    """RMS over time of each modulation filter of each channel, in dB."""
+    """Plot the RMS over time of each modulation filter of each channel, in dB."""
     rates = sorted(set(info.mfc_hz))
     place = {rate: k for k, rate in enumerate(rates)}
     levels = np.full((len(info.channel_offsets) - 1, len(rates)), np.nan)
@@ -224,7 +226,7 @@ def _modulation(values: Values, info: StreamInfo) -> Plot:
 
 
 def _centres(names: Sequence[str]) -> tuple[Tick, ...]:
-    """A label below the middle of each column, or of some."""
+    """Return labels below the middle of each column, or of every n-th column."""
     step = -(-len(names) // 8)
     return tuple(
         Tick(100 * (k + 0.5) / len(names), name) for k, name in enumerate(names) if k % step == 0
@@ -242,7 +244,7 @@ def _modulation_table(names: Sequence[str], rates: Sequence[float], levels_db: V
 
 
 def _traces(row: Row, infos: Sequence[StreamInfo], seconds: float) -> Plot:
-    """Streams of one number a frame and one unit."""
+    """Plot streams of one number a frame that have one unit."""
     infos = infos[:MOST_TRACES]
     values = {info.name: _values(row, info)[:, 0] for info in infos}
     high = max(float(v.max()) for v in values.values())
@@ -280,7 +282,7 @@ def _traces(row: Row, infos: Sequence[StreamInfo], seconds: float) -> Plot:
 
 
 def _raster(events: Any, info: StreamInfo, seconds: float) -> Plot:
-    """Spikes of each channel in each stretch of time, all neurons of a channel together."""
+    """Plot the spikes of each channel in each time bin; neurons of a channel are summed."""
     channels = len(info.fc_hz) or info.width
     columns = max(1, min(MOST_COLUMNS, events.n_frames))
     frames = np.asarray(events.frame) - events.first_frame
@@ -291,7 +293,7 @@ def _raster(events: Any, info: StreamInfo, seconds: float) -> Plot:
     rates = counts.sum(axis=1) / seconds
     names = [hertz_text(f) for f in info.fc_hz] or [f"{k}" for k in range(channels)]
     stretch_ms = 1000 * seconds / columns
-    # Onsets have many times the spikes of all else, which would be dark beside them.
+    # Onsets have many more spikes than the rest, which would be dark on a scale up to the most.
     most = max(1.0, float(np.quantile(counts[counts > 0], BRIGHTEST)) if len(frames) else 1.0)
     return Plot(
         title=_title(info, "Spikes"),

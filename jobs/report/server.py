@@ -1,8 +1,8 @@
-"""Serves one page to the browsers of this machine, and to nobody else's scripts.
+"""Server of one page for the browsers of this machine, protected from scripts of other sites.
 
-A browser that visits a strange site can be made to ask any address it reaches, also this one: by a
-name that resolves to it, or from the strange page itself. Hence a request must name this server by
-an address or by its own name, and must not come from another page.
+Another site can make a browser send requests to this server, by a name that resolves to its address
+or from its own page. So a request must name this server by an address or by its own name, and must
+not come from another page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from earmill.pipeline.common.errors import OutputError
 
 LOOPBACK = "127.0.0.1"
-# A browser that says nothing for so long is let go, s.
+# Seconds after which a silent connection is closed.
 SILENT_S = 10
 HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
@@ -35,10 +35,10 @@ HEADERS = {
 
 
 def parse_place(text: str) -> tuple[str, int]:
-    """Host and port of `PORT` or `HOST:PORT`; this machine alone where no host is named.
+    """Return host and port of `PORT` or `HOST:PORT`; without a host 127.0.0.1.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The text is neither.
 
     >>> parse_place("8640"), parse_place("[::1]:0")
     (('127.0.0.1', 8640), ('::1', 0))
@@ -50,10 +50,11 @@ def parse_place(text: str) -> tuple[str, int]:
 
 
 def refusal(headers: Mapping[str, str], bound: str) -> str:
-    """Why a request is not answered; empty where it is.
+    """Return why a request is refused; empty if it is answered.
 
     Args:
-        headers: Of the request. bound: The host that is listened at.
+        headers: Headers of the request.
+        bound: Host at which the server listens.
     """
     host = _name_of(headers.get("Host", ""))
     if not _is_ours(host, bound):
@@ -68,7 +69,7 @@ def refusal(headers: Mapping[str, str], bound: str) -> str:
 
 
 def _name_of(host: str) -> str:
-    """Without the port, which a tunnel may change."""
+    """Return the host without the port, which a tunnel may change."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
@@ -76,7 +77,7 @@ def _name_of(host: str) -> str:
 
 
 def _is_ours(host: str, bound: str) -> bool:
-    """Addresses cannot be made to resolve to something else; names can, but ours."""
+    """Return True for addresses and this machine's names; other names may resolve anywhere."""
     if host in ("localhost", bound.lower()):
         return True
     try:
@@ -94,12 +95,13 @@ def _is_loopback(host: str) -> bool:
 
 
 class PageServer:
-    """Serves what `show` was last given, as long as it is open.
+    """Serves the page that `show` got last, until it is closed.
 
     Args:
-        place: Host and port; port 0 takes a free one.
+        place: Host and port; port 0 takes a free port.
+        page: The first page.
     Raises:
-        OutputError: The address is not to be had.
+        OutputError: The server cannot listen at this address.
     """
 
     def __init__(self, place: tuple[str, int], page: str) -> None:
@@ -120,7 +122,7 @@ class PageServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
 
     def show(self, page: str) -> None:
-        """Serve this from now on."""
+        """Serve this page from now on."""
         self._page = page.encode()
 
     def __enter__(self) -> Self:
@@ -152,7 +154,7 @@ class PageServer:
                 self._answer(body=False)
 
             def _answer(self, *, body: bool) -> None:
-                # A header that is given twice is joined: neither value of it is then ours.
+                # Values of a repeated header are joined, so that the request is refused.
                 given = {name: ", ".join(self.headers.get_all(name, [])) for name in self.headers}
                 refused = refusal(_titled(given), bound)
                 if refused:
@@ -172,11 +174,11 @@ class PageServer:
                     self.wfile.write(content)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing: the terminal shows the job."""
+                """Log nothing, because the terminal shows the job."""
 
         return Handler
 
 
 def _titled(headers: Mapping[str, str]) -> dict[str, str]:
-    """Names as browsers write them, whatever case they came in."""
+    """Return headers with names in title case, as browsers write them."""
     return {name.title(): value for name, value in headers.items()}

@@ -1,4 +1,4 @@
-"""A dataset opened for its report: what counts of it, and what its commit records say."""
+"""A dataset opened for its report: its current rows and the facts of its commit records."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ class StoredShard:
     """One committed shard.
 
     Args:
-        facts: None where the record does not hold what ours do.
-        rows, quarantine: Paths of its tables; the latter None where no row is bad.
+        facts: Facts of its commit record; None if the record lacks some.
+        rows_ok: Good rows.
+        rows_bad: Quarantined rows.
+        rows: Path of the table of rows.
+        quarantine: Path of the table of quarantined rows; None if there are none.
     """
 
     facts: ShardFacts | None
@@ -46,14 +49,17 @@ class StoredShard:
 
 @dataclass(frozen=True)
 class Stored:
-    """A dataset.
+    """A dataset opened for its report.
 
     Args:
-        uri: As it was given. features: The rows that count.
-        entry: How the snapshot that counts came about; None while none does.
-        shards: Those it is made of, in order; before it is closed, those committed by now.
-        additions: Names of the sets of features beside the rows.
-        joined: The rows that are good in these as well, with the streams of all; None without.
+        uri: Place of the dataset.
+        storage_options: fsspec storage options.
+        layout: The opened place.
+        features: Current rows.
+        entry: Log entry of the current snapshot; None before the dataset is closed.
+        shards: Shards of the snapshot in order; before the dataset is closed, committed shards.
+        additions: Names of added feature sets.
+        joined: Rows that are good in all sets, with all streams; None without additions.
     """
 
     uri: str
@@ -71,7 +77,7 @@ class Stored:
 
         Raises:
             SourceError: No dataset there, or nothing committed yet.
-            CommitError: A file of it is damaged.
+            CommitError: A file of the dataset is damaged.
         """
         from earmill.pipeline.reader.open import open_features
 
@@ -99,7 +105,7 @@ class Stored:
         )
 
     def richest(self, position: int) -> tuple[Features | JoinedFeatures, int]:
-        """Where a row of `features` has most streams, and its position there."""
+        """Return the features with most streams for a row of `features`, and its position there."""
         if self.joined is not None:
             row_id = self.features.table.column("row_id")[position].as_py()
             with suppress(KeyError):
@@ -108,17 +114,17 @@ class Stored:
 
     @property
     def facts(self) -> list[ShardFacts]:
-        """Of the shards whose records say them."""
+        """Facts of the shards whose records hold them."""
         return [shard.facts for shard in self.shards.values() if shard.facts is not None]
 
     @property
     def rows_bad(self) -> int:
-        """Quarantined rows."""
+        """Number of quarantined rows."""
         return sum(shard.rows_bad for shard in self.shards.values())
 
 
 def _named(layout: Layout, refs: Mapping[str, int]) -> dict[str, StoredShard]:
-    """Shards by the generation of their record."""
+    """Read shards by the generation of their record."""
 
     def read(ref: tuple[str, int]) -> StoredShard:
         record = read_commit(layout, *ref)
@@ -145,7 +151,7 @@ def _shard(layout: Layout, record: CommitRecord) -> StoredShard:
 
 
 def spread_over(items: Sequence[T], most: int) -> list[T]:
-    """At most so many of them, at even distances."""
+    """Return at most `most` items at even distances."""
     if len(items) <= most:
         return list(items)
     return [items[int(k)] for k in np.linspace(0, len(items) - 1, most).round()]

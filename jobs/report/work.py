@@ -1,7 +1,7 @@
 """The work on a dataset over time, from its commit records: throughput, CPU time, workers.
 
-A record says when its shard was committed and how long that took; its audio and CPU time are spread
-evenly over that stretch. Pauses in which nobody worked for long are cut out of the axis and marked.
+A record says when its shard was committed and how long the shard took; audio and CPU time are
+spread evenly over this time. Long pauses are cut out of the time axis and marked.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from earmill.pipeline.common.timing import (
 )
 from earmill.pipeline.dataset.shard_facts import ShardFacts
 
-# A longer time without work is no part of the axis.
+# Longer times without work are cut out of the axis.
 LONGEST_PAUSE_S = 3600.0
 MOST_BINS = 60
-# Round widths of a bin, s.
+# Round widths of a bin in seconds.
 WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
 MOST_WORKERS = 200
-# Units of the axis, their seconds, and of how many on the next one is better.
+# Units of the axis, their seconds, and the number from which the next unit is used.
 UNITS = (("s", 1, 120), ("min", 60, 120), ("h", 3600, 72), ("d", 86400, float("inf")))
-# Columns of numbers in the tables here: all but the first.
+# Columns of the tables that hold numbers: all but the first.
 NUMBERS = frozenset(range(1, 8))
-# Parts of the CPU time by what they are for; names of colours.
+# Parts of the CPU time by group; groups are names of colours.
 GROUPS = {
     "read": (FETCH, DECODE, RESAMPLE),
     "model": (MODEL,),
@@ -72,7 +72,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CpuPart:
-    """One part of the CPU time: seconds, share, and milliseconds for a second of audio."""
+    """One part of the CPU time: seconds, share, and milliseconds per second of audio."""
 
     part: str
     group: str
@@ -85,7 +85,7 @@ class CpuPart:
 
 @dataclass(frozen=True)
 class WorkerLine:
-    """What one process has committed."""
+    """The commits of one process."""
 
     name: str
     device: str
@@ -99,7 +99,7 @@ class WorkerLine:
 
 @dataclass(frozen=True)
 class Work:
-    """Everything about the work; None and empty where there are no commits."""
+    """All facts about the work; None and empty without commits."""
 
     shards: int
     throughput: Plot | None
@@ -112,7 +112,7 @@ class Work:
 
 
 def work_of(facts: Sequence[ShardFacts]) -> Work:
-    """The work on these shards."""
+    """Return the work on these shards."""
     facts = sorted(facts, key=lambda one: one.created_s)
     lines, hidden = _workers(facts)
     measured = [one for one in facts if one.cpu_s]
@@ -131,13 +131,13 @@ def work_of(facts: Sequence[ShardFacts]) -> Work:
 
 
 def mean_speed(facts: Sequence[ShardFacts]) -> float:
-    """Audio seconds a second of working time; 0 where there is none."""
+    """Return seconds of audio per second of working time; 0 without working time."""
     clock = _Clock.of(facts)
     return sum(one.audio_s for one in facts) / clock.length_s if clock else 0.0
 
 
 def stamp(seconds: float) -> str:
-    """A moment, UTC."""
+    """Return a time in UTC."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, OSError, ValueError):
@@ -146,11 +146,14 @@ def stamp(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class _Clock:
-    """The axis of working time: stretches of work one after the other, cut into bins.
+    """The axis of working time: periods of work joined end to end, and cut into bins.
 
     Args:
-        begins, ends: Of each stretch, seconds since 1970. places: Where it begins on the axis, s.
-        length_s: Of the axis. width_s: Of a bin.
+        begins: Begin of each period, in seconds since 1970.
+        ends: End of each period, in seconds since 1970.
+        places: Begin of each period on the axis, in seconds.
+        length_s: Length of the axis.
+        width_s: Width of a bin.
     """
 
     begins: Values
@@ -161,20 +164,20 @@ class _Clock:
 
     @classmethod
     def of(cls, facts: Sequence[ShardFacts]) -> _Clock | None:
-        """Of these shards; None where there is no time between them."""
+        """Return the axis of these shards; None if they took no time."""
         spans = sorted((one.created_s - _took(one), one.created_s) for one in facts)
-        stretches: list[list[float]] = []
+        periods: list[list[float]] = []
         for begin, end in spans:
-            if stretches and begin - stretches[-1][1] <= LONGEST_PAUSE_S:
-                stretches[-1][1] = max(stretches[-1][1], end)
+            if periods and begin - periods[-1][1] <= LONGEST_PAUSE_S:
+                periods[-1][1] = max(periods[-1][1], end)
             else:
-                stretches.append([begin, end])
-        lengths = [end - begin for begin, end in stretches]
+                periods.append([begin, end])
+        lengths = [end - begin for begin, end in periods]
         length_s = sum(lengths)
         if not length_s > 0:
             return None
         width = next((w for w in WIDTHS_S if length_s / w <= MOST_BINS), length_s / MOST_BINS)
-        begins, ends = np.array(stretches).T
+        begins, ends = np.array(periods).T
         places = np.cumsum([0.0, *lengths[:-1]])
         return cls(begins, ends, places, length_s, float(min(width, length_s)))
 
@@ -186,27 +189,27 @@ class _Clock:
 
     @property
     def note(self) -> str:
-        """When it was, in words."""
+        """Begin and end of the work, and the number of pauses, in words."""
         pauses = len(self.begins) - 1
-        said = f"From {stamp(float(self.begins[0]))} to {stamp(float(self.ends[-1]))}"
+        text = f"From {stamp(float(self.begins[0]))} to {stamp(float(self.ends[-1]))}"
         if pauses:
             times = "one pause" if pauses == 1 else f"{pauses:,} pauses"
-            said += f", without {times} of more than {seconds_text(LONGEST_PAUSE_S)}"
-        return said + "."
+            text += f", without {times} of more than {seconds_text(LONGEST_PAUSE_S)}"
+        return text + "."
 
     def place(self, moment: Values) -> Values:
-        """Where moments of work are on the axis."""
-        stretch = np.clip(np.searchsorted(self.begins, moment, "right") - 1, 0, None)
-        along = np.clip(moment - self.begins[stretch], 0, (self.ends - self.begins)[stretch])
-        return self.places[stretch] + along
+        """Return the places of times on the axis."""
+        period = np.clip(np.searchsorted(self.begins, moment, "right") - 1, 0, None)
+        along = np.clip(moment - self.begins[period], 0, (self.ends - self.begins)[period])
+        return self.places[period] + along
 
     def spread(self, facts: Sequence[ShardFacts], amounts: Values) -> Values:
-        """(bin, kind) amounts of (shard, kind), each over the stretch in which it was made."""
+        """Spread (shard, kind) amounts over the time of each shard; return (bin, kind) amounts."""
         edges = self.edges
         ends = self.place(np.array([one.created_s for one in facts]))
         begins = self.place(np.array([one.created_s - _took(one) for one in facts]))
         found = np.zeros((len(edges) - 1, amounts.shape[1]))
-        # A shard that took no time lies where it was committed, also at the very beginning.
+        # A shard that took no time gets a short time at its commit, also at the very beginning.
         least_s = 1e-6 * self.length_s
         for begin, end, amount in zip(begins, ends, amounts, strict=True):
             end = max(end, least_s)
@@ -222,7 +225,7 @@ def _took(one: ShardFacts) -> float:
 
 
 def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
-    """Audio seconds a second in each bin."""
+    """Plot seconds of audio per second in each bin."""
     amounts = np.array([[one.audio_s, one.rows_ok + one.rows_bad] for one in facts])
     spread, widths = clock.spread(facts, amounts), np.diff(clock.edges)
     speeds = spread[:, 0] / widths
@@ -231,8 +234,8 @@ def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
     boxes, rows = [], []
     for k, (speed, n_rows) in enumerate(zip(speeds.tolist(), spread[:, 1].tolist(), strict=True)):
         when = _when(clock, k)
-        said = f"{number_text(speed)} times real time, {number_text(n_rows / widths[k])} rows/s"
-        boxes.append(_column(clock, k, 0.0, speed / top, "one", f"{when}: {said}"))
+        text = f"{number_text(speed)} times real time, {number_text(n_rows / widths[k])} rows/s"
+        boxes.append(_column(clock, k, 0.0, speed / top, "one", f"{when}: {text}"))
         rows.append((when, number_text(speed), number_text(n_rows / widths[k])))
     return Plot(
         title="Throughput",
@@ -251,7 +254,7 @@ def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
 
 
 def _cpu(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
-    """Cores that were busy in each bin, by what for."""
+    """Plot the busy cores in each bin by group."""
     cpu_s = np.array([one.cpu_s for one in facts])
     groups = np.stack(
         [cpu_s[:, [PARTS.index(part) for part in parts]].sum(axis=1) for parts in GROUPS.values()],
@@ -316,7 +319,7 @@ def _pauses(clock: _Clock) -> tuple[Tick, ...]:
 
 
 def _parts(facts: Sequence[ShardFacts]) -> list[CpuPart]:
-    """All parts of the CPU time in the order in which a clip goes through them."""
+    """Return all parts of the CPU time, in the order in which a clip passes them."""
     sums = np.array([one.cpu_s for one in facts]).sum(axis=0).tolist() if facts else []
     whole, audio_s = sum(sums) or 1.0, sum(one.audio_s for one in facts)
     per_audio = aligned([1000 * seconds / audio_s for seconds in sums]) if audio_s else []
@@ -339,7 +342,7 @@ def _parts(facts: Sequence[ShardFacts]) -> list[CpuPart]:
 
 
 def _workers(facts: Sequence[ShardFacts]) -> tuple[list[WorkerLine], int]:
-    """A line a process, who committed most first; and how many are left out."""
+    """Return a line for each process, most commits first, and the number of processes left out."""
     by_worker: dict[tuple[str, int], list[ShardFacts]] = defaultdict(list)
     for one in facts:
         by_worker[one.worker].append(one)
