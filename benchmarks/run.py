@@ -23,7 +23,6 @@ SCRIPTS = (
     "decoding",
     "long_files",
     "span_warmup",
-    "path_length",
     "loader",
     "int8",
     "reader",
