@@ -1,1 +1,1 @@
-"""Scripts that measure speed and write what they saw into RESULTS.md."""
+"""Scripts that measure speed and write what they measured into RESULTS.md."""

@@ -1,8 +1,8 @@
-"""What a user would pick instead: torchaudio's features, scipy's filters, a plain loop.
+"""Speed of alternatives: torchaudio's features, scipy's filters, a plain loop.
 
-One run, one set of clips, all cores. Models differ in what their numbers mean, so the table says
-how many numbers a second of audio becomes, and what a million of them costs beside what a second of
-audio costs. CPU time is that of the whole process, its threads included.
+One run, one set of clips, all cores. Models make different numbers, so the table has the numbers of
+a second of audio, and the cost of a million numbers beside the cost of a second of audio. CPU time
+covers the whole process with its threads.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class Measured:
     """The best of several runs.
 
     Args:
-        audio_s: Seconds of audio in a run. numbers: Values that came out of it.
-        wall_s: Time of the fastest run. cpu_s: CPU time of the run that took least of it.
+        audio_s: Seconds of audio in a run.
+        numbers: Output values of a run.
+        wall_s: Least wall time.
+        cpu_s: Least CPU time.
     """
 
     audio_s: float
@@ -50,7 +52,7 @@ class Measured:
     cpu_s: float
 
     def row(self, name: str) -> tuple[str, ...]:
-        """Of the table."""
+        """Return the row of the table."""
         millions = self.numbers / 1e6
         return (
             name,
@@ -63,7 +65,7 @@ class Measured:
 
 
 def measure(run: Callable[[], int], audio_s: float, repeats: int = REPEATS) -> Measured:
-    """Time a function that returns how many numbers it made."""
+    """Time a function that returns the number of its output values."""
     numbers = run()
     walls, cpus = [], []
     for _ in range(repeats):
@@ -75,7 +77,7 @@ def measure(run: Callable[[], int], audio_s: float, repeats: int = REPEATS) -> M
 
 
 def _of_torchaudio(clips: list[np.ndarray]) -> list[tuple[str, Callable[[], int]]]:
-    """Each clip by itself, as a corpus of ragged clips is; log-mel with its logarithm."""
+    """Return runs that extract clip by clip, as for clips of different lengths."""
     import torchaudio
 
     mel = torchaudio.transforms.MelSpectrogram(FS_HZ, n_fft=N_FFT, hop_length=HOP, n_mels=N_MELS)
@@ -93,7 +95,7 @@ def _of_torchaudio(clips: list[np.ndarray]) -> list[tuple[str, Callable[[], int]
 
 
 def _of_earmill(name: str, clips: list[np.ndarray]) -> Callable[[], int]:
-    """At the model's own rate, where 44.1 kHz is not its; a clip is then cut to as many seconds."""
+    """Return a run at the model's own rate; clips are cut to the same number of seconds."""
     fs_hz = 32000 if name == "moore2016" else FS_HZ
     extractor = build_extractor(name, fs_hz=fs_hz, threads=THREADS)
     # 74 dB SPL: an RMS of 1 is 100 dB SPL, or 2 Pa.
@@ -114,7 +116,7 @@ def _of_scipy(clip: np.ndarray) -> Callable[[], int]:
 
 
 def _of_plain_loop(clip: np.ndarray) -> Callable[[], int]:
-    """At full rate: its numbers are counted as those that pooling would leave."""
+    """Return a run at full rate; it counts the numbers that pooling would leave."""
     model = Dau1997(FS_HZ)
     for stage in (model.filterbank, model.ihc, model.adaptation, model.modulation):
         stage.backend = "reference"

@@ -1,4 +1,4 @@
-"""Fewer cores than processes have, for a while."""
+"""Limit processes to some cores within a block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 @contextmanager
 def on_cores(count: int) -> Iterator[None]:
-    """All threads of this process, and what they start, have its first so many cores."""
+    """Limit the threads of this process and its new children to its first `count` cores."""
     mine = sorted(os.sched_getaffinity(0))
     with _on(psutil.Process(), mine[:count]):
         yield
@@ -19,7 +19,7 @@ def on_cores(count: int) -> Iterator[None]:
 
 @contextmanager
 def apart_from(other: psutil.Process) -> Iterator[None]:
-    """This process has its first core, and another one the last."""
+    """Limit this process to its first core, and another process to the last."""
     with on_cores(1), _on(other, sorted(os.sched_getaffinity(other.pid))[-1:]):
         yield
 
@@ -36,5 +36,5 @@ def _on(process: psutil.Process, cores: Sequence[int]) -> Iterator[None]:
 
 def _allow(process: psutil.Process, cores: Sequence[int]) -> None:
     for thread in process.threads():
-        with suppress(ProcessLookupError):  # it has ended since
+        with suppress(ProcessLookupError):  # the process has ended
             os.sched_setaffinity(thread.id, cores)

@@ -1,6 +1,6 @@
-"""What an hour of audio costs on CPU cores and on a GPU: from RESULTS.md and from prices.
+"""Cost of an hour of audio on CPU cores and on a GPU, from RESULTS.md and prices.
 
-`python -m benchmarks.cost --core-hour 0.04 --gpu-hour 3 --cores 24` prints the table for one's own
+`python -m benchmarks.cost --core-hour 0.04 --gpu-hour 3 --cores 24` prints the table for your
 prices; without arguments it writes all figures of docs/cost.md, whose prices are assumptions.
 
     CPU   core seconds per second of audio = 1 / kernel rate of a core + rest of the job
@@ -18,7 +18,7 @@ from textwrap import fill
 from benchmarks.report import RESULTS, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "cost.md"
-#: Where the page has what this module writes: its marks open and close a part.
+#: Marks around the parts of the page that this module writes.
 _OPEN, _CLOSE = "<!-- {}: python -m benchmarks.cost -->\n", "<!-- end of the {} -->"
 #: Columns of the page's text.
 _WIDTH = 118
@@ -32,13 +32,13 @@ _LOUDNESS = {"moore2016": "Moore2016", "glasberg2002": "Glasberg2002"}
 
 @dataclass(frozen=True)
 class Node:
-    """A GPU with its cores, and what they cost.
+    """A GPU with its cores, and their prices.
 
     Args:
-        gpu: As RESULTS.md calls it.
+        gpu: Name in RESULTS.md.
         gpu_hour: Price of the GPU for an hour.
-        cores: That feed it.
-        core_hour: Price of a core for an hour, in such a node and alone.
+        cores: Cores that feed the GPU.
+        core_hour: Price of a core for an hour, in this node or alone.
     """
 
     gpu: str
@@ -53,7 +53,7 @@ ASSUMED = Node("H200", 3.5, 24, 0.04)
 
 @dataclass(frozen=True)
 class Speeds:
-    """Speeds that RESULTS.md holds.
+    """Speeds in RESULTS.md.
 
     Args:
         rest_s: Core seconds that a job takes besides the kernels, per second of audio.
@@ -74,7 +74,7 @@ def _section(text: str, name: str) -> str:
 
 
 def rows_of(text: str, section: str) -> list[dict[str, str]]:
-    """The first table of a section, a row a mapping from column to cell."""
+    """Return the first table of a section, each row as a mapping from column to cell."""
     lines = re.search(r"(^\|.*\|\n)+", _section(text, section), re.M)
     assert lines, f"section {section!r} has no table"
     head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]]
@@ -83,7 +83,7 @@ def rows_of(text: str, section: str) -> list[dict[str, str]]:
 
 
 def speeds(text: str) -> Speeds:
-    """Read them."""
+    """Read the speeds."""
     rests = [
         _THREADS / float(row["job"]) - _THREADS / float(row["kernel"])
         for row in rows_of(text, "The whole job")
@@ -109,7 +109,7 @@ def price_on_cores(core_rate: float, rest_s: float, core_hour: float) -> float:
 
 
 def node_rate(gpu_rate: float, rest_s: float, node: Node) -> float:
-    """Seconds of audio a second of a node: its GPU's, or what its cores can feed."""
+    """Return the rate of a node: the rate of its GPU, or the rate that its cores can feed."""
     return min(gpu_rate, node.cores / rest_s)
 
 
@@ -120,7 +120,7 @@ def price_on_node(gpu_rate: float, rest_s: float, node: Node) -> float:
 
 
 def cost_table(known: Speeds, node: Node) -> str:
-    """Every model that is known for a core and for the GPU; prices of 1000 hours of audio."""
+    """Return prices of 1000 hours of audio for every model with speeds on a core and a GPU."""
     rows = []
     for model, rate in known.of_gpu.items():
         if model not in known.of_core:
@@ -154,7 +154,7 @@ def rest_text(known: Speeds, node: Node) -> str:
 
 
 def written(page: str, known: Speeds) -> str:
-    """The page with the figures and the table of today in the place of its own."""
+    """Return the page with its figures and table replaced."""
     parts = {
         "rest": rest_text(known, ASSUMED),
         "table": cost_table(known, ASSUMED),
@@ -168,7 +168,7 @@ def written(page: str, known: Speeds) -> str:
 
 
 def main() -> None:
-    """Print the table for given prices, or write that of the page."""
+    """Print the table for given prices, or write the page's table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--core-hour", type=float, help="price of a core for an hour")
     parser.add_argument("--gpu-hour", type=float, help="price of the GPU for an hour")

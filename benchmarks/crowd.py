@@ -1,14 +1,13 @@
-"""A thousand workers on one driver: how many shards a second, and what bounds it.
+"""A thousand workers on one driver: shards per second, and their bounds.
 
-The workers sleep instead of computing and commit for real (`benchmarks.sleeping_workers`); claims,
-lock, ledger and loop are those of a job. They ask for more than this machine can write, so that the
-rate is what it can bear. Three things may bound it: the CPU time of publishing (encoding and
-hashing a shard, which a real cluster does on as many machines as it has), that of the driver, which
-is alone, and how often the disk flushes; a commit of one Parquet file needs `FLUSHES`. CPU
-milliseconds are taken between a tenth and nine tenths of the shards; the disk is asked alone,
-before, by as many threads as write. The stores take turns, and the run that was the median of each
-is told, with the range. What is written stays until the end: a disk that has just removed many
-files searches long for room for a new one.
+The workers sleep instead of computing, and commit real shards (`benchmarks.sleeping_workers`);
+claims, lock, ledger and loop are the code of a job. The workers offer more than this machine can
+write, so the rate is its limit. There are three bounds: the CPU time of publishing (encoding and
+hashing a shard, which a cluster does on all its machines), the CPU time of the one driver, and the
+flushes of the disk; a commit of one Parquet file needs `FLUSHES`. CPU time is measured from a tenth
+to nine tenths of the shards. The disk is measured alone before, with as many threads as write. The
+stores take turns; the table has the median run of each, and the range. Files stay until the end,
+because a disk that has just removed many files is slow to create new ones.
 
     python -m benchmarks.crowd [FOLDER]            commits to a folder there, and to memory
 """
@@ -34,14 +33,14 @@ from earmill.pipeline.spec.job import JobSpec
 WORKERS, SHARDS, SLEEP_S, ROUNDS = 1000, 6000, 4.0, 3
 MEMORY = Path("/dev/shm")
 WANTED = 200
-# Of the data and rows files, their two folders, the record and its folder.
+# Flushes of the data and rows files, their two folders, the record and its folder.
 FLUSHES = 6
 FLUSHING_S = 3.0
 
 
 @dataclass(frozen=True, order=True)
 class Rates:
-    """Commits a second, cores busy, CPU ms of a commit by whom; what could be flushed a second."""
+    """Commits per second, busy cores, CPU ms of a commit, and possible flushes per second."""
 
     commits: float
     busy: float
@@ -51,7 +50,7 @@ class Rates:
 
 
 class Watch:
-    """Takes events; time and CPU seconds of driver and writers at two moments of the run."""
+    """Takes events; notes time and CPU seconds of driver and writers at two points of the run."""
 
     def __init__(self) -> None:
         self._done = 0
@@ -69,7 +68,7 @@ class Watch:
             self.cpu_s.append((_cpu_s(driver), sum(map(_cpu_s, writers))))
 
     def rates(self, could_flush: float) -> Rates:
-        """Between the two moments."""
+        """Return the rates between the two points."""
         count = SHARDS * 9 // 10 - SHARDS // 10
         rate = count / (self.at_s[1] - self.at_s[0])
         driver, writers = (
@@ -84,7 +83,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def flushes_a_second(folder: Path) -> float:
-    """New small files that this disk takes for good, with nothing else to do."""
+    """Return how many new small files per second the idle disk makes durable."""
     until_s = time.perf_counter() + FLUSHING_S
 
     def flush(writer: int) -> int:
@@ -103,7 +102,7 @@ def flushes_a_second(folder: Path) -> float:
 
 
 def measure(folder: Path) -> Rates:
-    """One run on a store in that folder."""
+    """Measure one run on a store in a folder."""
     flushed = folder / "flushed"
     flushed.mkdir()
     could = flushes_a_second(flushed) / FLUSHES
@@ -125,7 +124,7 @@ def measure(folder: Path) -> Rates:
 
 
 def in_turns(places: dict[str, Path | None]) -> dict[str, list[Rates]]:
-    """The runs of each store, from the slowest to the fastest."""
+    """Return the runs of each store, from the slowest to the fastest."""
     found: dict[str, list[Rates]] = {name: [] for name in places}
     with ExitStack() as stack:
         for _ in range(ROUNDS):
@@ -136,7 +135,7 @@ def in_turns(places: dict[str, Path | None]) -> dict[str, list[Rates]]:
 
 
 def line(name: str, runs: list[Rates]) -> list[str]:
-    """The median run of a store."""
+    """Return the line of a store's median run."""
     commits, busy, publishing, driver, could = astuple(runs[len(runs) // 2])
     return [
         name,

@@ -1,7 +1,7 @@
 """Decoding: seconds of audio per second of one core, as a worker of a job decodes.
 
 Files are read from memory, checked, decoded to float32 and hashed (file and samples), then
-resampled to the model's rate where theirs is another. It is what a core has to do for a GPU.
+resampled to the model's rate if it differs. A core does this work for a GPU.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from earmill.pipeline.audio.resample import AudioResampler
 MODEL_FS_HZ = 44100
 CLIP_S = 60.0
 REPEATS = 5
-#: What libsndfile calls them, with its subtype.
+#: Formats and subtypes by libsndfile's names.
 FORMATS = {"WAV, 16 bit": ("WAV", "PCM_16"), "FLAC": ("FLAC", "PCM_16"),
            "MP3": ("MP3", "MPEG_LAYER_III"), "Ogg Vorbis": ("OGG", "VORBIS")}  # fmt: skip
 RATES_HZ = (16000, 44100)
 _COMMAND = "python -m benchmarks.decoding"
-# Of one figure.
+# Runs of a figure.
 CHILD_AUDIO_S = 1800.0
 _CHILD_HEAD = ("files", "length", "here", "in a child", "ratio")
 _HEAD = ("files", "rate", "decode", "resample", "both")
 
 
 def encoded(rate_hz: int, container: str, subtype: str, seconds: float = CLIP_S) -> bytes:
-    """A clip of generated speech as a file."""
+    """Return a clip of generated speech as a file."""
     wave = speech(np.random.default_rng(0), rate_hz, seconds)
     wave = np.clip(0.05 * wave / np.sqrt(np.mean(wave**2)), -1, 1)
     file = io.BytesIO()
     with soundfile.SoundFile(file, "w", rate_hz, 1, subtype, format=container) as out:
-        # In pieces: libsndfile's Vorbis encoder takes its memory for a whole call from the stack.
+        # In pieces, because libsndfile's Vorbis encoder allocates a whole call on the stack.
         for first in range(0, len(wave), rate_hz):
             out.write(wave[first : first + rate_hz])
     return file.getvalue()
 
 
 def cpu_seconds(data: bytes) -> tuple[float, float]:
-    """Of one core, for decoding and for resampling: least of several."""
+    """Return the least CPU seconds of decoding and of resampling in several runs."""
     decoding, resampling = [], []
     for _ in range(REPEATS):
         begin = time.process_time()
@@ -67,7 +67,7 @@ def _row(label: str, rate_hz: int) -> tuple[str, ...]:
 
 
 def in_child(data: bytes, seconds: float) -> tuple[float, float]:
-    """Seconds of audio per CPU second, decoded here, and in a child, both processes counted."""
+    """Return seconds of audio per CPU second, decoded here and in a child process."""
     repeats = round(CHILD_AUDIO_S / seconds)
     begin = time.process_time()
     for _ in range(repeats):

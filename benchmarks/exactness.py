@@ -1,6 +1,6 @@
-"""How far the models are from the stored references: the worst relative error of every stage.
+"""Largest relative error of every stage against the stored references.
 
-The comparisons are those of the test suite, with their errors noted down instead of judged.
+The tests of the suite run the comparisons; the errors are recorded instead of judged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMES = {"gt": "filterbank", "ihc": "hair cell", "ad": "adaptation", "drnl": "f
           "mod150": "modulation, to 150 Hz", "mod1000": "modulation, to 1000 Hz",
           "outerear": "ears", "headphone": "headphone", "middleear": "middle ear",
           "out_bandpass": "modulation, bands", "out_hilbert": "modulation, envelopes"}  # fmt: skip
-#: An array this far below the loudest of its stage holds nothing but rounding noise.
+#: An array this far below the largest of its stage is rounding noise.
 _SILENT = 1e-9
 
 
@@ -42,9 +42,9 @@ class Suite:
 
     Args:
         model: Name of the model.
-        module: Where the test is.
-        test: It; takes the arguments of a case and a precision.
-        cases: (file, what) of each.
+        module: Module of the test.
+        test: The test; takes the arguments of a case and a precision.
+        cases: (file, array) of each case.
     """
 
     model: str
@@ -71,7 +71,7 @@ SUITES = (
 
 
 def _label(model: str, name: str, key: str, what: str) -> str:
-    """The stage that an array belongs to; what has its own bound in the suite has its own row."""
+    """Return the stage of an array; an array with a bound of its own has a row of its own."""
     stage = key.partition("@")[0]
     stage = _NAMES.get(stage) or _NAMES.get(stage.rpartition("_")[0], stage)
     apart = ""
@@ -83,7 +83,7 @@ def _label(model: str, name: str, key: str, what: str) -> str:
 
 
 def _errors(suite: Suite, dtype: str) -> dict[str, list[tuple[float, float]]]:
-    """Relative error and highest value of every array, by stage."""
+    """Return relative error and highest value of every array, by stage."""
     seen: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for name, key in suite.cases:
 

@@ -1,7 +1,6 @@
-"""Feature sets to store and read: real Dau1997 features of speech and music made by code, as a job
-commits them, without running one.
+"""Feature sets to store and read: Dau1997 features of generated speech and music, without a job.
 
-Clips are stretches of a few sounds, each at a level of its own, so that an hour costs a minute.
+Clips are cut from a few sounds, each at its own level, so that an hour takes a minute to make.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ STREAMS = ("modulation", "adaptation", "envelope", "spikes")
 
 
 def sounds(fs_hz: int, count: int) -> list[np.ndarray]:
-    """Speech, and music every fourth time, at 74 dB SPL where an RMS of 1 is 100 dB SPL."""
+    """Return speech, and music every fourth time, at 74 dB SPL if an RMS of 1 is 100 dB SPL."""
     made = []
     for number in range(count):
         wave = (music if number % 4 == 3 else speech)(np.random.default_rng(number), fs_hz, SOUND_S)
@@ -45,7 +44,7 @@ def sounds(fs_hz: int, count: int) -> list[np.ndarray]:
 
 
 def features(hours: float, names: Iterable[str]) -> tuple[list[StreamInfo], Iterator[FeatureRow]]:
-    """Streams of Dau1997 as they are stored in float16, and rows of them."""
+    """Return streams of Dau1997 as stored in float16, and their rows."""
     extractor = build_extractor("dau1997", fs_hz=FS_HZ, streams={name: {} for name in names})
     streams = stored_streams(extractor.streams, "float16", FORMATS)
     made = extractor.extract(sounds(FS_HZ, SOUNDS))
@@ -53,7 +52,7 @@ def features(hours: float, names: Iterable[str]) -> tuple[list[StreamInfo], Iter
 
 
 def hour() -> tuple[list[StreamInfo], Iterator[FeatureRow]]:
-    """An hour of all streams."""
+    """Return an hour of all streams."""
     return features(1.0, STREAMS)
 
 
@@ -86,7 +85,7 @@ def write_set(
     rows: Iterable[FeatureRow],
     formats: Sequence[str] = FORMATS,
 ) -> None:
-    """A closed feature set, ten minutes a shard."""
+    """Write a closed feature set, ten minutes a shard."""
     names = {info.name: {} for info in streams}
     spec = JobSpec.load(
         {
@@ -128,7 +127,7 @@ def write_set(
 
 
 def _shards(rows: Iterable[FeatureRow]) -> Iterator[tuple[str, list[FeatureRow]]]:
-    """Rows by the shard in which they end, one shard in memory at a time."""
+    """Yield rows by shard, one shard in memory at a time."""
     end_s = 0.0
 
     def shard_of(row: FeatureRow) -> str:
@@ -141,7 +140,7 @@ def _shards(rows: Iterable[FeatureRow]) -> Iterator[tuple[str, list[FeatureRow]]
 
 
 def _close(layout: Layout, planned: Sequence[tuple[str, str]]) -> None:
-    """Store a plan of just these rows, as shard and row, and the index."""
+    """Store a plan of these rows and the index."""
     names, row_ids = zip(*planned, strict=True)
     plan = pa.table({"shard": names, "row_id": row_ids}).replace_schema_metadata({"version": "1"})
     sink = pa.BufferOutputStream()

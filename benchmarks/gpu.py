@@ -1,8 +1,8 @@
-"""The models on this machine's GPU against its processor: `python -m benchmarks.gpu`.
+"""Speed of the models on this machine's GPU and CPU: `python -m benchmarks.gpu`.
 
-Every figure of the GPU is of whole calls, samples copied there and features back, as a job makes
-them; the shares say what of a call's time on the device was copying. Times are the best of several
-runs of one process. Without a device it says so in one line and exits with 2.
+Figures of the GPU are of whole calls as in a job: samples are copied to the device and features
+back. The shares are the parts of a call's device time. Times are the best of several runs of one
+process. Without a device the script prints one line and exits with 2.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from earmill.jobs.doctor.speed import as_large_as_fits, best_of, cycles_of
 
 THREADS = 2
 CLIP_S = 4.0
-#: Clips of a launch, each tried down to what memory holds; of models that go through whole clips
-#: or blocks of them in waves; of the processor.
+#: Clips of a launch, halved until they fit the memory; of models that process whole clips or
+#: blocks in waves; of the CPU.
 BATCHES, IN_WAVES, CPU_CLIPS = (1500, 4500), (240,), 10
-#: Signals of a second in a training step.
+#: Signals of one second in a training step.
 STEP_BATCHES = (1, 16, 64)
 _REPEATS = 3
 _POOLED_HEAD = ("model", "clips", "CPU, two threads", "GPU", "against the CPU", "wanted",
@@ -48,12 +48,14 @@ _STEP_HEAD = ("signals of 1 s", "CPU, two threads", "GPU", "against the CPU", "w
 
 @dataclass(frozen=True)
 class Case:
-    """A model in its unit.
+    """A model with its clips.
 
     Args:
-        label, model, params: As in the table, as registered, as built.
+        label: Name in the table.
+        model: Registered name.
+        params: Parameters.
         clips: A few signals; batches repeat them.
-        wanted: What the GPU has to reach.
+        wanted: Rate that the GPU should reach.
         batches: Clips of a launch.
     """
 
@@ -65,13 +67,13 @@ class Case:
     batches: Sequence[int] = BATCHES[:1]
 
     def extractor(self, backend: str) -> Extractor:
-        """For the processor or the GPU."""
+        """Return the extractor of a backend."""
         fs_hz = FS_HZ if self.model not in ("moore2016", "glasberg2002") else loudness.FS_HZ
         return build_extractor(self.model, fs_hz=fs_hz, params=self.params, backend=backend)
 
 
 def cases() -> list[Case]:
-    """Every model on speech at 74 dB SPL; Dau1997 also in a larger launch."""
+    """Return every model with speech at 74 dB SPL; Dau1997 also with a larger launch."""
     found = [
         Case(
             each.label,
@@ -95,7 +97,7 @@ def _speech(model: str) -> list[np.ndarray]:
 
 
 def pooled_rows(case: Case, gpu: str = "cuda") -> list[tuple[str, ...]]:
-    """Seconds of audio per second on both, and what of the GPU's time is copying."""
+    """Return seconds of audio per second on CPU and GPU, and the shares of copying."""
     here, there = case.extractor("cpu"), case.extractor(gpu)
     clips = _repeated(case.clips, CPU_CLIPS)
     cpu = CPU_CLIPS * CLIP_S / best_of(lambda: here.extract(clips), _REPEATS)
@@ -113,7 +115,7 @@ def pooled_rows(case: Case, gpu: str = "cuda") -> list[tuple[str, ...]]:
             (case.label, str(count), f"{cpu:.0f}", f"{rate:.0f}", f"{rate / cpu:.0f}", case.wanted,
              *(f"{100 * share:.0f} %" for share in shares))
         )  # fmt: skip
-        print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)  # minutes go by
+        print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)  # each row takes minutes
     return rows
 
 
@@ -122,7 +124,7 @@ def _repeated(clips: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
 
 
 def device_shares(run: Callable[[], object]) -> tuple[float, float, float]:
-    """Shares of kernels, copies to the device and copies back in the device's busy time."""
+    """Return the shares of kernels, copies to the device and copies back in the device time."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -132,7 +134,7 @@ def device_shares(run: Callable[[], object]) -> tuple[float, float, float]:
 
 
 def shares_of(times: Mapping[str, float]) -> tuple[float, float, float]:
-    """The same from the time of each thing the device did."""
+    """Return these shares from the time of each operation of the device."""
     to_device = sum(time for name, time in times.items() if "Memcpy HtoD" in name)
     back = sum(time for name, time in times.items() if "Memcpy DtoH" in name)
     whole = sum(times.values()) or 1.0
@@ -140,7 +142,7 @@ def shares_of(times: Mapping[str, float]) -> tuple[float, float, float]:
 
 
 def step_rows(device: str = "cuda") -> list[tuple[str, ...]]:
-    """A training step of Dau1997 on both, in seconds of audio per second."""
+    """Return the rate of a training step of Dau1997 on CPU and GPU."""
     cpu = 1.0 / _step_seconds(Dau1997(FS_HZ, learnable=True), 1, "cpu")
     model = Dau1997(FS_HZ, learnable=True).to(device)
     rows = []
@@ -180,7 +182,7 @@ print(time.perf_counter() - begin)
 
 
 def start_rows() -> list[tuple[str, str]]:
-    """A worker's start to its first features: nothing compiled; PTX kept; all kept."""
+    """Return the time of a worker's start without cached kernels, with PTX, with all kernels."""
 
     def seconds(ptx: str, driver: str) -> str:
         environment = os.environ | {"NUMBA_CACHE_DIR": ptx, "CUDA_CACHE_PATH": driver}
@@ -200,7 +202,7 @@ def start_rows() -> list[tuple[str, str]]:
 
 
 def cycles(facts: DeviceFacts, gpu: str = "cuda") -> str:
-    """What a sample of pooled Dau1997 takes; its 31 channels are one warp a clip."""
+    """Return the cycles of a sample of pooled Dau1997; its 31 channels are one warp a clip."""
     extractor = build_extractor("dau1997", fs_hz=FS_HZ, backend=gpu)
     clip = torch.from_numpy(_speech("dau1997")[0]).to(extractor.backend.device)
     said = cycles_of(extractor, clip, facts.clock_hz, facts.warp_instructions_per_s)
@@ -208,7 +210,7 @@ def cycles(facts: DeviceFacts, gpu: str = "cuda") -> str:
 
 
 def facts_or_exit(script: str) -> DeviceFacts:
-    """What this machine's GPU is; without one the script says so in a line and exits with 2."""
+    """Return facts of this machine's GPU; without one print a line and exit with 2."""
     try:
         return device_facts()
     except BackendError as error:

@@ -1,7 +1,7 @@
-"""A whole job on this machine's GPU beside the same on its cores: `python -m benchmarks.gpu_job`.
+"""A whole job on this machine's GPU and on its cores: `python -m benchmarks.gpu_job [HOURS]`.
 
-The same corpus as `benchmarks.job` has, in as many hours as the first argument says (16). Rates
-count from the first warm worker to the written index. Without a GPU it says so and exits with 2.
+The corpus has the clips of `benchmarks.job` and 16 hours by default. Rates count from the first
+warm worker to the written index. Without a GPU the script prints one line and exits with 2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.job import CLIP_S, HOUR_CLIPS, MODEL_FS_HZ, cpu_table, run_job, 
 from benchmarks.report import table, write_section
 
 HOURS = 16
-#: Runs of the job, by what they are called; the cores come last.
+#: Runs of the job by name; the CPU run is last.
 WAYS: dict[str, dict[str, Any]] = {
     "GPU, one worker": {"device": "cuda"},
     "GPU, two workers": {"device": "cuda", "gpus_per_worker": 0.5},
@@ -29,14 +29,14 @@ _HEAD = ("where", "audio s per s", "start-up in s", "cores busy")
 
 
 def write_hours(folder: Path, hours: int) -> None:
-    """An hour in each folder below, written side by side."""
+    """Write one hour in each subfolder, in parallel."""
     with ProcessPoolExecutor() as pool:
         folders = [folder / str(k) for k in range(hours)]
         list(pool.map(write_corpus, folders, [MODEL_FS_HZ] * hours))
 
 
 def measured(corpus: Path, way: str) -> dict[str, Any]:
-    """One job: its summary, with its rate and when its first worker was ready."""
+    """Run one job; return its summary, its rate and the start of its first worker."""
     spec = {
         "source": {"kind": "files", "uri": str(corpus)},
         "extract": [{"model": "dau1997", "fs_hz": MODEL_FS_HZ}],
@@ -55,7 +55,7 @@ def measured(corpus: Path, way: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure all and write the section."""
+    """Measure all runs and write the section."""
     facts = facts_or_exit("gpu_job")
     hours, rows, ends = int((sys.argv[1:] or [HOURS])[0]), [], {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""What `output.dtype: int8` costs: the error of every stream's columns on speech, and the size.
+"""Errors and sizes of `output.dtype: int8`, for every column of every stream on speech.
 
-The error of a column is the RMS of what is read less what the model made, divided by the RMS of
-that and by its standard deviation over time, which is what normalised features have. float16 is
-measured beside it. Sizes are those of Zarr chunks, relative to float32.
+The error of a column is the RMS of the difference between stored and computed values. It is divided
+by the RMS of the computed values, and by their standard deviation over time, which is the scale of
+normalised features. float16 is measured too. Sizes are of Zarr chunks, relative to float32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from earmill.pipeline.formats.frames import converted
 from earmill.pipeline.formats.zarr.write import chunk_frames
 
 SPEECH = Path(__file__).resolve().parents[1] / "tests" / "data" / "speech"
-LEVEL = 0.05  # 74 dB SPL where an RMS of 1 is 100 dB SPL
+LEVEL = 0.05  # 74 dB SPL if an RMS of 1 is 100 dB SPL
 GENERATED = 6
 FILTERBANK = {"modulation": {}, "adaptation": {}, "envelope": {}}
 LOUDNESS = {"short_term_loudness": {}, "long_term_loudness": {}, "specific_loudness": {}}
@@ -37,7 +37,7 @@ MODELS = {
 
 
 def speech(fs_hz: int) -> list[np.ndarray]:
-    """The sentences in tests/data, and clips made by code, all at one level."""
+    """Return the sentences in tests/data and generated clips, all at one level."""
     clips = sounds(fs_hz, GENERATED)
     for path in sorted(SPEECH.rglob("*.*")):
         if path.suffix in (".wav", ".flac", ".ogg", ".opus", ".mp3"):
@@ -48,7 +48,7 @@ def speech(fs_hz: int) -> list[np.ndarray]:
 
 
 def made(model: str) -> dict[str, tuple[StreamInfo, list[np.ndarray]]]:
-    """Each stream of a model and what it holds, clip by clip."""
+    """Return the streams of a model with their values, clip by clip."""
     fs_hz, streams = MODELS[model]
     extractor = build_extractor(model, fs_hz=fs_hz, streams=streams)
     ears = max(extractor.input_channels)
@@ -58,8 +58,8 @@ def made(model: str) -> dict[str, tuple[StreamInfo, list[np.ndarray]]]:
 
 
 def compared(info: StreamInfo, clips: list[np.ndarray], dtype: str) -> tuple[np.ndarray, float]:
-    """Error of the columns over all clips, (2, columns) relative to RMS and to the standard
-    deviation; and bytes for each of float32."""
+    """Return the errors of the columns over all clips, (2, columns) relative to RMS and standard
+    deviation; and the size relative to float32."""
     (stored,) = as_stored([info], dtype)
     cast = Caster(dtype, [stored])
     rows = [cast(info.name, clip)[0] for clip in clips]

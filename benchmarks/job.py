@@ -1,12 +1,11 @@
-"""The whole job against the bare kernel: hours of generated FLAC, decoded to committed fp16 Zarr.
+"""Rate of the whole job against the bare kernel: generated FLAC to committed float16 Zarr.
 
-A machine's speed drifts by more than what is looked for. So for each sampling rate of the files the
-bare kernel and the job take turns, the kernel on the same audio in this process (already decoded
-and resampled, in memory): each job's rate is divided by the mean of the kernel's right before and
-right after it, and the median of these counts. What other processes took is told, and what the
-rates are in the time that was left: on a busy machine only these say something. Where the job's CPU
-time went is what it says itself. The memory of every process of the last job is sampled all along,
-which costs that job a little.
+The speed of a machine drifts by more than the effects to be measured. So for each sample rate of
+the files the bare kernel and the job take turns. The kernel runs in this process on the same audio,
+decoded and resampled in memory. Each job's rate is divided by the mean of the kernel's rates right
+before and after it; the result is the median. The table also has the CPU time of other processes,
+and the rates in the time left, which are the ones to compare on a busy machine. The job reports its
+CPU time by part. The memory of every process of the last job is sampled, which costs a little time.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ MODEL_FS_HZ = 44100
 CLIP_S = 20.0
 HOUR_CLIPS = 180
 VOICES = 12
-# In calls so long that the end of one, where a thread waits for the other, hardly counts.
+# Calls are long, so that the wait of a thread at the end of a call does not matter.
 KERNEL_BATCH = 60
 JOBS = 3
 SAMPLE_EVERY_S = 0.25
-# Looking for the job's processes costs more than reading their memory.
+# Listing the job's processes costs more than reading their memory.
 PROCESSES_EVERY_S = 2.0
-# By sampling rate of the files and hours of them.
+# Sample rates of the files, and hours of audio.
 TARGETS = {(16000, 1): 0.85, (44100, 1): 0.80, (16000, 4): 0.85}
-# CPU seconds of everything but the model, for each of the model's.
+# CPU seconds of the other parts per CPU second of the model.
 BESIDE_MODEL = 0.25
 _HEAD = (
     "files", "kernel", "job", "job / kernel", "lowest to highest", "in the time left", "wanted",
@@ -57,14 +56,14 @@ _TURNS_HEAD = ("files", *("kernel", "job") * JOBS, "kernel")
 
 @dataclass
 class Memory:
-    """Resident memory of one process over the run, in MB, and when each value was read."""
+    """Resident memory of one process over the run in MB, and the time of each value."""
 
     name: str
     at_s: list[float] = field(default_factory=list)
     mb: list[float] = field(default_factory=list)
 
     def summary(self, begin_s: float) -> tuple[str, ...]:
-        """Highest of the second and of the last quarter of the work, and their ratio."""
+        """Return the peaks of the second and the last quarter of the work, and their ratio."""
         work = [mb for at, mb in zip(self.at_s, self.mb, strict=True) if at >= begin_s]
         quarter = max(1, len(work) // 4)
         second, last = max(work[quarter : 2 * quarter]), max(work[-quarter:])
@@ -72,7 +71,7 @@ class Memory:
 
 
 def write_corpus(folder: Path, rate_hz: int, hours: int = 1) -> None:
-    """Hours of distinct clips: a few voices, shifted and scaled."""
+    """Write hours of distinct clips: a few voices, shifted and scaled."""
     folder.mkdir(parents=True)
     voices = [speech(np.random.default_rng(i), rate_hz, CLIP_S) for i in range(VOICES)]
     for i in range(hours * HOUR_CLIPS):
@@ -86,7 +85,8 @@ class Kernel:
     """The bare model on two threads, warm.
 
     Attributes:
-        runs: Every one so far. cpu_ms: CPU of each per second of audio.
+        runs: All runs so far.
+        cpu_ms: CPU time of each run per second of audio.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Kernel:
         self.cpu_ms: list[float] = []
 
     def run(self, folder: Path) -> None:
-        """The whole corpus once; decoding and resampling are not timed."""
+        """Run the whole corpus once; decoding and resampling are not timed."""
         paths, wall_s, cpu_s, all_s = sorted(folder.glob("*.flac")), 0.0, 0.0, 0.0
         for i in range(0, len(paths), KERNEL_BATCH):
             clips = []
@@ -114,8 +114,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Run:
-    """The whole corpus once; what others had of the cores meanwhile, in CPU seconds; seconds of
-    audio."""
+    """One run over the whole corpus: times, CPU seconds of other processes, seconds of audio."""
 
     wall_s: float
     others_s: float
@@ -123,17 +122,17 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """Seconds of audio a second."""
+        """Seconds of audio per second."""
         return self.seconds / self.wall_s
 
     @property
     def rate_left(self) -> float:
-        """The same of the time that others left."""
+        """Seconds of audio per second that other processes left."""
         return self.seconds / (self.wall_s * (1 - self.others))
 
     @property
     def others(self) -> float:
-        """Their share of all cores; not below 0, where clocks tick coarsely."""
+        """Share of all cores used by other processes; at least 0, because clocks are coarse."""
         return max(0.0, self.others_s / self.wall_s / (os.cpu_count() or 1))
 
     def __str__(self) -> str:
@@ -141,7 +140,7 @@ class Run:
 
 
 def busy() -> float:
-    """CPU seconds of all processes since the machine was started."""
+    """Return the CPU seconds of all processes since the machine was started."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - times.iowait
 
@@ -151,8 +150,8 @@ def run_job(
 ) -> tuple[dict[str, dict], list[Memory]]:
     """Run the command line in a process of its own; the output goes to `root`.
 
-    Returns its last event of each kind, with when it came and how much CPU time the machine had
-    spent by then, and the memory of each process if it is to be observed.
+    Returns its last event of each kind with its time and the machine's CPU time, and the memory of
+    each process if `observed`.
     """
     output = {"uri": str(root / "out"), "formats": ["zarr"], "shard_seconds": 300}
     spec, job = {**spec, "output": output}, root / "job.yaml"
@@ -184,7 +183,7 @@ def run_job(
 
 
 def cpu_table(of_files: dict[str, dict]) -> str:
-    """CPU milliseconds per second of audio by part, a column for each kind of files."""
+    """Return CPU milliseconds per second of audio by part, a column for each kind of file."""
     costs = {
         name: {part: 1000 * s / end["seconds"] for part, s in end["cpu_s"].items()}
         for name, end in of_files.items()
@@ -200,10 +199,10 @@ def cpu_table(of_files: dict[str, dict]) -> str:
 
 
 class Observer:
-    """Samples the memory of a process and of all below it.
+    """Samples the memory of a process and its descendants.
 
     Args:
-        pid: Of the process.
+        pid: Id of the process.
     """
 
     def __init__(self, pid: int) -> None:
@@ -213,7 +212,7 @@ class Observer:
         self.memory: dict[int, Memory] = {}
 
     def sample(self, now_s: float) -> None:
-        """Note what each process has now."""
+        """Record the memory of each process."""
         try:
             if now_s - self._looked_s >= PROCESSES_EVERY_S:
                 self._known = [self._root, *self._root.children(recursive=True)]
@@ -235,10 +234,11 @@ class Observer:
 
 @dataclass
 class Measured:
-    """The turns of files of one sampling rate.
+    """The turns with files of one sample rate.
 
     Args:
-        rate_hz, hours: Of the files.
+        rate_hz: Sample rate of the files.
+        hours: Hours of audio.
     """
 
     rate_hz: int
@@ -250,7 +250,7 @@ class Measured:
     memory: list[Memory] = field(default_factory=list)
 
     def job(self, corpus: Path, *, observed: bool) -> None:
-        """One run of it."""
+        """Run the job once."""
         spec = {
             "source": {"kind": "files", "uri": str(corpus)},
             "extract": [{"model": "dau1997", "fs_hz": MODEL_FS_HZ}],
@@ -258,7 +258,7 @@ class Measured:
         with tempfile.TemporaryDirectory() as folder:
             events, self.memory = run_job(Path(folder), spec, observed=observed)
         ready, end = events["workers_ready"], events["summary"]
-        # What a job says of itself ends with its last commit: so does what is said of others.
+        # The job's CPU time ends with its last commit, so the others' time ends there too.
         spent_s = sum(end["cpu_s"].values()) - end["cpu_s"]["idle"]
         others_s = events["shard_done"]["busy_s"] - ready["busy_s"] - spent_s
         self.jobs.append(Run(end["at_s"] - ready["at_s"], others_s, end["seconds"]))
@@ -266,13 +266,13 @@ class Measured:
         self.start_s.append(ready["at_s"])
 
     def ratios(self, rate: Callable[[Run], float]) -> list[float]:
-        """Of each job's rate to the mean of the kernel's before and after it."""
+        """Return the ratios of each job's rate to the kernel's mean rate before and after it."""
         around = [(rate(a) + rate(b)) / 2 for a, b in pairwise(self.kernel.runs)]
         return [rate(job) / kernel for job, kernel in zip(self.jobs, around, strict=True)]
 
     @property
     def end(self) -> dict:
-        """As `ends`, of the median CPU time of each part."""
+        """Last events with the median CPU time of each part."""
         cpus = [end["cpu_s"] for end in self.ends]
         return {
             "seconds": self.ends[0]["seconds"],
@@ -281,11 +281,11 @@ class Measured:
 
     @property
     def name(self) -> str:
-        """Of the files."""
+        """Name of the files."""
         return f"{self.rate_hz} Hz, {self.hours} h"
 
     def row(self) -> tuple[str, ...]:
-        """What came out."""
+        """Return the row of the table."""
         median, kernel = statistics.median, self.kernel
         ratios = self.ratios(lambda run: run.rate)
         return (
@@ -298,13 +298,13 @@ class Measured:
         )  # fmt: skip
 
     def turns(self) -> tuple[str, ...]:
-        """Every run, in the order in which they came."""
+        """Return all runs in their order."""
         first, *others = self.kernel.runs
         pairs = zip(self.jobs, others, strict=True)
         return (self.name, str(first), *(str(run) for pair in pairs for run in pair))
 
     def memory_table(self) -> str:
-        """Of the last job."""
+        """Return the memory of the last job as a table."""
         ready_s = self.start_s[-1]
         kept = [each for each in self.memory if max(each.at_s) - ready_s > 5 and len(each.mb) > 16]
         head = ("process", "second quarter", "last quarter", "last / second")
@@ -315,7 +315,7 @@ class Measured:
 
 
 def measure(rate_hz: int, hours: int) -> Measured:
-    """Kernel and job by turns."""
+    """Run kernel and job by turns."""
     measured = Measured(rate_hz, hours)
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus"
@@ -358,7 +358,7 @@ def main() -> None:
             *(each.memory_table() for each in made),
         ]
     )
-    # Of another machine beside those of the one that the pages tell of.
+    # An argument names another machine, whose section stands beside that of the docs.
     command = shlex.join(["python", "-m", "benchmarks.job", *sys.argv[1:]])
     write_section(", ".join(["The whole job", *sys.argv[1:]]), command, body)
 

@@ -1,4 +1,4 @@
-"""Clips and the clock of benchmarks of models alone: the best of several runs of one process."""
+"""Clips and timing for benchmarks of models alone: the best of several runs of one process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from earmill.jobs.demo_audio import speech
 FS_HZ = 44100
 CLIP_S = 10.0
 BATCH = 10
-# Seconds of audio for the plain loops in torch, which take minutes for a whole clip.
+# Seconds of audio for plain loops in torch, which take minutes for a whole clip.
 LOOP_S = 0.02
 
 
 @functools.cache
 def clips_of(kind: str) -> list[np.ndarray]:
-    """A batch of speech-like or noise clips at 74 dB SPL, where RMS 1 is 100 dB SPL."""
+    """Return a batch of speech-like or noise clips at 74 dB SPL, if RMS 1 is 100 dB SPL."""
     clips = []
     for seed in range(BATCH):
         rng = np.random.default_rng(seed)
@@ -32,7 +32,7 @@ def clips_of(kind: str) -> list[np.ndarray]:
 
 
 def rate_of(run: Callable[[], object], seconds: float, repeats: int = 5) -> float:
-    """Seconds of audio per second of time, the best of several runs."""
+    """Return seconds of audio per second, the best of several runs."""
     best = float("inf")
     for _ in range(repeats):
         begin = time.perf_counter()

@@ -1,8 +1,8 @@
 """Speed and memory of the integrate-and-fire layer against its plain loop in PyTorch.
 
-Times are the best of several runs of one process with two threads; every figure of memory is the
-growth of a fresh process's peak. The loop is measured as the layer is called: while learning it
-records its graph, in `no_grad` it does not.
+Times are the best of several runs of one process with two threads; figures of memory are
+the growth of a fresh process's peak. The loop records its graph while learning, and not in
+`no_grad`, as the layer does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _layer(backend: str | None) -> LIFExodus:
 
 
 def _data(steps: int) -> torch.Tensor:
-    """Input that makes every neuron fire about every fifteenth step."""
+    """Return input that makes every neuron fire about every fifteenth step."""
     return 0.02 * torch.rand(BATCH, steps, NEURONS, generator=torch.Generator().manual_seed(0))
 
 
@@ -47,8 +47,7 @@ def _inference(layer: LIFExodus, x: torch.Tensor, upstream: torch.Tensor) -> Non
 
 
 def _learning(layer: LIFExodus, x: torch.Tensor, upstream: torch.Tensor) -> None:
-    """Forward and backward inside a network: it has the gradient of the output, and wants that of
-    the input."""
+    """Run forward and backward as inside a network, with gradients of output and input."""
     leaf = x.detach().requires_grad_()
     layer.reset_state()(leaf).backward(upstream)
 
@@ -78,7 +77,7 @@ def _seconds(call: Call, kind: str) -> float:
 
 
 def _peak_growth_mb(what: str, steps: int) -> float:
-    """Megabytes that one call adds to the peak of a fresh process that has its arguments."""
+    """Return the megabytes that one call adds to the peak of a fresh process."""
     command = [sys.executable, "-m", "benchmarks.lif", what, str(steps)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(json.loads(done.stdout))
@@ -94,7 +93,7 @@ def _print_growth(what: str, steps: int) -> None:
 
 
 def _copy_s(passes: int) -> float:
-    """Copying an array of the output's size `passes` times into memory that was there before."""
+    """Return the time to copy an array of the output's size `passes` times into mapped memory."""
     source = _data(STEPS).numpy()
     target = np.zeros_like(source)
 
@@ -105,7 +104,7 @@ def _copy_s(passes: int) -> float:
     return _least_s(once, 7)
 
 
-#: Arrays of the output's size that a call must at least read, and as many that it must write.
+#: Arrays of the output's size that a call must at least read and write.
 _PASSES = {"forward, no_grad": 1, "forward, learnable constants": 1, "forward and backward": 2}
 
 

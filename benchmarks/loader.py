@@ -1,12 +1,12 @@
 """Training batches: rows per second with and without workers, padding, and the time to resume.
 
 The cache is much smaller than the set, so every epoch decodes its rows, as with large sets. Workers
-stay between epochs; the first epoch, in which they start, is not counted. Loaders take turns, an
-epoch each, so that all of a round meet the same machine; a ratio is the median over the rounds.
-CPU time is counted for the training process alone (what it loses to reading) and for all
-processes. Without workers blocks are decoded by threads, on both cores: what two workers can gain
-is what those leave idle. So it reads on one core as well, as each of the two workers has. The last
-lines plan epochs of a million rows and go on in their middle.
+stay between epochs; the first epoch, in which they start, is not counted. Loaders take turns, one
+epoch each, so that a round meets the same machine; a ratio is the median over the rounds. CPU time
+is counted for the training process alone (its loss to reading) and for all processes. Without
+workers, threads decode blocks on both cores, and two workers can only use the time that these
+threads leave idle. So the loader without workers also runs on one core, as each worker does. The
+last lines plan epochs of a million rows and resume in the middle.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from earmill import FeatureLoader, FeatureStream, collate, mix, open_features
 
 HOURS = 2.0
 BATCH_ROWS = 16
-# As many frames as 16 rows of mean length, when padded.
+# Frames of 16 rows of mean length, padded.
 BATCH_FRAMES = 16_000
 CACHE_BYTES, WINDOW_BYTES = 64 * 2**20, 32 * 2**20
 EPOCHS = 12
@@ -43,7 +43,7 @@ WANTED_RATIO = 1.6
 
 
 class Planned:
-    """As much of a feature set as planning needs: a million rows of 2 to 15 s, eight a block."""
+    """The part of a feature set that planning needs: a million rows of 2 to 15 s, eight a block."""
 
     nbytes, fingerprint = 2**40, "planned"
 
@@ -57,13 +57,16 @@ class Planned:
         return PLANNED_ROWS
 
     def block_rows(self) -> np.ndarray:
-        """Rows per row group."""
+        """Return the number of rows in each row group."""
         return np.full(PLANNED_ROWS // 8, 8, np.int64)
 
 
 def rounds(loaders: Sequence[tuple[Any, bool]]) -> np.ndarray:
-    """(epochs after the first, loaders, 3): wall seconds, own CPU seconds, and those of all
-    processes, of an epoch of each loader in turn; and whether that has one core."""
+    """Run epochs of the loaders by turns, on one core where asked.
+
+    Returns (epochs after the first, loaders, 3): wall seconds, CPU seconds of this process, and CPU
+    seconds of all processes.
+    """
     found: list[list[tuple[float, ...]]] = []
     for n in range(EPOCHS):
         found.append([])
@@ -74,7 +77,7 @@ def rounds(loaders: Sequence[tuple[Any, bool]]) -> np.ndarray:
 
 
 def spent(loader: Any, epoch: int) -> tuple[float, ...]:
-    """Wall seconds, own CPU seconds, and those of all processes, of one epoch."""
+    """Return wall seconds, CPU seconds of this process, and of all processes, of one epoch."""
     if isinstance(loader, FeatureLoader):
         loader.set_epoch(epoch)
     before = time.perf_counter(), time.process_time(), cpu_of_all()
@@ -85,14 +88,14 @@ def spent(loader: Any, epoch: int) -> tuple[float, ...]:
 
 
 def cpu_of_all() -> float:
-    """CPU seconds of this process and of those that it started and that still run."""
+    """Return the CPU seconds of this process and its running children."""
     me = psutil.Process()
     times = [process.cpu_times() for process in [me, *me.children(recursive=True)]]
     return sum(found.user + found.system for found in times)
 
 
 def speeds(place: Path, fmt: str, n_rows: int) -> list[tuple[str, ...]]:
-    """Lines of one format, each against no workers."""
+    """Return the lines of one format, each with its ratio to no workers."""
     settings: list[tuple[str, int, str | None, bool]]
     settings = [("FeatureLoader", *setting, False) for setting in SETTINGS]
     settings[1:1] = [("FeatureLoader, one core", 0, None, True)]
@@ -134,7 +137,7 @@ def _options(workers: int, method: str | None) -> dict[str, Any]:
 
 
 def padding(place: Path) -> list[tuple[str, ...]]:
-    """Padding share and batches of an epoch, by how batches are made."""
+    """Return padding share and batches of an epoch, by way of batching."""
     ds = open_features(place)
     found = []
     for name, chosen in (
@@ -147,7 +150,7 @@ def padding(place: Path) -> list[tuple[str, ...]]:
 
 
 def resumes(place: Path) -> list[tuple[str, ...]]:
-    """Seconds from a state to the rows of the next batch, at three places of an epoch."""
+    """Return seconds from a state to the rows of the next batch, at three places of an epoch."""
     planned: Any = Planned()
     small = open_features(place)
     mixed = mix([small, small], [3, 1], draws=PLANNED_ROWS)
@@ -172,7 +175,7 @@ def resumes(place: Path) -> list[tuple[str, ...]]:
 
 def main() -> None:
     """Measure and write the section."""
-    # Python 3.12 says that a process with threads forks.
+    # Python 3.12 warns of a fork in a process with threads.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""Peak memory of a worker for files of ten minutes, an hour and three, and whether values differ.
+"""Peak memory of a worker for files of ten minutes, one hour and three hours.
 
-Each figure is of a fresh process that does what a worker does with a shard of one file: decode,
-model, encode, read back, publish. The features of the longest are held against the model called
-once with the whole signal.
+Each figure is of a fresh process that does the work for a shard of one file: decode, model, encode,
+read back, publish. The features of the longest file are compared with one call of the model for the
+whole signal.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ SECONDS_A_BLOCK = 10
 
 
 def audio(minutes: int) -> Iterator[np.ndarray]:
-    """Noise at speech level, whose beginnings are the same however long it is."""
+    """Yield noise at speech level; a longer file begins with the samples of a shorter one."""
     rng = np.random.default_rng(14)
     for _ in range(minutes * 60 // SECONDS_A_BLOCK):
         yield rng.normal(0, 0.05, SECONDS_A_BLOCK * FS_HZ).astype(np.float32)
 
 
 def write_audio(path: Path, minutes: int) -> None:
-    """A FLAC file of 16 bits."""
+    """Write a FLAC file of 16 bits."""
     with soundfile.SoundFile(path, "w", FS_HZ, 1, subtype="PCM_16") as file:
         for block in audio(minutes):
             file.write(block)
 
 
 def worker(file: str, fmt: str, folder: str, whole: bool) -> dict[str, Any]:
-    """One shard of one file in this process: its peak, that of the warm worker before it, MB, and
-    the digests of its values.
+    """Run a shard of one file; return peak MB before and after it, and digests of its values.
 
     Args:
-        whole: Hold the clip in memory and call the model once, as for short ones.
+        file: The audio file.
+        fmt: Format of the features.
+        folder: Output folder.
+        whole: Hold the clip in memory and call the model once, as for short clips.
     """
     from earmill.pipeline.dataset.publish import read_commit
     from earmill.pipeline.planning.make_plan import make_plan
@@ -84,7 +86,7 @@ def main() -> None:
         for minutes in MINUTES:
             write_audio(folder / f"{minutes}.flac", minutes)
         for fmt in FORMATS:
-            # The least of what the others are compared with.
+            # The least peak of three runs; peaks of longer files are divided by it.
             first = min((_measured(folder, MINUTES[0], fmt) for _ in range(3)), key=_peak_mb)
             found = {MINUTES[0]: first}
             found |= {minutes: _measured(folder, minutes, fmt) for minutes in MINUTES[1:]}

@@ -1,9 +1,9 @@
 """Speed and memory of the loudness models: extraction of clips, and of one long stream.
 
-Times are the best of several runs of one process, with the processor time of the same run beside
-them, and by how much that exceeds the bound of `loudness_stages`: what the transforms, products and
-exponentials cost that nobody can leave out. Every figure of memory is of a fresh process: its peak
-after the first seconds of a stream, and by how much the rest of it raises that.
+Times are the best of several runs of one process, with the CPU time of the same run. The CPU time
+is also compared with the bound of `loudness_stages`, the cost of the necessary transforms, products
+and exponentials. Figures of memory are of a fresh process: its peak after the first seconds of a
+stream, and the growth of the peak over the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WARM_S = 5
 _TRACES = {"short_term_loudness": {}, "long_term_loudness": {}, "loudness_summary": {}}
 _PATTERNS = {**_TRACES, "specific_loudness": {}}
 _STREAMS = {"traces, summary": _TRACES, "and specific loudness": _PATTERNS}
-#: Wanted seconds of audio per second on two cores, where something is.
+#: Wanted seconds of audio per second on two cores, if there is a goal.
 _WANTED = {
     ("moore2016", "noise"): "4",
     ("moore2016", "speech"): "6",
@@ -44,7 +44,7 @@ _MEMORY_HEAD = ("model", *(f"{n} minutes: peak (growth)" for n in STREAMED_MINUT
 
 
 def signal_of(kind: str, ears: int, seconds: float = CLIP_S) -> np.ndarray:
-    """(ear, time) in Pa, or (time,) for one ear; ears hear different things."""
+    """Return (ear, time) in Pa, or (time,) for one ear; the ears get different signals."""
     waves = []
     for ear in range(ears):
         rng = np.random.default_rng(ear)
@@ -56,7 +56,7 @@ def signal_of(kind: str, ears: int, seconds: float = CLIP_S) -> np.ndarray:
 
 
 def _seconds(extractor: Extractor, clip: np.ndarray) -> tuple[float, float]:
-    """Time and processor time of the fastest run, per second of audio."""
+    """Return wall time and CPU time of the fastest run, per second of audio."""
     best = (float("inf"), 0.0)
     for _ in range(REPEATS):
         begin, used = time.perf_counter(), time.process_time()
@@ -84,7 +84,7 @@ def _speed_rows() -> list[tuple[str, ...]]:
 
 
 def _streamed_mb(model: str, minutes: int) -> Mapping[str, float]:
-    """Peak memory of a process that streams so much noise, and what the stream added to it."""
+    """Return the peak memory of a process that streams noise, and the growth by the stream."""
     command = [sys.executable, "-m", "benchmarks.loudness", model, str(minutes)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)

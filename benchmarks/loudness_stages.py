@@ -1,10 +1,9 @@
-"""Where the time of the loudness models goes, against a bound and what it was; one thread.
+"""CPU time of the loudness models by stage, beside a bound and an earlier commit; one thread.
 
-The bound is what computes these models without leaving anything out: the six windows' transforms of
-every frame, as FFTs of their own lengths or as the products here, whichever costs less, and one
-exponential for every node below a channel (kernels leave out those of what adds nothing). What it
-was is measured in turns with what it is: the same script in a work tree of `BEFORE`, in processes
-of their own.
+The bound is the cost of computing these models completely: the transforms of the six windows for
+every frame, as FFTs or as the products here, whichever costs less; and one exponential for every
+node below a channel (kernels skip nodes that add nothing). The earlier commit `BEFORE` and this
+tree are measured by turns, with the same script in processes of their own.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ SignalOf = Callable[[str, int, float], np.ndarray]
 
 
 def _least_ms(call: Callable[[], Any], repeats: int = 40) -> float:
-    """Processor time of the quickest call."""
+    """Return the least CPU time of a call."""
     call()
     best = float("inf")
     for _ in range(repeats):
@@ -66,7 +65,7 @@ def _exponentials(values: Any, count: int) -> float:
 
 
 def _exponentials_ms(model: LoudnessModel, ears: int) -> float:
-    """Of every node below a channel, for a second."""
+    """Return the time of the exponentials of every node below a channel, for a second."""
     excitation: Any = getattr(model, "excitation", None) or model.get_submodule(
         "excitation_pattern"
     )
@@ -76,7 +75,7 @@ def _exponentials_ms(model: LoudnessModel, ears: int) -> float:
 
 
 def _ffts_ms(ears: int) -> float:
-    """The six windows' FFTs of a second of frames, 1 ms apart."""
+    """Return the time of the six windows' FFTs for a second of frames, 1 ms apart."""
     total = 0.0
     for length in (2048, 1024, 512, 256, 128, 64):
         frames = torch.randn(ears * 128, length)
@@ -85,7 +84,7 @@ def _ffts_ms(ears: int) -> float:
 
 
 def _stages_ms(model: LoudnessModel, block: Tensor) -> dict[str, float]:
-    """Of a second, from blocks of 128 frames, (block, ear, time)."""
+    """Return the times of the stages for a second, from (block, ear, time) of 128 frames."""
     spectrum, made = model.running_spectrum, {}
     response = model.ear.response(model.ear.taps(), block.shape[-1])
     heard = model.ear.filter_by(block, response)
@@ -111,7 +110,7 @@ def _stages_ms(model: LoudnessModel, block: Tensor) -> dict[str, float]:
     return {name: ms * _FRAMES_S / (128 * len(block)) for name, ms in made.items()}
 
 
-#: Prints the processor time of a second of audio in ms, the least of some runs, for every clip.
+#: Script that prints the least CPU time of a second of audio in ms, for every clip.
 _WHOLE = """
 import json, sys, time
 import numpy as np
@@ -134,7 +133,7 @@ print(json.dumps(made))
 
 
 def _whole_ms(tree: Path, clips: dict[str, str]) -> dict[str, float]:
-    """Of every model and signal, as the code in a work tree does it."""
+    """Return the times of every model and signal, with the code of a work tree."""
     done = subprocess.run(
         [sys.executable, "-c", _WHOLE, json.dumps(clips)], cwd=tree, check=True,
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tree)},
@@ -143,7 +142,7 @@ def _whole_ms(tree: Path, clips: dict[str, str]) -> dict[str, float]:
 
 
 def _before_and_now(clips: dict[str, str]) -> list[dict[str, float]]:
-    """Times of `BEFORE` and of this tree, the least of some turns."""
+    """Return the least times of `BEFORE` and of this tree, measured by turns."""
     here = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder) / "before"
@@ -157,7 +156,7 @@ def _before_and_now(clips: dict[str, str]) -> list[dict[str, float]]:
 
 
 def _stages_of(name: str, clip: np.ndarray) -> dict[str, float]:
-    """By stage, and the bound's parts."""
+    """Return the times by stage, and the parts of the bound."""
     model: Any = build_extractor(name, threads=1)._module  # type: ignore[attr-defined]
     signal = torch.from_numpy(clip).reshape(1, -1, clip.shape[-1])
     grid, made = model.grid(), {}
@@ -165,13 +164,13 @@ def _stages_of(name: str, clip: np.ndarray) -> dict[str, float]:
     def measure(_: int) -> None:
         with torch.no_grad():
             segments, _state = grid.split(signal, grid.start(signal))
-            # Blocks of one ear go by twos, as the model has them.
+            # The model processes blocks of one ear in pairs.
             blocks = [segment.x for segment in segments[4 : 4 + 2 // signal.shape[1]]]
             made.update(_stages_ms(model, torch.cat(blocks)))
             made["ffts"] = _ffts_ms(signal.shape[1])
             made["exponentials"] = _exponentials_ms(model, signal.shape[1])
 
-    # On a thread of the kernels, as blocks are.
+    # On a thread of the kernels, like the blocks.
     parallel_for(measure, 1)
     return made
 
@@ -189,7 +188,7 @@ def _row(key: str, clip: np.ndarray, before: float, now: float) -> tuple[str, ..
 
 
 def stages_table(signal_of: SignalOf) -> str:
-    """Milliseconds of processor time for a second of audio, by stage; all models and signals."""
+    """Return a table of CPU milliseconds per second of audio by stage, for models and signals."""
     clips = {
         f"{name} {kind}": signal_of(kind, ears, _SECONDS)
         for name, ears in (("moore2016", 2), ("glasberg2002", 1))

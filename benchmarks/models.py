@@ -1,8 +1,8 @@
 """Speed of every time-domain model against a plain loop and scipy, in seconds of audio per second.
 
-Features are pooled to 100 Hz by `build_extractor(...).extract`, the way a job runs. The plain loop
-is the project's own reference backend at full rate, on 20 ms: its cost is per sample, and the rate
-is what that would make of a second. The scipy pipelines run on one second.
+Features are pooled to 100 Hz by `build_extractor(...).extract`, as in a job. The plain loop is the
+project's reference backend at full rate, on 20 ms; its cost is per sample, so its rate is scaled to
+a second. The scipy pipelines run on one second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEAD = ("model", "wanted", "speech", "noise", "plain loop", "scipy", "against l
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its parameters, and how fast it has to be."""
+    """A model with its parameters and its wanted speed."""
 
     label: str
     model: str
@@ -48,13 +48,13 @@ CASES = (
 
 
 def signals_of(model: Any, kind: str) -> list[np.ndarray]:
-    """The clips in the model's unit: an amplitude of 1 is 2 Pa where RMS 1 is 100 dB SPL."""
+    """Return the clips in the model's unit: an amplitude of 1 is 2 Pa if RMS 1 is 100 dB SPL."""
     scale = np.float32(2.0 if model.input_unit == "pa" else 1.0)
     return [scale * clip for clip in clips_of(kind)]
 
 
 def _loop_rate(model: Any) -> float:
-    """The reference backend in float32, once, after a first call on a few samples."""
+    """Return the rate of the reference backend in float32, after a call on a few samples."""
     for stage in model.modules():
         if hasattr(stage, "backend"):
             stage.backend = "reference"
@@ -65,7 +65,7 @@ def _loop_rate(model: Any) -> float:
 
 
 def _scipy_rate(case: Case, model: Any) -> float | None:
-    """None where scipy has no form of the model's recurrences."""
+    """Return the rate of the scipy pipeline; None if scipy has no such recurrences."""
     if case.model not in PIPELINES:
         return None
     samples = int(_SCIPY_S * FS_HZ)
@@ -75,7 +75,7 @@ def _scipy_rate(case: Case, model: Any) -> float | None:
 
 
 def _check(case: Case, wave: np.ndarray, pooled: np.ndarray) -> None:
-    """The baseline must compute the same features."""
+    """Check that the baseline computes the same features."""
     ours = build_extractor(case.model, fs_hz=FS_HZ, params=case.params, dtype="float64")
     (frames,) = ours.extract([wave])[0].values()
     error = np.linalg.norm(frames.T - pooled) / np.linalg.norm(pooled)

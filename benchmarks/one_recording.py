@@ -1,8 +1,8 @@
-"""One long recording: in order by one worker, and in spans by one and by two.
+"""One long recording: in order by one worker, and in spans by one and by two workers.
 
-Workers have a thread and a core each, as machines of a cluster have it. Time counts from the first
-warm worker to the end, the index written; a second one gets warm within it. The values of both ways
-are held against each other.
+Each worker has one thread and one core, like a machine of a cluster. Time counts from the first
+warm worker to the written index, and includes the warm-up of the second worker. The values of both
+ways are compared.
 
     python -m benchmarks.one_recording [MINUTES]
 """
@@ -25,7 +25,7 @@ from earmill.jobs.demo_audio import speech
 
 RATE_HZ, VOICE_S, MINUTES, SPAN_S = 16000, 60, 60, 600
 ROUNDS = 3
-# What is run: spans or not, workers, cores.
+# Runs by name: spans, workers, cores.
 WAYS = {
     "in order, one worker, one core": (False, 1, 1),
     "in spans, one worker, one core": (True, 1, 1),
@@ -35,7 +35,7 @@ FIRST, LAST = next(iter(WAYS)), list(WAYS)[-1]
 
 
 def write_recording(path: Path, minutes: int) -> None:
-    """Minutes of speech, each begun elsewhere."""
+    """Write minutes of speech; each minute is the same clip, begun at another place."""
     voice = speech(np.random.default_rng(14), RATE_HZ, VOICE_S)
     voice = np.clip(0.05 * voice / np.sqrt(np.mean(voice**2)), -1, 1)
     with soundfile.SoundFile(path, "w", RATE_HZ, 1, subtype="PCM_16") as file:
@@ -44,7 +44,7 @@ def write_recording(path: Path, minutes: int) -> None:
 
 
 def seconds_of(root: Path, way: str) -> float:
-    """Wall seconds of a job; its output is `root/way`."""
+    """Run a job with the output `root/way` and return its wall seconds."""
     spans, workers, cores = WAYS[way]
     out = root / way.replace(" ", "-").replace(",", "")
     spec = {
@@ -64,7 +64,7 @@ def seconds_of(root: Path, way: str) -> float:
 
 
 def apart(root: Path) -> float:
-    """Largest difference between the two ways, in roundings of float16."""
+    """Return the largest difference between the two ways, in float16 roundings."""
     whole, spans = (
         Recordings(open_features(root / way.replace(" ", "-").replace(",", "")))
         for way in (FIRST, LAST)

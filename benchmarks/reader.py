@@ -1,9 +1,9 @@
-"""Reading rows: our formats beside what one would pick instead, of the same rows in the same run.
+"""Reading rows: earmill's formats beside alternatives, with the same rows in the same run.
 
-An hour of all Dau1997 streams. Every store is opened anew for every pass, so that what it keeps in
-its own memory is gone; its files are in the page cache. MB are of features as they are stored in
-float16 (spikes: int32). Ours come out as an open set gives them: float32 in their unit, events
-checked; of the others as they are stored. Needs the extra `bench`; what is missing is named.
+An hour of all Dau1997 streams. Every store is opened again for every pass, so that its memory is
+empty; its files are in the page cache. MB are of features as stored in float16 (spikes: int32).
+earmill returns float32 in the stream's unit and checks events; the others return stored values.
+Needs the extra `bench`; alternatives that are not installed are skipped and named.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Ours(Store):
         return open_features(self.folder, format=self.fmt)
 
     def write(self, rows: Any) -> None:
-        """It is there."""
+        """Do nothing, because the set is written already."""
 
     def in_order(self) -> Iterator[Any]:
         return (row.features for row in self._open())
@@ -66,7 +66,7 @@ class OurParquet(Ours):
 
 
 def seconds_of(make: Callable[[], Iterator[Any]], n_rows: int) -> tuple[float, float]:
-    """Least wall and CPU seconds of some passes over all rows."""
+    """Return the least wall and CPU seconds of several passes over all rows."""
     wall = cpu = float("inf")
     for _ in range(PASSES):
         begin, busy = time.perf_counter(), time.process_time()
@@ -81,7 +81,7 @@ def seconds_of(make: Callable[[], Iterator[Any]], n_rows: int) -> tuple[float, f
 
 
 def first_row_s(make: Callable[[], Iterator[Any]]) -> float:
-    """Least seconds until the first row is there."""
+    """Return the least seconds until the first row."""
     taken = []
     for _ in range(PASSES):
         begin = time.perf_counter()
@@ -91,13 +91,13 @@ def first_row_s(make: Callable[[], Iterator[Any]]) -> float:
 
 
 def nbytes_of(folder: Path, suffix: str = "") -> int:
-    """Bytes on disk."""
+    """Return the bytes of a folder's files."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return sum(path.stat().st_size for path in files if suffix in path.as_posix())
 
 
 def compare(folder: Path, place: Path, rows: list[Any], kinds: Kinds) -> list[dict[str, Any]]:
-    """Every store's figures, ours first."""
+    """Return the figures of every store, earmill's first."""
     nbytes = sum(values.nbytes for row in rows for values in row.streams.values())
     found = []
     for kind in (OurZarr, OurParquet, *RIVALS):
@@ -130,7 +130,7 @@ def compare(folder: Path, place: Path, rows: list[Any], kinds: Kinds) -> list[di
 
 
 def plot(found: list[Mapping[str, Any]]) -> None:
-    """Bars of both orders, for the docs."""
+    """Draw bars of both orders for the docs."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -150,7 +150,7 @@ def plot(found: list[Mapping[str, Any]]) -> None:
 
 
 def section(found: list[Mapping[str, Any]], n_rows: int) -> str:
-    """The section as Markdown."""
+    """Return the section as Markdown."""
     head = ("store", "bytes on disk", "in order MB/s", "rows/s", "MB per CPU s")
     head += ("shuffled MB/s", "rows/s", "MB per CPU s", "resume s")
     lines = [

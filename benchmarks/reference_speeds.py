@@ -1,7 +1,7 @@
-"""The built-in reference of `earmill plan`: core seconds of a second of audio, model by model.
+"""The built-in speeds of `earmill plan`: core seconds per second of audio, by model.
 
-Every model of this package with its default parameters, rate and streams, timed as
-`earmill plan --measure` times a job's. Written into the package.
+Every model with its default parameters, rate and streams is timed as by `earmill plan --measure`.
+The file is written into the package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
         if info.distribution is not None and not info.distribution.startswith("earmill "):
             continue
         if any("default" not in each.to_dict() for each in info.params.values()):
-            continue  # what it costs is what the job names
+            continue  # its cost is that of the class that a job names
         extractor = build_extractor(info.name)
         warm_up([extractor])
         core_s = min(seconds_of_a_second([extractor])[1] for _ in range(RUNS))

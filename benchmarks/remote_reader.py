@@ -1,14 +1,13 @@
-"""Reading rows in order from a bucket on loopback that waits before each answer, beside the disk.
+"""Reading rows in order from a bucket on loopback with a delay, compared with the disk.
 
-Client, server and reader share the cores, and on the disk's side both are busy already: a share of
-its rate is a share of CPU time. `CPU share` is the CPU seconds that the disk takes to those that
-reader and server take with the bucket. `at most` is the same of a reader that costs no more than
-the disk's, whose client only moves the same files from the sockets into the same MB of memory, as
-the reader asks for them (requests of 8 MB, sixteen at once), instead of from the disk. What is
-reached is less by the round trips before the first row: three to open a set and two more to its
-first values, half as long as reading an hour from the disk takes; so longer sets are read too.
-A store is another machine: so the reader has one core as well, from the disk and from the store,
-and the store the other one, which is what `apart` says. All of them take turns.
+Client, server and reader share the cores, and reading from the disk keeps both cores busy. So the
+share of the disk's rate is a share of CPU time. `CPU share` is the CPU time of reading from the
+disk, divided by that of reader and server with the bucket. `at most` is its bound: a client moves
+the same files from sockets into the same MB of memory (requests of 8 MB, sixteen at once), and the
+rest costs as much as with the disk. Round trips before the first row reduce the rate further: three
+to open a set and two to its first values. They take half as long as reading an hour from the disk,
+so longer sets are read too. A real store is another machine: for `apart` the reader has one core,
+with the disk and with the store, and the store has the other core. All runs take turns.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from earmill.pipeline.storage.layout import Layout
 HOURS, ROUNDS = (1.0, 8.0, 16.0), 5
 LATENCY_S, WANTED = 0.02, "80 %"
 REQUEST_BYTES, REQUESTS = 8 * 2**20, 16
-# Where a format keeps values; the other files of a shard are a thousandth of it.
+# Files with the values of a format; the other files of a shard have a thousandth of the bytes.
 VALUES = {"zarr": "/values/c/", "parquet": ".parquet"}
-# What the bare client keeps of what it has fetched.
+# Bytes of memory into which the bare client reads again and again.
 KEPT_BYTES = 2**20
 HEAD = ("hours", "format", "disk MB/s", "store MB/s", "share", "after opening", "wanted")
 HEAD += ("apart: disk MB/s", "apart: store MB/s", "apart: share", "apart: after opening")
 HEAD += ("CPU share", "at most", "CPU s: disk", "files alone", "store", "server")
 HEAD += ("client alone", "its server", "client alone MB/s", "second epoch, local cache")
 
-# Brings bytes of a file, by path, first byte and size, into memory, a piece over the other.
+# Reads bytes of a file (path, first byte, size) into memory, each piece over the one before.
 Move = Callable[[str, int, int, memoryview], None]
 Mover = Callable[[], AbstractContextManager[Move]]
 
@@ -58,7 +57,9 @@ class Taken:
     """Seconds of one pass.
 
     Args:
-        whole: Of opening and reading all rows. reading: Of reading. cpu: CPU seconds of all.
+        whole: Seconds of opening and reading all rows.
+        reading: Seconds of reading.
+        cpu: CPU seconds of all processes.
     """
 
     whole: float
@@ -68,8 +69,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Moved:
-    """Seconds of moving the values of a format into memory and doing nothing with them; CPU seconds
-    of who does it, and of the server."""
+    """Seconds of moving the values of a format into memory; CPU seconds of client and server."""
 
     wall: float
     client: float
@@ -78,8 +78,8 @@ class Moved:
 
 @dataclass(frozen=True)
 class Round:
-    """One pass of each, right after one another; CPU seconds of the server with the store; with the
-    reader on one core and the server on the other."""
+    """One pass of each run by turns: disk, store with the CPU seconds of its server, and both with
+    reader and server on different cores."""
 
     disk: Taken
     store: Taken
@@ -90,7 +90,7 @@ class Round:
 
 
 def taken(opened: Callable[[], Any]) -> Taken:
-    """Of opening a set and reading all its rows."""
+    """Open a set, read all rows, and return the seconds."""
     begin, busy = time.perf_counter(), time.process_time()
     features = opened()
     there = time.perf_counter()
@@ -103,7 +103,7 @@ def taken(opened: Callable[[], Any]) -> Taken:
 
 
 def values_of(store: SlowStore, fmt: str) -> list[tuple[str, int, int]]:
-    """Path, first byte and size of every request for the values of a format."""
+    """Return path, first byte and size of every request for the values of a format."""
     sizes = Layout.open(store.uri, store.options).sizes("data")
     files = [(name, size) for name, size in sizes.items() if VALUES[fmt] in name]
     return [
@@ -114,7 +114,7 @@ def values_of(store: SlowStore, fmt: str) -> list[tuple[str, int, int]]:
 
 
 def moved(store: SlowStore, parts: Sequence[tuple[str, int, int]], mover: Mover) -> Moved:
-    """Of all of them, sixteen at once."""
+    """Move all parts, sixteen at once."""
     left: SimpleQueue[tuple[str, int, int] | None] = SimpleQueue()
     for part in (*parts, *[None] * REQUESTS):
         left.put(part)
@@ -135,7 +135,7 @@ def moved(store: SlowStore, parts: Sequence[tuple[str, int, int]], mover: Mover)
 
 @contextmanager
 def from_store(url: str) -> Iterator[Move]:
-    """Over a connection of its own."""
+    """Yield a function that reads from the store over its own connection."""
     connection = connect("http", urlsplit(url).netloc, stall_s=60.0, certificates=None)
 
     def move(name: str, start: int, nbytes: int, memory: memoryview) -> None:
@@ -154,7 +154,7 @@ def from_store(url: str) -> Iterator[Move]:
 
 @contextmanager
 def from_disk(place: Path) -> Iterator[Move]:
-    """File by file, as a reader does."""
+    """Yield a function that reads from the disk, file by file."""
 
     def move(name: str, start: int, nbytes: int, memory: memoryview) -> None:
         file = os.open(place / name, os.O_RDONLY)
@@ -170,20 +170,20 @@ def from_disk(place: Path) -> Iterator[Move]:
 
 
 def again_s(store: SlowStore, fmt: str) -> float:
-    """Seconds of reading what is in a local cache; the median."""
+    """Return the median seconds of reading from a local cache."""
     with tempfile.TemporaryDirectory() as folder:
 
         def cached() -> Any:
             far = {"storage_options": store.options, "local_cache": folder}
             return open_features(store.uri, format=fmt, **far)
 
-        for _ in cached():  # fills it
+        for _ in cached():  # fills the cache
             pass
         return median(taken(cached).reading for _ in range(ROUNDS))
 
 
 def line(place: Path, store: SlowStore, hours: float, fmt: str) -> tuple[str, ...]:
-    """One set in one format."""
+    """Return the line of one set in one format."""
     nbytes = open_features(place, format=fmt).nbytes / 1e6
     parts = values_of(store, fmt)
     movers = [partial(from_store, store.options["endpoint_url"]), partial(from_disk, place)]
@@ -201,7 +201,7 @@ def line(place: Path, store: SlowStore, hours: float, fmt: str) -> tuple[str, ..
             apart = both()
         return Round(*found, served, apart, *(moved(store, parts, mover) for mover in movers))
 
-    # The first one imports what reading needs.
+    # The first pass imports the modules of reading.
     rounds = [turn() for _ in range(1 + ROUNDS)][1:]
 
     def middle(of: Callable[[Round], float]) -> float:
@@ -239,7 +239,7 @@ def line(place: Path, store: SlowStore, hours: float, fmt: str) -> tuple[str, ..
 
 
 def lines(sets: Mapping[float, Path]) -> Iterator[tuple[str, ...]]:
-    """A line for each set, by its hours, and format."""
+    """Yield a line for each set and format."""
     for hours, place in sets.items():
         with slow_store(place, LATENCY_S) as store:
             for fmt in ("zarr", "parquet"):

@@ -1,4 +1,4 @@
-"""Sections of RESULTS.md: every script owns one and replaces it when it runs."""
+"""Sections of RESULTS.md: every script replaces its own section."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _TITLE = (
 
 
 def peak_mb() -> float:
-    """Highest resident memory of this program; `ru_maxrss` would begin at that of its parent."""
+    """Return the peak resident memory of this program in MB; `ru_maxrss` includes its parent's."""
     status = Path("/proc/self/status").read_text()
     return float(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) / 1024
 
 
 def reset_peak_mb() -> float:
-    """Forget what was held before; from here on `peak_mb` starts at what is held now."""
+    """Reset the peak of `peak_mb` to the memory held now, and return it."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak_mb()
 
 
 def write_section(name: str, command: str, body: str) -> None:
-    """Put a section in its place, or at the end when it is new."""
+    """Replace a section, or append a new one."""
     text = RESULTS.read_text() if RESULTS.exists() else _TITLE
     section = f"## {name}\n\n`{command}` on {machine_line()}\n\n{body.strip()}\n"
     pattern = re.compile(rf"^## {re.escape(name)}\n.*?(?=^## |\Z)", re.M | re.S)

@@ -1,8 +1,8 @@
-"""The same rows as others would store them, written and read with their own means.
+"""The same rows in other libraries' formats, written and read by these libraries.
 
-Each is a class with what the benchmark asks of a way to store rows: write, rows in order, rows in a
-shuffled order with the shuffle the library itself offers, and the first row after half an epoch.
-Every row is a mapping of stream names to arrays. What is not installed is left out by name.
+Each class writes rows, reads them in order, reads them with the library's own shuffle, and resumes
+after half an epoch. A row maps stream names to arrays. Libraries that are not installed are skipped
+and named.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Store(ABC):
     """Rows on disk.
 
     Args:
-        folder: Where they are.
+        folder: Folder of the files.
         kinds: Columns and dtype of each stream.
     """
 
@@ -41,24 +41,24 @@ class Store(ABC):
 
     @abstractmethod
     def in_order(self) -> Iterator[Arrays]:
-        """All rows; opens the store anew."""
+        """Open the store and yield all rows."""
 
     @abstractmethod
     def shuffled(self) -> Iterator[Arrays]:
-        """All rows in another order; opens the store anew."""
+        """Open the store and yield all rows in a shuffled order."""
 
     @abstractmethod
     def from_half(self) -> Iterator[Arrays]:
-        """The rows of the shuffled order from its middle on; opens the store anew."""
+        """Open the store and yield the second half of the shuffled order."""
 
     def array(self, name: str, content: bytes) -> np.ndarray:
-        """Frames out of their bytes, a fresh array as every store here gives it."""
+        """Return frames from their bytes as a new array, as every store here does."""
         width, dtype = self.kinds[name]
         return np.frombuffer(content, dtype).reshape(-1, width).copy()
 
 
 class MemoryMap(Store):
-    """One file a stream, all rows end to end, and where each begins."""
+    """One file a stream with all rows end to end, and their offsets."""
 
     name = "numpy memory map"
 
@@ -100,7 +100,7 @@ class MemoryMap(Store):
 
 
 class ArrowDatasets(Store):
-    """Hugging Face datasets: an Arrow file, a binary column a stream (lists are slower by far)."""
+    """Hugging Face datasets: an Arrow file, a binary column a stream (list columns are slower)."""
 
     name = "datasets (Arrow)"
 
@@ -134,7 +134,7 @@ class ArrowDatasets(Store):
 
 
 class WebDataset(Store):
-    """Tars of 64 rows, an npy member a stream; shuffled in a buffer, as its documents advise."""
+    """Tars of 64 rows, an npy member a stream; shuffled in a buffer, as its docs advise."""
 
     name = "webdataset"
     rows_per_tar = 64
@@ -168,7 +168,7 @@ class WebDataset(Store):
         return self._read(True)
 
     def from_half(self) -> Iterator[Arrays]:
-        """It keeps no position: what was had is read again and passed over."""
+        """Read the first half again and skip it, because the library keeps no position."""
         return islice(self._read(True), self.n_rows // 2, None)
 
 
@@ -206,7 +206,7 @@ class Mds(Store):
 
     def from_half(self) -> Iterator[Arrays]:
         found = self._open(True)
-        # Of a dataset that has not been iterated its state names the epoch before the first.
+        # Before the first iteration the state of a dataset names epoch -1.
         state = found.state_dict(self.n_rows // 2, from_beginning=True) | {"epoch": 0}
         found.load_state_dict(state)
         return self._rows(found)

@@ -1,4 +1,4 @@
-"""Run every benchmark that needs no GPU, one process each: none warms another's caches."""
+"""Run every benchmark that needs no GPU, each in its own process with cold caches."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a driver and a reader do with many rows: wall time, CPU time and peak memory by rows.
+"""Driver and reader with many rows: wall time, CPU time and peak memory by rows.
 
-Each line of the table is one function of `STEPS`, run in a process of its own on a folder that
-`prepare` made; steps of one folder follow each other there. Rows are as real as the step needs:
-files of 100 000 clips exist, those of a manifest of a million need not, and the features of the set
-that is resumed, closed, checked and opened are a few zeros a row, committed as in a job.
+Each line of the table is one function of `STEPS`, run in its own process in a folder that `prepare`
+made; steps of one folder run one after the other. Rows are as real as a step needs. The 100 000
+clips of a folder are files; the million clips of a manifest do not exist. The set that is resumed,
+closed, verified and opened has a few zeros a row, committed as in a job.
 
     python -m benchmarks.scale                     all lines, and their sections of RESULTS.md
     python -m benchmarks.scale set                 one section
@@ -57,10 +57,11 @@ class Step:
     """One line of the table.
 
     Args:
-        what: As the table says it. rows: How many.
-        prepare: Makes the corpus in an empty folder; not measured. Steps that share one come
-            after each other, in one folder.
-        run: What is measured, in the folder.
+        what: Text of the table.
+        rows: Number of rows.
+        prepare: Makes the corpus in an empty folder; not measured. Steps with the same function
+            share a folder, one after the other.
+        run: Function that is measured in the folder.
     """
 
     what: str
@@ -70,7 +71,7 @@ class Step:
 
 
 def write_files(folder: Path) -> None:
-    """A hundred thousand short files in folders of a thousand."""
+    """Write a hundred thousand short files in folders of a thousand."""
     for n in range(HUNDRED_THOUSAND):
         parent = folder / "clips" / f"{n // ROWS_PER_FOLDER:04d}"
         if n % ROWS_PER_FOLDER == 0:
@@ -79,7 +80,7 @@ def write_files(folder: Path) -> None:
 
 
 def write_manifest(folder: Path) -> None:
-    """A table of a million clips with durations, speakers and texts."""
+    """Write a table of a million clips with durations, speakers and texts."""
     seconds = np.random.default_rng(0).uniform(1.0, 20.0, MILLION)
     with open(folder / "m.csv", "w") as file:
         file.write("uri,seconds,speaker,text\n")
@@ -91,7 +92,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def write_parquet(folder: Path) -> None:
-    """200 Parquet files as a dataset of the hub has them; 100 000 clips of 2 kB."""
+    """Write 200 Parquet files like a dataset of the hub, with 100 000 clips of 2 kB."""
     (folder / "set").mkdir()
     rows = GROUPS_PER_FILE * ROWS_PER_GROUP
     noise = np.random.default_rng(0)
@@ -109,7 +110,7 @@ def _job(folder: Path, source: dict[str, object], **output: object) -> JobSpec:
 
 
 def _planned(folder: Path, source: dict[str, object]) -> None:
-    """List, plan and store, as a job does before its workers start."""
+    """List the source, make the plan and store it, as a job does before its workers start."""
     spec = _job(folder, source)
     make_plan(open_source(spec.source), spec).write(Layout.open(spec.output.uri))
 
@@ -139,13 +140,13 @@ def read_plan(folder: Path) -> None:
 
 
 def set_job(folder: Path) -> JobSpec:
-    """A hundred rows a shard, in both formats."""
+    """Return a job with a hundred rows a shard, in both formats."""
     source = {"kind": "files", "uri": str(folder / "clips")}
     return _job(folder, source, shard_rows=ROWS_PER_SHARD)
 
 
 def prepare_set(folder: Path) -> None:
-    """All rows committed, and the driver gone before it closed the set."""
+    """Commit all rows of a set that is not closed yet."""
     write_files(folder)
     run_sleeping(set_job(folder), workers=100, sleep_s=0.5)
     out = folder / "out"
@@ -156,11 +157,11 @@ def prepare_set(folder: Path) -> None:
 
 
 class _AllRead(Exception):
-    """Raised where workers would be started."""
+    """Raised in place of starting workers."""
 
 
 def resume(folder: Path) -> None:
-    """Up to the moment where workers would be started for the last shard."""
+    """Resume a job until workers would be started for the last shard."""
 
     def sink(event: events.Event) -> None:
         if isinstance(event, events.Step) and event.text == "starting the workers":
@@ -210,7 +211,7 @@ SECTIONS = {
 
 
 def measure(name: str, folder: Path) -> dict[str, float]:
-    """Run one step in this process; its wall and CPU seconds and peak memory."""
+    """Run one step in this process; return wall and CPU seconds and peak memory."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     STEPS[name].run(folder)
     return {
@@ -221,7 +222,7 @@ def measure(name: str, folder: Path) -> dict[str, float]:
 
 
 def _measured(names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Steps of one folder, each in a process of its own."""
+    """Run the steps of one folder, each in its own process."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in (f"prepare {names[0]}", *names):
@@ -238,13 +239,13 @@ def _line(name: str, found: dict[str, float]) -> list[str]:
 
 
 def _needed_by(wanted: str) -> list[str]:
-    """The step and those that come before it in its folder."""
+    """Return a step and the steps before it in its folder."""
     names = [name for name, step in STEPS.items() if step.prepare is STEPS[wanted].prepare]
     return names[: names.index(wanted) + 1]
 
 
 def _report(section: str) -> None:
-    """Measure the steps of a section and put it into RESULTS.md."""
+    """Measure the steps of a section and write it."""
     found: dict[str, dict[str, float]] = {}
     for _, names in groupby(SECTIONS[section], key=lambda name: STEPS[name].prepare):
         found |= _measured(list(names))
@@ -254,7 +255,7 @@ def _report(section: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure all sections, one of them, or the step that is named."""
+    """Measure all sections, one section, or one step."""
     match arguments:
         case ["--in", folder, "prepare", name]:
             STEPS[name].prepare(Path(folder))

@@ -1,7 +1,7 @@
-"""Dau1997, Osses2021 and King2019 as one would write them with scipy: `lfilter` channel by channel.
+"""Dau1997, Osses2021 and King2019 written with scipy: `lfilter` channel by channel.
 
-Constants are read off our models, the filters are scipy's, in float64 on one thread. What `lfilter`
-cannot do is numpy: the broken stick and, sample by sample over all channels, the adaptation loops.
+Constants come from earmill's models; the filters are scipy's, in float64 on one thread. numpy
+computes the broken stick, and the adaptation loops sample by sample over all channels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FRAMES_PER_S = 100
 
 
 def _pooled(y: Wave, fs_hz: float) -> Wave:
-    """Means over whole frames, (.., frame)."""
+    """Return means over whole frames, (.., frame)."""
     count = int(y.shape[-1] * _FRAMES_PER_S / fs_hz)
     edges = np.ceil(np.arange(count + 1) * fs_hz / _FRAMES_PER_S).astype(int)
     sums = np.add.reduceat(y[..., : edges[-1]], edges[:-1], axis=-1)
@@ -62,7 +62,7 @@ def _adapted(x: Wave, stage: AdaptLoop) -> Wave:
 
 
 def _modulated(x: Wave, model: Dau1997 | Osses2021) -> Wave:
-    """Pooled outputs of every modulation filter."""
+    """Return pooled outputs of every modulation filter."""
     bank, columns = model.modulation, []
     if bank.lowpass_cutoff:
         x = scipy.signal.lfilter(*scipy.signal.butter(1, bank.lowpass_cutoff, fs=model.fs), x)
@@ -81,13 +81,13 @@ def _modulated(x: Wave, model: Dau1997 | Osses2021) -> Wave:
 
 
 def dau1997(model: Dau1997, wave: Wave) -> Wave:
-    """Pooled features, (filter, frame)."""
+    """Return pooled features, (filter, frame)."""
     envelope = _envelope(_gammatone(wave, model), model)
     return _modulated(_adapted(envelope, model.adaptation), model)
 
 
 def osses2021(model: Osses2021, wave: Wave) -> Wave:
-    """As above."""
+    """Return pooled features, (filter, frame)."""
     for ear in (model.headphone, model.middleear):
         filtered = scipy.signal.oaconvolve(wave, ear.applied_taps().double().numpy())
         wave = filtered[ear.advance : ear.advance + len(wave)]
@@ -96,7 +96,7 @@ def osses2021(model: Osses2021, wave: Wave) -> Wave:
 
 
 def king2019(model: King2019, wave: Wave) -> Wave:
-    """As above, modulation filter by modulation filter."""
+    """Return pooled features, (filter, frame), one modulation filter after the other."""
     bands = _gammatone(wave, model)
     a, b, c, knee = model.compression.coefficients(1)[0].double().tolist()
     size = np.abs(bands)

@@ -1,9 +1,9 @@
-"""Workers that sleep instead of computing and commit for real: what a driver sees of many machines.
+"""Workers that sleep instead of computing and commit real shards, for tests of a driver's load.
 
-A worker has a seat in the driver's table like any other, with a shard under way and one behind it.
-Its sleep is a line in a heap, and a few processes write for all of them, so that a thousand cost no
-more than they commit. Rows are a few frames of nothing; from there on all is as in a job: encoding,
-reading back, hashing, upload, commit.
+A worker has a slot in the driver's pool, with one shard in work and one queued. Its sleep is an
+entry of a heap, and a few processes write for all workers, so that a thousand workers cost no more
+than their commits. Rows are a few zero frames; encoding, reading back, hashing, upload and commit
+are the code of a job.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from earmill.pipeline.worker.turns import Turn, free_turn
 
 FRAMES = 5
 PROCESSES = 4
-# Shards that a process writes at a time: while one waits for the disk, another works. With more of
-# them, threads of one interpreter wait for each other, and a commit takes more of a processor.
+# Shards that a process writes at a time: one works while another waits for the disk. With more,
+# threads of one interpreter wait for each other, and a commit takes more CPU time.
 WRITERS = 2
 
 
@@ -44,7 +44,8 @@ class EmptyRows:
     """A row pipeline without audio: every row has the same few frames.
 
     Args:
-        spec: The job. extractors: Its models.
+        spec: The job.
+        extractors: Its models.
     """
 
     def __init__(self, spec: JobSpec, extractors: Sequence[Any]) -> None:
@@ -55,7 +56,7 @@ class EmptyRows:
         }
 
     def process(self, items: Sequence[Item], **options: Any) -> ShardRows:
-        """The rows of these items."""
+        """Return rows for these items."""
         return ShardRows([self._row(item) for item in items], [])
 
     def _row(self, item: Item) -> FeatureRow:
@@ -65,8 +66,7 @@ class EmptyRows:
 
 
 class WritingRunner(ShardRunner):
-    """The runner of a process that many workers share: it is made ready once, and they do not wait
-    for each other."""
+    """The runner of a process that many workers share; it is warmed up once."""
 
     def __init__(self, job: WorkerJob) -> None:
         def rows(spec: JobSpec, source: Any, extractors: Sequence[Any], **rest: Any) -> Any:
@@ -77,7 +77,7 @@ class WritingRunner(ShardRunner):
         self._begin = Lock()
 
     def warm_up(self) -> WorkerInfo:
-        """Ready, as soon as the first worker that asks has made it so."""
+        """Warm up for the first worker that asks; the others get its result."""
         with self._begin:
             return super().warm_up()
 
@@ -106,7 +106,8 @@ class Crowd(LocalWorkers):
     """Workers that share a few processes.
 
     Args:
-        hire: Describes a worker. sleep_s: For a shard, on average.
+        hire: Describes a worker.
+        sleep_s: Mean sleep of a shard.
     """
 
     def __init__(self, hire: Callable[[int], Hire], sleep_s: float) -> None:
@@ -118,11 +119,11 @@ class Crowd(LocalWorkers):
         self._sent: dict[LocalCall, LocalCall] = {}
 
     def start(self, index: int) -> LocalProcess:
-        """A seat in one of the processes."""
+        """Return one of the processes for a worker."""
         return self._shared[index % PROCESSES]
 
     def call(self, worker: LocalProcess, kind: str, *args: object) -> LocalCall:
-        """The call; a shard's is sent after its sleep."""
+        """Call a worker; the call of a shard is sent after its sleep."""
         if kind != "run":
             return super().call(worker, kind, *args)
         self._numbers += 1
@@ -134,7 +135,7 @@ class Crowd(LocalWorkers):
     def ended(
         self, calls: Collection[LocalCall], timeout_s: float
     ) -> Iterator[tuple[LocalCall, Outcome | Lost]]:
-        """Calls whose answers have come."""
+        """Yield calls that are answered."""
         while self._asleep and self._asleep[0][0] <= time.monotonic():
             _, _, worker, args, call = heapq.heappop(self._asleep)
             self._sent[super().call(worker, "run", *args)] = call
@@ -144,13 +145,13 @@ class Crowd(LocalWorkers):
             yield self._sent.pop(call, call), outcome
 
     def kill(self, worker: LocalProcess) -> None:
-        """The process goes with the first of its workers; the run is over then."""
+        """End the process of a worker; this happens at the end of the run."""
         if worker in self._processes:
             super().kill(worker)
 
 
 class CrowdExecutor:
-    """An executor, and its session: one machine of so many workers."""
+    """An executor and its session: one machine with all workers."""
 
     is_private, is_here = True, True
 
@@ -159,31 +160,34 @@ class CrowdExecutor:
 
     @contextmanager
     def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[CrowdExecutor]:
-        """It is there already."""
+        """Yield this executor as its session."""
         yield self
 
     def seen(self) -> None:
-        """Nobody joins it."""
+        """Do nothing, because no node joins."""
 
     def nodes(self) -> list[Node]:
-        """One."""
+        """Return the one node."""
         return [Node("here", self._workers, 0)]
 
     def workers(self, hire: Callable[[int], Hire]) -> Crowd:
-        """All of them."""
+        """Return all workers."""
         return Crowd(hire, self._sleep_s)
 
     def check(self, run: RunSpec | None = None) -> None:
-        """It is there as long as this process is."""
+        """Do nothing, because this process holds the session."""
 
 
 def run_sleeping(
     spec: JobSpec, *, workers: int, sleep_s: float, sink: events.Sink = events.ignore
 ) -> events.JobFinished:
-    """A job whose workers sleep for their shards and commit rows of nothing.
+    """Run a job whose workers sleep for each shard and commit zero frames.
 
     Args:
-        sleep_s: For a shard, on average.
+        spec: The job.
+        workers: Number of workers.
+        sleep_s: Mean sleep of a shard.
+        sink: Takes the events.
     """
     run = spec.run.model_copy(update={"workers": workers, "threads_per_worker": 1})
     crowd = CrowdExecutor(workers, sleep_s)

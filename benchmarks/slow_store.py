@@ -1,12 +1,11 @@
-"""A bucket on loopback that waits before it answers: a folder behind the S3 calls of a reader.
+"""A bucket on loopback that delays its answers: a folder behind the S3 calls of a reader.
 
-GetObject with ranges, HeadObject and ListObjectsV2 over HTTP/1.1; every answer comes a fixed time
-after its request. It is a process of its own with a thread for each connection, which is kept; a
-request is taken apart in a few lines and the kernel copies files into sockets (sendfile), so that
-it takes little of the cores that the reader is measured on. A full stand-in such as moto takes more
-of them than the reader, and http.server as much for a small object as for 2 MB. Nor does it pace
-what it sends, whatever the machine does by default: BBR, made for long lines, sets a timer every
-few packets on loopback, for half of the CPU time of server and client there.
+It answers GetObject with ranges, HeadObject and ListObjectsV2 over HTTP/1.1, a fixed time after the
+request. The server is a process with a thread for each kept connection. It parses requests in a few
+lines and sends files by sendfile, so that it uses little of the reader's CPU time: moto uses more
+than the reader itself, and http.server as much for a small object as for 2 MB. The server avoids
+the congestion control BBR, which some machines use by default: on loopback its timers take half of
+the CPU time of server and client.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import psutil
 BUCKET = "features"
 LIST = '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{}</ListBucketResult>'
 END, HEAD_BYTES = b"\r\n\r\n", 2**16
-# Of TCP's congestion controls the one that every kernel has.
+# TCP congestion control that every kernel has.
 UNPACED = b"reno"
 RANGE = re.compile(r"^Range: *bytes=(\d*)-(\d*)", re.IGNORECASE | re.MULTILINE)
 STAMP, STAMP_HTTP = "2025-01-01T00:00:00.000Z", "Wed, 01 Jan 2025 00:00:00 GMT"
@@ -43,7 +42,8 @@ class _Answers(socketserver.BaseRequestHandler):
     """The answers of one connection.
 
     Args:
-        place: Folder of the bucket. latency_s: Time before an answer.
+        place: Folder of the bucket.
+        latency_s: Time before an answer.
     """
 
     request: socket.socket
@@ -53,7 +53,7 @@ class _Answers(socketserver.BaseRequestHandler):
         super().__init__(*arguments)
 
     def handle(self) -> None:
-        """Answer until the client hangs up."""
+        """Answer requests until the client closes the connection."""
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         asked = b""
         with suppress(ConnectionError):
@@ -108,7 +108,7 @@ class _Answers(socketserver.BaseRequestHandler):
         )
         if method == "HEAD":
             left = 0
-        # The head waits for what follows it.
+        # The kernel sends the header together with the body.
         self.request.sendall(head.encode(), socket.MSG_MORE if left else 0)
         while left:
             left -= os.sendfile(self.request.fileno(), file, last - left + 1, left)
@@ -145,17 +145,19 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 128
 
     def server_bind(self) -> None:
-        """Connections take after this socket: one that has begun with BBR is paced for ever."""
+        """Set the congestion control before connections inherit it from this socket."""
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)
         super().server_bind()
 
 
 @dataclass(frozen=True)
 class SlowStore:
-    """A bucket that is up.
+    """A running bucket.
 
     Args:
-        uri: Its address. options: To open it. process: Its server.
+        uri: Address of the bucket.
+        options: Storage options that open it.
+        process: The server's process.
     """
 
     uri: str
@@ -163,14 +165,14 @@ class SlowStore:
     process: psutil.Process
 
     def cpu_s(self) -> float:
-        """CPU seconds of the server so far."""
+        """Return the CPU seconds of the server so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
 
 @contextmanager
 def slow_store(place: Path, latency_s: float) -> Iterator[SlowStore]:
-    """A bucket that holds what a folder does."""
+    """Serve a folder as a bucket."""
     command = [sys.executable, "-m", "benchmarks.slow_store", str(place), str(latency_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:

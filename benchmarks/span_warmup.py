@@ -1,9 +1,9 @@
-"""How early a model must begin so that a span's features are those of the whole recording.
+"""Warm-up that a model needs before a span, to compute the features of the whole recording.
 
-The first table has the largest difference within ten seconds of a span, as a part of the stream's
-largest value there, by how much earlier the model began. The second has what is left after the
-warm-up that a job with `audio.spans` takes, in the worst case that was found as well: noise of 95
-dB SPL up to where the span's reading begins, and silence or near silence from there on.
+The first table has the largest difference in ten seconds of a span, relative to the largest value
+of the stream there, for several warm-up times. The second table has the difference after the
+warm-up of a job with `audio.spans`, also for the worst signal found: noise of 95 dB SPL until the
+warm-up begins, and silence or near silence after it.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ ONLY_FLOAT32 = ("melspectrogram",)
 FS_HZ = 32000
 START_S, SPAN_S = 60, 10
 EARLY_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
-# Level of the speech, and of the noise of the worst case; how much fainter what follows that is.
+# Level of the speech; level of the worst case's noise; levels after the noise, relative to it.
 SPEECH_DB, NOISE_DB = 70.0, 95.0
 QUIET = (0.0, 1e-3)
-# Full scale in dB SPL, as jobs have it.
+# Full scale in dB SPL, as in jobs.
 FULL_DB = 100.0
 
 
 def signal_of(extractor: Extractor, wave: np.ndarray, level_db: float) -> np.ndarray:
-    """The wave at a level, in the model's unit."""
+    """Return the wave at a level, in the model's unit."""
     unit = 2e-5 if extractor.input_unit == "pa" else 10 ** (-FULL_DB / 20)
     return unit * 10 ** (level_db / 20) * wave / np.sqrt(np.mean(wave**2))
 
 
 def dense(values: Any) -> np.ndarray:
-    """Frames, or the counts of events, in float64."""
+    """Return frames, or counts of events, in float64."""
     return np.asarray(values.dense() if hasattr(values, "dense") else values, np.float64)
 
 
 def ends(extractor: Extractor, signal: np.ndarray, early_s: float) -> Iterator[tuple[Any, ...]]:
-    """Stream, its frames of the whole from START_S on, the same begun early, and all before."""
+    """Yield each stream with its frames from START_S: of the whole, of the span, and before."""
     stop = (START_S + SPAN_S) * FS_HZ
     as_typed = signal[:stop].astype(extractor.dtype)
     whole = extractor.extract([as_typed])[0]
@@ -74,7 +74,7 @@ def ends(extractor: Extractor, signal: np.ndarray, early_s: float) -> Iterator[t
 
 
 def by_how_early(wave: np.ndarray) -> list[list[str]]:
-    """Rows of the first table."""
+    """Return the rows of the first table."""
     rows = []
     for name, (model, options) in MODELS.items():
         extractor = build_extractor(model, fs_hz=FS_HZ, **options)
@@ -90,7 +90,7 @@ def by_how_early(wave: np.ndarray) -> list[list[str]]:
 
 
 def after_warm_up(wave: np.ndarray) -> list[list[str]]:
-    """Rows of the second table."""
+    """Return the rows of the second table."""
     rng, rows = np.random.default_rng(95), []
     for name, (model, options) in MODELS.items():
         one = build_extractor(model, fs_hz=FS_HZ, **options)
@@ -123,7 +123,7 @@ def _worst(extractor: Extractor, number: int, signal: np.ndarray, early_s: float
 
 
 def _apart(one: Extractor, two: Extractor, number: int, signal: np.ndarray) -> float:
-    """How far float32 itself is from float64 there."""
+    """Return the difference between float32 and float64 there."""
     (_, a, _, largest), (_, b, _, _) = (list(ends(e, signal, 0.0))[number] for e in (one, two))
     return float(np.abs(a - b).max() / largest)
 

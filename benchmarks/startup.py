@@ -1,7 +1,7 @@
-"""What a start costs: importing `amtcore`, commands that list, a worker's first features.
+"""Start-up times: import of `amtcore`, short commands, a worker's first features.
 
 Each figure comes from a fresh process. The first worker starts with an empty kernel cache, the
-second finds what the first compiled, the third what was compiled ahead (EARMILL_KERNELS).
+second with the kernels of the first, the third with kernels compiled before (EARMILL_KERNELS).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _run(code: str, cache: str, prebuilt: str = "") -> float:
 
 
 def _command(*arguments: str) -> float:
-    """Wall time of a whole `earmill` process, s: median of three after one that fills caches."""
+    """Return the median wall seconds of three `earmill` processes, after one that fills caches."""
     command = [sys.executable, "-m", "earmill.jobs.start", *arguments]
     times = []
     for _ in range(4):
@@ -63,7 +63,7 @@ def _command(*arguments: str) -> float:
 
 
 def _demo(cache: str) -> str:
-    """Seconds from the start of the demo's worker to its last warm-up, as the demo says it."""
+    """Return the seconds of the demo's worker until it is warm, from the demo's output."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", "earmill.jobs.start", "demo", "--out", folder],

@@ -1,7 +1,8 @@
-"""A job of stereo audio with Moore2016, beside the bare model in the same run.
+"""A job of stereo audio with Moore2016, compared with the bare model in the same run.
 
-The bare model takes the same clips (decoded and resampled, in memory) on as many threads, between
-the jobs. Ways to share two cores take turns on eight minutes; then one job takes the hour.
+Between the jobs the bare model runs on the same clips (decoded and resampled in memory) with the
+same number of threads. Ways to share two cores take turns on eight minutes; then one job runs on an
+hour.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from earmill.jobs.demo_audio import speech
 
 MODEL_FS_HZ, RATE_HZ = 32000, 44100
 CLIP_S, CLIPS = 20.0, 180
-#: Clips of the turns: eight minutes.
+#: Clips of eight minutes, for the turns.
 FEW = 24
 VOICES, TURNS, WANTED = 8, 2, 45
 _HEAD = ("audio", "executor", "workers x threads", "job", "bare model", "job / model", "wanted",
@@ -33,14 +34,14 @@ _HEAD = ("audio", "executor", "workers x threads", "job", "bare model", "job / m
 
 @dataclass(frozen=True)
 class Way:
-    """How a job shares the cores; None lets it choose."""
+    """Workers and threads of a job; None lets the job choose."""
 
     executor: str
     workers: int | None = None
     threads: int | None = None
 
     def spec(self, corpus: Path) -> dict[str, Any]:
-        """Of a job over these files."""
+        """Return the job file for a corpus."""
         return {
             "source": {"kind": "files", "uri": str(corpus)},
             "audio": {"channels": "binaural"},
@@ -54,7 +55,7 @@ class Way:
 
     @property
     def cores(self) -> str:
-        """Workers and threads, as a table says it."""
+        """Workers and threads as text of the table."""
         return "its choice" if self.workers is None else f"{self.workers} x {self.threads}"
 
 
@@ -72,7 +73,7 @@ class Measured:
 
 
 def write_corpus(folder: Path) -> tuple[Path, Path]:
-    """Folders of all clips and of a few of them: voices at each ear, shifted and scaled."""
+    """Write clips with a voice at each ear; return the folders of all clips and of some."""
     every, few = folder / "every", folder / "few"
     every.mkdir()
     few.mkdir()
@@ -91,7 +92,7 @@ def write_corpus(folder: Path) -> tuple[Path, Path]:
 
 
 def bare_rate(folder: Path) -> float:
-    """Seconds of audio a second; decoding and resampling are not timed."""
+    """Return seconds of audio per second; decoding and resampling are not timed."""
     extractor = build_extractor("moore2016", threads=2)
     extractor.extract([np.zeros((2, MODEL_FS_HZ), np.float32)])
     total = 0.0
@@ -106,7 +107,7 @@ def bare_rate(folder: Path) -> float:
 
 
 def measure(way: Way, corpus: Path, seconds: float, into: Measured) -> None:
-    """One job."""
+    """Run one job and add its figures to `into`."""
     with tempfile.TemporaryDirectory() as folder:
         events, _ = run_job(Path(folder), way.spec(corpus))
     ready, into.end = events["workers_ready"]["at_s"], events["summary"]

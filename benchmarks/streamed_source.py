@@ -1,9 +1,8 @@
-"""A streamed dataset of 200 Parquet files behind a server that counts: what planning reads, and
-what the job.
+"""Bytes that planning and a job read from a streamed dataset of 200 Parquet files.
 
-The files lie on a web server of this machine, which notes for every byte how often it gave it. The
-plan is made, the counts are set to zero, and the job runs from that plan: its own process, two
-workers, each of which opens the dataset for itself.
+A web server on this machine counts how often each byte is read. The plan is made, the counts are
+reset, and the job runs from this plan in its own process, with two workers that open the dataset
+themselves.
 
     python -m benchmarks.streamed_source
 """
@@ -30,7 +29,7 @@ MOST_PLANNED = 0.02
 
 
 def spec_of(url: str, folder: str) -> JobSpec:
-    """Two workers of one thread over all files, two row groups a shard."""
+    """Return a job with two workers of one thread, and two row groups a shard."""
     sections: dict[str, Any] = {
         "source": {"kind": "hf", "uri": f"{url}/*.parquet", "streaming": True},
         "extract": [{"model": "dau1997"}],
@@ -50,19 +49,19 @@ def spec_of(url: str, folder: str) -> JobSpec:
 
 
 def counted(store: Store) -> dict[str, int]:
-    """Bytes and requests since the last `forget`."""
+    """Return bytes and requests since the last `forget`."""
     return {"bytes": store.bytes_given, **dict(store.requests)}
 
 
 def row(what: str, found: dict[str, int], total: int) -> list[str]:
-    """A line of the table."""
+    """Return a line of the table."""
     share = f"{100 * found['bytes'] / total:.2f} %"
     requests = (f"{found.get(name, 0):,}" for name in ("GET", "HEAD"))
     return [what, f"{found['bytes']:,}", share, *requests]
 
 
 def shards_by_worker(layout: Layout) -> list[int]:
-    """How many shards each process has committed, the most first."""
+    """Return the number of shards that each process committed, largest first."""
     found: dict[Any, int] = {}
     for record in commits(layout).values():
         pid = record.info["worker"]["pid"]

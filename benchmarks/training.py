@@ -1,7 +1,7 @@
 """One training step of a learnable Dau1997: forward and backward over a second at full rate.
 
-Time is the best of several steps of one process with two threads. Memory is that of a fresh
-process: the growth of its peak over the step, and the peak itself.
+Time is the best of several steps of one process with two threads. Memory is
+measured in a fresh process: the growth of its peak over the step, and the peak itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WARM_SAMPLES = 1000
 
 
 def step(model: Dau1997, x: torch.Tensor) -> None:
-    """The loss is the mean square of every modulation output; x wants its gradient too."""
+    """Run a step. The loss is the mean square of all modulation outputs; x gets a gradient too."""
     model.zero_grad()
     leaf = x.detach().requires_grad_()
     torch.cat([band.square().mean().reshape(1) for band in model(leaf)]).sum().backward()

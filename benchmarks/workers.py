@@ -1,10 +1,9 @@
 """Two workers of one thread against one, through the whole job, for each executor.
 
-One worker has two cores at first, as the two have: what decodes, resamples and writes runs beside
-its kernels, on the second. What two workers can gain then is what one has left idle, and no more:
-the bound is two cores over those that one kept busy. Then it has one core, as each of the two.
-Time counts from the first warm worker to the end, the index written; the second worker gets warm
-within it.
+One worker first has two cores: its kernels use one, and decoding, resampling and writing use the
+other. Two workers can only use the time that one worker leaves idle, so the bound is two cores
+divided by the busy cores of one worker. Then one worker has one core, as each of the two. Time
+counts from the first warm worker to the written index, and includes the warm-up of the second.
 
     python -m benchmarks.workers [EXECUTOR ...]
 """
@@ -43,12 +42,12 @@ class Run:
 
     @property
     def cores(self) -> float:
-        """That it kept busy."""
+        """Number of busy cores."""
         return self.cpu_s / self.wall_s
 
 
 def write_corpus(folder: Path) -> None:
-    """Distinct clips of a few voices."""
+    """Write distinct clips of a few voices."""
     folder.mkdir()
     voices = [speech(np.random.default_rng(n), RATE_HZ, CLIP_S) for n in range(VOICES)]
     for n in range(CLIPS):
@@ -58,7 +57,7 @@ def write_corpus(folder: Path) -> None:
 
 
 def run_of(root: Path, executor: str, workers: int, cores: int) -> Run:
-    """A job with so many workers on the first so many cores."""
+    """Run a job with `workers` workers on the first `cores` cores."""
     with tempfile.TemporaryDirectory(dir=root) as folder:
         run = {"executor": executor, "workers": workers, "threads_per_worker": 1, "device": "cpu"}
         spec = {
@@ -72,7 +71,7 @@ def run_of(root: Path, executor: str, workers: int, cores: int) -> Run:
 
 
 def summary_of(spec: dict[str, Any], job: Path, cores: int) -> dict[str, Any]:
-    """The last line of a job that has the first so many cores; its file is written to `job`."""
+    """Run a job, written to `job`, on the first `cores` cores; return its last event."""
     job.write_text(json.dumps(spec))  # JSON is YAML
     command = [sys.executable, "-m", "earmill.jobs.start", "extract", str(job), "--json"]
     with on_cores(cores):
@@ -82,7 +81,7 @@ def summary_of(spec: dict[str, Any], job: Path, cores: int) -> dict[str, Any]:
 
 
 def line(root: Path, executor: str) -> list[str]:
-    """One on two cores, two, one on one core."""
+    """Return the line: one worker on two cores, two workers, one worker on one core."""
     one, two, on_one = (run_of(root, executor, *each) for each in ((1, CORES), (2, CORES), (1, 1)))
     cells = [f"{each.wall_s:.1f} ({each.cores:.2f})" for each in (one, two, on_one)]
     ratios = (one.wall_s / two.wall_s, CORES / one.cores, on_one.wall_s / two.wall_s)

@@ -1,5 +1,5 @@
-"""Builds the documentation site: mkdocs with mkdocs-material and mkdocstrings, and `hooks`.
+"""Build the documentation site with mkdocs, mkdocs-material, mkdocstrings, and `hooks`.
 
-`python -m mkdocs build --strict` (or `make docs`) writes it to build/site. Drawings are made by our
-own code (`figures`), notebooks from the pages of tutorials (`notebooks`).
+`make docs` writes the site to build/site. earmill's models draw the figures (`figures`), and
+notebooks are made from the pages of tutorials (`notebooks`).
 """

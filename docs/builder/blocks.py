@@ -22,10 +22,10 @@ class Block:
     """A piece of a page.
 
     Args:
-        language: As the fence says, "" where it says nothing; "check" for an expression in a
-            comment, `<!-- check: accuracy > 0.9 -->`, which must then be true.
-        text: What is in the block, without the fence's indentation.
-        line: Where the block begins, from 1.
+        language: Language of the fence, or "". "check" is the expression of a comment
+            `<!-- check: accuracy > 0.9 -->`, which must be true at this place.
+        text: Content of the block without the fence's indentation.
+        line: First line, from 1.
     """
 
     language: str

@@ -1,6 +1,6 @@
-"""Docstrings as griffe reads them: sections set apart, and examples as blocks of code.
+"""Docstrings for griffe: sections with blank lines between them, and examples as blocks of code.
 
-An example is a doctest, or what is indented below `Example:`.
+An example is a doctest, or text indented below `Example:`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EXAMPLE = re.compile(r"(?m)^Example:\n((?:    .*\n?|\n)+)")
 
 
 def with_code_blocks(text: str) -> str:
-    """The docstring with a fence around each of its examples, and its sections set apart."""
+    """Return a docstring with fences around examples and blank lines before sections."""
     text = _SECTION.sub("\n\n", text)
     text = _EXAMPLE.sub(lambda found: _fenced(textwrap.dedent(found[1])), text)
     return _DOCTEST.sub(lambda found: _fenced(textwrap.dedent(found[0])), text)

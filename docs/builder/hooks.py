@@ -1,15 +1,15 @@
 r"""Hooks of mkdocs: pages from other folders, links, tables of results, formulas, figures.
 
-The text of a page reads well in the repository. For the site these places change:
+Pages are written to be read in the repository. For the site these parts are replaced:
 
-    [speed](../benchmarks/RESULTS.md)      a link to the site's page of that file; of a file that
-                                           the site lacks the text stays
-    <!-- results: Exactness | Dau1997 -->  the first table of that section of RESULTS.md: rows whose
-                                           first cell begins so, or all
-    <!-- commands -->, <!-- layout -->     the commands as `typer utils docs` writes them; the
-                                           grammar of a dataset's files
+    [speed](../benchmarks/RESULTS.md)      a link to the site's page of the file; the text alone if
+                                           the site lacks the file
+    <!-- results: Exactness | Dau1997 -->  the first table of this section of RESULTS.md: all rows,
+                                           or the rows whose first cell begins so
+    <!-- commands -->, <!-- layout -->     the reference of the commands; the grammar of a dataset's
+                                           files
     \(a < b\)                              MathML, which browsers draw without script or font
-    ![what it shows](figure:home)          a drawing by our own models, see `figures`
+    ![description](figure:home)            a drawing by earmill's models, see `figures`
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 _ASKED = re.compile(r"<!-- (commands|layout|results: ([^|>]+?)(?: \| ([^>]+?))?) -->")
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 _FIGURE = re.compile(r'<p><img alt="([^"]*)" src="figure:(\w+)" ?/?></p>')
-#: File of the repository -> its name in the site, of all files that the site has.
+#: Files of the site: name in the repository -> name in the site.
 _held: dict[str, str] = {}
 
 
 def borrowed() -> dict[str, str]:
-    """Return `BORROWED`, and the files beside these pages that the site holds as they are."""
+    """Return `BORROWED`, and the files that the site holds unchanged."""
     files = [*ROOT.glob("jobs/*.yaml"), *(file for file in ROOT.glob("infra/*") if file.is_file())]
     names = [file.relative_to(ROOT).as_posix() for file in files]
     return {name: f"files/{name}" for name in names} | BORROWED
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add files that are not in docs/, and note where every file is from."""
+    """Add files from outside docs/, and record the origin of every file."""
     found = borrowed()
     _held.clear()
     _held.update({f"docs/{file.src_uri}": file.src_uri for file in files} | found)
@@ -67,14 +67,14 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Put links, tables, commands and the layout into a page."""
+    """Replace links, tables, commands and the layout in a page."""
     name = page.file.src_uri
     origin = next(origin for origin, held in _held.items() if held == name)
     return _ASKED.sub(_made, linked(markdown, origin=origin, page=name, held=_held))
 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Draw formulas and figures; with `extra.draw` false figures are only looked for."""
+    """Draw formulas and figures; with `extra.draw` false only check the names of figures."""
     from docs.builder.figures import NAMES, make
 
     def figure(match: re.Match[str]) -> str:
@@ -90,13 +90,13 @@ def on_page_content(html: str, *, page: Page, config: MkDocsConfig, **_: Any) ->
 
 
 def linked(text: str, *, origin: str, page: str, held: Mapping[str, str]) -> str:
-    """Return Markdown with links as the site has them.
+    """Return Markdown with the links of the site.
 
     Args:
         text: Markdown.
-        origin: The file of the repository that relative links start from.
+        origin: File of the repository from which relative links start.
         page: The page's name in the site.
-        held: File of the repository to its name in the site.
+        held: Maps files of the repository to names in the site.
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -138,7 +138,7 @@ def commands() -> str:
 
 
 def table(results: str, section: str, only: str | None = None) -> str:
-    """Return the first table of a section, and the line that says how it was measured.
+    """Return the first table of a section, and the line about its measurement.
 
     Raises:
         ValueError: No such section, or no such row in it.

@@ -1,10 +1,10 @@
-"""Notebooks of tutorials, from the pages' own text.
+"""Notebooks of tutorials, made from the text of the pages.
 
     python -m docs.builder.notebooks            # write docs/notebooks/*.ipynb
     python -m docs.builder.notebooks --execute  # and run each in an empty folder
 
-A page whose head says `notebook: true` has one. Python blocks are cells, shell blocks start with
-`%%bash`, job files with `%%writefile`. Outputs are left out: who runs a notebook gets their own.
+Pages with `notebook: true` in their head have one. Python blocks become cells, shell blocks start
+with `%%bash`, job files with `%%writefile`. Notebooks hold no outputs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def pages() -> list[Path]:
 
 
 def notebook_file(page: Path) -> Path:
-    """Return where the notebook of a page lies."""
+    """Return the file of a page's notebook."""
     return FOLDER / f"{page.stem}.ipynb"
 
 
 def notebook(page: str) -> str:
-    """Return the notebook of a page's text, as JSON."""
+    """Return the notebook of a page as JSON."""
     made = v4.new_notebook(cells=list(_cells(_OF_ITSELF.sub("", get_data(page)[0]))))
     made.metadata["kernelspec"] = {"display_name": "Python 3", "name": "python3"}
     for number, cell in enumerate(made.cells):

@@ -1,14 +1,14 @@
-"""Drawings of the site, made by the models themselves while it is built.
+"""Drawings of the site, computed by the models when the site is built.
 
-A page says `![what it shows](figure:name)`; the text is the drawing's description for those who
-cannot see it. Text and axes take the colour of the page.
+A page refers to a drawing by `![description](figure:name)`; screen readers read the description.
+Text and axes have the colour of the page.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-#: Module of this package -> what it draws; imported only when something of it is drawn.
+#: Module of this package -> its drawings; a module is imported when one of them is drawn.
 _MODULES = {
     "home": ("home",),
     "hearing": (
@@ -23,6 +23,6 @@ NAMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def make(name: str) -> str:
-    """The SVG of a drawing."""
+    """Return the SVG of a drawing."""
     module = import_module(f"docs.builder.figures.{NAMES[name]}")
     return str(module.FIGURES[name]())

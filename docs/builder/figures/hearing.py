@@ -86,7 +86,7 @@ def _modulation(axes: Axes) -> None:
 
 
 def _answers_to_modulation(axes: Axes) -> None:
-    """What filters say of a tone whose amplitude goes up and down, over the rate."""
+    """Draw the response of modulation filters to a modulated tone, over the rate."""
     fs, rates = 16000, np.geomspace(2, 150, 15)
     model = Dau1997(fs, 900, 1150)
     time_s = torch.arange(2 * fs) / fs
@@ -118,7 +118,7 @@ def _ears(axes: Axes) -> None:
 
 
 def _osses_onset(axes: Axes) -> None:
-    """Both models to the same tone: the limit of the overshoot, 5 against 10."""
+    """Draw the response of both models to a tone: their limits of the overshoot are 5 and 10."""
     signal = tone(70, hz=1000, seconds=0.4, fs=FS) / PA
     padded = torch.nn.functional.pad(signal, (FS // 10, FS // 10))
     time_s = np.arange(len(padded)) / FS
@@ -177,7 +177,7 @@ def _drnl(left: Axes, right: Axes) -> None:
 
 
 def _hair_cells(axes: Axes) -> None:
-    """Both kinds of hair cell over frequency: what is left of the fine structure."""
+    """Draw the fine structure that both kinds of hair cell pass, over frequency."""
     hz = np.array([250, 500, 1000, 2000, 4000, 8000])
     tones = torch.stack([tone(60, hz=f, seconds=0.1, fs=FS) for f in hz])[:, None]
     for method in ("dau1996", "breebaart2001"):

@@ -1,4 +1,4 @@
-"""The drawing of the first page: a sentence's worth of sound and what the models say of it."""
+"""The drawing of the first page: a short sound and its features."""
 
 from __future__ import annotations
 

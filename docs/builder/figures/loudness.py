@@ -17,7 +17,7 @@ FS = 32000
 
 
 def _traces(signal: Tensor) -> tuple[Tensor, Tensor]:
-    """Short-term and long-term loudness of Moore2016, both ears alike."""
+    """Draw short-term and long-term loudness of Moore2016, with equal signals at both ears."""
     with torch.no_grad():
         short, long, _ = Moore2016()(signal)
     return short, long

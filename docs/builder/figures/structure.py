@@ -1,6 +1,6 @@
-"""The structure of the code, drawn from the import contracts that the linter holds it to.
+"""The structure of the code, drawn from the import contracts of the linter.
 
-What a room is for is the beginning of its own docstring.
+The purpose of a package is the first clause of its docstring.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from docs.builder.figures.style import COLOURS
 
 ROOT = Path(__file__).resolve().parents[3]
-#: In units of the drawing: all of it, the boxes' part, a line of text, between two rows.
+#: Sizes in units of the drawing: width, width of the boxes, line of text, gap between rows.
 WIDTH, BOXES, LINE, GAP = 720, 290, 20, 9
 
 
 def contracts() -> dict[str, list[list[str]]]:
-    """Name of each contract of layers -> its rows, the uppermost first, as modules."""
+    """Map the name of each contract of layers to its rows of modules, the uppermost first."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     return {c["name"]: _rows(c) for c in settings["contracts"] if c["type"] == "layers"}
 
@@ -32,7 +32,7 @@ def _rows(contract: Mapping[str, Any]) -> list[list[str]]:
 
 
 def purpose(module: str) -> str:
-    """The first clause of a module's docstring."""
+    """Return the first clause of a module's docstring."""
     place = ROOT / "src" / module.replace(".", "/")
     file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     said = ast.get_docstring(ast.parse(file.read_text())) or ""
@@ -40,7 +40,7 @@ def purpose(module: str) -> str:
 
 
 def layers(contract: str) -> str:
-    """Layers as boxes, each of which may import from those below it."""
+    """Draw layers as boxes; a box may import from the boxes below."""
     top, parts = 4, []
     for index, row in enumerate(contracts()[contract]):
         height = LINE * len(row) + 14

@@ -1,4 +1,4 @@
-"""How drawings look, and their way into a page: SVG within it, in the page's own colour."""
+"""Style of the drawings, and their SVG inside a page, in the colour of the page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-#: Stands for the page's text colour until the SVG is in the page.
+#: Placeholder of the page's text colour in the SVG.
 INK = "#010203"
-#: Readable on white and on dark grey alike; in this order.
+#: Colours of lines in this order, readable on white and on dark grey.
 COLOURS = ("#2a7f9e", "#c8642b", "#5b8c3a", "#8f5fa8", "#b08a1e", "#4c6fbf")
-#: Levels, frequencies: low to high.
+#: Colours of levels and frequencies, low to high.
 SHADES = "viridis"
 _SETTINGS: dict[str, Any] = {
     "figure.facecolor": "none",
@@ -52,7 +52,7 @@ Draw = Callable[..., None]
 
 
 def figure(name: str, draw: Draw, *, rows: int = 1, columns: int = 1, height: float = 2.6) -> str:
-    """The SVG of `draw(axes, ...)`, one argument for each of the panels.
+    """Return the SVG of `draw(axes, ...)`, with one argument a panel.
 
     Args:
         name: Keeps the ids of several drawings in a page apart.
@@ -74,7 +74,7 @@ def _svg(made: Figure, name: str) -> str:
 
 
 def inline(svg: str, name: str) -> str:
-    """An SVG file's text as an element of a page: ids of its own, no rules for the whole page."""
+    """Return an SVG for a page: with unique ids, and without style rules for the whole page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.S)
@@ -86,7 +86,7 @@ def inline(svg: str, name: str) -> str:
 
 
 def frequency_axis(axes: Axes, *, low: float = 63, high: float = 12000) -> None:
-    """A logarithmic axis of audio frequency, with labels that people read."""
+    """Set a logarithmic axis of audio frequency with round labels."""
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     ticks = [hz for hz in (63, 125, 250, 500, 1000, 2000, 4000, 8000) if low <= hz <= high]
