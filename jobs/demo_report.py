@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import soundfile
-from numpy.typing import NDArray
 
-from earmill.jobs.stream_plots import STYLE, decibels, draw_raster, frequency_axis
+from earmill.jobs.stream_plots import STYLE, decibels, draw_raster, frequency_axis, modulation_rms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,8 +118,12 @@ def _rasters(axes: Sequence[Axes], examples: Sequence[Example], stream: StreamIn
 def _modulation_spectra(
     figure: Figure, axes: Sequence[Axes], examples: Sequence[Example], stream: StreamInfo
 ) -> None:
-    rates_hz = sorted(set(stream.mfc_hz))
-    levels_db = [_modulation_db(example.row, stream, rates_hz) for example in examples]
+    spectra = [
+        modulation_rms(np.asarray(example.row.features[stream.name], np.float64), stream)
+        for example in examples
+    ]
+    rates_hz = spectra[0][0]
+    levels_db = [decibels(rms) for _, rms in spectra]
     top_db = max(np.nanmax(level) for level in levels_db)
     image: Any = None
     for panel, level_db in zip(axes, levels_db, strict=True):
@@ -137,20 +140,6 @@ def _modulation_spectra(
         panel.set_xticks(range(len(rates_hz)), [f"{rate:.3g}" for rate in rates_hz])
         frequency_axis(panel, stream.fc_hz)
     figure.colorbar(image, ax=list(axes), label="RMS over time (dB re maximum)", pad=0.01)
-
-
-def _modulation_db(row: Row, stream: StreamInfo, rates_hz: Sequence[float]) -> NDArray[np.float64]:
-    """Return the (channel, modulation rate) level in dB; NaN if a channel lacks the filter."""
-    from earmill.pipeline.loader.collate import per_channel
-
-    levels = np.full((len(stream.fc_hz), len(rates_hz)), np.nan)
-    features = np.asarray(row.features[stream.name], np.float64)
-    for channel, frames in enumerate(per_channel(features, stream)):
-        first = stream.channel_offsets[channel]
-        for number, values in enumerate(frames):
-            place = rates_hz.index(stream.mfc_hz[first + number])
-            levels[channel, place] = np.sqrt(np.mean(values**2))
-    return decibels(levels)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +157,22 @@ def _image(
         time_s, np.arange(len(values)), values, cmap="magma", shading="nearest", rasterized=True
     )
     panel.figure.colorbar(image, ax=panel, label=label, pad=0.01)
+
+
+def modulation_rms(
+    values: NDArray[np.float64], info: StreamInfo
+) -> tuple[list[float], NDArray[np.float64]]:
+    """Return the rates of modulation filters, and the RMS over time of (channel, rate).
+
+    NaN marks a filter that a channel lacks.
+    """
+    rates_hz = sorted(set(info.mfc_hz))
+    rms = np.full((len(info.channel_offsets) - 1, len(rates_hz)), np.nan)
+    of_columns = np.sqrt(np.mean(values**2, axis=0))
+    for channel, (first, last) in enumerate(pairwise(info.channel_offsets)):
+        for column in range(first, last):
+            rms[channel, rates_hz.index(info.mfc_hz[column])] = of_columns[column]
+    return rates_hz, rms
 
 
 def decibels(values: NDArray[np.float64]) -> NDArray[np.float64]:

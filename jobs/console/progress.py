@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from earmill.jobs.console.job_texts import cost, level_of, news, short_totals, text_of, totals
 from earmill.jobs.console.process import OutputLost
@@ -51,15 +51,17 @@ _CALLED = {"shard_id": "shard", "text": "message"}
 PROGRESS_EVERY_S = 10.0
 
 
-class Reporter(Protocol):
+class Reporter:
     """Takes every event of a run; `close` is called once at the end, also after an error."""
 
-    def __call__(self, event: events.Event) -> None: ...
+    def __call__(self, event: events.Event) -> None:
+        """Report an event."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the reporter holds."""
 
 
-class PlainLines:
+class PlainLines(Reporter):
     """Events as lines, totals every few seconds, and the result as a line of its own.
 
     Args:
@@ -89,9 +91,6 @@ class PlainLines:
             self._done_s = self._tally.done_s
             self._print(totals(self._tally))
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def _pause_s(self) -> float:
         return LINE_EVERY_S if self._tally.done_s > self._done_s else SAME_LINE_EVERY_S
 
@@ -100,7 +99,7 @@ class PlainLines:
         say(line, self._news)
 
 
-class JsonLines:
+class JsonLines(Reporter):
     """One JSON object a line for every event; totals replace `in_flight`."""
 
     def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -112,11 +111,8 @@ class JsonLines:
         record = self._tally.to_dict() if is_totals else event.to_dict()
         say_json(record, self._stream)
 
-    def close(self) -> None:
-        """Nothing is held open."""
 
-
-class LogLines:
+class LogLines(Reporter):
     """One log line for every event, and totals every few seconds.
 
     Args:
@@ -143,9 +139,6 @@ class LogLines:
         fields.pop("message", None)
         self._write(log_line(kind, level_of(event), text_of(event), **self._job, **fields))
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def _progress(self) -> None:
         now = self._clock()
         if not self._tally.working or now - self._told_at < PROGRESS_EVERY_S:
@@ -158,7 +151,7 @@ class LogLines:
         print(line, file=self._stream, flush=True)
 
 
-class Bar:
+class Bar(Reporter):
     """A live bar at the bottom of a terminal or of a notebook's output, with events above it.
 
     Args:
@@ -226,43 +219,31 @@ class Bar:
         self._bar.stop()
 
 
-class OnlyTheResult:
-    """A reporter that passes on the end of a run alone."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-
-    def __call__(self, event: events.Event) -> None:
-        if isinstance(event, events.JobFinished):
-            self._reporter(event)
-
-    def close(self) -> None:
-        """Close the reporter."""
-        self._reporter.close()
-
-
-class Unfailing:
+class Unfailing(Reporter):
     """A reporter whose run goes on when its output cannot be written any more.
 
-    `earmill watch` and `inspect` show the same facts later, so a pipe without a reader, a full disk
+    `earmill watch` and `inspect` show the same facts later. So a pipe without a reader, a full disk
     or a closed stream does not end the run. The loss is printed once on standard error; the exit
     code does not change.
+
+    Args:
+        reporter: Writes the output.
+        quiet: Report the end of the run alone.
     """
 
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter, self._is_lost = reporter, False
+    def __init__(self, reporter: Reporter, *, quiet: bool = False) -> None:
+        self._reporter, self._quiet, self._is_lost = reporter, quiet, False
 
     def __call__(self, event: events.Event) -> None:
-        if not self._is_lost:
+        if not self._is_lost and (not self._quiet or isinstance(event, events.JobFinished)):
             self._try(lambda: self._reporter(event))
 
     def close(self) -> None:
-        """Close the reporter."""
         self._try(self._reporter.close)
 
-    def _try(self, tell: Callable[[], None]) -> None:
+    def _try(self, write: Callable[[], None]) -> None:
         try:
-            tell()
+            write()
         except (OutputLost, OSError, ValueError) as error:
             self._is_lost = True
             with suppress(OutputLost, OSError, ValueError):
@@ -310,7 +291,7 @@ def make_reporter(
         reporter = Bar(console(file=errors), output)
     else:
         reporter = PlainLines(errors, output)
-    return Unfailing(OnlyTheResult(reporter) if quiet else reporter)
+    return Unfailing(reporter, quiet=quiet)
 
 
 def notebook_reporter() -> Reporter | None:
@@ -321,9 +302,8 @@ def notebook_reporter() -> Reporter | None:
     shown = console()
     if not shown.is_jupyter:
         return None
-    if find_spec("ipywidgets") is not None:
-        return Unfailing(Bar(shown))
-    return Unfailing(PlainLines(sys.stdout, sys.stdout))
+    has_widgets = find_spec("ipywidgets") is not None
+    return Unfailing(Bar(shown) if has_widgets else PlainLines(sys.stdout, sys.stdout))
 
 
 LOGGER = logging.getLogger("earmill")

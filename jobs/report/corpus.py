@@ -58,10 +58,6 @@ class Corpus:
     """Facts about the rows of a dataset.
 
     Args:
-        figures: Numbers of the overview.
-        plots: Histograms.
-        bars: Counts by category.
-        streams: Table of the streams.
         note: Number of rows behind the counts; empty for all rows.
     """
 
@@ -73,12 +69,7 @@ class Corpus:
 
 
 def corpus(stored: Stored, facts: pa.Table) -> Corpus:
-    """Return the facts about the rows of a dataset.
-
-    Args:
-        stored: The dataset.
-        facts: Result of `row_facts`.
-    """
+    """Return the facts about the rows of a dataset; `facts` come from `row_facts`."""
     good = len(stored.features)
     return Corpus(
         figures=_figures(stored),
@@ -249,12 +240,10 @@ class TableRow:
     """One row of the table.
 
     Args:
-        row_id: Id of the row.
         status: ok, or the error class.
         seconds: Duration; None for a quarantined row.
         duration: Duration in words.
         file: Format of its file.
-        shard: Its shard.
         extras: Cells of the source's own columns.
         message: Why it is quarantined.
     """
@@ -274,7 +263,6 @@ class Rows:
     """The table of rows.
 
     Args:
-        rows: Its rows.
         total: Number of rows of the dataset.
         extras: Names of the source's columns.
         note: Which rows and columns are left out; empty for none.
@@ -287,14 +275,7 @@ class Rows:
 
 
 def rows_of(stored: Stored, facts: pa.Table, bad: Sequence[Mapping[str, Any]], most: int) -> Rows:
-    """Return a table of at most `most` rows, good ones first.
-
-    Args:
-        stored: The dataset.
-        facts: Result of `row_facts`.
-        bad: Quarantined rows.
-        most: Most rows of the table.
-    """
+    """Return a table of at most `most` rows, good ones first; `facts` come from `row_facts`."""
     table, n_bad = stored.features.table, stored.rows_bad
     total = len(table) + n_bad
     shown_bad = list(bad[:most])

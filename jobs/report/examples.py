@@ -186,11 +186,8 @@ class Example:
 
     Args:
         number: Number on the page, from 1.
-        row_id: Id of the row.
         seconds: Duration of the clip.
         shown_s: Seconds that are shown and heard.
-        sound: Its sound.
-        plots: Figures of its streams.
         values: Values of the whole clip.
         facts: Provenance.
         extra: Columns of the source.
@@ -237,7 +234,6 @@ def examples(
     """Yield the rows at these positions in detail.
 
     Args:
-        stored: The dataset.
         positions: Positions in `stored.features`.
         seconds: Seconds of each row, from its start.
         job: The job, for the sound; or the reason why there is no sound.

@@ -67,19 +67,13 @@ class Plot:
     """One figure.
 
     Args:
-        title: A few words.
         alt: Text for screen readers.
         x_label: Label with unit.
         y_label: Label with unit.
-        x_ticks: Ticks of the x axis.
-        y_ticks: Ticks of the y axis.
-        boxes: Filled rectangles.
-        lines: Lines.
         picture: PNG as data URI.
         marks: Vertical lines with a text.
         scale: Values of the first and last colour of the picture.
         legend: Kind and text of each colour.
-        table: Its numbers.
         on_time: The x axis is the time of a clip, so the player's position can be shown.
         note: Sentence below the figure.
         height: short, medium or tall.

@@ -33,6 +33,7 @@ from earmill.jobs.report.plots import (
     signed,
     ticks,
 )
+from earmill.jobs.stream_plots import decibels, modulation_rms
 from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _seconds_ticks(seconds: float) -> tuple[Tick, ...]:
 def _spectrogram(values: Values, info: StreamInfo, seconds: float) -> Plot:
     """Plot (time, column) against centre frequency; an envelope in dB."""
     if info.name == "envelope":
-        values = 20 * np.log10(np.maximum(np.abs(values), 1e-9))
+        values = decibels(values)
         top = float(values.max())
         return _image(np.maximum(values - top, -ENVELOPE_RANGE_DB), info, seconds, "dB re maximum")
     return _image(values, info, seconds, info.unit)
@@ -197,14 +198,8 @@ def _column_ticks(columns: int) -> tuple[Tick, ...]:
 
 def _modulation(values: Values, info: StreamInfo) -> Plot:
     """Plot the RMS over time of each modulation filter of each channel, in dB."""
-    rates = sorted(set(info.mfc_hz))
-    place = {rate: k for k, rate in enumerate(rates)}
-    levels = np.full((len(info.channel_offsets) - 1, len(rates)), np.nan)
-    rms = np.sqrt(np.mean(values**2, axis=0))
-    for channel, (first, last) in enumerate(pairwise(info.channel_offsets)):
-        for column in range(first, last):
-            levels[channel, place[info.mfc_hz[column]]] = rms[column]
-    levels_db = 20 * np.log10(np.maximum(levels, 1e-9))
+    rates, rms = modulation_rms(values, info)
+    levels_db = decibels(rms)
     levels_db -= np.nanmax(levels_db)
     low_db = max(-MODULATION_RANGE_DB, float(np.floor(np.nanmin(levels_db))))
     names = [hertz_text(fc) for fc in info.fc_hz]

@@ -34,8 +34,6 @@ class StoredShard:
 
     Args:
         facts: Facts of its commit record; None if the record lacks some.
-        rows_ok: Good rows.
-        rows_bad: Quarantined rows.
         rows: Path of the table of rows.
         quarantine: Path of the table of quarantined rows; None if there are none.
     """
@@ -52,9 +50,6 @@ class Stored:
     """A dataset opened for its report.
 
     Args:
-        uri: Place of the dataset.
-        storage_options: fsspec storage options.
-        layout: The opened place.
         features: Current rows.
         entry: Log entry of the current snapshot; None before the dataset is closed.
         shards: Shards of the snapshot in order; before the dataset is closed, committed shards.
