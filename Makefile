@@ -41,11 +41,16 @@ lock:  ## Renew the hashes after a change of constraints.txt
 demo: setup  ## Run a whole job on two minutes of generated audio
 	$(BIN)/earmill demo
 
+# The last two commands refuse private names of dependencies, which change without notice: `_name`,
+# also through getattr, reference counts, and ctypes into a library.
+PRIVATE := import .*\._|\b(import|from) .*\bctypes|getrefcount|get_referrers|(get|has|set|del)attr\(.*, *[\"']_[a-z]
 lint: setup  ## Linters, types and rules of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/ruff check --preview --select SLF001,PLC2701 pipeline jobs src/earmill
+	! grep -rnE --include='*.py' "$(PRIVATE)" pipeline jobs src/earmill
 
 # Five processes side by side: the models compute, the others mostly wait for processes they
 # started. Idle threads of torch and numpy sleep: by default they spin, and take the processors from
