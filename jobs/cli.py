@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import getdoc
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -65,37 +66,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Commands by the groups of `earmill --help`: name and function.
-COMMANDS: Mapping[str, Mapping[str, Callable[..., None]]] = {
-    "To begin, and to run jobs": {
-        "init": init.init,
-        "demo": demo.demo,
-        "plan": plan.plan,
-        "extract": extract.extract,
-    },
-    "To look at jobs and their features": {
-        "watch": watch.watch,
-        "inspect": inspect.inspect,
-        "plot": plot.plot,
-        "report": report.report,
-        "log": log.log,
-        "diff": diff.diff,
-        "verify": verify.verify,
-    },
-    "To keep and to share features": {
-        "retry": retry.retry,
-        "add-features": add_features.add_features,
-        "compact": compact.compact,
-        "gc": gc.gc,
-        "push": push.push,
-    },
-    "This installation": {
-        "models": models.models,
-        "spec": spec.spec,
-        "explain": explain.explain,
-        "doctor": doctor.doctor,
-        "kernels": kernels.kernels,
-    },
+# Commands by the groups of `earmill --help`; a module has a function of its own name.
+GROUPS: Mapping[str, Sequence[ModuleType]] = {
+    "To begin, and to run jobs": (init, demo, plan, extract),
+    "To look at jobs and their features": (watch, inspect, plot, report, log, diff, verify),
+    "To keep and to share features": (retry, add_features, compact, gc, push),
+    "This installation": (models, spec, explain, doctor, kernels),
 }
 
 
@@ -105,9 +81,14 @@ def _help_text(command: Callable[..., None]) -> str:
     return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 
 
-for _panel, _commands in COMMANDS.items():
-    for _name, _command in _commands.items():
-        app.command(_name, help=_help_text(_command), rich_help_panel=_panel)(_command)
+for _group, _modules in GROUPS.items():
+    for _module in _modules:
+        _name = _module.__name__.rpartition(".")[2]
+        _command = getattr(_module, _name)
+        _command_line = app.command(
+            _name.replace("_", "-"), help=_help_text(_command), rich_help_panel=_group
+        )
+        _command_line(_command)
 
 
 def _print_version(wanted: bool) -> None:

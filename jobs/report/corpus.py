@@ -16,6 +16,7 @@ from earmill.jobs.report.plots import (
     Plot,
     Table,
     bars,
+    cell_text,
     histogram,
     hours_text,
     number_text,
@@ -293,7 +294,7 @@ def rows_of(stored: Stored, facts: pa.Table, bad: Sequence[Mapping[str, Any]], m
             duration=seconds_text(row["seconds"]),
             file=files.get(row["row_id"], ""),
             shard=row["shard"],
-            extras=[_cell(row[name]) for name in names[:MOST_EXTRAS]],
+            extras=[cell_text(row[name]) for name in names[:MOST_EXTRAS]],
         )
         for row in chosen
     ]
@@ -333,12 +334,6 @@ def _files(facts: pa.Table) -> dict[str, str]:
         )
         for row_id, codec, rate_hz, channels in zip(*columns, strict=True)
     }
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _note(good: int, all_good: int, bad: int, all_bad: int, columns: int) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from earmill.jobs.report.plots import Plot, Table, seconds_text, signed
+from earmill.jobs.report.plots import Plot, Table, cell_text, seconds_text, signed
 from earmill.jobs.report.row_panels import clip_values, panels
 from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import (
@@ -270,14 +270,10 @@ def _example(
         sound=sounds.of(known, facts) if facts else Sound(why="its provenance cannot be read"),
         plots=plots,
         values=values,
-        facts=[(name, _fact(facts[name])) for name in FACTS if facts.get(name) is not None],
-        extra=[(name, _fact(value)) for name, value in extra.items() if value is not None],
+        facts=[(name, cell_text(facts[name])) for name in FACTS if facts.get(name) is not None],
+        extra=[(name, cell_text(value)) for name, value in extra.items() if value is not None],
         problem=problem,
     )
-
-
-def _fact(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class _Sounds:

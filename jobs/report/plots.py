@@ -128,6 +128,13 @@ def number_text(value: float) -> str:
     return signed(text.rstrip("0").rstrip(".") if "." in text else text)
 
 
+def cell_text(value: object) -> str:
+    """Return a value of a table; nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def aligned(values: Sequence[float]) -> list[str]:
     """Return the numbers of a column with equal decimals, three digits for the largest."""
     finite = [abs(value) for value in values if math.isfinite(value)]

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -237,19 +238,17 @@ def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
         text = f"{number_text(speed)} times real time, {number_text(n_rows / widths[k])} rows/s"
         boxes.append(_column(clock, k, 0.0, speed / top, "one", f"{when}: {text}"))
         rows.append((when, number_text(speed), number_text(n_rows / widths[k])))
-    return Plot(
+    return _time_plot(
+        clock,
+        top,
+        boxes,
+        ("times real time", "rows a second"),
+        rows,
         title="Throughput",
         alt=f"Audio seconds processed a second over {seconds_text(clock.length_s)} of work: "
         f"{number_text(mean)} on average, up to {number_text(top)}.",
-        x_label="time at work",
         y_label="times real time",
-        x_ticks=_time_ticks(clock),
-        y_ticks=ticks(nice_steps(0, top, 5), 0, top, short_text),
-        boxes=tuple(box for box in boxes if box.height),
-        marks=_pauses(clock),
-        table=Table(("time at work", "times real time", "rows a second"), tuple(rows), NUMBERS),
         note=f"{number_text(mean)} times real time on average.",
-        height="short",
     )
 
 
@@ -276,20 +275,37 @@ def _cpu(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
         f"{group} {percent(share)}"
         for group, share in zip(GROUPS, (totals / (totals.sum() or 1.0)).tolist(), strict=True)
     )
-    return Plot(
+    return _time_plot(
+        clock,
+        top,
+        boxes,
+        [f"{group} (cores)" for group in GROUPS],
+        rows,
         title="CPU time of the workers",
         alt=f"Cores busy over {seconds_text(clock.length_s)} of work, by what for: {shares}.",
-        x_label="time at work",
         y_label="cores busy",
+        legend=tuple(GROUP_TEXT.items()),
+    )
+
+
+def _time_plot(
+    clock: _Clock,
+    top: float,
+    boxes: Sequence[Box],
+    columns: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    **fields: Any,
+) -> Plot:
+    """Return a figure over working time; `columns` and `rows` are its table."""
+    return Plot(
+        x_label="time at work",
         x_ticks=_time_ticks(clock),
         y_ticks=ticks(nice_steps(0, top, 5), 0, top, short_text),
         boxes=tuple(box for box in boxes if box.height),
         marks=_pauses(clock),
-        legend=tuple(GROUP_TEXT.items()),
-        table=Table(
-            ("time at work", *(f"{group} (cores)" for group in GROUPS)), tuple(rows), NUMBERS
-        ),
+        table=Table(("time at work", *columns), tuple(rows), NUMBERS),
         height="short",
+        **fields,
     )
 
 
