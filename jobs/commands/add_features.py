@@ -6,23 +6,12 @@ from typing import Annotated
 
 import typer
 
-from earmill.jobs.commands.options import (
-    AsJson,
-    DatasetUri,
-    LogFormat,
-    Metrics,
-    Overrides,
-    Quiet,
-    RayAddress,
-    StorageOptions,
-    parse_storage_options,
-    run_overrides,
-)
+from earmill.jobs.commands import options
 from earmill.jobs.console.job_run import reported_run
 
 
 def add_features(
-    uri: DatasetUri,
+    uri: options.DatasetUri,
     job: Annotated[
         str,
         typer.Argument(
@@ -31,13 +20,13 @@ def add_features(
             "are read from it; source, audio and formats are the dataset's.",
         ),
     ],
-    set_: Overrides = None,
-    as_json: AsJson = False,
-    ray_address: RayAddress = None,
-    storage_options: StorageOptions = None,
-    log_format: LogFormat = None,
-    metrics: Metrics = None,
-    quiet: Quiet = False,
+    set_: options.Overrides = None,
+    as_json: options.AsJson = False,
+    ray_address: options.RayAddress = None,
+    storage_options: options.StorageOptions = None,
+    log_format: options.LogFormat = None,
+    metrics: options.Metrics = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Compute other models' streams for the rows of a dataset; readers see both.
 
@@ -52,8 +41,8 @@ def add_features(
         end = add(
             uri,
             job,
-            storage_options=parse_storage_options(storage_options),
-            overrides=run_overrides(set_, log_format, metrics),
+            storage_options=options.parse_storage_options(storage_options),
+            overrides=options.run_overrides(set_, log_format, metrics),
             sink=sink,
             ray_address=ray_address,
             stop=stop,

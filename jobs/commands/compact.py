@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from earmill.jobs.commands.options import (
-    AsJson,
-    DatasetUri,
-    Quiet,
-    StorageOptions,
-    open_output,
-)
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import say, say_json, teller
 
 if TYPE_CHECKING:
@@ -21,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def compact(
-    uri: DatasetUri,
+    uri: options.DatasetUri,
     shard_seconds: Annotated[
         float | None,
         typer.Option(
@@ -32,15 +26,15 @@ def compact(
         int | None,
         typer.Option(min=1, help="Rows of a merged shard, at most; the job's output.shard_rows."),
     ] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    storage_options: StorageOptions = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    storage_options: options.StorageOptions = None,
 ) -> None:
     """Merge small shards into larger ones, as a new snapshot with the same values."""
     from earmill.pipeline.dataset.compact import compact as merge
 
     tell = teller(quiet=quiet or as_json)
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         entry = merge(layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=tell)
     if as_json:
         say_json(None if entry is None else asdict(entry))

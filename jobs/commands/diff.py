@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, open_output
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -17,18 +17,18 @@ SHOWN_ROWS = 20
 
 
 def diff(
-    uri: DatasetUri,
+    uri: options.DatasetUri,
     before: Annotated[
         str, typer.Argument(metavar="A", help="Snapshot: a number of `log`, previous, or a date.")
     ] = "previous",
     after: Annotated[str, typer.Argument(metavar="B", help="The other one.")] = "current",
-    as_json: AsJson = False,
-    storage_options: StorageOptions = None,
+    as_json: options.AsJson = False,
+    storage_options: options.StorageOptions = None,
 ) -> None:
     """Show the rows that differ between two snapshots: added, removed, or changed."""
     from earmill.pipeline.dataset.history import diff as compare
 
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         found = compare(layout, before, after)
     if as_json:
         say_json(asdict(found))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, StorageOptions, parse_storage_options
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import console, say_json
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def doctor(
         Device, typer.Option(help="cuda: a missing GPU is a failure; cpu: skip the GPU.")
     ] = Device.AUTO,
     quick: Annotated[bool, typer.Option("--quick", help="Skip the measurement of speed.")] = False,
-    as_json: AsJson = False,
-    storage_options: StorageOptions = None,
+    as_json: options.AsJson = False,
+    storage_options: options.StorageOptions = None,
 ) -> None:
     """Check this machine: kernels, GPU, Ray, storage, speed. Exit code 1 if a check fails.
 
@@ -45,12 +45,12 @@ def doctor(
     from earmill.jobs.doctor.checks import State
     from earmill.jobs.doctor.speed import markdown
 
-    options = parse_storage_options(storage_options)
+    store_options = options.parse_storage_options(storage_options)
     checks: list[Check] = []
     speeds: list[Speed] = []
     out = console(soft_wrap=True)
 
-    for check in _checks(device, quick, uri, options, checks, speeds):
+    for check in _checks(device, quick, uri, store_options, checks, speeds):
         checks.append(check)
         if not as_json:
             _print(out, check)
@@ -69,7 +69,7 @@ def _checks(
     device: Device,
     quick: bool,
     uri: str | None,
-    options: Mapping[str, Any],
+    store_options: Mapping[str, Any],
     done: list[Check],
     speeds: list[Speed],
 ) -> Iterator[Check]:
@@ -86,7 +86,7 @@ def _checks(
     if not quick:
         yield from speed_checks(speeds, gpu=gpu_answers(done))
     if uri is not None:
-        yield storage_check(uri, options)
+        yield storage_check(uri, store_options)
 
 
 def _print(out: Console, check: Check) -> None:
@@ -100,5 +100,5 @@ def _print(out: Console, check: Check) -> None:
 
 
 def _command(device: Device, quick: bool) -> str:
-    options = [f"--device {device}"] if device is not Device.AUTO else []
-    return " ".join(["earmill doctor", *options, *(["--quick"] if quick else [])])
+    flags = [f"--device {device}"] if device is not Device.AUTO else []
+    return " ".join(["earmill doctor", *flags, *(["--quick"] if quick else [])])

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from earmill.jobs.commands.options import (
-    AsJson,
-    JobFile,
-    LogFormat,
-    Metrics,
-    Overrides,
-    Quiet,
-    RayAddress,
-    run_overrides,
-)
+from earmill.jobs.commands import options
 from earmill.jobs.console.job_run import run_and_report
 
 if TYPE_CHECKING:
@@ -27,8 +18,8 @@ SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def extract(
-    job: JobFile,
-    set_: Overrides = None,
+    job: options.JobFile,
+    set_: options.Overrides = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an output that holds commits of this job.")
     ] = False,
@@ -62,11 +53,11 @@ def extract(
             "--finish", help="Compute nothing; write the index if every shard is committed."
         ),
     ] = False,
-    as_json: AsJson = False,
-    ray_address: RayAddress = None,
-    log_format: LogFormat = None,
-    metrics: Metrics = None,
-    quiet: Quiet = False,
+    as_json: options.AsJson = False,
+    ray_address: options.RayAddress = None,
+    log_format: options.LogFormat = None,
+    metrics: options.Metrics = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Extract the features of a corpus.
 
@@ -81,7 +72,7 @@ def extract(
     if repair and update:
         raise typer.BadParameter("--repair and --update are two runs: repair first")
     # A wrong job file is reported before Ray and the rest are imported.
-    spec = JobSpec.load(job, overrides=run_overrides(set_, log_format, metrics))
+    spec = JobSpec.load(job, overrides=options.run_overrides(set_, log_format, metrics))
     check_submitted(spec)
     from earmill.pipeline.dataset.recompute import damaged
     from earmill.pipeline.driver.update import start_update

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from earmill.jobs.commands.options import (
-    AsJson,
-    DatasetUri,
-    StorageOptions,
-    open_output,
-)
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -24,7 +19,7 @@ SHOWN_PARTS = 20
 
 
 def gc(
-    uri: DatasetUri,
+    uri: options.DatasetUri,
     keep: Annotated[
         int | None, typer.Option(min=1, help="Keep this many snapshots, the newest.")
     ] = None,
@@ -40,13 +35,13 @@ def gc(
         str, typer.Option(metavar="TIME", help="Files younger than this stay.")
     ] = "24h",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    as_json: AsJson = False,
-    storage_options: StorageOptions = None,
+    as_json: options.AsJson = False,
+    storage_options: options.StorageOptions = None,
 ) -> None:
     """Remove what no snapshot names; refused while a driver works there."""
     from earmill.pipeline.dataset.garbage import collect_garbage
 
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         found = collect_garbage(
             layout,
             keep=keep,

@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 import yaml
 
-from earmill.jobs.commands.options import AsJson
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import say, say_json
 from earmill.pipeline.common.errors import EarmillError, OutputError, SourceError, SpecError
 from earmill.pipeline.common.text import one_line
@@ -68,7 +68,7 @@ def init(
         str | None, typer.Option(metavar="ID", help="Licence of the features.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write a commented job file from five answers, and estimate the job.
 

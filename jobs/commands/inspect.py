@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, open_output
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import console, say, say_json
 from earmill.pipeline.common.text import one_line
 
@@ -23,13 +23,13 @@ QUARANTINE_COLUMNS = ("shard", "row_id", "uri", "stage", "error_class", "message
 
 
 def inspect(
-    uri: DatasetUri,
+    uri: options.DatasetUri,
     quarantine: Quarantine = False,
-    as_json: AsJson = False,
-    storage_options: StorageOptions = None,
+    as_json: options.AsJson = False,
+    storage_options: options.StorageOptions = None,
 ) -> None:
     """Show what a dataset holds: model, streams, rows, hours, bytes, reasons for quarantine."""
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         if quarantine:
             rows = quarantined(layout)
             say_json(rows) if as_json else _print_quarantined(rows)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from earmill.jobs.commands.options import Overrides
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import check_local, say
 from earmill.pipeline.common.errors import SpecError
 
@@ -19,7 +19,7 @@ def kernels(
         str | None,
         typer.Option(metavar="JOB.yaml", help="Compile the kernels of this job alone."),
     ] = None,
-    set_: Overrides = None,
+    set_: options.Overrides = None,
     cpu: Annotated[
         str | None, typer.Option(help="Processor as LLVM names it; this machine's if left out.")
     ] = None,

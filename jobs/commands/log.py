@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, open_output
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import say, say_json
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.snapshot import LogEntry
 
 
-def log(uri: DatasetUri, as_json: AsJson = False, storage_options: StorageOptions = None) -> None:
+def log(
+    uri: options.DatasetUri,
+    as_json: options.AsJson = False,
+    storage_options: options.StorageOptions = None,
+) -> None:
     """List the snapshots of a dataset, newest first: date, reason, rows, changes."""
     from earmill.pipeline.dataset.history import log as read_log
 
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         entries = read_log(layout)
     if as_json:
         say_json([asdict(entry) for entry in entries])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs.commands.options import AsJson
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import console
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.text import nearest, one_line
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def models(
     name: Annotated[str | None, typer.Argument(help="Show only this model.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """List the models with their parameters and streams.
 

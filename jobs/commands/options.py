@@ -63,6 +63,15 @@ StorageOptions = Annotated[
     str | None,
     typer.Option(metavar="JSON", help="fsspec storage options, e.g. '{\"anon\": true}'."),
 ]
+JobOfDataset = Annotated[
+    str | None,
+    typer.Option(
+        "--job",
+        metavar="JOB.yaml",
+        help="The job file, for credentials of the source and the `run` section, which "
+        "dataset.json does not hold.",
+    ),
+]
 
 
 def run_overrides(

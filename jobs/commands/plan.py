@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, JobFile, Overrides, Quiet
+from earmill.jobs.commands import options
 from earmill.jobs.console.estimate import print_estimate
 from earmill.jobs.console.terminal import say_json, teller
 
 
 def plan(
-    job: JobFile,
-    set_: Overrides = None,
+    job: options.JobFile,
+    set_: options.Overrides = None,
     measure: Annotated[
         bool,
         typer.Option(
@@ -35,8 +35,8 @@ def plan(
     seed: Annotated[
         int | None, typer.Option("--seed", help="With --sample: draw the same rows again.")
     ] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Show what a job would do: rows, hours, shards, bytes, time. Writes nothing to its output."""
     from earmill.pipeline.spec.job import JobSpec

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from earmill.jobs.commands.options import DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import check_local, say
 
 RowId = Annotated[
@@ -19,12 +19,12 @@ Out = Annotated[Path, typer.Option(help="PNG file to write.")]
 
 
 def plot(
-    uri: DatasetUri,
+    uri: options.DatasetUri,
     row: RowId = None,
     out: Out = Path("row.png"),
     start: Start = 0.0,
     stop: Stop = None,
-    storage_options: StorageOptions = None,
+    storage_options: options.StorageOptions = None,
 ) -> None:
     """Draw every feature stream of one row over time."""
     from earmill.jobs.stream_plots import draw_row
@@ -33,9 +33,9 @@ def plot(
     from earmill.pipeline.storage.store_errors import is_store_error, store_errors
 
     check_local(out)
-    options = parse_storage_options(storage_options)
+    store_options = options.parse_storage_options(storage_options)
     with store_errors(uri):
-        features = open_features(uri, storage_options=options)
+        features = open_features(uri, storage_options=store_options)
         try:
             position = 0 if row is None else features.index_of(row)
             shown = features.slice(position, start, stop)

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs.commands.options import (
-    AsJson,
-    DatasetUri,
-    Quiet,
-    StorageOptions,
-    open_output,
-)
+from earmill.jobs.commands import options
 from earmill.jobs.console.process import OutputLost
 from earmill.jobs.console.terminal import say, say_json
 
@@ -29,7 +23,7 @@ LINE_EVERY_S = 5.0
 
 
 def push(
-    uri: DatasetUri,
+    uri: options.DatasetUri,
     hub_id: Annotated[
         str, typer.Argument(metavar="HUB_ID", help="Dataset on the hub: user/name; made if new.")
     ],
@@ -53,9 +47,9 @@ def push(
     replace: Annotated[
         bool, typer.Option("--replace", help="Push even if the repository holds another dataset.")
     ] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    storage_options: StorageOptions = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    storage_options: options.StorageOptions = None,
 ) -> None:
     """Upload a finished dataset to the Hugging Face hub in one commit.
 
@@ -64,7 +58,7 @@ def push(
     """
     from earmill.pipeline.hub.contents import contents_of
 
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         contents = contents_of(layout, hashes=verify)
     if dry_run:
         fields = {"hub_id": hub_id, **_counts(contents), "licenses": contents.dataset.licenses}

@@ -7,12 +7,7 @@ from typing import Annotated
 
 import typer
 
-from earmill.jobs.commands.options import (
-    DatasetUri,
-    Quiet,
-    StorageOptions,
-    parse_storage_options,
-)
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import say, teller
 
 Out = Annotated[Path, typer.Option(help="HTML file to write.")]
@@ -31,25 +26,19 @@ Audio = Annotated[
         "--audio/--no-audio", help="Embed the sound of these rows, if the source is available."
     ),
 ]
-Job = Annotated[
-    str | None,
-    typer.Option(
-        "--job", metavar="JOB.yaml", help="The job's own file, for credentials of the source."
-    ),
-]
 
 
 def report(
-    uri: DatasetUri,
+    uri: options.DatasetUri,
     out: Out = Path("report.html"),
     rows: MostRows = 1000,
     examples: Examples = 4,
     row: RowIds = None,
     seconds: Seconds = 10.0,
     audio: Audio = True,
-    job: Job = None,
-    quiet: Quiet = False,
-    storage_options: StorageOptions = None,
+    job: options.JobOfDataset = None,
+    quiet: options.Quiet = False,
+    storage_options: options.StorageOptions = None,
 ) -> None:
     """Write one HTML page that shows a dataset: rows, sound, features, work, provenance."""
     from earmill.jobs.report.build import Options, write_report
@@ -60,7 +49,7 @@ def report(
         uri,
         out,
         options=Options(rows, examples, tuple(row or ()), seconds, audio),
-        storage_options=parse_storage_options(storage_options),
+        storage_options=options.parse_storage_options(storage_options),
         job=None if job is None else JobSpec.load(job),
         on_begin=teller(quiet=quiet),
     )

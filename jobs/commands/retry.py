@@ -13,18 +13,7 @@ from typing import Annotated
 
 import typer
 
-from earmill.jobs.commands.options import (
-    AsJson,
-    DatasetUri,
-    LogFormat,
-    Metrics,
-    Overrides,
-    Quiet,
-    RayAddress,
-    StorageOptions,
-    parse_storage_options,
-    run_overrides,
-)
+from earmill.jobs.commands import options
 from earmill.jobs.console.job_run import run_and_report
 from earmill.jobs.console.terminal import console, say_json
 
@@ -32,7 +21,7 @@ _GONE = "--where is gone: use --error CLASS, --stage STAGE and --uri GLOB, each 
 
 
 def retry(
-    dataset: DatasetUri,
+    dataset: options.DatasetUri,
     error: Annotated[
         list[str] | None,
         typer.Option(metavar="CLASS", help="Only rows of this error class, such as unreadable."),
@@ -48,21 +37,14 @@ def retry(
         ),
     ] = None,
     where: Annotated[str | None, typer.Option(hidden=True)] = None,
-    set_: Overrides = None,
-    job: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JOB.yaml",
-            help="The job file, for credentials of the source and the `run` section, which "
-            "dataset.json does not hold.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    ray_address: RayAddress = None,
-    storage_options: StorageOptions = None,
-    log_format: LogFormat = None,
-    metrics: Metrics = None,
-    quiet: Quiet = False,
+    set_: options.Overrides = None,
+    job: options.JobOfDataset = None,
+    as_json: options.AsJson = False,
+    ray_address: options.RayAddress = None,
+    storage_options: options.StorageOptions = None,
+    log_format: options.LogFormat = None,
+    metrics: options.Metrics = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Process quarantined rows again. Run it in the folder where the job ran.
 
@@ -75,9 +57,9 @@ def retry(
     from earmill.pipeline.driver.update import start_retry
 
     rows = RowFilter.of(error=error or (), stage=stage or (), uri=uri or ())
-    options = parse_storage_options(storage_options)
-    overrides = run_overrides(set_, log_format, metrics)
-    job_and_rows = find_retry(dataset, options, rows=rows, job=job, overrides=overrides)
+    store_options = options.parse_storage_options(storage_options)
+    overrides = options.run_overrides(set_, log_format, metrics)
+    job_and_rows = find_retry(dataset, store_options, rows=rows, job=job, overrides=overrides)
     if job_and_rows is None:
         _print_no_match(dataset, as_json)
         raise typer.Exit(0)

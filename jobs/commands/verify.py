@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from earmill.jobs.commands.options import (
-    AsJson,
-    DatasetUri,
-    Quiet,
-    StorageOptions,
-    open_output,
-    parse_storage_options,
-)
+from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import console, say, say_json, teller
 
 if TYPE_CHECKING:
@@ -24,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    uri: DatasetUri,
+    uri: options.DatasetUri,
     hashes: Annotated[
         bool, typer.Option(help="Read every byte and compare its sha256; else listings only.")
     ] = True,
@@ -49,31 +42,24 @@ def verify(
     seed: Annotated[
         int | None, typer.Option(help="Seed that draws the rows of --deep; the report names it.")
     ] = None,
-    job: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JOB.yaml",
-            help="For --deep: the job file, if the source needs credentials, which dataset.json "
-            "does not hold.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    storage_options: StorageOptions = None,
+    job: options.JobOfDataset = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    storage_options: options.StorageOptions = None,
 ) -> None:
     """Check that a dataset is whole. Exit code 1 if it is not."""
     from earmill.pipeline.dataset.orphans import remove_orphans as remove
     from earmill.pipeline.dataset.verify import verify as check
 
     deep_report = None
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         removed = remove(layout).parts if remove_orphans else []
         report = check(layout, hashes=hashes)
         if deep is not None:
             from earmill.pipeline.driver.deep_verify import verify_deep
             from earmill.pipeline.driver.stored_job import stored_job
 
-            spec = stored_job(layout, uri, parse_storage_options(storage_options), job=job)
+            spec = stored_job(layout, uri, options.parse_storage_options(storage_options), job=job)
             tell = teller(quiet=quiet or as_json)
             deep_report = verify_deep(layout, spec, deep, seed=seed, on_begin=tell)
     ok = report.ok and (deep_report is None or deep_report.ok)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from earmill.jobs.commands.options import AsJson, DatasetUri, StorageOptions, parse_storage_options
+from earmill.jobs.commands import options
 from earmill.jobs.console import process
 from earmill.jobs.console.terminal import console, say, say_json
 
@@ -40,7 +40,7 @@ Page = Annotated[
 
 
 def watch(
-    uri: DatasetUri,
+    uri: options.DatasetUri,
     once: Annotated[bool, typer.Option("--once", help="Show the progress once and end.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for a job to begin if there is none yet.")
@@ -50,8 +50,8 @@ def watch(
         typer.Option(metavar="SECONDS", min=0.1, help="Seconds between looks, at least."),
     ] = EVERY_S,
     page: Page = None,
-    as_json: AsJson = False,
-    storage_options: StorageOptions = None,
+    as_json: options.AsJson = False,
+    storage_options: options.StorageOptions = None,
 ) -> None:
     """Show the progress of a job from its commits, until it is finished.
 
@@ -62,7 +62,7 @@ def watch(
 
     if page is not None and once:
         raise typer.BadParameter("--page goes on until Ctrl-C: leave --once out")
-    layout = Layout.open(uri, parse_storage_options(storage_options))
+    layout = Layout.open(uri, options.parse_storage_options(storage_options))
     job, show = JobWatch(layout), _Lines() if as_json or not sys.stdout.isatty() else _Bar()
     show.as_json = as_json
     try:
