@@ -29,28 +29,29 @@ def diff(
     from earmill.pipeline.dataset.history import diff as compare
 
     with options.open_output(uri, storage_options) as layout:
-        found = compare(layout, before, after)
+        difference = compare(layout, before, after)
     if as_json:
-        say_json(asdict(found))
+        say_json(asdict(difference))
     else:
-        _print_diff(found)
+        _print_diff(difference)
 
 
-def _print_diff(found: SnapshotDiff) -> None:
+def _print_diff(difference: SnapshotDiff) -> None:
     """Print one line a row, at most `SHOWN_ROWS` of each kind; --json has all rows."""
     for what, rows in (
-        ("added", found.added),
-        ("removed", found.removed),
-        ("changed", found.changed),
+        ("added", difference.added),
+        ("removed", difference.removed),
+        ("changed", difference.changed),
     ):
         for row_id in rows[:SHOWN_ROWS]:
-            before, after = found.states[row_id]
+            before, after = difference.states[row_id]
             state = after if before is None else before
             shown = state if what != "changed" or before == after else f"{before} -> {after}"
             say(f"{what}: {row_id} ({shown})")
         if len(rows) > SHOWN_ROWS:
             say(f"{what}: {len(rows) - SHOWN_ROWS:,} more, see --json")
     say(
-        f"snapshot {found.before.number} to {found.after.number}: {len(found.added):,} rows added, "
-        f"{len(found.changed):,} changed, {len(found.removed):,} removed"
+        f"snapshot {difference.before.number} to {difference.after.number}: "
+        f"{len(difference.added):,} rows added, {len(difference.changed):,} changed, "
+        f"{len(difference.removed):,} removed"
     )

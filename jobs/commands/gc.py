@@ -42,7 +42,7 @@ def gc(
     from earmill.pipeline.dataset.garbage import collect_garbage
 
     with options.open_output(uri, storage_options) as layout:
-        found = collect_garbage(
+        collected = collect_garbage(
             layout,
             keep=keep,
             older_than=None if older_than is None else duration(older_than, "--older-than"),
@@ -50,9 +50,9 @@ def gc(
             dry_run=dry_run,
         )
     if as_json:
-        say_json(asdict(found))
+        say_json(asdict(collected))
     else:
-        _print(found, "would be removed" if dry_run else "removed")
+        _print(collected, "would be removed" if dry_run else "removed")
 
 
 def duration(text: str, option: str) -> timedelta:
@@ -63,13 +63,16 @@ def duration(text: str, option: str) -> timedelta:
     return timedelta(seconds=float(number) * UNITS_S[unit])
 
 
-def _print(found: Collected, what: str) -> None:
+def _print(collected: Collected, what: str) -> None:
     from earmill.pipeline.common.text import bytes_text
 
-    for entry in found.snapshots:
+    for entry in collected.snapshots:
         say(f"snapshot {entry.number} of {entry.created or 'no date'}: {what}")
-    for part in found.parts[:SHOWN_PARTS]:
+    for part in collected.parts[:SHOWN_PARTS]:
         say(f"{part}: {what}")
-    if len(found.parts) > SHOWN_PARTS:
-        say(f"{len(found.parts) - SHOWN_PARTS:,} more, see --json")
-    say(f"{found.files:,} files, {bytes_text(found.bytes)}, {what}; {found.young:,} too young")
+    if len(collected.parts) > SHOWN_PARTS:
+        say(f"{len(collected.parts) - SHOWN_PARTS:,} more, see --json")
+    say(
+        f"{collected.files:,} files, {bytes_text(collected.bytes)}, {what}; "
+        f"{collected.young:,} too young"
+    )

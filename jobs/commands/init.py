@@ -475,8 +475,8 @@ def commented(answers: Answers, models: Sequence[str], pools: Sequence[str]) -> 
     here = RELATIVE if _is_local(a.source) and not os.path.isabs(a.source) else ""
     there = RELATIVE if _is_local(a.output) and not os.path.isabs(a.output) else ""
     return f"""\
-# What `earmill init` was told. `earmill plan FILE` shows what it would do, `earmill extract FILE`
-# does it, and goes on with --resume. All keys: `earmill spec`. For an editor that completes them:
+# Written by `earmill init`. `earmill plan FILE` estimates the job, `earmill extract FILE` runs it,
+# and continues it with --resume. All keys: `earmill spec`. For an editor that completes them:
 #   earmill spec --json-schema > job.schema.json
 # and as the first line here:  # yaml-language-server: $schema=job.schema.json
 name: {_scalar(a.name)}

@@ -42,10 +42,9 @@ def kernels(
         entries_of_all() if job is None else entries_of(JobSpec.load(job, overrides=set_ or ()))
     )
     failed = compile_into(folder, entries, cpu=cpu, features=features)
-    made = sorted(folder.rglob("*.kernel"))
-    say(
-        f"{len(made)} kernels, {sum(path.stat().st_size for path in made) / 1e6:.1f} MB in {folder}"
-    )
+    files = sorted(folder.rglob("*.kernel"))
+    megabytes = sum(path.stat().st_size for path in files) / 1e6
+    say(f"{len(files)} kernels, {megabytes:.1f} MB in {folder}")
     for line in failed:
         say(line, sys.stderr)
     if failed:

@@ -32,16 +32,16 @@ def models(
     its error.
     """
     listed = listed_models()
-    found = [model for model in listed if name in (None, model["name"])]
-    if not found:
+    selected = [model for model in listed if name in (None, model["name"])]
+    if not selected:
         known = ", ".join(model["name"] for model in listed)
         hint = nearest(str(name), [model["name"] for model in listed])
         raise SpecError(f"no model {name!r}; known: {known}{hint}")
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(selected))
         return
     out = console()
-    for model in found:
+    for model in selected:
         out.print(_table(model))
 
 
@@ -87,13 +87,13 @@ def listed_models() -> list[dict[str, Any]]:
         kept = read_kept(_KIND, key)
         if isinstance(kept, list):
             return kept
-    made = _made()
-    if key is not None and not any(model["error"] for model in made):
-        keep(_KIND, key, made)
-    return made
+    models = _describe_models()
+    if key is not None and not any(model["error"] for model in models):
+        keep(_KIND, key, models)
+    return models
 
 
-def _made() -> list[dict[str, Any]]:
+def _describe_models() -> list[dict[str, Any]]:
     from amtcore.features.build import list_models
 
     # Through JSON, so that new and cached lists are equal: tuples become lists.

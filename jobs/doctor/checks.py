@@ -165,7 +165,7 @@ def _run_task() -> str:
 
         answer = ray.remote(_worker_version).options(num_cpus=1).remote()
         try:
-            found = ray.get(answer, timeout=RAY_TASK_WITHIN_S)
+            worker_version = ray.get(answer, timeout=RAY_TASK_WITHIN_S)
         except GetTimeoutError as error:
             raise RunStopped(
                 f"Ray starts, but ran no task within {RAY_TASK_WITHIN_S:.0f} s; look whether other "
@@ -173,7 +173,7 @@ def _run_task() -> str:
             ) from error
         cpus = sum(node.cpus for node in live_nodes())
         how = "joined" if is_joined() else "private, on loopback"
-        return f"runs a task ({how}, {cpus} CPUs, earmill {found} in its worker)"
+        return f"runs a task ({how}, {cpus} CPUs, earmill {worker_version} in its worker)"
 
 
 def _has_ray() -> bool:

@@ -127,12 +127,12 @@ def _histograms(stored: Stored, facts: pa.Table) -> list[Plot]:
     """Return histograms of durations, of levels if known, and of values of whole clips."""
     seconds = stored.features.table.column("seconds").to_numpy().astype(np.float64)
     levels_db = _levels_db(stored.features.dataset, facts)
-    found = [
+    plots = [
         histogram(seconds, "Durations", "duration", text=seconds_text),
         histogram(levels_db, "Levels before scaling", "RMS level (dB re 1)"),
         *_summaries(stored),
     ]
-    return [plot for plot in found if plot is not None]
+    return [plot for plot in plots if plot is not None]
 
 
 def _levels_db(dataset: Any, facts: pa.Table) -> np.ndarray:
@@ -166,14 +166,14 @@ def _summaries(stored: Stored) -> list[Plot | None]:
     chosen = spread_over(range(len(features)), MOST_SUMMARIES)
     rows = [features[position] for position in chosen]
     of = "rows" if len(rows) == len(features) else f"of {len(rows):,} rows"
-    found = []
+    plots = []
     for name, info in clips.items():
         values = np.stack([np.asarray(row.features[name][0], np.float64) for row in rows])
         for k, column in enumerate(info.columns or ()):
             title = f"{name}: {column}".replace("_", " ").capitalize()
             label = f"{column.replace('_', ' ')} ({info.unit})"
-            found.append(histogram(values[:, k], title, label, of))
-    return found[:MOST_SUMMARY_PLOTS]
+            plots.append(histogram(values[:, k], title, label, of))
+    return plots[:MOST_SUMMARY_PLOTS]
 
 
 def _categories(facts: pa.Table) -> list[Bars]:
@@ -191,10 +191,10 @@ def _categories(facts: pa.Table) -> list[Bars]:
 
 
 def _texts(counts: Mapping[Any, int], text: Any) -> dict[str, int]:
-    found = Counter[str]()
+    by_text = Counter[str]()
     for value, count in counts.items():
-        found["unknown" if value is None else text(value)] += count
-    return dict(found)
+        by_text["unknown" if value is None else text(value)] += count
+    return dict(by_text)
 
 
 def _channels_text(channels: int) -> str:
@@ -218,14 +218,14 @@ def _stream(features: Features | JoinedFeatures, name: str, info: StreamInfo) ->
     shape = f"{info.width} {layout.columns_are} {layout.rate_text} ({info.pool}), {info.unit}"
     low_high, mean = "", ""
     try:
-        found = features.statistics.get(name)
+        values = features.statistics.get(name)
     except CommitError:  # an older release stored no statistics
-        found = None
-    if found is not None and found.count:
-        low, high = float(found.minimum.min()), float(found.maximum.max())
+        values = None
+    if values is not None and values.count:
+        low, high = float(values.minimum.min()), float(values.maximum.max())
         low_high, mean = (
             f"{number_text(low)} to {number_text(high)}",
-            number_text(float(found.mean.mean())),
+            number_text(float(values.mean.mean())),
         )
     return name, info.model, f"{stored:,} {layout.stored_rows}", shape, low_high, mean
 
@@ -373,14 +373,14 @@ class Quarantine:
 
 def bad_rows_of(stored: Stored, most: int) -> list[dict[str, Any]]:
     """Return at most `most` quarantined rows with their shards, in the order of the shards."""
-    found: list[dict[str, Any]] = []
+    bad: list[dict[str, Any]] = []
     paths = [(k, one.quarantine) for k, one in stored.shards.items() if one.quarantine]
     for shard, path in paths[:MOST_BAD_TABLES]:
-        if len(found) >= most:
+        if len(bad) >= most:
             break
         rows = read_table(stored.layout, str(path)).to_pylist()
-        found += [shown_bad_row(row, shard) for row in rows]
-    return found[:most]
+        bad += [shown_bad_row(row, shard) for row in rows]
+    return bad[:most]
 
 
 def shown_bad_row(row: Mapping[str, Any], shard: str) -> dict[str, Any]:

@@ -91,11 +91,11 @@ class Player:
         if (item.size or 0) > MOST_BYTES:
             return Sound(why=f"its file of {item.size:,} bytes is too large to fetch for a player")
         try:
-            ((_, found),) = self._source.fetch([item])
-            if isinstance(found, RowError):
-                return Sound(why=f"its source cannot be read: {one_line(found)}")
-            with found:
-                return self._of(found, item, channel, facts)
+            ((_, stream),) = self._source.fetch([item])
+            if isinstance(stream, RowError):
+                return Sound(why=f"its source cannot be read: {one_line(stream)}")
+            with stream:
+                return self._of(stream, item, channel, facts)
         except SourceOutage:
             raise
         except (EarmillError, OSError, ValueError) as error:

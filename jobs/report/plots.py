@@ -194,13 +194,13 @@ def nice_steps(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
 def nice_ratios(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
     """Return round numbers for a logarithmic axis: 1, 2, 5, 10, ... or fewer."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found: list[float] = []
+    values: list[float] = []
     for kinds in ((1, 2, 5), (1, 3), (1,)):
-        found = [k * 10.0**p for p in powers for k in kinds]
-        found = [v for v in found if low * 0.999 <= v <= high * 1.001]
-        if len(found) <= most:
+        values = [k * 10.0**p for p in powers for k in kinds]
+        values = [v for v in values if low * 0.999 <= v <= high * 1.001]
+        if len(values) <= most:
             break
-    return found
+    return values
 
 
 def ticks(

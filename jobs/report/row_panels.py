@@ -73,13 +73,13 @@ def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[
             modulation.append(info)
         else:
             spectrograms.append(_spectrogram(_values(row, info), info, seconds))
-    found = [_traces(row, infos, seconds) for infos in traces.values()]
+    plots = [_traces(row, infos, seconds) for infos in traces.values()]
     for info in modulation:
         values = _values(row, info)
         if not spectrograms:
             spectrograms.append(_slowest(values, info, seconds))
-        found.append(_modulation(values, info))
-    return [*spectrograms, *found, *rasters]
+        plots.append(_modulation(values, info))
+    return [*spectrograms, *plots, *rasters]
 
 
 def clip_values(row: Row, streams: Mapping[str, StreamInfo]) -> Table | None:
@@ -256,10 +256,10 @@ def _traces(row: Row, infos: Sequence[StreamInfo], seconds: float) -> Plot:
         quantiles = np.quantile(trace, (0.0, 0.5, 1.0)).tolist()
         rows.append((label, *(number_text(v) for v in quantiles)))
     unit, names = infos[0].unit, ", ".join(line.label for line in lines)
-    said = "; ".join(f"{name} up to {most}" for name, _, _, most in rows)
+    peaks = "; ".join(f"{name} up to {most}" for name, _, _, most in rows)
     return Plot(
         title=f"{names}: {', '.join(sorted(models))}".capitalize(),
-        alt=f"Traces over {seconds_text(seconds)}: {said} {unit}.",
+        alt=f"Traces over {seconds_text(seconds)}: {peaks} {unit}.",
         x_label=TIME,
         y_label=unit,
         x_ticks=_seconds_ticks(seconds),

@@ -155,8 +155,8 @@ class PageServer:
 
             def _answer(self, *, body: bool) -> None:
                 # Values of a repeated header are joined, so that the request is refused.
-                given = {name: ", ".join(self.headers.get_all(name, [])) for name in self.headers}
-                refused = refusal(_titled(given), bound)
+                headers = {name: ", ".join(self.headers.get_all(name, [])) for name in self.headers}
+                refused = refusal(_titled(headers), bound)
                 if refused:
                     self._send(HTTPStatus.FORBIDDEN, f"{refused}\n".encode(), body, "text/plain")
                 elif urlsplit(self.path).path != "/":

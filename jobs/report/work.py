@@ -209,7 +209,7 @@ class _Clock:
         edges = self.edges
         ends = self.place(np.array([one.created_s for one in facts]))
         begins = self.place(np.array([one.created_s - _took(one) for one in facts]))
-        found = np.zeros((len(edges) - 1, amounts.shape[1]))
+        totals = np.zeros((len(edges) - 1, amounts.shape[1]))
         # A shard that took no time gets a short time at its commit, also at the very beginning.
         least_s = 1e-6 * self.length_s
         for begin, end, amount in zip(begins, ends, amounts, strict=True):
@@ -217,8 +217,8 @@ class _Clock:
             begin = min(begin, end - least_s)
             over = np.minimum(edges[1:], end) - np.maximum(edges[:-1], begin)
             share = np.maximum(over, 0.0)
-            found += np.outer(share / (share.sum() or 1.0), amount)
-        return found
+            totals += np.outer(share / (share.sum() or 1.0), amount)
+        return totals
 
 
 def _took(one: ShardFacts) -> float:
@@ -339,10 +339,10 @@ def _parts(facts: Sequence[ShardFacts]) -> list[CpuPart]:
     sums = np.array([one.cpu_s for one in facts]).sum(axis=0).tolist() if facts else []
     whole, audio_s = sum(sums) or 1.0, sum(one.audio_s for one in facts)
     per_audio = aligned([1000 * seconds / audio_s for seconds in sums]) if audio_s else []
-    found, left = [], 0.0
+    parts, left = [], 0.0
     for k, (part, seconds, text) in enumerate(zip(PARTS, sums, aligned(sums), strict=False)):
         width = 100 * seconds / whole
-        found.append(
+        parts.append(
             CpuPart(
                 part=part,
                 group=GROUP_OF[part],
@@ -354,7 +354,7 @@ def _parts(facts: Sequence[ShardFacts]) -> list[CpuPart]:
             )
         )
         left += width
-    return found
+    return parts
 
 
 def _workers(facts: Sequence[ShardFacts]) -> tuple[list[WorkerLine], int]:
