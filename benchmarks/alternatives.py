@@ -1,8 +1,8 @@
 """Speed of alternatives: torchaudio's features, scipy's filters, a plain loop.
 
-One run, one set of clips, all cores. Models make different numbers, so the table has the numbers of
-a second of audio, and the cost of a million numbers beside the cost of a second of audio. CPU time
-covers the whole process with its threads.
+One run, one set of clips, all cores. Models make different amounts of numbers. So the table has the
+numbers of a second of audio, and two costs: of a second of audio, and of a million numbers. CPU
+time covers the whole process with its threads.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 The workers sleep instead of computing, and commit real shards (`benchmarks.sleeping_workers`);
 claims, lock, ledger and loop are the code of a job. The workers offer more than this machine can
-write, so the rate is its limit. There are three bounds: the CPU time of publishing (encoding and
-hashing a shard, which a cluster does on all its machines), the CPU time of the one driver, and the
-flushes of the disk; a commit of one Parquet file needs `FLUSHES`. CPU time is measured from a tenth
-to nine tenths of the shards. The disk is measured alone before, with as many threads as write. The
-stores take turns; the table has the median run of each, and the range. Files stay until the end,
-because a disk that has just removed many files is slow to create new ones.
+write, so the rate is its limit. There are three bounds. Publishing takes CPU time for encoding and
+hashing, which a cluster does on all its machines. The one driver takes CPU time. And a commit of
+one Parquet file needs `FLUSHES` flushes of the disk. CPU time is measured from a tenth to nine
+tenths of the shards. The disk is measured alone before, with the same number of threads. The stores
+take turns; the table has the median run of each, and the range. Files stay until the end: a disk
+that has just removed many files is slow to create new ones.
 
     python -m benchmarks.crowd [FOLDER]            commits to a folder there, and to memory
 """

@@ -358,7 +358,7 @@ def main() -> None:
             *(each.memory_table() for each in made),
         ]
     )
-    # An argument names another machine, whose section stands beside that of the docs.
+    # An argument names another machine; its section stands beside the section that docs cite.
     command = shlex.join(["python", "-m", "benchmarks.job", *sys.argv[1:]])
     write_section(", ".join(["The whole job", *sys.argv[1:]]), command, body)
 

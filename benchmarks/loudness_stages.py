@@ -1,9 +1,9 @@
 """CPU time of the loudness models by stage, beside a bound and an earlier commit; one thread.
 
-The bound is the cost of computing these models completely: the transforms of the six windows for
-every frame, as FFTs or as the products here, whichever costs less; and one exponential for every
-node below a channel (kernels skip nodes that add nothing). The earlier commit `BEFORE` and this
-tree are measured by turns, with the same script in processes of their own.
+The bound is the cost of a complete computation. It has two parts: the transforms of the six windows
+for every frame, as FFTs or as the products here, whichever costs less; and one exponential for
+every node below a channel. (Kernels skip nodes that add nothing.) The earlier commit `BEFORE` and
+this tree are measured by turns, with the same script in processes of their own.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def main() -> None:
         if info.distribution is not None and not info.distribution.startswith("earmill "):
             continue
         if any("default" not in each.to_dict() for each in info.params.values()):
-            continue  # its cost is that of the class that a job names
+            continue  # its speed depends on the class that a job names
         extractor = build_extractor(info.name)
         warm_up([extractor])
         core_s = min(seconds_of_a_second([extractor])[1] for _ in range(RUNS))

@@ -2,12 +2,13 @@
 
 Client, server and reader share the cores, and reading from the disk keeps both cores busy. So the
 share of the disk's rate is a share of CPU time. `CPU share` is the CPU time of reading from the
-disk, divided by that of reader and server with the bucket. `at most` is its bound: a client moves
-the same files from sockets into the same MB of memory (requests of 8 MB, sixteen at once), and the
-rest costs as much as with the disk. Round trips before the first row reduce the rate further: three
-to open a set and two to its first values. They take half as long as reading an hour from the disk,
-so longer sets are read too. A real store is another machine: for `apart` the reader has one core,
-with the disk and with the store, and the store has the other core. All runs take turns.
+disk, divided by the CPU time of reader and server with the bucket. `at most` is its bound. For the
+bound a client only moves the same files from sockets into one MB of memory, in requests of 8 MB,
+sixteen at once; the rest costs as much as with the disk. Round trips before the first row reduce
+the rate further: three to open a set and two to its first values. They take half as long as reading
+an hour from the disk, so longer sets are read too. A real store is another machine. So for `apart`
+the reader has one core, with the disk and with the store, and the store has the other core. All
+runs take turns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same rows in other libraries' formats, written and read by these libraries.
+"""Formats of other libraries with the same rows, written and read by these libraries.
 
 Each class writes rows, reads them in order, reads them with the library's own shuffle, and resumes
 after half an epoch. A row maps stream names to arrays. Libraries that are not installed are skipped

@@ -1,7 +1,7 @@
 """Driver and reader with many rows: wall time, CPU time and peak memory by rows.
 
 Each line of the table is one function of `STEPS`, run in its own process in a folder that `prepare`
-made; steps of one folder run one after the other. Rows are as real as a step needs. The 100 000
+made. Steps of one folder run one after the other. Rows are as real as a step needs. The 100 000
 clips of a folder are files; the million clips of a manifest do not exist. The set that is resumed,
 closed, verified and opened has a few zeros a row, committed as in a job.
 

@@ -1,6 +1,6 @@
 """Dau1997, Osses2021 and King2019 written with scipy: `lfilter` channel by channel.
 
-Constants come from earmill's models; the filters are scipy's, in float64 on one thread. numpy
+Constants come from earmill's models. The filters are scipy's, in float64 on one thread. numpy
 computes the broken stick, and the adaptation loops sample by sample over all channels.
 """
 

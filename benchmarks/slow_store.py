@@ -2,8 +2,8 @@
 
 It answers GetObject with ranges, HeadObject and ListObjectsV2 over HTTP/1.1, a fixed time after the
 request. The server is a process with a thread for each kept connection. It parses requests in a few
-lines and sends files by sendfile, so that it uses little of the reader's CPU time: moto uses more
-than the reader itself, and http.server as much for a small object as for 2 MB. The server avoids
+lines and sends files by sendfile, so that it uses little of the reader's CPU time. (moto uses more
+than the reader itself, and http.server as much for a small object as for 2 MB.) The server avoids
 the congestion control BBR, which some machines use by default: on loopback its timers take half of
 the CPU time of server and client.
 """

@@ -2,8 +2,8 @@
 
 The first table has the largest difference in ten seconds of a span, relative to the largest value
 of the stream there, for several warm-up times. The second table has the difference after the
-warm-up of a job with `audio.spans`, also for the worst signal found: noise of 95 dB SPL until the
-warm-up begins, and silence or near silence after it.
+warm-up of a job with `audio.spans`. It includes the worst signal found: noise of 95 dB SPL until
+the warm-up begins, and silence or near silence after it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bytes that planning and a job read from a streamed dataset of 200 Parquet files.
 
-A web server on this machine counts how often each byte is read. The plan is made, the counts are
-reset, and the job runs from this plan in its own process, with two workers that open the dataset
-themselves.
+A web server on this machine counts how often each byte is read. The plan is made, and the
+counts are reset. Then the job runs from this plan in its own process; its two workers open the
+dataset themselves.
 
     python -m benchmarks.streamed_source
 """

@@ -30,7 +30,7 @@ def add_features(
 ) -> None:
     """Compute other models' streams for the rows of a dataset; readers see both.
 
-    Run it again after an update to compute the new rows. Exit codes are those of `extract`.
+    Run it again after an update to compute the new rows. `extract` has the same exit codes.
     """
     from earmill.pipeline.driver.add_features import add_features as add
 

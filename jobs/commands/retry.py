@@ -48,7 +48,7 @@ def retry(
 ) -> None:
     """Process quarantined rows again. Run it in the folder where the job ran.
 
-    Exit codes are those of `extract`.
+    `extract` has the same exit codes.
     """
     if where is not None:
         raise typer.BadParameter(_GONE)

@@ -1,7 +1,7 @@
 """Signals and standard streams of the process that runs a command.
 
 SIGINT of Ctrl-C, SIGTERM, and SIGHUP of a closed terminal end a command. The first signal raises
-`Interrupted`, so that locks and temporary files are removed; the exit code is 128 plus the number
+`Interrupted`, so that locks and temporary files are removed. The exit code is 128 plus the number
 of the signal, as a shell reports it. A second signal ends the process at once. A signal that was
 ignored when the process began stays ignored, because `nohup` asks for that.
 

@@ -70,7 +70,7 @@ def write_report(
     job: JobSpec | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Write the report of a dataset; arguments and further errors are those of `report_html`.
+    """Write the report of a dataset; `report_html` documents the arguments and further errors.
 
     Raises:
         OutputError: The file cannot be written, or its path is a URI.

@@ -230,7 +230,7 @@ def _stream(features: Features | JoinedFeatures, name: str, info: StreamInfo) ->
     return name, info.model, f"{stored:,} {layout.stored_rows}", shape, low_high, mean
 
 
-# If the table is cut, one row in so many is a quarantined row, if there are any.
+# A cut table has one quarantined row in `BAD_PART` rows, if there are any.
 BAD_PART = 4
 # Most columns of the source that the table shows.
 MOST_EXTRAS = 6
