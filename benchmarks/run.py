@@ -23,6 +23,7 @@ SCRIPTS = (
     "decoding",
     "long_files",
     "span_warmup",
+    "path_length",
     "loader",
     "int8",
     "reader",
