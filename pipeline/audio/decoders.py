@@ -1,21 +1,12 @@
-"""The libraries that decode, behind one interface: open, read forward, describe the file.
+"""The decoding libraries behind one interface: open, read forward, describe the file.
 
-libsndfile reads what it can. FFmpeg reads the rest, through PyAV, whose wheels bring it along. A
-FLAC that is read whole is dr_flac's, see `whole_flac`. All deliver (frames, channels) float32 in
-pieces of any size with equal samples: decoding goes forward in one thread, and pieces are cut from
-its output. Encoder delay and padding are left out where the container marks them,
-as FFmpeg does.
+libsndfile reads what it can. FFmpeg, through PyAV, reads the rest. dr_flac, through miniaudio,
+decodes short FLACs that are read whole. All deliver (frames, channels) float32 in pieces of any
+size with equal samples. Encoder delay and padding are left out where the container marks them.
 
-`DecoderInput` is a stream as such a library wants it: no name, a bound on the cost of a header, and
-errors that are kept. Libraries read through callbacks, in which an exception is lost; here it is
-kept. Until `opened` is called, a header that makes the library read on and on meets the end of the
-file instead.
-
-`whole_flac` decodes a FLAC of a clip's length in one call of dr_flac, in half of libFLAC's time.
-dr_flac (of the library miniaudio) leaves out frames whose checksum is wrong, and goes on. So what
-it gives counts only where it is as many samples as the header says, and no more follow; whatever
-else it is (damaged, cut, of unknown length, longer) is left to libsndfile, whose word decides.
-Samples are the same: both hand on the integers that were encoded.
+Libraries read through callbacks, in which an exception is lost. `DecoderInput` keeps it. It also
+bounds the cost of a header: until `opened` is called, a header that makes a library read on and on
+meets the end of the file instead.
 """
 
 from __future__ import annotations
@@ -24,7 +15,7 @@ import io
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +25,7 @@ from earmill.pipeline.audio.channels import AudioBlock
 from earmill.pipeline.audio.containers import Probe
 from earmill.pipeline.audio.containers.base import open_window
 from earmill.pipeline.audio.containers.lossless import (
-    FLAC_BEGINS,
-    FLAC_HEAD_BYTES,
+    BEFORE_END,
     FRAME_SYNC,
     StreamInfo,
     flac_goes_on,
@@ -49,12 +39,12 @@ if TYPE_CHECKING:
 
 
 class DecoderError(Exception):
-    """A library cannot open the bytes, or breaks while decoding.
+    """A library cannot open the bytes, or fails while decoding.
 
     Args:
-        reason: Its own words.
-        not_audio: The bytes are nothing that it knows.
-        unsupported: The container is known, and the codec in it is not.
+        reason: The library's own words.
+        not_audio: The library does not know the bytes.
+        unsupported: The container is known, but the codec in it is not.
     """
 
     def __init__(self, reason: str, *, not_audio: bool = False, unsupported: bool = False) -> None:
@@ -62,13 +52,13 @@ class DecoderError(Exception):
         self.not_audio, self.unsupported = not_audio, unsupported
 
 
-# Pictures and seek tables in a header take a few MB; a walk over chunks a few reads each.
+# Pictures and seek tables in a header take a few MB; a walk over chunks takes a few reads each.
 HEADER_BYTES = 64 << 20
 HEADER_READS = 200_000
 
 
 class DecoderInput:
-    """Reads for a decoding library.
+    """A stream as decoding libraries read it: without a name, with bounds, keeping errors.
 
     Args:
         stream: Seekable bytes.
@@ -92,7 +82,7 @@ class DecoderInput:
         return part
 
     def opened(self) -> None:
-        """The header is read: what follows are samples, of any length."""
+        """End the bound: the header is read, and samples of any length follow."""
         self._bounded = False
 
     def readinto(self, buffer: Any) -> int:
@@ -102,8 +92,10 @@ class DecoderInput:
         return len(chunk)
 
     def read(self, size: int = -1) -> bytes:
-        if self._bounded and not self._may_read():
-            return b""
+        if self._bounded:
+            self._reads_left -= 1
+            if self._reads_left < 0 or self._bytes_left <= 0:
+                return b""
         try:
             chunk = self._stream.read(size)
         except OSError as error:
@@ -112,12 +104,8 @@ class DecoderInput:
         self._bytes_left -= len(chunk)
         return chunk
 
-    def _may_read(self) -> bool:
-        self._reads_left -= 1
-        return self._reads_left >= 0 and self._bytes_left > 0
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Where the stream is afterwards: unmoved where a damaged header asks for nonsense."""
+        """Return the new position. An impossible offset, as of a damaged header, moves nothing."""
         try:
             return self._stream.seek(offset, whence)
         except (ValueError, OverflowError, OSError):
@@ -127,215 +115,60 @@ class DecoderInput:
         return self._stream.tell()
 
 
-# A quarter of an hour of speech; decoded, 16 MB of 16 bits.
-MOST_BYTES = 1 << 24
-MOST_SAMPLES = 1 << 23
-# Bits of a sample, libsndfile's name for them. What has others is left to it.
-SUBTYPES = {8: "PCM_S8", 16: "PCM_16", 24: "PCM_24"}
-
-
-class WholeFlac:
-    """A `Decoder` of samples that are all there.
-
-    Args:
-        info: Of the file.
-        samples: (frames, channels), int16 or float32.
-        version: Of miniaudio.
-    """
-
-    name = "dr_flac"
-    format = "FLAC"
-    exact_seek = True
-    least_frames = 0
-
-    def __init__(self, info: StreamInfo, samples: npt.NDArray[Any], version: str) -> None:
-        self.version = version
-        self.subtype = SUBTYPES[info.bits]
-        self.samplerate, self.channels, self.frames = info.rate_hz, info.channels, info.frames
-        self._samples, self._at = samples, 0
-
-    def seek(self, frame: int) -> int:
-        self._at = frame
-        return frame
-
-    def read(self, frames: int) -> AudioBlock:
-        """The next frames; fewer at the end."""
-        part = self._samples[self._at : self._at + frames]
-        self._at += len(part)
-        if part.dtype == np.float32:
-            return part
-        made: AudioBlock = part * np.float32(2.0**-15)
-        return made
-
-    def goes_on(self) -> str | None:
-        """Nothing: `whole_flac` has looked."""
-        return None
-
-    def close(self) -> None:
-        self._samples = self._samples[:0]
-
-
-def whole_flac(source: DecoderInput) -> WholeFlac | None:
-    """The file, decoded; None where libsndfile is to look at it, from wherever it stands."""
-    try:
-        import miniaudio
-    except ImportError:  # there is no wheel for every machine
-        return None
-    nbytes = source.seek(0, io.SEEK_END)
-    source.seek(0)
-    info = StreamInfo.of(source.read(FLAC_HEAD_BYTES)) if nbytes <= MOST_BYTES else None
-    if info is None or info.bits not in SUBTYPES:
-        return None
-    if not 0 < info.frames * info.channels <= MOST_SAMPLES:
-        return None
-    source.seek(0)
-    data = source.read()
-    begin = _first_frame(data)
-    alone = begin is not None and not any(data.find(mark, begin) >= 0 for mark in FLAC_BEGINS)
-    samples = _decoded(miniaudio, data, info) if alone else None
-    return None if samples is None else WholeFlac(info, samples, miniaudio.__version__)
-
-
-def _first_frame(data: bytes) -> int | None:
-    """Where the blocks of the header end; None if no frame begins there, which dr_flac would look
-    for."""
-    at, last = 4, False
-    while not last and at < len(data):
-        last = bool(data[at] & 0x80)
-        at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
-    return at if FRAME_SYNC.match(data, at) else None
-
-
-def _decoded(miniaudio: Any, data: bytes, info: StreamInfo) -> npt.NDArray[Any] | None:
-    """The samples, if they are as the header says."""
-    ffi, lib = miniaudio.ffi, miniaudio.lib
-    flac = lib.ma_dr_flac_open_memory(data, len(data), ffi.NULL)
-    if not flac:
-        return None
-    try:
-        if (flac.channels, flac.sampleRate) != (info.channels, info.rate_hz):
-            return None
-        # Room for one more frame: what follows the last one shows.
-        shape = (info.frames + 1, info.channels)
-        if info.bits <= 16:
-            samples: npt.NDArray[Any] = np.empty(shape, np.int16)
-            into, read = (
-                ffi.from_buffer("short[]", samples, True),
-                lib.ma_dr_flac_read_pcm_frames_s16,
-            )
-        else:
-            samples = np.empty(shape, np.float32)
-            into, read = (
-                ffi.from_buffer("float[]", samples, True),
-                lib.ma_dr_flac_read_pcm_frames_f32,
-            )
-        return samples[:-1] if read(flac, len(samples), into) == info.frames else None
-    finally:
-        lib.ma_dr_flac_close(flac)
-
-
-# Containers that hold audio in practice. libsndfile also opens MATLAB files and sampler patches,
-# which random data can resemble.
-CONTAINERS = frozenset(
-    {"WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST"}
-)
-# Seeking lands on the exact sample in these; everything else is read from its start.
-SEEKABLE_CODECS = frozenset(
-    {"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
-)
-# libsndfile: "Format not recognised", "unsupported encoding", "unimplemented format".
-NOT_AUDIO_CODES = frozenset({1, 4, 18})
 # libsndfile answers SF_COUNT_MAX where the header holds no length.
 UNKNOWN_FRAMES = 1 << 62
 
-# FFmpeg's demuxer and our name of each container; the demuxer is forced, so that no file can ask
-# for one that opens further files.
-FFMPEG = {
-    "mp4": ("mov", "MP4"),
-    "matroska": ("matroska", "MATROSKA"),
-    "asf": ("asf", "ASF"),
-    "adts": ("aac", "ADTS"),
-    "ac3": ("ac3", "AC3"),
-    "eac3": ("eac3", "EAC3"),
-    "amr": ("amr", "AMR"),
-    "wavpack": ("wv", "WAVPACK"),
-    "tta": ("tta", "TTA"),
-}
-# Containers that libsndfile reads, for what it does not know in them.
-BOTH = {
-    "riff": ("wav", "WAV"),
-    "w64": ("w64", "W64"),
-    "aiff": ("aiff", "AIFF"),
-    "caf": ("caf", "CAF"),
-    "au": ("au", "AU"),
-    "ogg": ("ogg", "OGG"),
-    "mpeg": ("mp3", "MP3"),
-}
-# Containers whose length FFmpeg guesses by bit rates.
-GUESSED = frozenset({"adts", "ac3", "eac3", "amr", "ogg", "mpeg"})
-# Containers where only the length of the track tells that the file is cut.
-TIMED = frozenset({"mp4", "matroska", "asf"})
-# A container's duration is rounded, and counts delay and padding of the encoder.
-DURATION_SLACK_S = 0.25
-# Codecs whose packets have checksums, which FFmpeg compares only if asked.
-CHECKED_CODECS = frozenset({"flac", "wavpack", "tta"})
-# FFmpeg's own decoders of AMR do not know frames of silence; the reference decoder does.
-AMR_DECODERS = {"amrnb": "libopencore_amrnb", "amrwb": "libopencore_amrwb"}
-# The order of channels of Vorbis and Opus in Ogg, which libsndfile keeps, in places of FFmpeg's.
-OGG_ORDER = {
-    3: (0, 2, 1),
-    5: (0, 2, 1, 3, 4),
-    6: (0, 2, 1, 4, 5, 3),
-    7: (0, 2, 1, 5, 6, 4, 3),
-    8: (0, 2, 1, 6, 7, 4, 5, 3),
-}
-MOST_PLANES = 7
-FULL_SCALE = {"u8": 128.0, "s16": 32768.0, "s32": 2147483648.0}
 
-
-class Decoder(Protocol):
-    """An open file.
+class Decoder:
+    """Base class of open files.
 
     Attributes:
-        format: Container.
-        subtype: Codec.
-        frames: Promised, `UNKNOWN_FRAMES` where nothing is.
-        least_frames: Fewer than this many in the whole file mean that it is cut.
-        name: The library.
-        version: Its version.
+        format: Name of the container.
+        subtype: Name of the codec.
+        samplerate: Sample rate in Hz.
+        channels: Number of channels.
+        frames: Frames that the file declares; `UNKNOWN_FRAMES` if it does not declare them.
+        least_frames: A file that delivers fewer frames than these is cut.
+        exact_seek: `seek` lands on the exact sample.
+        name: Name of the library.
+        version: Version of the library.
     """
 
     format: str
     subtype: str
     samplerate: int
     channels: int
-    frames: int
+    frames = UNKNOWN_FRAMES
+    least_frames = 0
+    exact_seek = False
     name: str
     version: str
 
-    @property
-    def least_frames(self) -> int: ...
+    def seek(self, frame: int) -> int:
+        """Go to a frame, and return the frame that was reached."""
+        raise NotImplementedError(f"{self.name} decodes this file from its start")
 
-    @property
-    def exact_seek(self) -> bool: ...
-
-    def seek(self, frame: int) -> int: ...
-
-    def read(self, frames: int) -> AudioBlock: ...
+    def read(self, frames: int) -> AudioBlock:
+        """Return the next frames; fewer at the end."""
+        raise NotImplementedError
 
     def goes_on(self) -> str | None:
-        """Return what follows the last frame that was promised and read; None for nothing."""
+        """Return what follows the last declared frame once it was read; None for nothing."""
+        return None
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the file."""
 
 
 def open_decoder(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decoder:
     """Open a stream with the library for it.
 
     Args:
-        whole: All of it is to be read.
+        source: The stream.
+        probe: The findings about it.
+        whole: The whole stream will be read.
     Raises:
-        DecoderError: No library can.
+        DecoderError: No library can decode it.
     """
     if probe.parts:
         return JoinedFile([partial(_opened, source, part) for part in probe.parts])
@@ -355,7 +188,8 @@ def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decod
         if not probe.codec or probe.kind not in BOTH:
             raise
     else:
-        if _is_right(file, probe):
+        # libsndfile guesses where MPEG audio ends, and may stop too early.
+        if probe.kind != "mpeg" or file.frames >= (probe.declared_frames or 0):
             return file
         file.close()
     try:
@@ -367,9 +201,110 @@ def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decod
         raise DecoderError(why, unsupported=True) from error
 
 
-def _is_right(file: SndFile, probe: Probe) -> bool:
-    """Return False where libsndfile stops at its guess of where MPEG audio ends."""
-    return probe.kind != "mpeg" or file.frames >= (probe.declared_frames or 0)
+# A quarter of an hour of speech; decoded, 16 MB of 16 bits.
+MOST_BYTES = 1 << 24
+MOST_SAMPLES = 1 << 23
+# Bits of a sample to libsndfile's name for them. libsndfile decodes FLACs of other widths.
+SUBTYPES = {8: "PCM_S8", 16: "PCM_16", 24: "PCM_24"}
+
+
+class WholeFlac(Decoder):
+    """A FLAC that dr_flac has decoded.
+
+    Args:
+        info: Header of the file.
+        samples: (frames, channels), int16 or float32.
+        version: Version of miniaudio.
+    """
+
+    name = "dr_flac"
+    format = "FLAC"
+    exact_seek = True
+
+    def __init__(self, info: StreamInfo, samples: npt.NDArray[Any], version: str) -> None:
+        self.version = version
+        self.subtype = SUBTYPES[info.bits]
+        self.samplerate, self.channels, self.frames = info.rate_hz, info.channels, info.frames
+        self._samples, self._at = samples, 0
+
+    def seek(self, frame: int) -> int:
+        self._at = frame
+        return frame
+
+    def read(self, frames: int) -> AudioBlock:
+        part = self._samples[self._at : self._at + frames]
+        self._at += len(part)
+        scaled: AudioBlock = part if part.dtype == np.float32 else part * np.float32(2.0**-15)
+        return scaled
+
+    def close(self) -> None:
+        self._samples = self._samples[:0]
+
+
+def whole_flac(source: DecoderInput) -> WholeFlac | None:
+    """Decode a short FLAC with dr_flac, which takes two thirds of libFLAC's time.
+
+    dr_flac leaves out frames whose checksum is wrong, and goes on. So its samples count only if
+    there are as many as the header declares, and no more follow. In all other cases libsndfile
+    decodes the file and reports what is wrong with it.
+
+    Returns:
+        The samples; None where libsndfile has to decode the file.
+    """
+    try:
+        import miniaudio
+    except ImportError:  # there is no wheel for every machine
+        return None
+    nbytes = source.seek(0, io.SEEK_END)
+    source.seek(0)
+    data = source.read() if nbytes <= MOST_BYTES else b""
+    info = StreamInfo.of(data)
+    if info is None or info.bits not in SUBTYPES:
+        return None
+    if not 0 < info.frames * info.channels <= MOST_SAMPLES:
+        return None
+    begin = _first_frame(data)
+    if begin is None or flac_goes_on(io.BytesIO(data), begin, nbytes) is not None:
+        return None
+    read, dtype = (
+        (miniaudio.flac_read_s16, np.int16)
+        if info.bits <= 16
+        else (miniaudio.flac_read_f32, np.float32)
+    )
+    try:
+        decoded = read(data)
+    except miniaudio.DecodeError:
+        return None
+    facts = decoded.nchannels, decoded.sample_rate, decoded.num_frames
+    if facts != (info.channels, info.rate_hz, info.frames):
+        return None
+    samples = np.frombuffer(decoded.samples, dtype).reshape(info.frames, info.channels)
+    return WholeFlac(info, samples, miniaudio.__version__)
+
+
+def _first_frame(data: bytes) -> int | None:
+    """Return where the header's blocks end; None if no frame begins there.
+
+    dr_flac would search for the next frame, and so skip a damaged first one.
+    """
+    at, last = 4, False
+    while not last and at < len(data):
+        last = bool(data[at] & 0x80)
+        at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
+    return at if FRAME_SYNC.match(data, at) else None
+
+
+# Containers that hold audio in practice. libsndfile also opens MATLAB files and sampler patches,
+# which random data can resemble.
+CONTAINERS = frozenset(
+    {"WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST"}
+)
+# Seeking lands on the exact sample in these codecs; all others are read from their start.
+SEEKABLE_CODECS = frozenset(
+    {"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"}
+)
+# libsndfile: "Format not recognised", "unsupported encoding", "unimplemented format".
+NOT_AUDIO_CODES = frozenset({1, 4, 18})
 
 
 class _ForwardFile(soundfile.SoundFile):
@@ -379,12 +314,11 @@ class _ForwardFile(soundfile.SoundFile):
         return False
 
 
-class SndFile:
+class SndFile(Decoder):
     """A file that libsndfile reads."""
 
     name = "libsndfile"
     version: str = soundfile.__libsndfile_version__.removeprefix("libsndfile-")
-    least_frames = 0
 
     def __init__(self, source: DecoderInput, probe: Probe) -> None:
         self._source = source
@@ -409,11 +343,8 @@ class SndFile:
         self.subtype = str(self._file.subtype)
         self.samplerate, self.channels = int(self._file.samplerate), int(self._file.channels)
         self.frames = int(self._file.frames)
+        self.exact_seek = self.subtype in SEEKABLE_CODECS and self.format != "OGG"
         source.opened()
-
-    @property
-    def exact_seek(self) -> bool:
-        return self.subtype in SEEKABLE_CODECS and self.format != "OGG"
 
     def seek(self, frame: int) -> int:
         try:
@@ -430,12 +361,11 @@ class SndFile:
 
     def goes_on(self) -> str | None:
         """Return what follows the samples that a FLAC or MP3 counts; libsndfile stops there."""
-        look = {"FLAC": flac_goes_on, "MP3": mpeg_goes_on}.get(str(self._file.format))
-        if look is None:
-            return None
-        position = self._source.tell()
+        stream, position = cast(BinaryIO, self._source), self._source.tell()
         nbytes = self._source.seek(0, io.SEEK_END)
-        return look(cast(BinaryIO, self._source), position, nbytes)
+        if self._file.format == "FLAC":
+            return flac_goes_on(stream, position - BEFORE_END, nbytes)
+        return mpeg_goes_on(stream, position, nbytes) if self._file.format == "MP3" else None
 
     def close(self) -> None:
         self._file.close()
@@ -446,14 +376,58 @@ def _reason(error: Exception) -> str:
     return text or f"libsndfile error {getattr(error, 'code', '')}"
 
 
-class AvFile:
+# Kind of a container to FFmpeg's demuxer and our name. The demuxer is forced, so that no file can
+# ask for one that opens further files.
+FFMPEG = {
+    "mp4": ("mov", "MP4"),
+    "matroska": ("matroska", "MATROSKA"),
+    "asf": ("asf", "ASF"),
+    "adts": ("aac", "ADTS"),
+    "ac3": ("ac3", "AC3"),
+    "eac3": ("eac3", "EAC3"),
+    "amr": ("amr", "AMR"),
+    "wavpack": ("wv", "WAVPACK"),
+    "tta": ("tta", "TTA"),
+}
+# Containers that libsndfile reads; FFmpeg decodes codecs in them that libsndfile does not know.
+BOTH = {
+    "riff": ("wav", "WAV"),
+    "w64": ("w64", "W64"),
+    "aiff": ("aiff", "AIFF"),
+    "caf": ("caf", "CAF"),
+    "au": ("au", "AU"),
+    "ogg": ("ogg", "OGG"),
+    "mpeg": ("mp3", "MP3"),
+}
+# Containers whose length FFmpeg guesses by bit rates.
+GUESSED = frozenset({"adts", "ac3", "eac3", "amr", "ogg", "mpeg"})
+# Containers where only the length of the track tells that the file is cut.
+TIMED = frozenset({"mp4", "matroska", "asf"})
+# A container's duration is rounded, and counts delay and padding of the encoder.
+DURATION_SLACK_S = 0.25
+# Codecs whose packets have checksums, which FFmpeg compares only if asked.
+CHECKED_CODECS = frozenset({"flac", "wavpack", "tta"})
+# FFmpeg's own decoders of AMR do not know frames of silence; the reference decoder does.
+AMR_DECODERS = {"amrnb": "libopencore_amrnb", "amrwb": "libopencore_amrwb"}
+# Channels of Vorbis and Opus in Ogg: libsndfile keeps the file's order, FFmpeg has another.
+OGG_ORDER = {
+    3: (0, 2, 1),
+    5: (0, 2, 1, 3, 4),
+    6: (0, 2, 1, 4, 5, 3),
+    7: (0, 2, 1, 5, 6, 4, 3),
+    8: (0, 2, 1, 6, 7, 4, 5, 3),
+}
+MOST_PLANES = 7
+FULL_SCALE = {"u8": 128.0, "s16": 32768.0, "s32": 2147483648.0}
+
+
+class AvFile(Decoder):
     """A file that FFmpeg reads: its first audio track."""
 
     name = "ffmpeg"
-    exact_seek = False
 
     def __init__(self, source: DecoderInput, probe: Probe) -> None:
-        import av  # a fifth of a second, for the files that need it
+        import av  # takes 0.2 s, for the few files that need it
 
         self.version = str(av.ffmpeg_version_info)
         self._av = av
@@ -485,7 +459,7 @@ class AvFile:
         if self.samplerate <= 0 or self.channels <= 0:
             raise DecoderError("a sound track without rate or channels")
         options = {"err_detect": "crccheck+explode"} if codec.name in CHECKED_CODECS else {}
-        self._to_skip, self._left, self.frames = 0, UNKNOWN_FRAMES, UNKNOWN_FRAMES
+        self._to_skip, self._left = 0, UNKNOWN_FRAMES
         if (trim := probe.trim) is not None:
             # FFmpeg cuts the padding off a last packet that has none.
             options["flags2"] = "+skip_manual"
@@ -506,22 +480,18 @@ class AvFile:
         self._ready = 0
 
     def _reference_decoder(self, codec: Any) -> Any:
-        found = self._av.CodecContext.create(AMR_DECODERS[codec.name], "r")
-        found.sample_rate, found.layout = codec.sample_rate, codec.layout
-        return found
+        decoder = self._av.CodecContext.create(AMR_DECODERS[codec.name], "r")
+        decoder.sample_rate, decoder.layout = codec.sample_rate, codec.layout
+        return decoder
 
     def _duration(self, track: Any) -> float:
-        """Seconds of the track as far as the container says; 0 where it guesses or does not."""
+        """Return the track's seconds by the container; 0 where it guesses or does not say."""
         if track.duration:
             return float(track.duration * track.time_base)
         alone = len(self._container.streams) == 1
         return (self._container.duration or 0) / 1e6 if alone else 0.0
 
-    def seek(self, frame: int) -> int:
-        raise NotImplementedError("what FFmpeg reads is decoded from its start")
-
     def read(self, frames: int) -> AudioBlock:
-        """The next frames; fewer at the end."""
         try:
             while self._ready < frames:
                 packet = next(self._packets, None)
@@ -536,7 +506,11 @@ class AvFile:
                 why = f"{self._rare_codec}, which cannot be decoded ({_words(error)})"
                 raise DecoderError(why, unsupported=True) from error
             raise DecoderError(_words(error)) from error
-        return self._taken(min(frames, self._ready))
+        nothing = np.zeros((0, self.channels), dtype=np.float32)
+        ready: AudioBlock = np.concatenate([nothing, *self._pieces])
+        block, rest = ready[:frames], ready[frames:]
+        self._pieces, self._ready = [rest] if len(rest) else [], len(rest)
+        return block
 
     def _decoded(self, packet: av.Packet[Any]) -> Iterator[AudioBlock]:
         if packet.is_corrupt:
@@ -559,49 +533,36 @@ class AvFile:
         return self._interleave.resample(frame)
 
     def _trimmed(self, piece: AudioBlock) -> AudioBlock:
-        """The piece without what the container calls delay and padding."""
+        """Return the piece without the container's delay and padding."""
         skipped = min(self._to_skip, len(piece))
         self._to_skip -= skipped
         piece = piece[skipped : skipped + self._left]
         self._left -= len(piece)
         return piece
 
-    def _taken(self, frames: int) -> AudioBlock:
-        nothing = np.zeros((0, self.channels), dtype=np.float32)
-        whole: AudioBlock = np.concatenate([nothing, *self._pieces])
-        self._pieces = [whole[frames:]] if len(whole) > frames else []
-        self._ready -= frames
-        return whole[:frames]
-
-    def goes_on(self) -> str | None:
-        return None
-
     def close(self) -> None:
         self._container.close()
 
 
-class JoinedFile:
+class JoinedFile(Decoder):
     """Complete streams in a row: the links of a chained Ogg, or files that were joined.
 
     Args:
-        openers: Opens each of them.
+        openers: Functions that open one stream each.
     """
-
-    frames = UNKNOWN_FRAMES
-    exact_seek = False
 
     def __init__(self, openers: list[Callable[[], Decoder]]) -> None:
         self._openers = openers[1:]
-        self._file, self._count, self._before = openers[0](), 0, 0
+        # Frames of the open stream that were read, and frames of the streams before it.
+        self._count = self._before = 0
+        self._file = openers[0]()
         self.format, self.subtype = self._file.format, self._file.subtype
         self.name, self.version = self._file.name, self._file.version
         self.samplerate, self.channels = self._file.samplerate, self._file.channels
-
-    def seek(self, frame: int) -> int:
-        raise NotImplementedError("streams in a row are decoded from their start")
+        self.least_frames = self._least()
 
     def read(self, frames: int) -> AudioBlock:
-        """The next frames, all of one stream; none at the end."""
+        """Return the next frames, all of one stream; none at the end."""
         block = self._file.read(frames)
         while not len(block) and self._openers:
             self._open_next()
@@ -609,14 +570,9 @@ class JoinedFile:
         self._count += len(block)
         return block
 
-    @property
-    def least_frames(self) -> int:
-        """Frames of the parts that are open or done; later parts add theirs."""
-        return self._before + self._least()
-
     def _least(self) -> int:
-        promised = self._file.frames if self._file.frames < UNKNOWN_FRAMES else 0
-        return max(promised, self._file.least_frames)
+        declared = self._file.frames if self._file.frames < UNKNOWN_FRAMES else 0
+        return max(declared, self._file.least_frames)
 
     def _open_next(self) -> None:
         if self._count < self._least():
@@ -624,6 +580,7 @@ class JoinedFile:
         self._file.close()
         self._before += self._count
         self._file, self._count = self._openers.pop(0)(), 0
+        self.least_frames = self._before + self._least()
         if (self._file.samplerate, self._file.channels) != (self.samplerate, self.channels):
             raise DecoderError(
                 f"{self._file.samplerate} Hz and {self._file.channels} channel(s) behind "
@@ -631,15 +588,12 @@ class JoinedFile:
                 unsupported=True,
             )
 
-    def goes_on(self) -> str | None:
-        return None
-
     def close(self) -> None:
         self._file.close()
 
 
 def as_float(frame: av.AudioFrame) -> AudioBlock:
-    """(frames, channels) in -1 to 1, whatever the codec's sample format."""
+    """Return (frames, channels) in -1 to 1 for any sample format of a codec."""
     samples = frame.to_ndarray()
     name = frame.format.name
     by_frame = samples.T if frame.format.is_planar else samples.reshape(frame.samples, -1)

@@ -1,9 +1,10 @@
-"""Bookkeeping of containers, which their decoders do not pass on.
+"""Bookkeeping of containers, which their decoders do not report.
 
-libsndfile shortens most cut files without a word. It believes sizes that cannot be right, and reads
-only the first link of a chained Ogg. It guesses the length of an MP3 that has no frame count, off
-by any factor for variable bit rate, and loses the tail. `probe` reads the container's own
-bookkeeping, one module a family, and never decodes a sample. It may import nothing of the package.
+libsndfile shortens most cut files silently. It believes sizes that cannot be right, and reads only
+the first link of a chained Ogg. It guesses the length of an MP3 that has no frame count; for
+variable bit rates the guess may be off by any factor, and the rest of the file is lost. `probe`
+reads the container's own bookkeeping, one module for each family, and never decodes a sample. It
+may import nothing of the package.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def _moved(found: Probe, by: int) -> Probe:
 
 
 def _in_a_row(walk: Walk, stream: BinaryIO, nbytes: int) -> Probe:
-    """Probe files of one kind that were joined: each ends where the next one begins."""
+    """Probe joined files of one kind: each file ends where the next one begins."""
     parts: list[Probe] = []
     start = 0
     while start < nbytes and len(parts) < MAX_PARTS:
@@ -75,7 +76,7 @@ def _in_a_row(walk: Walk, stream: BinaryIO, nbytes: int) -> Probe:
     return Probe(parts[0].kind, damage=damage, parts=tuple(parts))
 
 
-# Sizes that stand in a header, and are held against what stands behind the samples.
+# Containers whose header states a size. It is compared with the bytes that are there.
 SIZED: tuple[tuple[Callable[[bytes], bool], Walk], ...] = (
     (is_riff, probe_riff),
     (lambda head: head == W64_RIFF, probe_w64),
@@ -84,8 +85,8 @@ SIZED: tuple[tuple[Callable[[bytes], bool], Walk], ...] = (
     (lambda head: head[:4] in (b".snd", b"dns."), probe_au),
     (lambda head: head[:8] == b"NIST_1A\n", probe_nist),
 )
-# The others, by kind.
-KINDS: tuple[tuple[str, Callable[[bytes], bool], Walk], ...] = (
+# Containers that need a walk over the file, by kind.
+WALKED: tuple[tuple[str, Callable[[bytes], bool], Walk], ...] = (
     ("flac", lambda head: head[:4] == FLAC, probe_flac),
     ("tta", lambda head: head[:4] == TTA, probe_tta),
     ("asf", lambda head: head == ASF, partial(_in_a_row, probe_asf)),
@@ -98,21 +99,23 @@ KINDS: tuple[tuple[str, Callable[[bytes], bool], Walk], ...] = (
 
 
 def probe(stream: BinaryIO, nbytes: int) -> Probe:
-    """Read the container's bookkeeping, all of it; the stream position is lost."""
+    """Read the container's whole bookkeeping; the stream position is lost."""
     return _behind_tags(stream, nbytes, _probe)
 
 
 def probe_header(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
-    """Read what stands in the container's header, and nothing that costs a walk over the file.
+    """Read the container's header, and nothing that needs a walk over the file.
 
     Args:
-        behind: Look at what stands behind the samples as well.
+        stream: Seekable bytes.
+        nbytes: Size of the file.
+        behind: Look at the bytes behind the samples as well.
     """
-    return _behind_tags(stream, nbytes, lambda *args: _probe_header(*args, behind=behind))
+    return _behind_tags(stream, nbytes, partial(_probe_header, behind=behind))
 
 
 def _behind_tags(stream: BinaryIO, nbytes: int, walk: Callable[[BinaryIO, int], Probe]) -> Probe:
-    """Probe the bytes behind the tags in front; places count from the start of the whole stream."""
+    """Probe the bytes behind the tags in front; positions count from the start of the stream."""
     start = skip_tags(stream)
     if start >= nbytes:
         damage = f"tags of {start} bytes before the audio, in a file of {nbytes}" if start else None
@@ -122,22 +125,19 @@ def _behind_tags(stream: BinaryIO, nbytes: int, walk: Callable[[BinaryIO, int], 
 
 def _probe(stream: BinaryIO, nbytes: int) -> Probe:
     head = read_at(stream, 0, HEAD_BYTES)
-    found = _sized(stream, head, nbytes)
-    for _, is_one, walk in KINDS:
-        if found is None and is_one(head):
-            found = walk(stream, nbytes)
-    if found is None:
-        found = ADTS.probe(stream, nbytes) or probe_ac3(stream, nbytes)
-    return found or probe_mpeg(stream, nbytes) or Probe("other")
+    if (sized := _sized(stream, head, nbytes)) is not None:
+        return sized
+    for _, is_one, walk in WALKED:
+        if is_one(head):
+            return walk(stream, nbytes)
+    frames = ADTS.probe(stream, nbytes) or probe_ac3(stream, nbytes)
+    return frames or probe_mpeg(stream, nbytes) or Probe("other")
 
 
 def _probe_header(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     head = read_at(stream, 0, HEAD_BYTES)
-    found = _sized(stream, head, nbytes, behind=behind)
-    if found is not None:
-        return found
-    kinds = (kind for kind, is_one, _ in KINDS if is_one(head))
-    return Probe(next(kinds, "other"))
+    kinds = (kind for kind, is_one, _ in WALKED if is_one(head))
+    return _sized(stream, head, nbytes, behind=behind) or Probe(next(kinds, "other"))
 
 
 def _sized(stream: BinaryIO, head: bytes, nbytes: int, *, behind: bool = True) -> Probe | None:

@@ -1,19 +1,17 @@
-"""What a container declares, and how its headers and the tags around its audio are read.
+"""The findings about a file, and reading of what stands around its samples: chunks and tags.
 
-Every walk over a header is bounded: a container that lists more parts than `MAX_PARTS` in front of
-its samples was not written by a program that writes audio.
+Every walk is bounded by `MAX_PARTS`: no audio program writes more parts in front of samples.
 
 Tags are ID3 (versions 1 and 2) and APE (version 2). Taggers put them around files of any format.
-Tags in front are skipped for every format. Tags behind the audio matter only where nothing else
-says where it ends. Layouts: id3.org, ID3 tag version 2.4.0, 3.1 and 3.4; wiki.hydrogenaud.io, APEv2
-specification.
-
-`open_window` opens a part of a stream, with bytes of ours in front of it, as a seekable stream.
+Tags in front are skipped for every format. Tags behind the audio matter only if nothing else says
+where the audio ends. Layouts: id3.org, ID3 tag version 2.4.0, 3.1 and 3.4; wiki.hydrogenaud.io,
+APEv2 specification.
 """
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal
 
@@ -28,7 +26,7 @@ FARTHEST = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class BareSamples:
-    """Samples without compression, which can be read without their header.
+    """A form of uncompressed samples, which can be read without their header.
 
     Args:
         rate_hz: Sample rate.
@@ -45,10 +43,10 @@ class BareSamples:
 
 @dataclass(frozen=True)
 class Trim:
-    """Frames of a stream that are sound, where the container counts them.
+    """The part of a stream that is sound, as counted by the container.
 
     Args:
-        rate_hz: Sample rate that the counts are in.
+        rate_hz: Sample rate of the counts.
         skip: Frames of encoder delay before the sound.
         frames: Frames of sound.
     """
@@ -63,23 +61,23 @@ class Probe:
     """The findings about one file.
 
     Args:
-        kind: Name of the container; from the first bytes, never from the name.
-        damage: How the stream is known to be cut or broken, in words.
+        kind: Name of the container, from the first bytes of the file.
+        damage: Description of the damage if the stream is known to be cut or broken.
         shifts_time: The damage moves samples, so that no span of the file can be trusted.
-        declared_frames: Frames of the file, where the decoder reports another number or none.
-        rate_hz: Sample rate of the header, where libsndfile refuses to open some.
-        slack_frames: Frames the decoder may deliver fewer without the file being cut.
-        header_size: How many samples there are is not known from the header: it is `ignored` as it
-            cannot be right, or says itself that it is `unknown`.
+        declared_frames: Frames of the file, if the decoder reports another number or none.
+        rate_hz: Sample rate of the header, for files that libsndfile refuses to open.
+        slack_frames: Frames that the decoder may leave out although the file is whole.
+        header_size: `ignored` if the header's size of the samples cannot be right, `unknown` if the
+            header states that it does not know the size.
         unterminated: The stream ends without its end mark.
         prefix: Bytes to decode in front of the stream.
-        start: Where the bytes to decode start in the file.
-        stop: Where they end; None is the end of the file.
-        samples: They are to be read as bare samples.
-        container: Name of the container, where the decoder would give another one.
-        by_ffmpeg: libsndfile cannot decode it, or not rightly.
-        codec: Name of a codec that libsndfile may not know, for messages; FFmpeg is asked then.
-        trim: Which of the decoded frames are sound.
+        start: First byte to decode.
+        stop: Byte behind the last one to decode; None is the end of the file.
+        samples: Form of the samples if they have to be read without their header.
+        container: Name of the container, if the decoder would give another one.
+        by_ffmpeg: libsndfile cannot decode the file, or decodes it wrongly.
+        codec: Name of a codec that libsndfile may not know, for messages; FFmpeg then decodes it.
+        trim: The part of the decoded frames that is sound.
         parts: Complete streams in a row, each with a `start` and a `stop` of its own.
     """
 
@@ -103,7 +101,7 @@ class Probe:
 
 
 def read_at(stream: BinaryIO, position: int, size: int) -> bytes:
-    """`size` bytes from `position` on, fewer at the end; no damaged size is too far to look."""
+    """Return `size` bytes from `position` on, fewer at the end; `position` may be behind it."""
     stream.seek(min(position, FARTHEST))
     return stream.read(size)
 
@@ -113,7 +111,7 @@ def uint(raw: bytes, order: ByteOrder) -> int:
 
 
 def no_samples(kind: str, part: str, nbytes: int) -> Probe:
-    """The finding that a header ends, or goes on without end, before it comes to the samples."""
+    """Return the finding that a header has no samples behind it."""
     return Probe(kind, damage=f"no {part} in {nbytes} bytes")
 
 
@@ -156,7 +154,7 @@ def audio_end(stream: BinaryIO, nbytes: int) -> int:
 
 
 def _tag_bytes(head: bytes) -> int:
-    """Bytes of the tag that starts with these; 0 where none does."""
+    """Return the size of the tag that starts with these bytes; 0 if no tag does."""
     if head[:3] == b"ID3" and len(head) >= ID3V2_BYTES:
         footer = ID3V2_BYTES if head[5] & ID3V2_HAS_FOOTER else 0
         return ID3V2_BYTES + _seven_bits(head[6:10]) + footer
@@ -166,17 +164,115 @@ def _tag_bytes(head: bytes) -> int:
 
 
 def _seven_bits(raw: bytes) -> int:
-    """A size of ID3v2: four groups of seven bits."""
+    """Return a size of ID3v2: four groups of seven bits."""
     return raw[0] << 21 | raw[1] << 14 | raw[2] << 7 | raw[3]
+
+
+# Recorders fill the last sector of a file with zeros.
+MOST_PADDING = 4096
+
+# Chunks that stand behind samples. A chunk that is cut is known by its name alone.
+KNOWN_CHUNKS = frozenset(
+    # WAV, RF64 and W64.
+    b"LIST|list|INFO|bext|id3 |ID3 |cue |smpl|inst|fact|PEAK|JUNK|junk|FLLR|PAD |pad |iXML|aXML|"
+    b"axml|chna|_PMX|DISP|acid|cart|plst|labl|note|levl|minf|elm1|regn|umid|afsp|summ|mark|"
+    # AIFF.
+    b"MARK|INST|MIDI|AESD|APPL|COMT|NAME|AUTH|(c) |ANNO|FVER|COMM|CHAN|SAXL|basc|trns|cate|"
+    # CAF.
+    b"pakt|kuki|chan|strg|info|ovvw|peak|edct|free|uuid".split(b"|")
+)
+# A second file behind the first, or more samples.
+MORE_AUDIO = frozenset(
+    b"RIFF|RIFX|RF64|BW64|riff|FORM|caff|.snd|dns.|fLaC|OggS|data|SSND".split(b"|")
+)
+
+
+@dataclass(frozen=True)
+class ChunkForm:
+    """Form of the chunks of a container.
+
+    Args:
+        header_bytes: Bytes in front of the payload.
+        parse: Returns name and payload size of a header.
+        align: Payloads are padded to a multiple of this many bytes.
+    """
+
+    header_bytes: int
+    parse: Callable[[bytes], tuple[bytes, int]]
+    align: int = 2
+
+
+def chunks(
+    stream: BinaryIO, position: int, end: int, form: ChunkForm
+) -> Iterator[tuple[bytes, int, int]]:
+    """Yield name, start and size of the payload of each chunk from `position` on.
+
+    A chunk is the last one if its size is negative or reaches behind `end`.
+    """
+    for _ in range(MAX_PARTS):
+        head = read_at(stream, position, form.header_bytes) if position < end else b""
+        if len(head) < form.header_bytes:
+            return
+        name, size = form.parse(head)
+        start = position + form.header_bytes
+        yield name, start, size
+        if size < 0:
+            return
+        position = start + size + -size % form.align
+
+
+def no_audio(
+    stream: BinaryIO, position: int, nbytes: int, form: ChunkForm | None = None, *, payload: int = 0
+) -> bool:
+    """Return True if the file holds no samples from `position` on: chunks, tags, padding.
+
+    Args:
+        stream: The file.
+        position: Byte behind the samples.
+        nbytes: Size of the file.
+        form: Form of its chunks; None if it has none.
+        payload: Size of the chunk that ends at `position`, which may be padded.
+    """
+    end = audio_end(stream, nbytes)
+    for _ in range(MAX_PARTS):
+        padded = position + (-payload % form.align if form is not None else 0)
+        if end <= padded:
+            return True
+        if nbytes - position <= MOST_PADDING and not any(read_at(stream, position, MOST_PADDING)):
+            return True
+        # Some writers leave out the padding.
+        at = next((p for p in (padded, position) if _may_be_chunk(stream, p, form)), None)
+        if at is None or form is None:
+            return False
+        head = read_at(stream, at, form.header_bytes)[: end - at]
+        name = head[:4]
+        if len(head) < form.header_bytes:
+            return any(known.startswith(name) for known in KNOWN_CHUNKS)
+        name, payload = form.parse(head)
+        position = at + form.header_bytes + payload
+        if payload < 0 or position > end:
+            return name in KNOWN_CHUNKS
+    return False
+
+
+def _may_be_chunk(stream: BinaryIO, position: int, form: ChunkForm | None) -> bool:
+    """Return True if the name at a position can be that of a chunk without samples."""
+    if form is None:
+        return False
+    name, _ = form.parse(read_at(stream, position, form.header_bytes))
+    return name not in MORE_AUDIO and name.isascii() and name.decode("ascii").isprintable()
 
 
 def open_window(
     stream: BinaryIO, start: int = 0, stop: int | None = None, prefix: bytes = b""
 ) -> BinaryIO:
-    """Return `prefix`, then the bytes of `stream` from `start` to `stop`, as one stream.
+    """Open `prefix` and the bytes of `stream` from `start` to `stop` as one seekable stream.
 
     Args:
+        stream: Seekable bytes.
+        start: First byte.
         stop: Byte behind the last; None is the end of the stream.
+        prefix: Bytes in front.
     """
     if not prefix and not start and stop is None:
         stream.seek(0)

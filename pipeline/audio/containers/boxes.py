@@ -1,9 +1,9 @@
-"""MP4, Matroska (WebM) and ASF (WMA): whether the file is as long as it says.
+"""MP4, Matroska (WebM) and ASF (WMA): the length that the file states, and its true length.
 
-FFmpeg decodes the rest of a cut file without an error, and the first of joined files alone, or the
-others with their delay. All three say in front how many bytes belong to them, in boxes, a segment
-and a file size; `Probe.stop` is where another file of the kind begins. Not found: a fragmented MP4
-or a live Matroska cut exactly between two fragments.
+FFmpeg decodes the rest of a cut file without an error. Of joined files it decodes the first alone,
+or the others with their delay. All three containers state how many bytes belong to them, in boxes,
+a segment or a file size; `Probe.stop` is the byte at which another file of the kind begins. Not
+found: a fragmented MP4 or a live Matroska cut exactly between two fragments.
 Layouts: ISO/IEC 14496-12 4.2, RFC 8794, Microsoft's ASF specification 3.2.
 """
 
@@ -29,7 +29,7 @@ def is_mp4(head: bytes) -> bool:
 
 
 def probe_mp4(stream: BinaryIO, nbytes: int) -> Probe:
-    """A list of boxes (size, name, payload); the samples are useless without `moov`."""
+    """Probe a list of boxes (size, name, payload); samples cannot be decoded without `moov`."""
     position, names = 0, set()
     for _ in range(MAX_BOXES):
         head = read_at(stream, position, 16)
@@ -53,7 +53,7 @@ def probe_mp4(stream: BinaryIO, nbytes: int) -> Probe:
 
 
 def probe_matroska(stream: BinaryIO, nbytes: int) -> Probe:
-    """An EBML header, then one segment that holds everything."""
+    """Probe an EBML header and the one segment behind it, which holds everything."""
     position = 4
     size, width = _vint(read_at(stream, position, 8))
     position += width + (size or 0)
@@ -70,7 +70,7 @@ def probe_matroska(stream: BinaryIO, nbytes: int) -> Probe:
 
 
 def _vint(raw: bytes) -> tuple[int | None, int]:
-    """An EBML size and its width; None is a size that was not known when it was written."""
+    """Return an EBML size and its width; None for a size that the writer did not know."""
     if not raw or raw[0] == 0:
         return 0, 1
     width = 9 - raw[0].bit_length()
@@ -79,7 +79,7 @@ def _vint(raw: bytes) -> tuple[int | None, int]:
 
 
 def probe_asf(stream: BinaryIO, nbytes: int) -> Probe:
-    """The header object holds objects (GUID, size, payload); one of them knows the file's size."""
+    """Probe the objects (GUID, size, payload) of the header; one of them has the file's size."""
     position = 30
     for _ in range(ASF_MAX_OBJECTS):
         head = read_at(stream, position, 24 + 80)

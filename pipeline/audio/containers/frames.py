@@ -1,4 +1,4 @@
-"""Streams that are nothing but frames whose headers say their lengths: AAC in ADTS, AC-3, AMR.
+"""Streams of frames whose headers state their lengths: AAC in ADTS, AC-3, AMR.
 
 FFmpeg decodes the rest of a cut or damaged stream without an error. Not found: a cut exactly
 between two frames. Layouts: ISO/IEC 13818-7 6.2, ETSI TS 102 366 4.3, 4.4 and E.1.2, RFC 4867 5.
@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from earmill.pipeline.audio.containers.base import Probe, audio_end, read_at
 
-# How far behind a break frames are looked for: padding, pictures with a wrong size.
+# Bytes behind a break in which frames are searched: padding, pictures with a wrong size.
 SEARCH_BYTES = 1 << 16
 ADTS_HEADER_BYTES = 7
 AC3_HEADER_BYTES = 6
@@ -23,7 +23,7 @@ AC3_KBITS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384,
 AC3_MOST_BSID = 10
 EAC3_MOST_BSID = 16
 AMR_MAGIC = {b"#!AMR\n": "narrow", b"#!AMR-WB\n": "wide"}
-# Bytes of a frame by type, header included; the last type is a frame that was not sent.
+# Bytes of a frame by type, header included. The last type is a frame that was not sent.
 AMR_BYTES = {
     "narrow": {**dict(enumerate((13, 14, 16, 18, 20, 21, 27, 32, 6))), 15: 1},
     "wide": {**dict(enumerate((18, 24, 33, 37, 41, 47, 51, 59, 61, 6))), 14: 1, 15: 1},
@@ -35,11 +35,11 @@ class FrameForm:
     """Frames of one format.
 
     Args:
-        kind: See `Probe`.
-        name: What messages call it.
-        header_bytes: Bytes that say how long a frame is.
-        size: Returns the bytes of the frame that starts so, None where none does.
-        sync: First byte of every frame; None where they have none.
+        kind: Kind of the container, see `Probe`.
+        name: Name in messages.
+        header_bytes: Bytes that state the length of a frame.
+        size: Returns the length of the frame with this header, None if it is not a header.
+        sync: First byte of every frame; None if there is none.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class FrameForm:
     sync: bytes | None
 
     def probe(self, stream: BinaryIO, nbytes: int, start: int = 0) -> Probe | None:
-        """Walk all frames; None where the bytes are no chain of them."""
+        """Walk over all frames; None if the bytes are not a chain of frames."""
         position, count, end = start, 0, audio_end(stream, nbytes)
         while position < end:
             size = self.size(read_at(stream, position, self.header_bytes))
@@ -77,7 +77,7 @@ class FrameForm:
         return "an" if self.name[0] in "AE" else "a"
 
     def _resumes(self, stream: BinaryIO, position: int) -> bool:
-        """Return True if frames go on behind a break: two in a row, which tags do not look like."""
+        """Return True if two frames in a row follow a break; tags do not look like that."""
         window = read_at(stream, position, SEARCH_BYTES)
         index = window.find(self.sync or b"")
         while index >= 0:
@@ -115,7 +115,7 @@ AC3 = FrameForm("ac3", "AC-3", AC3_HEADER_BYTES, _ac3_bytes, b"\x0b")
 
 
 def probe_ac3(stream: BinaryIO, nbytes: int) -> Probe | None:
-    """AC-3, or E-AC-3 by the number of the syntax in the first frame; None where it is neither."""
+    """Probe AC-3 or, by the syntax number of its first frame, E-AC-3; None if it is neither."""
     found = AC3.probe(stream, nbytes)
     is_newer = read_at(stream, 5, 1) > bytes([AC3_MOST_BSID << 3 | 7])
     return found if found is None or not is_newer else replace(found, kind="eac3")
@@ -126,13 +126,13 @@ def is_amr(head: bytes) -> bool:
 
 
 def probe_amr(stream: BinaryIO, nbytes: int) -> Probe:
-    """AMR of one channel, narrow or wide band: a line of text, then frames of 20 ms."""
+    """Probe AMR of one channel, narrow or wide band: a line of text, then frames of 20 ms."""
     head = read_at(stream, 0, 9)
     magic = next(magic for magic in AMR_MAGIC if head.startswith(magic))
     sizes = AMR_BYTES[AMR_MAGIC[magic]]
 
     def size(raw: bytes) -> int | None:
-        # The padding bits are zero, and so are no letters of a second file.
+        # The padding bits of a header are zero. The mark of a second file has other bits there.
         return sizes.get(raw[0] >> 3 & 15) if raw and not raw[0] & 0x83 else None
 
     form = FrameForm("amr", "AMR", 1, size, None)

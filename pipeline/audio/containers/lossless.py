@@ -1,4 +1,4 @@
-"""FLAC, WavPack and True Audio: how many samples their headers promise, and what follows them.
+"""FLAC, WavPack and True Audio: the samples that their headers declare, and what follows them.
 
 Layouts: RFC 9639; wavpack.com, WavPack 4 and 5 binary file format; tta.sourceforge.net, TTA1.
 """
@@ -10,14 +10,20 @@ import struct
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from earmill.pipeline.audio.containers.base import Probe, audio_end, no_samples, read_at, uint
-from earmill.pipeline.audio.containers.sizes import no_audio
+from earmill.pipeline.audio.containers.base import (
+    Probe,
+    audio_end,
+    no_audio,
+    no_samples,
+    read_at,
+    uint,
+)
 
 FLAC = b"fLaC"
 FLAC_HEAD_BYTES = 26
-# A stream's mark and the head of its first block, which is 34 bytes long and may be the last.
+# Start of a stream: its mark, and the head of its first block of 34 bytes, which may be the last.
 FLAC_BEGINS = (b"fLaC\x00\x00\x00\x22", b"fLaC\x80\x00\x00\x22")
-# More than the longest frame and what a decoder may have read behind it.
+# Bytes to search in front of a decoder's position: the longest frame, and the decoder's read-ahead.
 BEFORE_END = 1 << 18
 PIECE_BYTES = 1 << 20
 # Frame headers: mark, bytes at most, bits of a sample by code.
@@ -37,7 +43,7 @@ TTA_MOST_FRAMES = 1 << 22
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """The header of a FLAC (RFC 9639, section 8.2); 0 frames where it does not know."""
+    """The header of a FLAC (RFC 9639, section 8.2); 0 frames if it does not know."""
 
     rate_hz: int
     channels: int
@@ -47,7 +53,7 @@ class StreamInfo:
 
     @classmethod
     def of(cls, head: bytes) -> StreamInfo | None:
-        """Parse the first bytes of a file; None if it is no FLAC."""
+        """Parse the first bytes of a file; None if it is not a FLAC."""
         if len(head) < FLAC_HEAD_BYTES or head[:4] != FLAC or head[4] & 0x7F:
             return None
         packed = uint(head[18:FLAC_HEAD_BYTES], "big")
@@ -57,7 +63,7 @@ class StreamInfo:
 
 
 def probe_flac(stream: BinaryIO, nbytes: int) -> Probe:
-    """A FLAC ends where its header says, else in front of the tags at its end."""
+    """Probe a FLAC. It ends where its header says, else in front of the tags at its end."""
     info = StreamInfo.of(read_at(stream, 0, FLAC_HEAD_BYTES))
     if info is None or info.frames:
         return Probe("flac")
@@ -65,31 +71,33 @@ def probe_flac(stream: BinaryIO, nbytes: int) -> Probe:
     return Probe("flac", stop=end if end < nbytes else None)
 
 
-def flac_goes_on(stream: BinaryIO, position: int, nbytes: int) -> str | None:
+def flac_goes_on(stream: BinaryIO, start: int, nbytes: int) -> str | None:
     """Return what follows the samples that a FLAC's header counts, in words; None for nothing.
 
     Args:
-        position: How far a decoder has read that came to the last of them.
+        stream: The file.
+        start: Byte from which to search, in front of the end of the last counted frame.
+        nbytes: Size of the file.
     """
     info = StreamInfo.of(read_at(stream, 0, FLAC_HEAD_BYTES))
     if info is None or not info.frames:
         return None
     kept = b""
-    for at in range(max(FLAC_HEAD_BYTES, position - BEFORE_END), nbytes, PIECE_BYTES):
-        piece, start = kept + read_at(stream, at, PIECE_BYTES), at - len(kept)
+    for at in range(max(FLAC_HEAD_BYTES, start), nbytes, PIECE_BYTES):
+        piece, first = kept + read_at(stream, at, PIECE_BYTES), at - len(kept)
         for mark in FLAC_BEGINS:
             if (found := piece.find(mark)) >= 0:
-                return f"another FLAC starts at byte {start + found}"
+                return f"another FLAC starts at byte {first + found}"
         for sync in FRAME_SYNC.finditer(piece):
             header = piece[sync.start() : sync.start() + FRAME_HEADER_BYTES]
             if info.frames in _frame_samples(header, info):
-                return f"a frame at byte {start + sync.start()} holds sample {info.frames}"
+                return f"a frame at byte {first + sync.start()} holds sample {info.frames}"
         kept = piece[-FRAME_HEADER_BYTES:]
     return None
 
 
 def _frame_samples(header: bytes, info: StreamInfo) -> range:
-    """The samples of the frame that starts so (RFC 9639, section 9.1); none where none does."""
+    """Return the numbers of a frame's samples by its header (RFC 9639, 9.1); none for no frame."""
     header = header.ljust(5, b"\0")
     code, rate, depth = header[2] >> 4, header[2] & 15, header[3] >> 1 & 7
     channels = header[3] >> 4
@@ -112,7 +120,7 @@ def _frame_samples(header: bytes, info: StreamInfo) -> range:
 
 
 def _crc8(raw: bytes) -> int:
-    """Checksum of a frame header: polynomial 0x07, highest bit first."""
+    """Return the checksum of a frame header: polynomial 0x07, highest bit first."""
     register = 0
     for byte in raw:
         register ^= byte
@@ -122,7 +130,7 @@ def _crc8(raw: bytes) -> int:
 
 
 def probe_wavpack(stream: BinaryIO, nbytes: int) -> Probe:
-    """Blocks with sizes; the first of a row of blocks counts the samples of all channels."""
+    """Probe WavPack: blocks with sizes. The first block of a group counts all its samples."""
     position, count, end = 0, 0, audio_end(stream, nbytes)
     declared: int | None = None
     while position < end:
@@ -136,7 +144,7 @@ def probe_wavpack(stream: BinaryIO, nbytes: int) -> Probe:
             return Probe("wavpack", damage=text)
         if flags & WAVPACK_FIRST_OF_BLOCK and samples:
             if declared is None:
-                # Bits from 32 on are a byte of their own; no total is the mark for unknown.
+                # Bits from 32 on are in a byte of their own. No total is equal to the mark.
                 is_known = total != WAVPACK_UNKNOWN
                 declared = total + head[11] * WAVPACK_UNKNOWN if is_known else -1
             elif not index and not head[10]:
@@ -151,7 +159,7 @@ def probe_wavpack(stream: BinaryIO, nbytes: int) -> Probe:
 
 
 def probe_tta(stream: BinaryIO, nbytes: int) -> Probe:
-    """A header, the sizes of all frames, the frames."""
+    """Probe True Audio: a header, the sizes of all frames, the frames."""
     head = read_at(stream, 0, TTA_HEADER_BYTES)
     rate_hz, frames = struct.unpack("<II", head[10:18].ljust(8, b"\0"))
     # A frame is 256/245 s.

@@ -1,9 +1,9 @@
-"""MPEG audio frame headers: how many frames an MP3, or a file of layer I or II, holds.
+"""MPEG audio frame headers: the number of frames of an MP3, or of a file of layer I or II.
 
-An encoder may write the count into the first frame (a Xing or Info tag). Without it the length of a
-variable-bit-rate file is a guess, and libsndfile stops at its guess: a file that starts loud
-and ends quiet loses most of its samples. So frames are counted here by walking their headers, and
-the count is handed to the decoder as a tag frame in front (Xing layout: flags, frames, bytes).
+An encoder may write the count into the first frame (a Xing or Info tag). Without a tag libsndfile
+guesses the length of a file of variable bit rate, and stops there: a file that starts loud and ends
+quiet loses most of its samples. So a walk over the headers counts the frames, and the decoder gets
+the count as a tag frame in front (Xing layout: flags, frames, bytes).
 Field layout: ISO/IEC 11172-3 2.4.1.3 and its low-rate extension 13818-3; gabriel.mp3-tech.org,
 Mp3 info tag (delay and padding of the encoder).
 """
@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from earmill.pipeline.audio.containers.base import Probe, audio_end, read_at, skip_tags, uint
 
-# kbit/s by bitrate index, for MPEG 1 by layer and for its extensions by layer.
+# kbit/s by layer and bitrate index, for MPEG 1 and for its extensions.
 BITRATES_MPEG1 = {
     1: (0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
     2: (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
@@ -36,24 +36,24 @@ LAYER_III = 3
 # The decoder may drop a first frame whose bit reservoir is missing, and its own start-up delay.
 SLACK_FRAMES = 2 * 1152
 
-# How far a first frame may be from the start (padding, album art with a wrong size).
+# Bytes in which a first frame is searched: padding, album art with a wrong size.
 SEARCH_BYTES = 1 << 16
 TAG_BITRATE_INDEX = 9  # 128 or 80 kbit/s: room for a tag at every rate
-# Tags behind the audio that its tag counts, and what else stands there.
+# Share of bytes behind the counted audio that may be tags or padding.
 TAG_BYTES_TOLERANCE = 0.01
-# Behind the header and 32 bytes, however many of them are side information.
+# Position of Fraunhofer's tag: behind the header and 32 bytes, for any size of side information.
 VBRI_OFFSET = 36
-# Fields that the flags of a tag announce, in their order, and the bytes of the last two.
+# Flags of a tag for its fields, in their order, and the bytes of the last two fields.
 HAS_FRAMES, HAS_BYTES, HAS_TABLE, HAS_QUALITY = 1, 2, 4, 8
 TABLE_BYTES, QUALITY_BYTES = 100, 4
-# The encoder's name, and from there to its delay and padding of 12 bits each.
+# Bytes of the encoder's part, and the offset in it of delay and padding of 12 bits each.
 ENCODER_BYTES, DELAY_OFFSET = 36, 21
-# Frames in a row that are no chance, where the kind to look for is not known.
+# Frames in a row that are not there by chance, if the kind to search for is not known.
 LONG_CHAIN = 4
 
 
 def probe_mpeg(stream: BinaryIO, nbytes: int) -> Probe | None:
-    """None where the bytes are no MPEG frames."""
+    """Probe MPEG audio; None if the bytes are not MPEG frames."""
     first = first_frame(stream, 0)
     if first is None:
         return None
@@ -68,7 +68,7 @@ def probe_mpeg(stream: BinaryIO, nbytes: int) -> Probe | None:
         return Probe("mpeg", damage=damage, slack_frames=slack)
     if tag is not None or is_vbri(stream, first):
         # The tag of a concatenated file counts the first part only, and libsndfile does not know
-        # Fraunhofer's: leave the tag frame out, which is no sound.
+        # Fraunhofer's tag. The tag frame has no sound, so leave it out.
         first = first_frame(stream, first.position + first.nbytes) or first
     return _counted(stream, first, nbytes, tag)
 
@@ -76,7 +76,7 @@ def probe_mpeg(stream: BinaryIO, nbytes: int) -> Probe | None:
 def _counted(
     stream: BinaryIO, first: FrameHeader, nbytes: int, tag: CountTag | None = None
 ) -> Probe:
-    """The finding of a file whose frames are counted from `first` on."""
+    """Return the finding for a file whose frames are counted from `first` on."""
     count, damage = count_frames(stream, first, nbytes)
     if first.layer != LAYER_III:
         return Probe(
@@ -86,7 +86,7 @@ def _counted(
             slack_frames=SLACK_FRAMES,
             codec=f"MPEG layer {first.layer}",
         )
-    # The tag's padding is the last part's, if its count is the last part's as well.
+    # The tag's padding belongs to the end of the file only if its count does.
     encoder = b"" if tag is None else tag.delay_of(first, count)
     return Probe(
         "mpeg",
@@ -120,7 +120,7 @@ class FrameHeader:
     layer: int
 
     def same_kind(self, other: FrameHeader) -> bool:
-        """Same MPEG version, layer and sample rate: these never change inside a stream."""
+        """Return True for equal MPEG version, layer and rate, which are fixed in a stream."""
         return self.raw[1] & 0xFE == other.raw[1] & 0xFE and (self.raw[2] ^ other.raw[2]) & 0xC == 0
 
 
@@ -129,9 +129,9 @@ class CountTag:
     """A Xing or Info tag.
 
     Args:
-        frames: Frames behind the tag's.
-        nbytes: Bytes of all frames when given.
-        encoder: Name, delay and padding of the encoder; empty where they are not given.
+        frames: Number of frames behind the tag frame.
+        nbytes: Bytes of all frames; None if the tag has no such field.
+        encoder: Name, delay and padding of the encoder; empty if the tag has no such field.
     """
 
     frames: int
@@ -139,10 +139,10 @@ class CountTag:
     encoder: bytes = b""
 
     def is_of(self, stream: BinaryIO, first: FrameHeader, present_bytes: int) -> bool:
-        """Return True if the tag can be this stream's.
+        """Return True if the tag fits this stream.
 
-        Concatenated files keep the first one's tag; encoders that write to a pipe leave a tag
-        without a count.
+        Concatenated files keep the tag of the first file. Encoders that write to a pipe leave a
+        tag without a count.
         """
         if self.frames and self.nbytes is not None:
             if present_bytes > self.nbytes * (1 + TAG_BYTES_TOLERANCE):
@@ -153,12 +153,12 @@ class CountTag:
         return self.counts(stream, first, first.position + present_bytes)
 
     def counts(self, stream: BinaryIO, first: FrameHeader, nbytes: int) -> bool:
-        """Return True if there are as many frames as the tag says, its own counted or not."""
+        """Return True if the stream has the tag's number of frames, with or without its own."""
         count, damage = count_frames(stream, first, nbytes)
         return damage is None and self.frames in (count - 1, count)
 
     def delay_of(self, first: FrameHeader, count: int) -> bytes:
-        """The encoder's part for a stream of `count` frames: its padding counts at the end only."""
+        """Return the encoder's part for a stream of `count` frames; padding is for the end only."""
         if not self.encoder or self.frames in (0, count):
             return self.encoder
         at = DELAY_OFFSET + 1
@@ -167,7 +167,7 @@ class CountTag:
 
 
 def parse_header(raw: bytes, position: int = 0) -> FrameHeader | None:
-    """The frame header in four bytes, or None where they are none."""
+    """Parse the four bytes of a frame header; None if they are not a header."""
     if len(raw) < 4 or raw[0] != 0xFF or raw[1] & 0xE0 != 0xE0:
         return None
     version, layer = raw[1] >> 3 & 3, 4 - (raw[1] >> 1 & 3)
@@ -191,12 +191,14 @@ def parse_header(raw: bytes, position: int = 0) -> FrameHeader | None:
 
 
 def first_frame(stream: BinaryIO, start: int, *, chain: int = 2) -> FrameHeader | None:
-    """The first header that others of its kind follow; random bytes rarely do that.
+    """Return the first header that headers of its kind follow; None if there is none.
 
-    A lone frame, or one cut before its successor, counts only at `start` itself.
+    A lone frame, or a frame whose successor is cut off, counts only at `start` itself.
 
     Args:
-        chain: So many frames in a row; of layers I and II always `LONG_CHAIN`.
+        stream: The file.
+        start: Byte to search from.
+        chain: Frames in a row that are needed; `LONG_CHAIN` for layers I and II.
     """
     window = read_at(stream, start, SEARCH_BYTES)
     index = window.find(b"\xff")
@@ -213,7 +215,7 @@ def first_frame(stream: BinaryIO, start: int, *, chain: int = 2) -> FrameHeader 
 
 
 def _chain(stream: BinaryIO, first: FrameHeader, most: int) -> tuple[int, bool]:
-    """Frames in a row from `first` on, `most` at most, and if the bytes end behind them."""
+    """Return the frames in a row from `first` on, up to `most`, and if the bytes end there."""
     count, position = 1, first.position + first.nbytes
     while count < most:
         raw = read_at(stream, position, 4)
@@ -225,7 +227,7 @@ def _chain(stream: BinaryIO, first: FrameHeader, most: int) -> tuple[int, bool]:
 
 
 def read_count_tag(stream: BinaryIO, first: FrameHeader) -> CountTag | None:
-    """The Xing or Info tag of the first frame; 0 frames where it does not count them."""
+    """Return the Xing or Info tag of the first frame; 0 frames if it has no count."""
     raw = read_at(stream, first.position, first.nbytes)[4 + first.side_bytes :]
     flags = uint(raw[4:8], "big")
     if raw[:4] not in (b"Xing", b"Info") or len(raw) < 8:
@@ -247,7 +249,7 @@ def is_vbri(stream: BinaryIO, first: FrameHeader) -> bool:
 
 
 def count_frames(stream: BinaryIO, first: FrameHeader, nbytes: int) -> tuple[int, str | None]:
-    """Whole frames from `first` on, and the damage found on the way, in words."""
+    """Return the number of whole frames from `first` on, and a description of the damage."""
     end = audio_end(stream, nbytes)
     count, position = 0, first.position
     while position < end:
@@ -266,9 +268,11 @@ def mpeg_goes_on(stream: BinaryIO, position: int, nbytes: int) -> str | None:
     """Return what follows the frames that a tag counts, in words; None for nothing.
 
     Args:
-        position: How far a decoder has read that came to the last of them.
+        stream: The file.
+        position: Position of a decoder that has read the last counted frame.
+        nbytes: Size of the file.
     """
-    # The decoder may have read the next header, and leaves frames of padding unread.
+    # The decoder may have read the next header, or left frames of padding unread.
     starts = (skip_tags(stream, position), max(0, position - 4))
     unread = next((found for at in starts if (found := first_frame(stream, at))), None)
     first = first_frame(stream, 0)
@@ -279,7 +283,7 @@ def mpeg_goes_on(stream: BinaryIO, position: int, nbytes: int) -> str | None:
 
 
 def _damage_at(stream: BinaryIO, first: FrameHeader, position: int) -> str | None:
-    """Return the damage that a break in the chain means; None if only tags follow."""
+    """Return the damage at a break in the chain; None if only tags follow."""
     start = skip_tags(stream, position)
     resumed = first_frame(stream, start)
     if resumed is not None and resumed.same_kind(first):
@@ -294,12 +298,14 @@ def _damage_at(stream: BinaryIO, first: FrameHeader, position: int) -> str | Non
 
 
 def count_tag_frame(first: FrameHeader, count: int, encoder: bytes = b"") -> bytes:
-    """A silent frame of the stream's kind whose Info tag says `count` frames follow.
+    """Return a silent frame with an Info tag that counts `count` frames.
 
     Args:
-        encoder: See `CountTag`.
+        first: A frame of the stream; the result is of its kind.
+        count: Number of frames behind the result.
+        encoder: Encoder's part of the tag, see `CountTag`.
     """
-    # The last bit of byte 1 set: no CRC, which would move the tag by two bytes. No padding.
+    # The last bit of byte 1 is set: no CRC, which would move the tag by two bytes. No padding.
     raw = bytes(
         (
             first.raw[0],

@@ -1,9 +1,10 @@
-"""Ogg pages: checksums, sequence numbers and end marks, which libsndfile does not insist on.
+"""Ogg pages: checksums, sequence numbers and end marks, which libsndfile does not check.
 
-It shortens a cut file without a word. A page is
+libsndfile shortens a cut file silently. A page is
 [OggS, version, flags, granule: 8, serial: 4, sequence: 4, crc: 4, n, n lacing sizes, payload].
 Each logical stream opens with a BOS page and closes with an EOS page. Streams beside each other
-open together. A file in which others open behind them is a chain: its links are decoded in turn.
+open together. If further streams open behind them, the file is a chain, and its links are decoded
+in turn.
 Layouts: RFC 3533, RFC 7845 (Opus), RFC 6716 3.1 (length of a packet).
 """
 
@@ -18,24 +19,24 @@ from earmill.pipeline.audio.containers.base import Probe, read_at, uint
 OGG = b"OggS"
 OGG_HEADER_BYTES = 27
 OGG_FLAG_CONTINUED, OGG_FLAG_BOS, OGG_FLAG_EOS = 1, 2, 4
-# Pages without a byte of payload in a row; a writer has no use for more than one.
+# Most pages without payload in a row; writers have no use for more than one.
 MAX_EMPTY_PAGES = 1000
-# A page is no longer: behind a break the next one begins within.
+# Most bytes of a page, so the next page behind a break begins within them.
 MOST_PAGE_BYTES = 65307
 
 VORBIS, OPUS = b"\x01vorbis", b"OpusHead"
-# Place of the "input sample rate" in the first packet, and the rate at which Opus decodes.
+# Position of the "input sample rate" in the first packet, and the rate at which Opus decodes.
 OPUS_RATE, OPUS_HZ = slice(12, 16), 48000
 # Samples at 48 kHz of a frame, by the configuration number of a packet.
 OPUS_FRAME = (480, 960, 1920, 2880) * 3 + (480, 960) * 2 + (120, 240, 480, 960) * 4
 
-# The Ogg checksum is CRC-32 without bit reflection; zlib's is reflected. Reversing the bits of
-# every byte turns one into the other, which keeps the loop over bytes in C.
+# The Ogg checksum is CRC-32 without bit reflection; zlib has it with reflection. Reversing the bits
+# of every byte turns one into the other, and keeps the loop over bytes in C.
 BIT_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
 def probe_ogg(stream: BinaryIO, nbytes: int) -> Probe:
-    """Every page of the file, in order."""
+    """Walk over every page of the file."""
     links, damage = _walk(stream, nbytes)
     if damage is not None:
         return Probe("ogg", damage=damage, shifts_time=True)
@@ -51,10 +52,10 @@ class _LogicalStream:
     """Progress of one logical stream.
 
     Args:
-        next_page: Number of its next page.
-        head: Its first packet.
-        is_ended: Its end mark was seen.
-        begin: Granule position at which its sound begins; None before that is known.
+        next_page: Number of the next page.
+        head: First packet.
+        is_ended: The end mark was seen.
+        begin: Granule position at which the sound begins; None while it is not known.
     """
 
     next_page: int
@@ -65,13 +66,13 @@ class _LogicalStream:
 
 @dataclass
 class _Link:
-    """Logical streams beside each other: all of a file, or one link of a chain.
+    """Logical streams beside each other: a whole file, or one link of a chain.
 
     Args:
-        start: Its first byte.
-        stop: The byte behind its last one.
-        streams: Its streams by their serial numbers.
-        has_data: A page was seen that opens no stream.
+        start: First byte.
+        stop: Byte behind the last.
+        streams: Streams by their serial numbers.
+        has_data: A page was seen that does not open a stream.
     """
 
     start: int
@@ -85,10 +86,10 @@ class _Link:
 
     @property
     def is_plain(self) -> bool:
-        """Return True if libsndfile decodes it rightly.
+        """Return True if libsndfile decodes the link correctly.
 
-        It knows no other stream beside, needs the end mark, and leaves out the delay of Opus only
-        where the sound begins at 0.
+        libsndfile cannot read two streams beside each other, and needs the end mark. It leaves out
+        the delay of Opus only if the sound begins at 0.
         """
         if len(self.streams) != 1 or not self.is_ended:
             return False
@@ -96,7 +97,7 @@ class _Link:
         return logical.head.startswith((VORBIS, OPUS)) and not logical.begin
 
     def probe(self, stream: BinaryIO) -> Probe:
-        """Return how it is decoded."""
+        """Return the findings about the link."""
         if not self.is_plain:
             return Probe("ogg", start=self.start, stop=self.stop, by_ffmpeg=True)
         first = _read_ogg_page(stream, self.start)
@@ -107,7 +108,7 @@ class _Link:
 
 
 def _walk(stream: BinaryIO, nbytes: int) -> tuple[list[_Link], str | None]:
-    """The links of the file, and the damage found on the way."""
+    """Return the links of the file, and a description of the damage."""
     links: list[_Link] = []
     position, empty = 0, 0
     while position < nbytes:
@@ -163,9 +164,9 @@ def _payload(page: bytes) -> bytes:
 
 
 def _opus_begin(page: bytes) -> int | None:
-    """Granule position at which the sound of a page begins; None where the page does not say.
+    """Return the granule position at which the sound of a page begins; None if it has none.
 
-    Pages of headers have position 0 or -1; on the last page the position cuts the sound off.
+    Pages of headers have position 0 or -1. On the last page the position cuts the sound off.
     """
     granule = int.from_bytes(page[6:14], "little", signed=True)
     if granule in (0, -1) or page[5] & (OGG_FLAG_EOS | OGG_FLAG_CONTINUED):
@@ -181,9 +182,9 @@ def _opus_begin(page: bytes) -> int | None:
 
 
 def _at_48_khz(page: bytes) -> bytes:
-    """The first page of Opus with 48 kHz as the "input sample rate"; any other page as it is.
+    """Return the first page of Opus with an "input sample rate" of 48 kHz; other pages as they are.
 
-    The rate is information only (RFC 7845 5.1), and libsndfile would decode at it.
+    The rate is information only (RFC 7845 5.1), but libsndfile would decode at this rate.
     """
     at = OGG_HEADER_BYTES + page[26]
     if page[at : at + len(OPUS)] != OPUS or len(page) < at + OPUS_RATE.stop:
@@ -194,7 +195,7 @@ def _at_48_khz(page: bytes) -> bytes:
 
 
 def _opus_samples(packet: bytes) -> int:
-    """Samples of a packet at 48 kHz, by its first two bytes."""
+    """Return the samples of a packet at 48 kHz, by its first two bytes."""
     if not packet:
         return 0
     frames = (1, 2, 2, packet[1] & 63 if len(packet) > 1 else 0)[packet[0] & 3]
@@ -217,7 +218,7 @@ def _ogg_page_bytes(page: bytes) -> int:
 
 
 def ogg_crc(page: bytes) -> int:
-    """Checksum of a whole page, its own checksum field taken as zero."""
+    """Return the checksum of a whole page, with its own checksum field taken as zero."""
     zeroed = page[:22] + bytes(4) + page[26:]
     # zlib inverts before and after; these two inversions undo that (the Ogg CRC starts from 0).
     reflected = zlib.crc32(zeroed.translate(BIT_REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF

@@ -1,19 +1,25 @@
 """Containers of plain samples: WAV and its long forms, AIFF, CAF, AU and NIST SPHERE.
 
-WAV has sizes of 32 bits (RIFF), of 64 bits in a chunk `ds64` (RF64, BW64), or is Sony's W64. Lists
-of (name, size, payload). Sizes are written last, by seeking back, so a copy that stopped half-way
-promises more than it holds. libsndfile shortens such a file without a word. Layouts: Microsoft's
-multimedia programming reference, EBU Tech 3306, ITU-R BS.2088.
+WAV is a list of chunks (name, size, payload). Its sizes have 32 bits (RIFF), or 64 bits in a chunk
+`ds64` (RF64, BW64) or in each chunk (Sony's W64). A copy that stopped half-way states more samples
+than it holds, and libsndfile shortens it silently. Layouts: Microsoft's multimedia programming
+reference, EBU Tech 3306, ITU-R BS.2088.
 
-AIFF, CAF, AU and NIST SPHERE promise bytes of samples in their headers. libsndfile opens all four
-cut anywhere behind the header and delivers what is left without a word. Layouts: Apple's AIFF 1.3,
+The headers of AIFF, CAF, AU and NIST SPHERE state the bytes of samples. libsndfile opens files that
+are cut anywhere behind the header, and delivers the rest silently. Layouts: Apple's AIFF 1.3,
 AIFF-C and Core Audio Format 1.0; Sun's audio header; NIST SPHERE 2.
+
+A stated size is believed if only chunks and tags stand behind the samples. A file that is shorter
+than its size is cut, unless the size is a placeholder: programs write it before they know the size.
+A size of 32 bits that wrapped is found by adding multiples of 4 GiB until it fits. If no size fits,
+the row is refused, because the bytes behind the samples could be samples.
 """
 
 from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import BinaryIO
@@ -21,15 +27,18 @@ from typing import BinaryIO
 from earmill.pipeline.audio.containers.base import (
     BareSamples,
     ByteOrder,
+    ChunkForm,
+    HeaderSize,
     Probe,
     Trim,
+    chunks,
+    no_audio,
     no_samples,
     open_window,
     read_at,
     uint,
 )
 from earmill.pipeline.audio.containers.mpeg import probe_mpeg
-from earmill.pipeline.audio.containers.sizes import ChunkForm, Promise, chunks
 
 FORMS = (b"RIFF", b"RIFX", b"RF64", b"BW64")
 LONG_SIZE = 0xFFFFFFFF
@@ -57,8 +66,131 @@ W64_TAIL = bytes.fromhex("f3acd3118cd100c04f8edb8a")
 W64_HEADER_BYTES = 24
 
 
+WRAP = 1 << 32
+# Placeholders are about 2 or 4 GiB: programs subtract a header, or round to frames. Files whose
+# true size lies in this range are rarer.
+NEAR_BYTES = 4096
+# Sizes of 64 bits that no file has.
+NO_SIZE = 1 << 62
+
+
+@dataclass(frozen=True)
+class StatedSize:
+    """The size of the samples by the header, and their form.
+
+    Args:
+        kind: Kind of the container, see `Probe`.
+        start: First byte of the samples.
+        size: Bytes of samples; None if the header says that it does not know.
+        frame_bytes: Bytes of one sample of every channel; None if samples have no fixed size.
+        bare: Form in which the samples can be read without their header; None if they cannot.
+        codec: Name of the codec if they cannot.
+        form: Form of the chunks behind the samples; None if the container has none.
+        extra: Bytes that the header's size counts besides the samples.
+        others: Sizes that the header states in other places.
+        wraps: The size has 32 bits.
+        header: Returns the header with another size; None if there is no such function.
+        container: Name of the container for samples that are read without their header.
+    """
+
+    kind: str
+    start: int
+    size: int | None
+    frame_bytes: int | None
+    bare: BareSamples | None = None
+    codec: str | None = None
+    form: ChunkForm | None = None
+    extra: int = 0
+    others: tuple[int, ...] = ()
+    wraps: bool = True
+    header: Callable[[int], bytes] | None = None
+    container: str | None = None
+
+    def compared(self, stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
+        """Compare the size with a file of `nbytes` bytes.
+
+        Args:
+            stream: The file.
+            nbytes: Size of the file.
+            behind: Look at the bytes behind the samples.
+        """
+        present = max(0, nbytes - self.start)
+        if self.size is None:
+            return self._all_of(present, "unknown")
+        if self.size > present:
+            if self._is_placeholder(self.size):
+                return self._all_of(present, "ignored")
+            if self._frames(present) >= self._frames(self.size):
+                return self._believed()
+            return self._refused(f"expected {self.size} bytes of samples, got {present}")
+        if not behind or self._nothing_lost(stream, self.size, nbytes):
+            return self._believed()
+        if self.bare is not None:
+            for size in self._other_sizes(present):
+                if self._nothing_lost(stream, size, nbytes):
+                    return self._as_bare(self.bare, size, "ignored")
+        if self._is_placeholder(self.size) and (self.bare or (self.header and present < WRAP)):
+            return self._all_of(present, "ignored")
+        return self._refused(
+            f"expected {self.size} bytes of samples, got {present - self.size} more that are no "
+            "chunks: more samples, or another file"
+        )
+
+    def _frames(self, size: int) -> int:
+        return size // (self.frame_bytes or 1)
+
+    def _is_placeholder(self, size: int) -> bool:
+        counted = size + self.extra
+        if not self.wraps:
+            return size == 0 or counted >= NO_SIZE
+        near = abs(counted - WRAP // 2) <= NEAR_BYTES or WRAP - NEAR_BYTES <= counted < WRAP
+        return near or size == 0
+
+    def _other_sizes(self, present: int) -> Iterator[int]:
+        """Yield other sizes that fit into the file."""
+        yield from (size for size in self.others if 0 < size <= present)
+        if self.wraps and self.size is not None:
+            yield from range(self.size + WRAP, present + 1, WRAP)
+
+    def _nothing_lost(self, stream: BinaryIO, size: int, nbytes: int) -> bool:
+        end = self.start + size
+        if nbytes - end < max(2, self.frame_bytes or 0):
+            return True
+        return no_audio(stream, end, nbytes, self.form, payload=size)
+
+    def _believed(self) -> Probe:
+        return Probe(self.kind, codec=self.codec)
+
+    def _all_of(self, present: int, why: HeaderSize) -> Probe:
+        """Return the finding that the samples reach to the end of the file."""
+        if not present:
+            return self._believed()
+        if self.bare is not None:
+            return self._as_bare(self.bare, present, why)
+        found = replace(self._believed(), header_size=why)
+        if self.header is None or present >= WRAP:
+            return found
+        return replace(found, prefix=self.header(present), start=self.start)
+
+    def _as_bare(self, bare: BareSamples, size: int, why: HeaderSize) -> Probe:
+        stop = self.start + size
+        return Probe(
+            self.kind,
+            header_size=why,
+            samples=bare,
+            start=self.start,
+            stop=stop,
+            container=self.container,
+        )
+
+    def _refused(self, why: str) -> Probe:
+        size = self.size or 0
+        frames = size // self.frame_bytes if self.frame_bytes else None
+        return Probe(self.kind, damage=why, declared_frames=frames, codec=self.codec)
+
+
 def riff_chunks(order: ByteOrder) -> ChunkForm:
-    """The chunks of RIFF and AIFF."""
+    """Return the form of the chunks of RIFF and AIFF."""
     return ChunkForm(8, lambda head: (head[:4], uint(head[4:], order)))
 
 
@@ -82,10 +214,10 @@ class Format:
     """The contents of a format chunk.
 
     Args:
-        codec: Number of the codec; of extensible formats, that of the sub-format.
+        codec: Number of the codec; for extensible formats, number of the sub-format.
         rate_hz: Sample rate.
-        frame_bytes: Bytes of one sample of every channel; None where they are not fixed.
-        bare: How the samples are read without a header, if they can be.
+        frame_bytes: Bytes of one sample of every channel; None if they are not fixed.
+        bare: Form in which the samples can be read without a header; None if they cannot.
         is_extensible: The chunk has the longer form.
     """
 
@@ -97,7 +229,7 @@ class Format:
 
     @property
     def name(self) -> str | None:
-        """Name of a codec that is more than bare samples, for messages."""
+        """Name of a codec with compression, for messages."""
         return None if self.bare else f"WAV codec {self.codec:#06x}"
 
     @classmethod
@@ -127,7 +259,7 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
         elif name == b"data":
             # EBU Tech 3306: the long size counts only where the short one is -1.
             is_long = long_size is not None and size == LONG_SIZE
-            promise = Promise(
+            stated = StatedSize(
                 "riff",
                 start=start,
                 size=long_size if is_long else size,
@@ -139,24 +271,24 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
                 wraps=not is_long,
                 header=partial(_with_size, stream, start, order),
             )
-            probe = promise.held_against(stream, nbytes, behind=behind)
+            probe = stated.compared(stream, nbytes, behind=behind)
             if found.codec in MPEG_CODECS and behind:
-                probe = _mpeg_inside(stream, promise, probe, nbytes)
-            return _named(replace(probe, rate_hz=found.rate_hz), promise, found, magic)
+                probe = _mpeg_inside(stream, stated, probe, nbytes)
+            return _named(replace(probe, rate_hz=found.rate_hz), stated, found, magic)
     return no_samples("riff", "data chunk", nbytes)
 
 
 def _with_size(stream: BinaryIO, start: int, order: ByteOrder, size: int) -> bytes:
-    """The header in front of the samples with another size of them."""
+    """Return the header in front of the samples with another size of the samples."""
     return read_at(stream, 0, start - 4) + size.to_bytes(4, order)
 
 
-def _named(probe: Probe, promise: Promise, found: Format, magic: bytes) -> Probe:
-    """The probe with the container's name where the decoder has another one."""
+def _named(probe: Probe, stated: StatedSize, found: Format, magic: bytes) -> Probe:
+    """Return the probe with the container's name if the decoder has another one."""
     if magic == b"BW64" and probe.samples is None and found.bare is not None:
-        # libsndfile does not know this form.
-        stop = None if promise.size is None else promise.start + promise.size
-        probe = replace(probe, samples=found.bare, start=promise.start, stop=stop)
+        # libsndfile does not read BW64.
+        stop = None if stated.size is None else stated.start + stated.size
+        probe = replace(probe, samples=found.bare, start=stated.start, stop=stop)
     if probe.samples is None and probe.container is None:
         return probe
     short = "WAVEX" if found.is_extensible else "WAV"
@@ -164,16 +296,16 @@ def _named(probe: Probe, promise: Promise, found: Format, magic: bytes) -> Probe
     return replace(probe, container=names.get(magic, short))
 
 
-def _mpeg_inside(stream: BinaryIO, promise: Promise, probe: Probe, nbytes: int) -> Probe:
-    """An MP3 with a WAV header: what libsndfile and FFmpeg know of an MP3 they ignore in here."""
+def _mpeg_inside(stream: BinaryIO, stated: StatedSize, probe: Probe, nbytes: int) -> Probe:
+    """Probe an MP3 with a WAV header. Both decoders ignore its count tag and delay in there."""
     if probe.damage is not None:
         return probe
-    size = nbytes - promise.start if probe.header_size else promise.size or 0
-    inside = open_window(stream, promise.start, promise.start + size)
+    size = nbytes - stated.start if probe.header_size else stated.size or 0
+    inside = open_window(stream, stated.start, stated.start + size)
     found = probe_mpeg(inside, size)
     if found is None:
         return replace(probe, damage="no MPEG frames in its data chunk")
-    start, stop = promise.start, promise.start + size
+    start, stop = stated.start, stated.start + size
     found = replace(found, header_size=probe.header_size, container="WAV", stop=stop)
     if found.prefix and not found.start:
         # No encoder's tag says how long its delay is.
@@ -184,15 +316,15 @@ def _mpeg_inside(stream: BinaryIO, promise: Promise, probe: Probe, nbytes: int) 
 def probe_w64(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
     """W64: sizes of 64 bits that count their own header, payloads padded to 8 bytes.
 
-    libsndfile takes all that is behind the samples for samples, padding and further chunks: only
-    the header says how many there are.
+    libsndfile takes padding and further chunks behind the samples for samples, so the number of
+    samples comes from the header.
     """
     found = Format()
     for name, start, size in chunks(stream, 40, nbytes, W64_CHUNKS):
         if name == b"fmt ":
             found = Format.of(read_at(stream, start, min(size, 40)), "little")
         elif name == b"data":
-            promise = Promise(
+            stated = StatedSize(
                 "w64",
                 start=start,
                 size=size,
@@ -203,7 +335,7 @@ def probe_w64(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
                 extra=W64_HEADER_BYTES,
                 wraps=False,
             )
-            probe = promise.held_against(stream, nbytes, behind=behind)
+            probe = stated.compared(stream, nbytes, behind=behind)
             if probe.header_size is not None:
                 return replace(probe, container="W64")
             frames = size // found.frame_bytes if found.frame_bytes else None
@@ -258,9 +390,9 @@ def probe_aiff(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
             frames, frame_bytes, bare = _aiff_format(fields)
             kind = None if bare else f"AIFF codec {fields[18:22]!a}"
         elif name == b"SSND":
-            # Two words, and as many bytes as the first of them says.
+            # Two words; the first word is the number of bytes in front of the samples.
             first = 8 + uint(read_at(stream, start, 4), "big")
-            promise = Promise(
+            stated = StatedSize(
                 "aiff",
                 start=start + first,
                 size=max(0, size - first),
@@ -272,12 +404,12 @@ def probe_aiff(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
                 others=(frames * frame_bytes,) if frame_bytes else (),
                 container="AIFF",
             )
-            return promise.held_against(stream, nbytes, behind=behind)
+            return stated.compared(stream, nbytes, behind=behind)
     return no_samples("aiff", "SSND chunk", nbytes)
 
 
 def _aiff_format(fields: bytes) -> tuple[int, int | None, BareSamples | None]:
-    """Frames, bytes of a frame and form of the samples, out of a COMM chunk."""
+    """Return frames, bytes of a frame and form of the samples from a COMM chunk."""
     channels, frames, bits = struct.unpack(">HIH", fields[:8].ljust(8, b"\0"))
     width, kind = (bits + 7) // 8, fields[18:22] or b"NONE"
     if kind not in AIFC_PLAIN:
@@ -291,7 +423,7 @@ def _aiff_format(fields: bytes) -> tuple[int, int | None, BareSamples | None]:
 
 
 def _extended(raw: bytes) -> int:
-    """A sample rate out of the 80-bit float of AIFF; 0 where it is none that a file has."""
+    """Return a sample rate from the 80-bit float of AIFF; 0 if no file has such a rate."""
     exponent, mantissa = uint(raw[:2], "big") - 16383, uint(raw[2:10], "big")
     return mantissa >> (63 - exponent) if 0 <= exponent < 32 else 0
 
@@ -309,7 +441,7 @@ def probe_caf(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
             valid, skip = struct.unpack(">qi", read_at(stream, start + 8, 12).ljust(12, b"\0"))
             trim = Trim(rate_hz, skip, valid) if skip >= 0 and valid > 0 else None
         elif name == b"data":
-            promise = Promise(
+            stated = StatedSize(
                 "caf",
                 start=start + 4,
                 size=None if size == CAF_UNKNOWN else max(0, size - 4),
@@ -321,7 +453,7 @@ def probe_caf(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
                 wraps=False,
                 container="CAF",
             )
-            found = promise.held_against(stream, nbytes, behind=behind)
+            found = stated.compared(stream, nbytes, behind=behind)
             if bare is not None:
                 break
     if found is None:
@@ -330,12 +462,12 @@ def probe_caf(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
 
 
 def _caf_format(fields: bytes) -> tuple[int, int | None, BareSamples | None]:
-    """Rate, bytes of a frame and form of the samples, out of a description chunk."""
+    """Return rate, bytes of a frame and form of the samples from a description chunk."""
     if len(fields) < 32:
         return 0, None, None
     rate, kind, flags, packet, frames, channels = struct.unpack(">d4s4I", fields[:28])
     rate_hz = int(rate) if 0 < rate < 1 << 31 else 0
-    if frames != 1 or not packet:  # packets of one frame and of a fixed size, or not
+    if frames != 1 or not packet:  # compressed: packets have several frames, or no fixed size
         return rate_hz, None, None
     widths = {b"lpcm": FLOAT_SUBTYPES if flags & CAF_IS_FLOAT else PCM_SUBTYPES}
     widths |= {b"ulaw": MU_LAW_SUBTYPES, b"alaw": A_LAW_SUBTYPES}
@@ -356,7 +488,7 @@ def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
     words = "<5I" if order == "little" else ">5I"
     offset, size, encoding, rate_hz, channels = struct.unpack(words, head[4:])
     width, subtype = AU_PLAIN.get(encoding, (0, ""))
-    promise = Promise(
+    stated = StatedSize(
         "au",
         start=offset,
         size=None if size == AU_UNKNOWN else size,
@@ -365,14 +497,14 @@ def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
         codec=None if width else f"AU encoding {encoding}",
         container="AU",
     )
-    return promise.held_against(stream, nbytes, behind=behind)
+    return stated.compared(stream, nbytes, behind=behind)
 
 
 def probe_nist(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
     """NIST SPHERE: text fields in a header whose size is its second line.
 
-    libsndfile takes all that is behind the header for samples: only the header says how many there
-    are.
+    libsndfile takes everything behind the header for samples, so the number of samples comes from
+    the header.
     """
     second = read_at(stream, 8, 8).strip()
     size = int(second) if second.isdigit() else 0
@@ -388,6 +520,6 @@ def probe_nist(stream: BinaryIO, nbytes: int, *, behind: bool = True) -> Probe:
     if not frames:
         return Probe("nist", header_size="unknown")
     frame_bytes = max(1, number(b"channel_count", 1) * number(b"sample_n_bytes", 2))
-    promise = Promise("nist", start=size, size=frames * frame_bytes, frame_bytes=frame_bytes)
-    found = promise.held_against(stream, nbytes, behind=behind)
+    stated = StatedSize("nist", start=size, size=frames * frame_bytes, frame_bytes=frame_bytes)
+    found = stated.compared(stream, nbytes, behind=behind)
     return replace(found, declared_frames=frames)
