@@ -1,4 +1,4 @@
-"""From bytes to samples at a model's rate: containers, decoders, channels, time spans, resampling.
+"""From bytes to samples at a model's rate: containers, decoders, channels, resampling.
 
 It may import `common`.
 """

@@ -1,10 +1,10 @@
-"""Channel policy: which channels of a file become clips, and how many channels become one.
+"""Channel policy: the channels of a file that become clips.
 
-"mean" averages all channels, "left" and "right" pick the first and second, "each" makes one clip
-per channel, and a number picks by index. "binaural" takes two channels as the ears of one listener:
-a model of two ears hears both, any other model their mean; a mono file sounds at both ears. Levels
-are not corrected: the mean of two equal channels is the channel itself, the mean of two independent
-ones is 3 dB below either.
+"mean" averages all channels. "left" and "right" pick the first and second channel. "each" makes one
+clip of each channel. A number picks a channel by index. "binaural" takes two channels as the ears
+of one listener: a model of two ears hears both, any other model hears their mean. A mono file
+sounds at both ears. Levels are not corrected: the mean of two equal channels is the channel itself,
+and the mean of two independent channels is 3 dB below either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ NAMED_CHANNELS = {"left": 0, "right": 1}
 
 
 def channel_ids(channels: Channels, n_channels: int) -> tuple[int, ...]:
-    """The channels a policy selects, MIXED for the mean; ChannelIndexError if there are fewer."""
+    """Return the channels that a policy selects, MIXED for the mean.
+
+    Raises:
+        ChannelIndexError: The file has other channels.
+    """
     if channels == "mean":
         return (MIXED,)
     if channels == BINAURAL and n_channels > EARS:
@@ -42,7 +46,7 @@ def channel_ids(channels: Channels, n_channels: int) -> tuple[int, ...]:
 
 
 def mix(block: AudioBlock, ids: tuple[int, ...]) -> AudioBlock:
-    """(frames, channels) to (len(ids), frames): picked channels, or their mean.
+    """Turn (frames, channels) into (len(ids), frames): the picked channels, or the mean of all.
 
     The mean adds in float64, channel by channel, so that no sample depends on its block's length.
     """
@@ -58,14 +62,14 @@ def mix(block: AudioBlock, ids: tuple[int, ...]) -> AudioBlock:
 
 
 def clips_of_channels(channels: Channels, ids: tuple[int, ...]) -> list[tuple[int, slice]]:
-    """The clips in a waveform of these channels: the source channel and the waveform's rows."""
+    """Return the source channel and the rows of each clip in a waveform of these channels."""
     if channels == BINAURAL:
         return [(MIXED, slice(0, len(ids)))]
     return [(channel, slice(row, row + 1)) for row, channel in enumerate(ids)]
 
 
 def as_model_input(ears: AudioBlock, n_ears: int) -> AudioBlock:
-    """What a model of so many ears is given of (1 or 2, frames): (frames,), or both ears."""
+    """Turn (1 or 2, frames) into the input of a model: (frames,), or both ears if it has two."""
     if len(ears) == 1:
         return ears[0]
     return ears if n_ears == EARS else mix(ears.T, (MIXED,))[0]

@@ -1,21 +1,19 @@
 """Band-limited resampling of one channel, whole or in chunks, with one result.
 
-The algorithm is soxr's constant-rate converter: linear phase, compensated, so the delay is zero.
-With r the lower of the two rates, gain is flat within 0.001 dB up to 0.3 r and within 0.012 dB up
-to 0.46 r (soxr's own roll-off), and everything from 0.5 r on is gone. "soxr_vhq", the default,
-computes in double precision: what it adds or leaves of aliases is at -150 dB, the rounding of
-float32 itself. "soxr_hq" computes in single precision and reaches -130 dB; it saves 0.15 ms of the
-0.55 ms that a second of audio costs from 16 to 44.1 kHz. (Ratios such as 44100:44101, whose filter
-is interpolated, reach -120 dB with either.) The name is provenance. Equal rates pass untouched.
+The algorithm is soxr's constant-rate converter: linear phase, with zero delay. r is the lower of
+the two rates. Gain is flat within 0.001 dB up to 0.3 r and within 0.012 dB up to 0.46 r (soxr's own
+roll-off); nothing is left from 0.5 r on. "soxr_vhq", the default, computes in double precision: its
+noise and aliases are at -150 dB, the rounding of float32. "soxr_hq" computes in single precision
+and reaches -130 dB; it saves 0.15 ms of the 0.55 ms that a second of audio costs from 16 to 44.1
+kHz. Ratios such as 44100:44101, whose filter is interpolated, reach -120 dB with either. The name
+is part of the provenance. Samples with equal rates are not changed.
 
 "torchaudio_kaiser_best" is another algorithm, for jobs on GPUs: see `sinc_resample`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,24 +26,20 @@ if TYPE_CHECKING:
     from earmill.pipeline.audio.sinc_resample import SincStream
 
 Waveform = npt.NDArray[np.float32]
-# Of a resampler: from and to, in Hz, and its quality.
-Kind = tuple[float, float, str]
 
 QUALITIES = {"soxr_vhq": "VHQ", "soxr_hq": "HQ"}
 DEFAULT_QUALITY = "soxr_vhq"
-# The one that GPUs can do as well: `torchaudio.functional.resample` under its preset of that name.
+# GPUs can compute this resampler as well: torchaudio's with its preset of this name.
 ON_DEVICES = "torchaudio_kaiser_best"
 RESAMPLERS = (*QUALITIES, ON_DEVICES)
 
-# Fed to soxr piece by piece: faster than one call, as what comes out is still in the cache of the
-# processor when it is put where it stays; and memory does not grow with the clip.
+# soxr gets chunks: their output is copied while it is in the processor's cache, which is faster than
+# one call, and memory does not grow with the clip.
 CHUNK_SAMPLES = 1 << 14
-# Of soxr, ready for the next clip: more than threads that resample at the same time.
-MAX_IDLE = 32
 
 
 class AudioResampler:
-    """Converts from one rate to another.
+    """Conversion from one rate to another.
 
     Args:
         from_hz: Input rate in Hz, above 0.
@@ -77,10 +71,11 @@ class AudioResampler:
         return self.from_hz == self.to_hz
 
     def process(self, x: Waveform, into: Waveform | None = None) -> Waveform:
-        """The whole clip at once.
+        """Resample a whole clip.
 
         Args:
-            into: Where the output goes; None for a new array.
+            x: The clip.
+            into: Array for the output; None for a new array.
         """
         if self.is_identity and into is None:
             return _checked(x)
@@ -104,44 +99,12 @@ class AudioResampler:
         yield stream.finish()
 
     def stream(self) -> ResampleStream:
-        """A fresh stream: push chunks of any sizes, then finish."""
+        """Return a new stream: push chunks of any size, then finish."""
         return ResampleStream(self)
 
 
-class _Converters:
-    """soxr's streams, used again: a new one costs as much as a second of audio. Cleared, one gives
-    the same bits as a new one does. Safe in several threads, and without locks in forked ones."""
-
-    def __init__(self) -> None:
-        self._idle: deque[tuple[Kind, soxr.ResampleStream]] = deque()
-
-    def take(self, wanted: Kind) -> soxr.ResampleStream:
-        """One that has seen nothing."""
-        for _ in range(MAX_IDLE):
-            try:
-                kind, found = self._idle.pop()
-            except IndexError:
-                break
-            if kind == wanted:
-                found.clear()
-                return found
-            self._idle.appendleft((kind, found))
-        *rates, quality = wanted
-        return soxr.ResampleStream(*rates, 1, dtype="float32", quality=QUALITIES[quality])
-
-    def give_back(self, kind: Kind, converter: soxr.ResampleStream) -> None:
-        """What has come to its end."""
-        self._idle.append((kind, converter))
-        while len(self._idle) > MAX_IDLE:
-            with suppress(IndexError):  # another thread took the last
-                self._idle.popleft()
-
-
-_converters = _Converters()
-
-
 class ResampleStream:
-    """State of one clip on its way through a resampler.
+    """One clip that is resampled in chunks.
 
     Args:
         resampler: Rates and quality.
@@ -152,29 +115,28 @@ class ResampleStream:
 
     def __init__(self, resampler: AudioResampler) -> None:
         self._rates = (resampler.from_hz, resampler.to_hz)
-        self._kind = (*self._rates, resampler.quality)
-        self._taken = 0
-        self._given = 0
+        self._taken = self._given = 0
         self._finished = False
         self._soxr: soxr.ResampleStream | None = None
         self._sinc: SincStream | None = None
         if resampler.is_identity:
             return
         if resampler.quality == ON_DEVICES:
-            from earmill.pipeline.audio.sinc_resample import SincStream  # drags in torch
+            from earmill.pipeline.audio.sinc_resample import SincStream  # imports torch
 
             self._sinc = SincStream(*self._rates)
         else:
-            self._soxr = _converters.take(self._kind)
+            quality = QUALITIES[resampler.quality]
+            self._soxr = soxr.ResampleStream(*self._rates, 1, dtype="float32", quality=quality)
 
     def push(self, x: Waveform) -> Waveform:
-        """Output that became ready, possibly none."""
+        """Return the output that became ready, possibly none."""
         if self._finished:
             raise ValueError("push after finish; take a fresh stream for the next clip")
         return self._advance(_checked(x), last=False)
 
     def finish(self) -> Waveform:
-        """The rest of the output."""
+        """Return the rest of the output."""
         if self._finished:
             raise ValueError("finish was called twice; take a fresh stream for the next clip")
         self._finished = True
@@ -188,9 +150,8 @@ class ResampleStream:
         self._taken += len(x)
         y: Waveform = self._soxr.resample_chunk(x, last=last)
         if last:
-            # soxr rounds an exact half either way, as its floats fall; the formula decides.
+            # soxr rounds an exact half up or down, by its float error; the formula decides here.
             y = y[: resampled_length(self._taken, *self._rates) - self._given]
-            _converters.give_back(self._kind, self._soxr)
         self._given += len(y)
         return y
 

@@ -1,12 +1,12 @@
-"""torchaudio's resampler, in segments of one shape: the same values whole, in chunks, in company.
+"""torchaudio's resampler in segments of one shape, so that values do not depend on the chunks.
 
-The filter is `torchaudio.functional.resample` with the windowed sinc of its "kaiser_best" preset:
-flat within 0.001 dB up to 0.42 r, -0.6 dB at 0.46 r, r the lower of the two rates; what it adds is
-at -105 dB, what lies above 0.52 r is gone (-140 dB). torchaudio's own default, six zero crossings
-under a Hann window, is 1 dB down at 0.42 r and leaves images there at -20 dB.
+The filter is `torchaudio.functional.resample` with the windowed sinc of its "kaiser_best" preset. r
+is the lower of the two rates. Gain is flat within 0.001 dB up to 0.42 r and -0.6 dB at 0.46 r;
+noise and aliases are at -105 dB, and frequencies above 0.52 r at -140 dB. torchaudio's own default,
+six zero crossings under a Hann window, is 1 dB down at 0.42 r and leaves images there at -20 dB.
 
-Convolutions of libraries choose their algorithm, and with it the order of their sums, by the shape
-of the call. So every call has one shape, and a sample stands at a place that follows from its time:
+Convolutions of libraries choose their algorithm, and so the order of their sums, by the shape of
+the call. So every call has one shape, and the position of a sample in it follows from its time:
 
     time      |----------- segment 0 -----------|----------- segment 1 -----------|---
     rows      [ halo | frames | halo ]
@@ -34,19 +34,19 @@ from earmill.pipeline.common.errors import ResampleRatioError
 
 Waveform = npt.NDArray[np.float32]
 
-# torchaudio's documentation: what equals resampy's "kaiser_best".
+# Parameters for resampy's "kaiser_best", from torchaudio's documentation.
 ZEROS = 64
 ROLLOFF = 0.9475937167399596
 BETA = 14.769656459379492
 
-# Enough rows for a convolution of few channels to use its vectors.
+# Rows of a segment: a convolution of few channels vectorises over them.
 ROWS = 8
 # Samples of a segment at the higher of the two rates: 1.5 s at 44.1 kHz.
 SEGMENT_SAMPLES = 1 << 16
-# A filter has (to / gcd) phases; with this many coefficients it has 16 MiB, and took ten times that
-# to compute. Ratios of rates in use stay below a tenth of it.
+# Most coefficients of a filter, which has (to / gcd) phases: 16 MiB, and ten times as much while it
+# is computed. Rates in use have less than a tenth of it.
 MOST_COEFFICIENTS = 1 << 22
-# Segments of a call on a GPU; on a CPU one keeps all its threads' caches warm.
+# Segments of a call on a GPU. On a CPU one segment fits the caches.
 SEGMENTS_A_CALL = {"cuda": 8}
 
 
@@ -55,11 +55,13 @@ class SincFilter:
     """The filter of one pair of rates.
 
     Args:
-        from_hz, to_hz: The rates in Hz.
-        step_in, step_out: Samples of a frame at either rate.
+        from_hz: Input rate in Hz.
+        to_hz: Output rate in Hz.
+        step_in: Samples of a frame at the input rate.
+        step_out: Samples of a frame at the output rate.
         halo: Frames that a row needs on either side.
-        frames: Frames of a row that count.
-        kernel: The resampler itself, on the CPU.
+        frames: Frames of a row without its halos.
+        kernel: The resampler on the CPU.
     """
 
     from_hz: float
@@ -72,40 +74,40 @@ class SincFilter:
 
     @property
     def segment_in(self) -> int:
-        """Samples that a segment takes."""
+        """Input samples of a segment."""
         return ROWS * self.frames * self.step_in
 
     @property
     def margin(self) -> int:
-        """Samples that it looks at on either side of them."""
+        """Input samples that a segment needs on either side."""
         return self.halo * self.step_in
 
     def rows(self, segments: Tensor) -> Tensor:
-        """(segment, margin + segment_in + margin) to (segment * ROWS, row), halos included."""
+        """Cut (segment, margin + segment_in + margin) into (segment * ROWS, row) with halos."""
         row = (self.frames + 2 * self.halo) * self.step_in
         return segments.unfold(-1, row, self.frames * self.step_in).reshape(-1, row)
 
     def apply(self, segments: Tensor, kernel: Resample) -> Tensor:
-        """(segment, margin + segment_in + margin) to (segment, samples at `to_hz`)."""
-        made = kernel(self.rows(segments))
-        kept = made[:, self.halo * self.step_out : (self.halo + self.frames) * self.step_out]
-        return kept.reshape(len(segments), -1)
+        """Resample (segment, margin + segment_in + margin) to (segment, samples at `to_hz`)."""
+        rows = kernel(self.rows(segments))
+        inner = rows[:, self.halo * self.step_out : (self.halo + self.frames) * self.step_out]
+        return inner.reshape(len(segments), -1)
 
     def segments_of(self, n_samples: int) -> int:
-        """How many segments hold so many samples."""
+        """Return the number of segments for a number of samples."""
         return -(-n_samples // self.segment_in)
 
 
 @lru_cache(maxsize=32)
 def sinc_filter(from_hz: float, to_hz: float) -> SincFilter:
-    """The filter of a pair of rates.
+    """Return the filter of a pair of rates.
 
     Raises:
-        ResampleRatioError: It would have too many coefficients.
+        ResampleRatioError: The filter would have too many coefficients.
     """
     ratio = Fraction(to_hz) / Fraction(from_hz)
     step_in, step_out = ratio.denominator, ratio.numerator
-    # As torchaudio has it: a phase spans ZEROS periods of the lower rate to either side.
+    # In torchaudio a phase spans ZEROS periods of the lower rate to either side.
     reach = ZEROS * step_in / (min(step_in, step_out) * ROLLOFF)
     if step_out * (2 * reach + step_in) > MOST_COEFFICIENTS:
         raise ResampleRatioError(
@@ -133,27 +135,27 @@ def sinc_filter(from_hz: float, to_hz: float) -> SincFilter:
 
 
 class SincStream:
-    """One clip on its way through the filter, in pieces of any lengths."""
+    """One clip that is resampled in chunks of any length."""
 
     def __init__(self, from_hz: float, to_hz: float) -> None:
         self._filter = sinc_filter(from_hz, to_hz)
-        # What the next segment begins with: the samples before it, then its own.
+        # Start of the next segment, with its margin.
         self._held = np.zeros(self._filter.margin, np.float32)
         self._taken = 0
         self._given = 0
 
     def push(self, x: Waveform) -> Waveform:
-        """Output that became ready, possibly none."""
+        """Return the output that became ready, possibly none."""
         self._taken += len(x)
         self._held = np.concatenate([self._held, x])
         return self._advance(last=False)
 
     def finish(self) -> Waveform:
-        """The rest of the output."""
+        """Return the rest of the output."""
         return self._advance(last=True)
 
     def _advance(self, *, last: bool) -> Waveform:
-        sinc, made = self._filter, [np.zeros(0, np.float32)]
+        sinc, outputs = self._filter, [np.zeros(0, np.float32)]
         width = sinc.segment_in + 2 * sinc.margin
         wanted = resampled_length(self._taken, sinc.from_hz, sinc.to_hz)
         while len(self._held) >= width or (last and self._given < wanted):
@@ -165,15 +167,15 @@ class SincStream:
                 out = out[: wanted - self._given]
             self._held = self._held[sinc.segment_in :]
             self._given += len(out)
-            made.append(out)
-        return np.concatenate(made)
+            outputs.append(out)
+        return np.concatenate(outputs)
 
 
 class DeviceResampler:
-    """Whole clips that lie on a device, resampled there; the values of `SincStream` on a CPU.
+    """Resampling of whole clips on a device, with the values of `SincStream` on a CPU.
 
     Args:
-        device: Where the clips are and the results stay.
+        device: Device of the clips and of the results.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -182,7 +184,7 @@ class DeviceResampler:
         self._at_once = SEGMENTS_A_CALL.get(device.type, 1)
 
     def __call__(self, clips: Sequence[Tensor], from_hz: float, to_hz: float) -> list[Tensor]:
-        """Resample clips (ear, time) of one rate; a clip does not depend on the others.
+        """Resample clips (ear, time) of one rate, each independent of the others.
 
         Raises:
             ResampleRatioError: See `sinc_filter`.
@@ -192,13 +194,13 @@ class DeviceResampler:
         sinc, kernel = sinc_filter(from_hz, to_hz), self._kernel(from_hz, to_hz)
         ears = [ear for clip in clips for ear in clip]
         cut = torch.cat([self._segments(ear, sinc) for ear in ears])
-        made = torch.cat([self._call(part, sinc, kernel) for part in cut.split(self._at_once)])
-        of_ears = made.split([sinc.segments_of(len(ear)) for ear in ears])
-        lengths = [resampled_length(len(ear), from_hz, to_hz) for ear in ears]
-        flat = iter(
-            [out.reshape(-1)[:length] for out, length in zip(of_ears, lengths, strict=True)]
+        outputs = torch.cat([self._call(part, sinc, kernel) for part in cut.split(self._at_once)])
+        by_ear = outputs.split([sinc.segments_of(len(ear)) for ear in ears])
+        resampled = iter(
+            out.reshape(-1)[: resampled_length(len(ear), from_hz, to_hz)]
+            for out, ear in zip(by_ear, ears, strict=True)
         )
-        return [torch.stack([next(flat) for _ in clip]) for clip in clips]
+        return [torch.stack([next(resampled) for _ in clip]) for clip in clips]
 
     def _segments(self, ear: Tensor, sinc: SincFilter) -> Tensor:
         count = sinc.segments_of(len(ear))
@@ -207,12 +209,12 @@ class DeviceResampler:
         return padded.unfold(0, sinc.segment_in + 2 * sinc.margin, sinc.segment_in)
 
     def _call(self, part: Tensor, sinc: SincFilter, kernel: Resample) -> Tensor:
-        """One call of the one shape: the last one is filled up with silence."""
+        """Call the filter with its one shape; silence fills up the last call."""
         silence = part.new_zeros(self._at_once - len(part), part.shape[1])
         return sinc.apply(torch.cat([part, silence]), kernel)[: len(part)]
 
     def _kernel(self, from_hz: float, to_hz: float) -> Resample:
-        """The filter's coefficients on the device; computed on the CPU, so the same everywhere."""
+        """Return the coefficients on the device; they are computed on the CPU, so always equal."""
         if (from_hz, to_hz) not in self._kernels:
             kernel = deepcopy(sinc_filter(from_hz, to_hz).kernel)
             self._kernels[from_hz, to_hz] = kernel.to(self.device)

@@ -1,8 +1,8 @@
-"""Spans of a recording: seconds in, frames out, checked against what the file holds.
+"""Spans of a recording: from seconds to frames, checked against the length of the file.
 
-One function turns seconds into samples for the whole project, and one gives the samples of a clip
-at another rate. A file whose header does not say how
-long it is gives an open end; reading then decides.
+`seconds_to_frames` is the one rounding of times in the project, and `resampled_length` the one
+rounding of lengths. If a header does not declare the length of a file, the end of its span is open
+until the file was read.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from earmill.pipeline.common.errors import SpanError
 
 TimeSpan = tuple[float | None, float | None]
 
-# Manifests round to hundredths of a second; an end this far behind the file's end means the end,
-# where a job does not say another `audio.span_tolerance_s`.
+# Manifests round to hundredths of a second. So an end that is this much behind the file's end means
+# the end, unless a job sets `audio.span_tolerance_s`.
 END_SLACK_S = 0.01
 
 
 def seconds_to_frames(seconds: float, rate_hz: float) -> int:
-    """The sample nearest to a time, halves up. Spans that share a time share no sample."""
+    """Return the sample nearest to a time, halves up. Adjacent spans share no sample."""
     return math.floor(seconds * rate_hz + 0.5)
 
 
 def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
-    """Samples after resampling: n * to / from, rounded to nearest, halves down.
+    """Return the samples after resampling: n * to / from, rounded to nearest, halves down.
 
-    Exact rational arithmetic: a duration never depends on float rounding, and chunked and whole
-    agree for any length.
+    The arithmetic is exact, so that lengths do not depend on float rounding or on chunks.
     """
     exact = Fraction(n_samples) * Fraction(to_hz) / Fraction(from_hz)
     # ceil(x - 1/2) with integers only.
@@ -38,13 +37,15 @@ def resampled_length(n_samples: int, from_hz: float, to_hz: float) -> int:
 def frame_span(
     span: TimeSpan, rate_hz: float, declared: int | None, tolerance_s: float = END_SLACK_S
 ) -> tuple[int, int | None]:
-    """First frame and the frame behind the last; SpanError where they select nothing of the file.
+    """Return the first frame of a span, and the frame behind its last.
 
     Args:
-        span: Start and end in seconds; None is the beginning, the end.
+        span: Start and end in seconds; None is the beginning or the end of the file.
         rate_hz: Sample rate of the file.
-        declared: Frames of the file, None if its header does not say.
-        tolerance_s: An end so much behind the file's end means the end.
+        declared: Frames of the file; None if its header does not declare them.
+        tolerance_s: Seconds by which the span may end behind the file.
+    Raises:
+        SpanError: The span does not lie in the file.
     """
     if span == (None, None):
         return 0, declared
@@ -65,7 +66,7 @@ def frame_span(
 def ends_before(
     span: TimeSpan, frames: int, rate_hz: float, tolerance_s: float = END_SLACK_S
 ) -> SpanError:
-    """The error for a file that is shorter than the span."""
+    """Return the error for a file that is shorter than the span."""
     end_s = frames / rate_hz
     if span[1] is None or (span[0] or 0.0) >= end_s:
         return _error(span, f"the file ends at {end_s:.3f} s")

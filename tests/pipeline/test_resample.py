@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -140,56 +139,6 @@ def test_whole_equals_one_call_of_soxr(quality: str) -> None:
     theirs = soxr.resample(x, 16000, 44100, quality=QUALITIES[quality])
     np.testing.assert_array_equal(ours, theirs[: len(ours)])
     assert len(theirs) - len(ours) in (0, 1)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    clips=st.lists(
-        st.tuples(st.sampled_from(PAIRS), st.sampled_from(sorted(QUALITIES)), st.integers(0, 9000)),
-        min_size=2,
-        max_size=6,
-    ),
-    spoilt=st.booleans(),
-)
-def test_nothing_of_one_clip_is_left_in_the_next(clips: list[Any], spoilt: bool) -> None:
-    """Streams of soxr are used again; what they saw before, numbers or not, is gone."""
-    rng = np.random.default_rng(len(clips))
-    for pair, quality, n in clips:
-        x = rng.standard_normal(n).astype(np.float32)
-        ours = AudioResampler(*pair, quality).process(x)
-        fresh = soxr.ResampleStream(*pair, 1, dtype="float32", quality=QUALITIES[quality])
-        wanted = fresh.resample_chunk(x, last=True)
-        assert ours.tobytes() == wanted[: len(ours)].tobytes()
-        if spoilt:
-            AudioResampler(*pair, quality).process(np.full(n, np.nan, np.float32))
-
-
-def test_a_stream_of_soxr_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    class Counted(soxr.ResampleStream):  # type: ignore[misc]
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            made.append(args[:2])
-            super().__init__(*args, **settings)
-
-    monkeypatch.setattr(resample_module, "_converters", resample_module._Converters())
-    monkeypatch.setattr(soxr, "ResampleStream", Counted)
-    x = np.zeros(4000, np.float32)
-    for _ in range(5):
-        for pair in PAIRS:
-            AudioResampler(*pair).process(x)
-    assert made == [(float(a), float(b)) for a, b in PAIRS]
-    # Two at the same time are two; what was begun and left alone is not waited for.
-    both = [AudioResampler(*PAIRS[0]).stream() for _ in range(2)]
-    both[0].push(x)
-    both[1].push(x)
-    both[1].finish()
-    AudioResampler(*PAIRS[0]).process(x)
-    assert len(made) == len(PAIRS) + 1
-    # Of many kinds the last are kept.
-    for hz in range(100, 100 + 2 * resample_module.MAX_IDLE):
-        AudioResampler(hz, 50).process(x[:10])
-    assert len(resample_module._converters._idle) == resample_module.MAX_IDLE
 
 
 @pytest.mark.parametrize(("from_hz", "to_hz"), [*PAIRS, (44100, 22050), (192000, 44100)])
