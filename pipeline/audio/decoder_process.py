@@ -1,16 +1,16 @@
 """A process that decodes untrusted bytes for a worker, and the messages between the two.
 
-`python -P -m earmill.pipeline.audio.decoder_process SOCKET` serves requests until the worker is
-gone. The process has no credentials in its environment and can write no file. It ends when a block
-takes more memory or CPU time than the worker allowed. `earmill.pipeline.audio.decoding_children` is
-the worker's end.
+`python -P -m earmill.pipeline.audio.decoder_process SOCKET MEMORY_BYTES` serves requests until the
+worker is gone. The process has no credentials in its environment and can write no file. It ends if
+a block takes more memory or CPU time than the worker allows. The worker's side is
+`earmill.pipeline.audio.decoding_children`.
 
 Messages go over a socket.
 
     frame = length of JSON, length of payload (two little-endian uint32), JSON, payload
 
-Nothing is unpickled: a child that was taken over by the bytes it decodes can send numbers and text,
-within bounds, and no more. A request carries an open file beside its JSON.
+Nothing is unpickled: a child that was taken over by the bytes it decodes can send only numbers and
+text within bounds. A request has an open file beside its JSON.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MOST_PAYLOAD_BYTES = (1 << 16) * 1024 * 4
 
 
 class MessageError(Exception):
-    """The other side is gone, or says what it may not."""
+    """The other side is gone, or sent an invalid message."""
 
 
 def send(peer: socket.socket, message: dict[str, Any], payload: Any = b"") -> None:
-    """One frame."""
+    """Send one frame."""
     text = json.dumps(message).encode()
     view = memoryview(payload).cast("B")
     peer.sendall(LENGTHS.pack(len(text), len(view)) + text)
@@ -49,11 +49,11 @@ def send(peer: socket.socket, message: dict[str, Any], payload: Any = b"") -> No
 
 
 def receive(peer: socket.socket) -> tuple[dict[str, Any], bytearray]:
-    """The next frame.
+    """Return the next frame.
 
     Raises:
-        MessageError: There is none, or it is none of ours.
-        TimeoutError: Nothing came for as long as the socket waits.
+        MessageError: The other side is gone, or the frame is invalid.
+        TimeoutError: Nothing came within the socket's timeout.
     """
     text_bytes, payload_bytes = LENGTHS.unpack(_exactly(peer, LENGTHS.size))
     if text_bytes > MOST_JSON_BYTES or payload_bytes > MOST_PAYLOAD_BYTES:
@@ -81,8 +81,8 @@ def _exactly(peer: socket.socket, nbytes: int) -> bytearray:
     return whole
 
 
-class _Known:
-    """A file whose checksum the worker knows already."""
+class _HashedFile:
+    """A file with a checksum that the worker has computed."""
 
     def __init__(self, file: BinaryIO, digest: str) -> None:
         self._file, self._digest = file, digest
@@ -93,7 +93,7 @@ class _Known:
 
 
 def serve(peer: socket.socket) -> None:
-    """Answer until nobody asks any more."""
+    """Answer requests until the worker closes the socket."""
     while True:
         sent, handles, _, _ = socket.recv_fds(peer, 1, 1)
         if not sent:
@@ -101,12 +101,12 @@ def serve(peer: socket.socket) -> None:
         with os.fdopen(handles[0], "rb") as file:
             request, _ = receive(peer)
             try:
-                _decode(peer, request, _Known(file, request["digest"]))
+                _decode(peer, request, _HashedFile(file, request["digest"]))
             except RowError as error:
                 cause = error.__cause__
                 number = cause.errno if isinstance(cause, OSError) else None
-                said = {"error": type(error).__name__, "message": str(error), "errno": number}
-                send(peer, said)
+                name = type(error).__name__
+                send(peer, {"error": name, "message": str(error), "errno": number})
             except MemoryError:
                 send(peer, {"error": "memory"})
 
@@ -130,14 +130,14 @@ def _decode(peer: socket.socket, request: dict[str, Any], stream: Any) -> None:
 
 
 def _allow_cpu(seconds: float) -> None:
-    """So many more seconds of CPU time, counted from now; then the system ends this process."""
+    """Let the system end this process after this many more seconds of CPU time."""
     spent = resource.getrusage(resource.RUSAGE_SELF)
     whole = int(spent.ru_utime + spent.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (whole, resource.RLIM_INFINITY))
 
 
 def main() -> None:
-    """Confine this process, then serve."""
+    """Set the limits of this process, then serve."""
     handle, memory_bytes = int(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
@@ -147,7 +147,7 @@ def main() -> None:
             send(peer, {"ready": os.getpid()})
             serve(peer)
         except (MessageError, BrokenPipeError, ConnectionResetError):
-            return  # the worker is gone, or has lost interest
+            return  # the worker is gone, or has closed this file
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Decoding in child processes: a file that crashes or hangs a decoder costs its row and no worker.
+"""A pool of decoding processes, so that a file that crashes or hangs a decoder costs only its row.
 
     worker --> request, open file --> child --> rate, channels; blocks; facts  -->  ChildReader
 
-Children are warm: one serves file after file, and there are as many as files are open at a time.
-A child that dies, or that was left in the middle of a file, is thrown away. What comes back is
-numbers and text within bounds (`decoder_process`), so a decoder that was taken over by its input
-reaches nothing in the worker; the child has no credentials and can write no file.
+A child serves file after file, and there are as many children as files are open at a time. A child
+that died, or that was left in the middle of a file, is not used again. A decoder that was taken
+over by its input cannot reach the worker: it sends numbers and text within bounds
+(`decoder_process`), has no credentials and can write no file.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.timing import DECODE, HASH, count_process, doing
 
-# Address space: Python and its libraries take 0.5 GB of it.
+# Most address space of a child; Python and its libraries take 0.5 GB of it.
 MEMORY_BYTES = 3 << 30
-# CPU time for one block, and to skip to a span in a file that has to be read from its start.
+# CPU time for one block, and for skipping to a span in a file that is read from its start.
 CPU_S, BYTES_PER_CPU_S = 30.0, 1 << 20
-# A child that is silent for so much longer than it may compute waits for a disk, not for a decoder.
+# Factor of the CPU limit: a child that is silent for longer waits for a disk, not for a decoder.
 PATIENCE = 20.0
-# Signals that no decoder sends to itself.
+# Signals that come from other processes, never from a decoder.
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 START_S = 60.0
-# What is handed over in memory.
+# Largest stream without a file that is passed in memory.
 SMALL_BYTES = 64 << 20
 KEPT = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "HOME"})
 
 
 class DecodingChildren:
-    """Children of this process; take one for a file with `open`. Safe in several threads."""
+    """The decoding processes of this process. Safe in several threads."""
 
     def __init__(self) -> None:
         self._idle: list[_Child] = []
@@ -72,7 +72,7 @@ class DecodingChildren:
         limits: Limits,
         margins_s: tuple[int, int] = (0, 0),
     ) -> ChildReader:
-        """As `audio.decode.open_blocks`, in a child."""
+        """Open the blocks of a stream in a child, see `audio.decode.open_blocks`."""
         nbytes = stream.seek(0, io.SEEK_END)
         if not nbytes:
             raise EmptyFileError(f"{uri}: expected audio, got an empty file")
@@ -88,21 +88,21 @@ class DecodingChildren:
             "digest": digest,
             "cpu_s": CPU_S + nbytes / BYTES_PER_CPU_S,
         }
-        return ChildReader(self, self._taken(), stream, request)
+        return ChildReader(self, self._idle_child(), stream, request)
 
     def give_back(self, child: _Child) -> None:
-        """It has answered all it was asked."""
+        """Keep a child that has finished its file."""
         with self._lock:
             self._idle.append(child)
 
     def close(self) -> None:
-        """End those that wait."""
+        """End the idle children."""
         with self._lock:
             idle, self._idle = self._idle, []
         for child in idle:
             child.end()
 
-    def _taken(self) -> _Child:
+    def _idle_child(self) -> _Child:
         with self._lock:
             while self._idle:
                 child = self._idle.pop()
@@ -113,7 +113,7 @@ class DecodingChildren:
 
 
 class _Child:
-    """One process."""
+    """One decoding process."""
 
     def __init__(self) -> None:
         self._cpu_s = 0.0
@@ -147,7 +147,7 @@ class _Child:
         return self._process.poll() is None
 
     def count_cpu(self) -> None:
-        """Its CPU time since the last time, which is the worker's, as decoding; with its start."""
+        """Count the child's CPU time since the last call, its start included, as decoding."""
         self._cpu_s = count_process(DECODE, self._process.pid, self._cpu_s)
 
     def ask(self, request: Mapping[str, Any], stream: BinaryIO) -> None:
@@ -157,21 +157,22 @@ class _Child:
             decoder_process.send(self.peer, dict(request))
 
     def end(self) -> int:
-        """Kill it; the signal it died of by itself, its exit code, or SIGKILL."""
+        """End the process, and return its exit code; a signal is negative."""
         self.count_cpu()
         self.peer.close()
         with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(0.5)  # of one that has lost its peer, or is just dying
+            return self._process.wait(0.5)  # it ends by itself without its peer
         self._process.kill()
         return self._process.wait()
 
 
 class ChildReader(Blocks):
-    """Blocks of one file, as `BlockReader` gives them; its errors are the same.
+    """Blocks of one file that a child decodes, equal to those of `BlockReader`.
 
-    Raises, in place of a crash of this process:
-        DecoderCrashError: The child died of what it read.
-        DecoderLimitError: It took more time or memory than a file may.
+    Raises:
+        DecoderCrashError: The file crashed the child.
+        DecoderLimitError: The child took more time or memory than a file may.
+        RowError: As `BlockReader`.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class ChildReader(Blocks):
         self.rate_hz, self.channel_ids = int(rate_hz), tuple(ids)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Safe to call again; a child in the middle of a file is ended."""
+        """End the child if it is in the middle of a file."""
         child, self._child = self._child, None
         if child is not None:
             child.end()
@@ -223,13 +224,13 @@ class ChildReader(Blocks):
         self._give_back()
 
     def _give_back(self) -> None:
-        """It is done with this file, and ready for others."""
+        """Return the child to the pool."""
         child, self._child = self._child, None
         if child is not None:
             self._children.give_back(child)
 
     def _answer(self) -> tuple[dict[str, Any], bytearray]:
-        """The child's next message; its error where it has one."""
+        """Return the child's next message; raise an error that it reports."""
         if self._child is None:
             raise ValueError("the reader is closed")
         try:
@@ -255,18 +256,18 @@ class ChildReader(Blocks):
         if isinstance(number, int) and hasattr(self._stream, "failure"):
             self._stream.failure = OSError(number, os.strerror(number))
         self._give_back()
-        found: RowError = kind(str(message.get("message")))
-        return found
+        reported: RowError = kind(str(message.get("message")))
+        return reported
 
     def _died(self) -> Exception:
-        """Why the child is gone, as what it means for the row."""
+        """Return the error for a child that died."""
         child, self._child = self._child, None
         code = 0 if child is None else child.end()
         if code == -signal.SIGXCPU:
             return self._limit(f"{math.ceil(self._request['cpu_s'])} s of CPU time for a block")
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         if -code in FROM_OUTSIDE:
-            # The host is out of memory, or somebody ends the job: no property of the row.
+            # The host is out of memory, or somebody ended the job, so it is not the row's fault.
             return ChildProcessError(f"{self._request['uri']}: the decoder was killed ({name})")
         return DecoderCrashError(f"{self._request['uri']}: the decoder crashed ({name})")
 
@@ -281,7 +282,7 @@ class ChildReader(Blocks):
 
 
 def _as_file(stream: BinaryIO) -> Any:
-    """The bytes as an open file that another process can read from its start."""
+    """Return the bytes as an open file that another process can read from its start."""
     stream.seek(0)
     with suppress(io.UnsupportedOperation, AttributeError):
         return os.fdopen(os.dup(stream.fileno()), "rb")

@@ -33,8 +33,8 @@ DEFAULT_QUALITY = "soxr_vhq"
 ON_DEVICES = "torchaudio_kaiser_best"
 RESAMPLERS = (*QUALITIES, ON_DEVICES)
 
-# soxr gets chunks: their output is copied while it is in the processor's cache, which is faster than
-# one call, and memory does not grow with the clip.
+# soxr gets chunks: their output is copied while it is in the processor's cache, which is faster
+# than one call, and memory does not grow with the clip.
 CHUNK_SAMPLES = 1 << 14
 
 
