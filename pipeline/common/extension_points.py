@@ -1,8 +1,8 @@
-"""What installed distributions offer by name, as Python entry points; loaded when it is asked for.
+"""Sources and formats of installed distributions, found as Python entry points.
 
 A group (`earmill.sources`, `earmill.formats`) is listed from the metadata of the environment, which
-imports nothing. Built-in names are found in the same way as a stranger's. A name that two
-distributions claim belongs to neither; a name that cannot be imported fails for who asks for it.
+imports nothing. Built-in names are found in the same way as those of other distributions. A name
+that two distributions claim is an error. A name that cannot be imported fails when it is loaded.
 """
 
 from __future__ import annotations
@@ -11,17 +11,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import (
-    Distribution,
-    EntryPoint,
-    PackageNotFoundError,
-    distribution,
-    distributions,
-)
-from itertools import chain
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
-
-from packaging.utils import canonicalize_name
 
 from earmill.pipeline.common.errors import ExtensionError, is_out_of_memory
 from earmill.pipeline.common.missing_modules import install_line
@@ -33,59 +24,60 @@ class ExtensionPoint:
     """One group of entry points.
 
     Args:
-        group: Its name in the metadata.
-        what: What one of them is, in messages.
+        group: Name of the group in the metadata.
+        what: Noun for one entry point, in messages.
     """
 
     group: str
     what: str
 
     def names(self) -> tuple[str, ...]:
-        """All registered names, sorted; those that cannot be loaded as well."""
-        return tuple(sorted({found.name for found in self._registered()}))
+        """Return all registered names, sorted, also names that cannot be loaded."""
+        return tuple(sorted({point.name for point in self._registered()}))
 
     def check(self, name: str) -> None:
-        """Whether exactly one distribution registers a name; imports nothing.
+        """Check that exactly one distribution registers a name; nothing is imported.
 
         Raises:
-            ExtensionError: None does, or several do.
+            ExtensionError: No distribution registers it, or several do.
         """
         self._only(name)
 
     def load(self, name: str) -> Any:
-        """The object behind a name.
+        """Import and return the object behind a name.
 
         Raises:
             ExtensionError: The name is unknown, claimed twice, or cannot be imported.
         """
-        found = self._only(name)
+        point = self._only(name)
         try:
-            return found.load()
-        # A stranger's module: whatever it raises while it is imported concerns this name alone.
+            return point.load()
+        # The module of an extension may raise anything while it is imported.
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             advice = "mend or remove that distribution"
-            if isinstance(error, ModuleNotFoundError) and error.name != found.module:
+            if isinstance(error, ModuleNotFoundError) and error.name != point.module:
                 advice = install_line(error)
             raise ExtensionError(
-                f"{self.what} {name!r} of {_owner(found)} ({found.value}) cannot be loaded: "
+                f"{self.what} {name!r} of {_owner(point)} ({point.value}) cannot be loaded: "
                 f"{named_line(error)}; {advice}"
             ) from error
 
     def owner(self, name: str) -> str:
-        """The distribution behind a name with its version: `earmill 0.1.0`."""
+        """Return the distribution behind a name with its version: `earmill 0.1.0`."""
         return _owner(self._only(name))
 
     def _registered(self) -> Sequence[EntryPoint]:
-        return _listed(self.group, tuple(sys.path))
+        points = _listed(tuple(sys.path)).select(group=self.group)
+        return [point for point in points if _is_installed(point)]
 
     def _only(self, name: str) -> EntryPoint:
-        found = [each for each in self._registered() if each.name == name]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            owners = " and ".join(sorted(_owner(each) for each in found))
+        points = [point for point in self._registered() if point.name == name]
+        if len(points) == 1:
+            return points[0]
+        if points:
+            owners = " and ".join(sorted(_owner(point) for point in points))
             raise ExtensionError(
                 f"{self.what} {name!r} is registered by {owners}; remove one of them, or ask its "
                 "author for another name"
@@ -104,45 +96,19 @@ class ExtensionPoint:
 
 SOURCES = ExtensionPoint("earmill.sources", "source kind")
 FORMATS = ExtensionPoint("earmill.formats", "format")
-# How the headings of our groups begin where a distribution lists its entry points.
-_HEADING = "[earmill."
 
 
 @lru_cache(maxsize=8)
-def _listed(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The entry points of a group; `path` is what they depend on."""
-    offering: dict[str, Distribution] = {}
-    for each in chain.from_iterable(_offering(place) for place in path):
-        offering.setdefault(canonicalize_name(each.name), each)
-    return tuple(
-        point
-        for name, each in offering.items()
-        for point in _first(name, each).entry_points.select(group=group)
-    )
+def _listed(path: tuple[str, ...]) -> Any:
+    """Return all entry points of the environment; they depend on `path`, which is `sys.path`."""
+    return entry_points()
 
 
-@lru_cache(maxsize=256)
-def _offering(place: str) -> tuple[Distribution, ...]:
-    """Those at one place of the path that have entry points of ours.
-
-    Each place is read once, as Ray puts others before it. What has no metadata is the rest of a
-    removal that failed.
-    """
-    return tuple(
-        each
-        for each in distributions(path=[place])
-        if _HEADING in (each.read_text("entry_points.txt") or "")
-        and (each.read_text("METADATA") or each.read_text("PKG-INFO"))
-    )
+def _is_installed(point: EntryPoint) -> bool:
+    """Return False for an entry point without metadata, which a failed removal leaves behind."""
+    files = "METADATA", "PKG-INFO"
+    return point.dist is not None and any(point.dist.read_text(name) for name in files)
 
 
-def _first(name: str, offering: Distribution) -> Distribution:
-    """Of the distributions of a name the first on the path counts, also if it offers nothing."""
-    try:
-        return distribution(name)
-    except PackageNotFoundError:
-        return offering  # its folder has another name than its metadata
-
-
-def _owner(found: EntryPoint) -> str:
-    return f"{found.dist.name} {found.dist.version}" if found.dist else "an unknown distribution"
+def _owner(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable
-from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from earmill.pipeline.common import extension_points
 from earmill.pipeline.common.errors import ExtensionError, SpecError
 from earmill.pipeline.common.extension_points import SOURCES
 from earmill.pipeline.sources import open_source
@@ -126,23 +123,6 @@ def test_metadata_older_than_the_code_says_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(SOURCES), "_registered", lambda self: ())
     with pytest.raises(ExtensionError, match=r"metadata is older than its code.*pip install"):
         SOURCES.load("files")
-
-
-def test_a_place_that_comes_before_others_is_all_that_is_read(
-    path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kind = silence(path, "c")
-    assert kind in SOURCES.names()
-    before, read = str(tmp_path_factory.mktemp("before")), list[str]()
-
-    def noted(path: list[str]) -> Iterable[Distribution]:
-        read.extend(path)
-        return distributions(path=path)
-
-    monkeypatch.setattr(extension_points, "distributions", noted)
-    monkeypatch.syspath_prepend(before)
-    assert {kind, "files"} <= set(SOURCES.names())
-    assert read == [before]
 
 
 def test_what_stands_behind_another_of_its_name_or_was_removed_offers_nothing(
