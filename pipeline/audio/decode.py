@@ -1,4 +1,4 @@
-"""Decode encoded bytes to float32 samples and facts, whole or in blocks, with one result.
+"""Decode encoded bytes to float32 samples, block by block, and to facts about them.
 
 libsndfile decodes from a seekable stream, and FFmpeg decodes what libsndfile cannot read. Tags in
 front of the audio are skipped. Spans are cut from the samples of the whole file: lossy streams are
@@ -444,47 +444,6 @@ class BlockReader(Blocks):
             raise TruncatedError(f"goes on behind the end that it states: {more}")
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """A decoded clip.
-
-    Shape:
-        - waveform: (len(channel_ids), facts.frames) float32
-    """
-
-    waveform: AudioBlock
-    channel_ids: tuple[int, ...]
-    facts: AudioFacts
-
-
-def decode(
-    stream: BinaryIO,
-    *,
-    uri: str,
-    start_s: float | None = None,
-    end_s: float | None = None,
-    channels: Channels = "mean",
-    limits: Limits | None = None,
-) -> Decoded:
-    """Decode a span of a stream, or the whole stream.
-
-    Args:
-        stream: Seekable bytes. If it has a method `digest()`, bytes_sha256 is its result.
-        uri: Name of the stream in messages.
-        start_s: Start in seconds; None is the beginning.
-        end_s: End in seconds; None is the end.
-        channels: mean, left, right, each, binaural, or an index.
-        limits: Limits of the file; None for the defaults.
-    Raises:
-        RowError: The stream cannot be decoded; the subclass names the reason.
-    """
-    with open_blocks(
-        stream, uri=uri, start_s=start_s, end_s=end_s, channels=channels, limits=limits
-    ) as reader:
-        waveform = np.concatenate(list(reader), axis=1)
-        return Decoded(waveform, reader.channel_ids, reader.facts)
-
-
 def open_blocks(
     stream: BinaryIO,
     *,
@@ -496,10 +455,19 @@ def open_blocks(
     block_frames: int = BLOCK_FRAMES,
     margins_s: tuple[int, int] = (0, 0),
 ) -> BlockReader:
-    """Open the samples of `decode` as blocks, in constant memory.
+    """Open a span of a stream, or the whole stream, as blocks in constant memory.
 
     Damage may show only after good blocks. The results of these blocks are then invalid. For the
-    arguments see `decode` and `BlockReader`.
+    other arguments see `BlockReader`.
+
+    Args:
+        stream: Seekable bytes. If it has a method `digest()`, bytes_sha256 is its result.
+        start_s: Start in seconds; None is the beginning.
+        end_s: End in seconds; None is the end.
+        channels: mean, left, right, each, binaural, or an index.
+        limits: Limits of the file; None for the defaults.
+    Raises:
+        RowError: The stream cannot be decoded; the subclass names the reason.
     """
     return BlockReader(
         stream,

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -45,18 +45,6 @@ INDEX_SCHEMA = pa.schema(
 )
 
 
-class Store(Protocol):
-    """What the plan needs of a layout."""
-
-    def exists(self, rel: str) -> bool: ...
-
-    def read_bytes(self, rel: str) -> bytes: ...
-
-    def write_bytes(self, rel: str, data: bytes) -> None: ...
-
-    def list(self, rel: str) -> list[str]: ...
-
-
 @dataclass
 class Home:
     """Where the parts of a plan are: in this process's own folder until the plan is stored.
@@ -65,7 +53,7 @@ class Home:
         store: Of the parts. plan_id: What they are called by there.
     """
 
-    store: Store
+    store: Layout
     plan_id: str
 
 
@@ -223,7 +211,7 @@ class PartWriter:
         self._held, self._held_rows, self._parts = [], 0, self._parts + 1
 
 
-def store_parts(shards: Sequence[StoredShard], store: Store, plan_id: str) -> None:
+def store_parts(shards: Sequence[StoredShard], store: Layout, plan_id: str) -> None:
     """Copy the parts of a new plan to where it is stored; from then on its shards read there."""
     home = shards[0].home
     if home.store is store:
@@ -236,7 +224,7 @@ def store_parts(shards: Sequence[StoredShard], store: Store, plan_id: str) -> No
     home.store, home.plan_id = store, plan_id
 
 
-def _holds(store: Store, path: str, data: bytes) -> bool:
+def _holds(store: Layout, path: str, data: bytes) -> bool:
     """Whether an attempt that was cut off has left this very part."""
     with suppress(FileNotFoundError):
         return store.exists(path) and store.read_bytes(path) == data
@@ -263,7 +251,7 @@ def index_table(shards: Sequence[StoredShard]) -> pa.Table:
 
 
 def stored_shards(
-    index: pa.Table, sha256s: Sequence[str], store: Store, plan_id: str
+    index: pa.Table, sha256s: Sequence[str], store: Layout, plan_id: str
 ) -> tuple[StoredShard, ...]:
     """The shards that an index names, without their rows."""
     home = Home(store, plan_id)

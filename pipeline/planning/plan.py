@@ -27,7 +27,6 @@ from earmill.pipeline.common.text import one_line, quantity
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.planning.parts import (
     PartWriter,
-    Store,
     StoredShard,
     index_table,
     part_tables,
@@ -48,6 +47,7 @@ from earmill.pipeline.planning.shards import (
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.files import BLANK_ROW
 from earmill.pipeline.storage.arrow_tables import table_of
+from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import is_plan_path, plan_path
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ class Plan:
         parted = bool(self.shards) and isinstance(self.shards[0], StoredShard)
         return cast(tuple[StoredShard, ...], self.shards) if parted else ()
 
-    def write(self, store: Store) -> str:
-        """Store the plan unless it is there already; returns its path."""
+    def write(self, store: Layout) -> str:
+        """Layout the plan unless it is there already; returns its path."""
         path = plan_path(self.plan_id)
         if self.parts:
             store_parts(self.parts, store, self.plan_id)
@@ -131,7 +131,7 @@ class Plan:
         return path
 
     @classmethod
-    def read(cls, store: Store, plan_id: str | None = None) -> Plan:
+    def read(cls, store: Layout, plan_id: str | None = None) -> Plan:
         """Read a stored plan; the only one if no id is given. CommitError if it was altered."""
         path = plan_path(plan_id) if plan_id is not None else only_plan(store)
         named = path.removeprefix("plan/").removesuffix(".parquet")
@@ -178,7 +178,7 @@ ABOUT = ("skipped", "extra_types", "extra_labels", "dropped", "estimated", "spli
 ABOUT_SOME = ("in_order", "copied", "missing", "first_missing")
 
 
-def read_row_ids(store: Store, plan_id: str) -> dict[str, list[str]]:
+def read_row_ids(store: Layout, plan_id: str) -> dict[str, list[str]]:
     """Row ids of a stored plan by shard, both in order: two columns, for who needs no more.
 
     Raises:
@@ -228,7 +228,7 @@ def _index_check(table: pa.Table, metadata: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps([said, table.to_pydict()]).encode()).hexdigest()
 
 
-def decode_plan(raw: bytes, store: Store, plan_id: str) -> dict[str, Any]:
+def decode_plan(raw: bytes, store: Layout, plan_id: str) -> dict[str, Any]:
     """The fields of `Plan` out of its file.
 
     Raises:
@@ -266,7 +266,7 @@ def _check_version(table: pa.Table) -> dict[bytes, bytes]:
     return metadata
 
 
-def only_plan(store: Store) -> str:
+def only_plan(store: Layout) -> str:
     """The path of the only plan that is stored; CommitError where there is none, or more."""
     plans = [name for name in store.list("plan") if is_plan_path(name)]
     if len(plans) != 1:

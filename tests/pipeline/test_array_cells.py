@@ -18,7 +18,6 @@ import soundfile
 from datasets import Array2D, Dataset, Features
 
 from earmill import open_features
-from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.common.errors import MissingPackageError, RowError, SourceError
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
@@ -28,6 +27,7 @@ from earmill.pipeline.spec.source import FilesSpec, HfSpec
 from tests.pipeline.again_jobs import _no_ray, run_here  # noqa: F401
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.hf_data import BOTH, private_cache  # noqa: F401
+from tests.pipeline.whole_clips import decode
 
 HZ = 16000
 TONE = 0.5 * np.sin(np.arange(1600) / 10)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.containers import Probe, probe
-from earmill.pipeline.audio.decode import Decoded, decode
 from earmill.pipeline.common.errors import EmptyFileError, NotAudioError, RowError, TruncatedError
 from tests.pipeline.container_bytes import (
     aiff,
@@ -25,6 +24,7 @@ from tests.pipeline.container_bytes import (
     sphere,
     ssnd,
 )
+from tests.pipeline.whole_clips import Decoded, decode
 
 FRAMES = 20
 SAMPLES = ramp(FRAMES)

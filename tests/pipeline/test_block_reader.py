@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import earmill.pipeline.audio.decode as block_reader
 from earmill.pipeline.audio.channels import AudioBlock, Channels
 from earmill.pipeline.audio.containers import Probe
-from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Limits, decode
+from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Limits
 from earmill.pipeline.audio.decoders import UNKNOWN_FRAMES, DecoderError, DecoderInput
 from earmill.pipeline.audio.time_span import TimeSpan
 from earmill.pipeline.common.errors import (
@@ -39,6 +39,7 @@ from tests.pipeline.audio_factory import FORMATS, clip
 from tests.pipeline.av_factory import AV_FORMATS, av_clip
 from tests.pipeline.container_bytes import as_pcm, chunk, ramp, wave, wave_format
 from tests.pipeline.scripted_decoder import RATE_HZ, Scripted
+from tests.pipeline.whole_clips import decode
 
 WHOLE: TimeSpan = (None, None)
 

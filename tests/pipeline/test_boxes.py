@@ -18,10 +18,10 @@ from earmill.pipeline.audio.containers.boxes import (
     probe_mp4,
 )
 from earmill.pipeline.audio.containers.frames import ADTS
-from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.common.errors import RowError, TruncatedError, UnsupportedError
 from tests.pipeline.av_factory import AV_FORMATS, av_clip
 from tests.pipeline.mpeg_bytes import ID3V1, id3
+from tests.pipeline.whole_clips import decode
 
 ASF_HEADER = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
 ASF_FILE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")

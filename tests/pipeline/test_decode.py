@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.channels import MIXED, channel_ids, mix
-from earmill.pipeline.audio.decode import Decoded, Limits, decode, open_blocks
+from earmill.pipeline.audio.decode import Limits, open_blocks
 from earmill.pipeline.audio.time_span import seconds_to_frames
 from earmill.pipeline.common.errors import (
     ChannelIndexError,
@@ -28,6 +28,7 @@ from earmill.pipeline.common.errors import (
 from tests.pipeline import audio_factory as factory
 from tests.pipeline.audio_factory import FORMATS, LOSSLESS, clip, encode
 from tests.pipeline.source_helpers import SPEECH_FILES
+from tests.pipeline.whole_clips import Decoded, decode
 
 LIBSNDFILE = ("libsndfile", soundfile.__libsndfile_version__.removeprefix("libsndfile-"))
 # Where it has a wheel.

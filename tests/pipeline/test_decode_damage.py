@@ -7,10 +7,10 @@ import io
 import numpy as np
 import pytest
 
-from earmill.pipeline.audio.decode import Decoded, decode
 from earmill.pipeline.common.errors import RowError, TruncatedError, UnreadableError
 from tests.pipeline import audio_factory as factory
 from tests.pipeline.audio_factory import FORMATS, Damaged, clip
+from tests.pipeline.whole_clips import Decoded, decode
 
 DAMAGED = factory.damaged_corpus()
 

@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 
-from earmill.pipeline.audio.decode import Decoded, decode, open_blocks
+from earmill.pipeline.audio.decode import open_blocks
 from earmill.pipeline.audio.decoders import as_float
 from earmill.pipeline.common.errors import (
     NotAudioError,
@@ -31,6 +31,7 @@ from tests.pipeline.av_factory import (
 )
 from tests.pipeline.source_helpers import files, ids
 from tests.pipeline.test_decode_damage import FailingDisk, mutated
+from tests.pipeline.whole_clips import Decoded, decode
 
 KINDS = pytest.mark.parametrize("kind", AV_FORMATS)
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import soundfile
 
-from earmill.pipeline.audio.decode import Decoded, decode
 from earmill.pipeline.common.errors import TruncatedError, ZeroLengthError
 from earmill.pipeline.sources.durations import header_seconds
 from tests.pipeline.audio_factory import clip, speech_like
 from tests.pipeline.container_bytes import chunk, w64_chunk
 from tests.pipeline.mpeg_bytes import ID3V1
 from tests.pipeline.source_helpers import files
+from tests.pipeline.whole_clips import Decoded, decode
 
 RATE_HZ, SECONDS = 8000, 2.0
 SOUND = speech_like(SECONDS, RATE_HZ, channels=2)

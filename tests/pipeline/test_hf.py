@@ -10,7 +10,6 @@ import pyarrow.parquet
 import pytest
 from datasets import DatasetDict, IterableDataset
 
-from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.common.errors import (
     RowError,
     SourceError,
@@ -33,6 +32,7 @@ from tests.pipeline.hf_data import (
     write_parquet,
 )
 from tests.pipeline.source_helpers import SPEECH_FILES
+from tests.pipeline.whole_clips import decode
 
 
 def kinds_of_uri(tmp_path: Path) -> dict[str, Path]:

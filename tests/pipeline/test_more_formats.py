@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.signal import correlate
 
-from earmill.pipeline.audio.decode import Decoded, Limits, decode
+from earmill.pipeline.audio.decode import Limits
 from earmill.pipeline.common.errors import (
     NotAudioError,
     RowError,
@@ -26,6 +26,7 @@ from tests.pipeline.mpeg_bytes import ID3V1, Kind, id3
 from tests.pipeline.source_helpers import files, ids
 from tests.pipeline.test_decode_damage import mutated
 from tests.pipeline.test_ogg_pages import pages_of
+from tests.pipeline.whole_clips import Decoded, decode
 
 # Name -> muxer, encoder, rate in Hz, our container and codec, the encoder's sample format.
 KINDS: dict[str, tuple[str, str, int, str, str, str | None]] = {

@@ -25,11 +25,11 @@ from earmill.pipeline.audio.containers.mpeg import (
     parse_header,
     read_count_tag,
 )
-from earmill.pipeline.audio.decode import Decoded, decode
 from earmill.pipeline.common.errors import RowError, TruncatedError
 from tests.pipeline.audio_factory import clip, encode, speech_like, without_count_tag
 from tests.pipeline.av_factory import encode_as
 from tests.pipeline.mpeg_bytes import DUAL, EVERY_KIND, ID3V1, JOINT, MONO, MPEG, STEREO, Kind, id3
+from tests.pipeline.whole_clips import Decoded, decode
 
 # The decoder's own delay, which libsndfile leaves out where a tag marks the first frame.
 DECODER_DELAY = 529

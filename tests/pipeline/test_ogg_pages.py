@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from earmill.pipeline.audio.containers import Probe, probe
 from earmill.pipeline.audio.containers.ogg import MAX_EMPTY_PAGES, ogg_crc
-from earmill.pipeline.audio.decode import Decoded, Limits, decode
+from earmill.pipeline.audio.decode import Limits
 from earmill.pipeline.common.errors import (
     NotAudioError,
     RowError,
@@ -24,6 +24,7 @@ from earmill.pipeline.common.errors import (
 from tests.pipeline.audio_factory import FORMATS, clip, encode, speech_like
 from tests.pipeline.av_factory import encode_as, ogg_film
 from tests.pipeline.container_bytes import crc_bit_by_bit, ogg_page
+from tests.pipeline.whole_clips import Decoded, decode
 
 BOS, EOS, CONTINUED = 2, 4, 1
 

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill.pipeline.audio.containers import Probe, probe
-from earmill.pipeline.audio.decode import Decoded, decode
 from earmill.pipeline.common.errors import (
     EmptyFileError,
     NotAudioError,
@@ -38,6 +37,7 @@ from tests.pipeline.container_bytes import (
     wave,
     wave_format,
 )
+from tests.pipeline.whole_clips import Decoded, decode
 
 # Sizes that programs write before they know them.
 UNKNOWN_SIZES = (

@@ -12,7 +12,6 @@ from typing import BinaryIO
 
 import pytest
 
-from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.common.retries import Retries
 from earmill.pipeline.sources import Item
@@ -30,6 +29,7 @@ from tests.pipeline.source_helpers import (
     ids,
     write_corpus,
 )
+from tests.pipeline.whole_clips import decode
 from tests.waiting import threads_end
 
 

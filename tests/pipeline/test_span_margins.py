@@ -10,7 +10,7 @@ import pytest
 
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo
-from earmill.pipeline.audio.decode import decode, open_blocks
+from earmill.pipeline.audio.decode import open_blocks
 from earmill.pipeline.audio.decoding_children import DecodingChildren
 from earmill.pipeline.common.errors import (
     TooLongError,
@@ -20,6 +20,7 @@ from earmill.pipeline.sources import Item
 from earmill.pipeline.worker.own_frames import Margins, OwnFrames, margins_of
 from tests.pipeline import audio_factory
 from tests.pipeline.outputs import stream
+from tests.pipeline.whole_clips import decode
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "ogg"])

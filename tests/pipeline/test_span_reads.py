@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earmill.pipeline.audio.decode import Decoded, decode
 from earmill.pipeline.common.errors import RowError, SourceOutage
 from earmill.pipeline.sources import open_source, range_reads
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.spec.source import ManifestSpec
 from tests.pipeline import audio_factory, web_server
+from tests.pipeline.whole_clips import Decoded, decode
 
 SPANS = ((3.0, 4.0), (20.5, 21.0), (21.0, 22.0), (58.25, 60.0))
 

@@ -20,7 +20,6 @@ from earmill import open_features
 from earmill.pipeline.audio.containers import probe
 from earmill.pipeline.audio.containers.base import MAX_PARTS
 from earmill.pipeline.audio.containers.pcm import W64_RIFF, W64_TAIL
-from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.audio.decoders import HEADER_BYTES
 from earmill.pipeline.common.errors import (
     CommitError,
@@ -40,6 +39,7 @@ from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.outputs import small_dataset
 from tests.pipeline.source_helpers import contents, files, manifest
+from tests.pipeline.whole_clips import decode
 
 GOOD = "good.wav"
 SPECIAL = {"pipe.wav": "a pipe", "socket.wav": "a socket", "zeros.wav": "a device"}

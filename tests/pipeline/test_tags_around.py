@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earmill.pipeline.audio.decode import Decoded, decode
 from earmill.pipeline.common.errors import RowError, TruncatedError
 from earmill.pipeline.sources import range_reads
 from earmill.pipeline.sources.durations import early_seconds, header_seconds
@@ -19,6 +18,7 @@ from tests.pipeline.av_factory import AV_FORMATS, av_clip
 from tests.pipeline.mpeg_bytes import ID3V1, id3
 from tests.pipeline.source_helpers import files, manifest
 from tests.pipeline.web_server import web_server
+from tests.pipeline.whole_clips import Decoded, decode
 
 
 def ape(payload: bytes) -> bytes:

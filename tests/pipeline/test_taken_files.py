@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from earmill import open_features
-from earmill.pipeline.audio.decode import Limits, decode
+from earmill.pipeline.audio.decode import Limits
 from earmill.pipeline.audio.decoding_children import DecodingChildren
 from earmill.pipeline.common.errors import RowError
 from earmill.pipeline.driver.run import run_job
@@ -20,6 +20,7 @@ from tests.pipeline.audio_factory import clip, with_data_size
 from tests.pipeline.mpeg_bytes import id3
 from tests.pipeline.test_ogg_pages import pages_of
 from tests.pipeline.test_row_pipeline import Job
+from tests.pipeline.whole_clips import decode
 
 FS_HZ = 16000
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from earmill.pipeline.audio import decoders as module
 from earmill.pipeline.audio.containers import Probe
 from earmill.pipeline.audio.containers.lossless import StreamInfo
-from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.audio.decoders import (
     DecoderInput,
     SndFile,
@@ -23,6 +22,7 @@ from earmill.pipeline.audio.decoders import (
     whole_flac,
 )
 from earmill.pipeline.common.errors import RowError
+from tests.pipeline.whole_clips import decode
 
 pytest.importorskip("miniaudio", reason="no wheel for this machine: FLAC is libsndfile's")
 RATE_HZ = 16000
