@@ -1,9 +1,9 @@
-"""Files of one listing whose bytes are the same: the first is computed, the others copy it.
+"""Files of one listing with the same bytes: the first file is computed, the others are copies.
 
-Only files that may be equal are read, in three steps, each of them over what the one before left:
-equal size, and on stores equal content tag; equal pieces, for files of this machine; equal sha256.
-Eight bytes a row are held, and the names of the rows that are equal. Whole files only: of spans,
-rows of tables and members of archives nothing is known before they are read.
+Candidates are found in three steps: equal size (on stores also equal content tag), equal pieces
+(local files), equal sha256. Each step reads only the candidates of the step before. Memory holds
+eight bytes for each row, and the names of equal rows. Only whole files are compared: nothing is
+known about spans, rows of tables and members of archives before they are read.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from earmill.pipeline.storage.regular import open_regular
 if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec
 
-# Kinds of sources whose rows are files.
+# Kinds of sources in which a row is a file.
 OF_FILES = ("files", "manifest")
 PIECE_BYTES = 4096
-# Files that are asked for at a time.
+# Files that are fetched at a time.
 FETCHED_ROWS = 256
-# Row id to the one that it is equal to, and the sha256 of both.
+# Row id to the id of the row that it equals, and the sha256 of both.
 Equal = dict[str, tuple[str, str]]
 Places = dict[str, str]
 Mask = NDArray[np.bool_]
 
 
 def computes_equal_once(spec: JobSpec) -> bool:
-    """Whether a job is to find equal files, and its rows are files."""
+    """Return True if a job asks for equal files, and its rows are files."""
     return bool(spec.output.equal_files_once) and spec.source.kind in OF_FILES
 
 
 def equal_rows(source: Source, items: Callable[[], Iterable[Item]]) -> Equal:
-    """The rows that have the bytes of one before them.
+    """Find the rows that have the bytes of an earlier row.
 
     Args:
-        source: Fetches them. items: All rows, each time that it is called.
+        source: The source, which fetches the rows.
+        items: Function that returns all rows.
     """
     maybe = _repeated(_key(item) for item in items())
     if not maybe.any():
@@ -58,20 +59,22 @@ def equal_rows(source: Source, items: Callable[[], Iterable[Item]]) -> Equal:
     while some := list(islice(suspects, FETCHED_ROWS)):
         for item, stream in source.fetch(some):
             if isinstance(stream, RowError):
-                continue  # told when it is extracted
+                continue  # extraction will report it
             with stream:
                 sha256 = sha256_of(stream)
-            one = first.setdefault((item.size, sha256), item.row_id)
-            if one != item.row_id:
-                found[item.row_id] = one, sha256
+            original = first.setdefault((item.size, sha256), item.row_id)
+            if original != item.row_id:
+                found[item.row_id] = original, sha256
     return found
 
 
 def copying(items: Iterable[Item], equal: Equal, places: Places) -> Iterator[Item]:
-    """The rows that are equal to others, each with where that one is.
+    """Yield the rows that are copies, each with the place of its original.
 
     Args:
-        places: Row ids of the others to their shards.
+        items: All rows.
+        equal: Row ids of copies to originals.
+        places: Row ids of originals to their shards.
     """
     for item in items:
         if item.row_id in equal:
@@ -80,7 +83,7 @@ def copying(items: Iterable[Item], equal: Equal, places: Places) -> Iterator[Ite
 
 
 def _repeated(keys: Iterable[int | None]) -> Mask:
-    """Which keys come more than once."""
+    """Return True for each key that occurs more than once."""
     known, values = array("b"), array("q")
     for key in keys:
         known.append(key is not None)
@@ -92,7 +95,7 @@ def _repeated(keys: Iterable[int | None]) -> Mask:
 
 
 def _key(item: Item) -> int | None:
-    """What equal files have in common, as listed; None where too little is known of one."""
+    """Return a hash of the facts that equal files share in a listing; None if too few are known."""
     if not item.size or (item.start_s, item.end_s, item.part_of) != (None, None, None):
         return None
     if is_local(item.uri):
@@ -101,7 +104,7 @@ def _key(item: Item) -> int | None:
 
 
 def _piece(item: Item) -> int | None:
-    """The same with a look at the middle and the end of a file of this machine."""
+    """Return `_key` with pieces from the middle and the end of a local file."""
     if not is_local(item.uri):
         return _key(item)
     try:
@@ -111,5 +114,5 @@ def _piece(item: Item) -> int | None:
                 file.seek(start)
                 pieces.append(file.read(PIECE_BYTES))
     except OSError:
-        return None  # told when it is extracted
+        return None  # extraction will report it
     return hash((item.size, *pieces))

@@ -1,12 +1,12 @@
 """Estimate of a job before it runs: rows, hours, shards, bytes, objects, time. Nothing is written.
 
-Frames follow from the stream descriptions; each format says how many objects hold them. Bytes are
-raw feature values: compression makes them fewer, row scalars add some hundred bytes a row. Policy
-`each` counts as one channel: no header is opened for it.
+The number of frames follows from the stream descriptions, the number of objects from the formats.
+Bytes are raw feature values: compression makes them fewer, and row scalars add some hundred bytes
+for each row. Policy `each` counts as one channel, because no header is opened.
 
-Times follow from speeds that were measured here or are built in (see `planning.speeds`), and hold
-for the cores of this machine. The speed of models alone leaves out decoding and writing, which add
-to the time where they are slower. `driver.sample` measures rows instead.
+Times follow from measured or built-in speeds (`planning.speeds`), for the cores of this machine.
+The speed of models alone leaves out decoding and writing, which may be slower. `driver.sample`
+measures rows instead.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from earmill.pipeline.planning.speeds import (
 from earmill.pipeline.spec.job import JobSpec, RunSpec
 from earmill.pipeline.spec.models import describe_models, validate_models
 
-# A shard's row table and its commit record; once dataset.json, plan, index, snapshot, README,
+# Of a shard: row table, commit record. Of a dataset: dataset.json, plan, index, snapshot, README,
 # croissant, provenance, current.json.
 OBJECTS_PER_SHARD = 2
 OBJECTS_PER_DATASET = 8
 SECONDS_PER_HOUR = 3600.0
-# From the call to a warm worker, with compiled kernels, as measured on two cores.
+# Seconds from the call to a warm worker with compiled kernels, measured on two cores.
 START_S = 9.0
 # Half the width of a range. By Student's t for five shards, 96 % of costs are within it.
 STANDARD_ERRORS = 3.0
@@ -84,7 +84,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Range:
-    """An expected figure, and between what it is likely to be."""
+    """An expected figure, and its likely lower and upper bound."""
 
     low: float
     expected: float
@@ -126,28 +126,28 @@ class Sampled:
     took_s: float
 
 
-# Samples a plan; told the seconds from the call to a warm worker.
+# Function that samples a plan, given the seconds from the call to a warm worker.
 Sampler = Callable[[Plan, float], Sampled]
 
 
 @dataclass(frozen=True, repr=False)
 class JobCost(Shown):
-    """Everything that `earmill plan` says of a job.
+    """The figures of `earmill plan` about a job.
 
     Args:
         job: Name of the job.
-        plan_id: Plan id as it will be stored.
-        spec_sha256: Hash of the job as it will be stored.
-        output: Where the features go.
+        plan_id: Plan id that will be stored.
+        spec_sha256: Hash of the job that will be stored.
+        output: URI of the features.
         streams: Description of every feature stream.
         times_real_time_here: Audio seconds per second of all models together, on the cores that the
-            job would use here; None where nothing is known of a model.
+            job would use here; None if the speed of a model is not known.
         speed_from: Origin of that figure: `job`, `timing` or `reference` (see `planning.speeds`).
         estimate: Rows, hours, shards, bytes, objects.
         start_s: Seconds until the first row is computed.
-        wall_s: Seconds to the end; None as above.
+        wall_s: Seconds to the end; None if a speed is not known.
         notes: Remarks on the source's listing, and the origin of the time.
-        sample: What a sample of the rows says; None without one.
+        sample: Figures from a sample of the rows; None without a sample.
     """
 
     job: str
@@ -179,7 +179,7 @@ class JobCost(Shown):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, flat, ready for JSON."""
+        """Return flat plain values for JSON."""
         return {
             "job": self.job,
             "plan_id": self.plan_id,
@@ -197,15 +197,15 @@ class JobCost(Shown):
 
 
 def job_cost(spec: JobSpec, *, measure: bool = False, sampler: Sampler | None = None) -> JobCost:
-    """List the source and add up.
+    """List the source and estimate the job.
 
     Args:
         spec: The job.
-        measure: Time the job's models on a few seconds of noise, and keep the result; else nothing
-            is imported that computes, unless an entry of the job is new to this machine.
-        sampler: Samples the plan, see `driver.sample`; None for no sample.
+        measure: Time the job's models on a few seconds of noise, and keep the result. Else no model
+            is imported, unless an entry of the job is new to this machine.
+        sampler: Function that samples the plan, see `driver.sample`; None for no sample.
     Raises:
-        SpecError, SourceError: What the job itself would raise before any work.
+        SpecError, SourceError: The job itself would raise this error before any work.
     """
     models = describe_models(spec)
     check_stream_names(stream for model in models for stream in model.streams)
@@ -235,7 +235,7 @@ def job_cost(spec: JobSpec, *, measure: bool = False, sampler: Sampler | None = 
 def estimate(
     plan: Plan, spec: JobSpec, streams: Sequence[StreamInfo], *, times_realtime: float | None = None
 ) -> Estimate:
-    """Add up a plan.
+    """Estimate a plan.
 
     Args:
         plan: The plan.
@@ -272,7 +272,7 @@ def _bytes_out(
 
 
 def _bytes_in(plan: Plan) -> int:
-    """Bytes of the files that the rows are in, each counted once."""
+    """Return the bytes of the files that contain the rows, each counted once."""
     seen: set[int] = set()
     total = 0
     for item in plan.items():
@@ -284,7 +284,7 @@ def _bytes_in(plan: Plan) -> int:
 
 
 def stored_rows(shard: Shard, stream: StreamInfo) -> int:
-    """Frames or events that a stream has over a shard."""
+    """Return the frames or events of a stream in a shard."""
     layout = layout_of(stream)
     return sum(layout.stored_rows_in(item_seconds(item)) for item in shard.items)
 
@@ -305,12 +305,12 @@ def ratio_range(
 
     Args:
         costs: Cost and seconds of audio of each measured shard.
-        left: Share of the rows that was not measured, 0 to 1: what is measured is no guess.
-        least: Share of the expected value that the range is wide to either side, at least.
+        left: Share of the rows that was not measured, 0 to 1.
+        least: Least half width of the range, as a share of the expected value.
     """
     n, seconds = len(costs), sum(s for _, s in costs)
     rate = sum(cost for cost, _ in costs) / seconds
-    # One shard says nothing of the others.
+    # One shard gives no variance.
     error = rate / STANDARD_ERRORS
     if n > 1:
         squares = sum((cost - rate * s) ** 2 for cost, s in costs)
@@ -329,23 +329,23 @@ def _timed(spec: JobSpec) -> Speed:
 
 
 def _threads(run: RunSpec) -> int:
-    """Cores of this machine that the job's workers would use."""
+    """Return the cores of this machine that the job's workers would use."""
     if run.threads_per_worker is None:
         return cores()
     return min(cores(), run.threads_per_worker * (run.workers or 1))
 
 
 def _of_time(spec: JobSpec, speed: Speed | None) -> tuple[str, ...]:
-    """Return the origin of the time, and that it is no GPU's."""
+    """Return notes on the origin of the time."""
     of_cores = (OF_CORES,) if spec.run.device == "cuda" else ()
     ask = "`earmill plan --measure` times this job's"
     if speed is None:
-        said = f"no time: a model has no reference and was not timed here; {ask} models"
-        return said, *of_cores
-    said = {
+        note = f"no time: a model has no reference and was not timed here; {ask} models"
+        return note, *of_cores
+    note = {
         JOB: "the time is that of the last job with these models on this machine",
         TIMING: "the time is that of the models alone, as they were timed on this machine",
         REFERENCE: "the time is a reference, of the models alone with default parameters on cores "
         f"of {reference()['processor']}: nothing was measured here; {ask} models",
     }[speed.origin]
-    return said, *of_cores
+    return note, *of_cores

@@ -1,7 +1,7 @@
-"""Make a plan from a source's listing: refuse unclear rows, find column types, cut shards.
+"""Make a plan from a source's listing: check row ids, find column types, cut shards.
 
-Rows that cannot be told apart are refused before any work. A column's type is the one that the
-source names, else the one that its values have over all rows.
+Rows with equal ids are refused before any work. The source gives a column's type; if it does not,
+the type follows from the values of all rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.spec.job import JobSpec
 
 SHARD_DIGITS = 5
-# How often a listing says how far it is.
+# Seconds between two reports of a listing's progress.
 PROGRESS_S = 5.0
 
 
@@ -41,11 +41,15 @@ def make_plan(
     progress: Callable[[int], None] = lambda rows: None,
     kept: Kept | None = None,
 ) -> Plan:
-    """List a source and cut it into shards; SourceError if rows cannot be told apart.
+    """List a source and cut it into shards.
 
     Args:
-        progress: Called now and then with the rows that were listed so far.
-        kept: Where sources whose listing takes long find what one that was cut off has found out.
+        source: The source.
+        spec: The job.
+        progress: Called every `PROGRESS_S` seconds with the number of rows listed so far.
+        kept: Results of an earlier listing that was interrupted, for slow sources.
+    Raises:
+        SourceError: Row ids are not unique, or there are no rows.
     """
     keep = getattr(source, "keep", None)
     if keep is not None and kept is not None:
@@ -60,7 +64,7 @@ def make_plan(
 
 
 def _with_copies(source: Source, spec: JobSpec, plan: Plan, equal: Equal) -> Plan:
-    """The same rows, those that are equal to others in shards of their own, at the end."""
+    """Plan the rows again, with rows that are equal to others in shards at the end."""
     listing = _Listing(source, spec, lambda rows: None)
     places = dict.fromkeys((row_id for row_id, _ in equal.values()), "")
     others = (item for item in plan.items() if item.row_id not in equal)
@@ -71,7 +75,7 @@ def _with_copies(source: Source, spec: JobSpec, plan: Plan, equal: Equal) -> Pla
 
 
 def check_items(items: Sequence[Item], spec: JobSpec) -> None:
-    """SourceError if these rows cannot be told apart, or there are none."""
+    """Raise SourceError if row ids are not unique, or there are no rows."""
     if not items:
         raise SourceError("the source has no rows")
     check_unique(list(check_text(items)))
@@ -80,7 +84,7 @@ def check_items(items: Sequence[Item], spec: JobSpec) -> None:
 
 
 class _Listing:
-    """A plan in the making: shards go to their parts, and what is known of all rows is small."""
+    """A plan while it is made: shards go to parts, and only small facts about rows are kept."""
 
     def __init__(self, source: Source, spec: JobSpec, progress: Callable[[int], None]) -> None:
         self._source, self._progress = source, progress
@@ -96,11 +100,11 @@ class _Listing:
         self._tells_at = time.monotonic() + PROGRESS_S
 
     def items(self) -> Iterator[Item]:
-        """The rows of the source, as they are looked at."""
+        """Yield the rows of the source, and note facts about them."""
         return self.look(check_text(self._source.items()))
 
     def look(self, items: Iterable[Item]) -> Iterator[Item]:
-        """These rows, as they are looked at."""
+        """Yield rows, and note facts about them."""
         for item in items:
             for name in names_of(item):
                 self._ids.add(name)
@@ -112,7 +116,7 @@ class _Listing:
             yield item
 
     def add_all(self, items: Iterable[Item], places: dict[str, str] | None = None) -> None:
-        """Add them in shards; those that `places` has by name get their shard there."""
+        """Add rows in shards. For rows that are keys of `places`, note the shard there."""
         places = places or {}
         for group in cut(items, self._output.shard_seconds, self._output.shard_rows):
             shard = Shard(f"{self.shards:0{SHARD_DIGITS}d}", tuple(group))
@@ -167,10 +171,10 @@ CHANNEL_ROW = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
 
 
 class RowIds:
-    """Row ids as they come, eight bytes each: enough to tell whether something may be wrong.
+    """Hashes of row ids, eight bytes each, which show if two ids may be equal.
 
     Args:
-        channels: Whether channels of a row become rows, `<id>#ch<k>`.
+        channels: Channels of a row become rows, `<id>#ch<k>`.
     """
 
     def __init__(self, *, channels: bool) -> None:
@@ -184,7 +188,7 @@ class RowIds:
 
     @property
     def may_clash(self) -> bool:
-        """Whether two ids have one hash, or a channel's row may be another row."""
+        """True if two ids have one hash, or a channel's row may be another row."""
         seen = np.sort(np.frombuffer(self._seen, np.int64))
         if (seen[1:] == seen[:-1]).any():
             return True
@@ -192,7 +196,7 @@ class RowIds:
 
 
 def check_text(items: Iterable[Item]) -> Iterator[Item]:
-    """The items as they come: a file name is bytes to the system, and a row id is text."""
+    """Yield the items; SourceError if a name is not text, as file names are bytes."""
     for item in items:
         try:
             item.row_id.encode(), item.uri.encode()
@@ -202,7 +206,7 @@ def check_text(items: Iterable[Item]) -> Iterator[Item]:
 
 
 def names_of(item: Item) -> Iterator[str]:
-    """What no other row may be called: a row's id, and with its first span that of a recording."""
+    """Yield the names that a row takes: its id and, for a first span, its recording's id."""
     yield item.row_id
     if item.part_of is not None:
         found = SPAN_ID.fullmatch(item.row_id)
@@ -222,7 +226,7 @@ def check_unique(items: Sequence[Item]) -> None:
 
 
 def check_channel_ids(items: Sequence[Item]) -> None:
-    """Policy `each` names the channels of a row; none of them may be another row of the plan."""
+    """Raise SourceError if policy `each` would give a channel the id of another row."""
     row_ids = {name for item in items for name in names_of(item)}
     for row_id in row_ids:
         found = CHANNEL_ROW.fullmatch(row_id)
@@ -234,7 +238,7 @@ def check_channel_ids(items: Sequence[Item]) -> None:
 
 
 def known_types(items: Iterable[Item], columns: Columns) -> dict[str, Any]:
-    """Carried-through column to its type: as the source knows it, else as these rows have it."""
+    """Return the type of each carried-through column, by the source or else by these rows."""
     seen = SeenTypes()
     for item in items:
         seen.add(unknown(item, columns))
@@ -242,16 +246,16 @@ def known_types(items: Iterable[Item], columns: Columns) -> dict[str, Any]:
 
 
 def typed_of(columns: Columns) -> dict[str, pa.DataType]:
-    """Columns that are stored in the type that the source says."""
+    """Return the columns that are stored in the type that the source gives."""
     return typed_columns({name: type_json(kind) for name, kind in columns.types.items()})
 
 
 def unknown(item: Item, columns: Columns) -> dict[str, Any]:
-    """The cells of columns whose types the source does not say."""
+    """Return the cells of columns whose types the source does not give."""
     return {name: value for name, value in item.extra.items() if name not in columns.types}
 
 
 def with_known(seen: SeenTypes, columns: Columns) -> dict[str, Any]:
-    """Types of the columns that rows have shown, and of those that the source says."""
+    """Return the types of columns by the rows, and by the source."""
     known = {name: type_json(kind) for name, kind in columns.types.items()}
     return dict(sorted({**seen.found(), **known}.items()))

@@ -1,11 +1,11 @@
-"""Plans of many rows: stored in parts, of which whoever needs a shard reads the one that has it.
+"""Plans of many rows, stored in parts: to read a shard, a process reads only the part with it.
 
     plan/<plan-id>.parquet           one line a shard: part, first row there, rows, seconds
     plan/<plan-id>/<number>.parquet  the rows of whole shards, as a small plan has them
 
-While a source is listed, parts are written to a folder of this process; so that neither the listing
-nor the driver nor a worker ever holds more than some thousand rows. The index names each part with
-the sha256 of its file, and a part that has another is refused.
+While a source is listed, parts are written to a folder of this process, so that no process ever
+holds more than some thousand rows. The index names each part with the sha256 of its file, and a
+part with another hash is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.paths import part_path
 
-# A plan of more rows has parts of about so many.
+# Rows of a part. A plan of fewer rows has no parts.
 PART_ROWS = 8192
 TABLES_KEPT = 4
 SHARDS_KEPT = 8
@@ -47,10 +47,11 @@ INDEX_SCHEMA = pa.schema(
 
 @dataclass
 class Home:
-    """Where the parts of a plan are: in this process's own folder until the plan is stored.
+    """The place of a plan's parts: a folder of this process until the plan is stored.
 
     Args:
-        store: Of the parts. plan_id: What they are called by there.
+        store: Layout with the parts.
+        plan_id: Plan id in the names of the parts.
     """
 
     store: Layout
@@ -62,14 +63,15 @@ class Part:
     """One file of rows.
 
     Args:
-        number: From 0. sha256: Of the file.
+        number: Number of the part, from 0.
+        sha256: Checksum of the file.
     """
 
     number: int
     sha256: str
 
     def read(self, home: Home) -> bytes:
-        """The file; CommitError where it is another."""
+        """Read the file; CommitError if it is missing or has another checksum."""
         path = part_path(home.plan_id, self.number)
         try:
             data = home.store.read_bytes(path)
@@ -82,11 +84,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows of a shard are.
+    """The place of a shard's rows.
 
     Args:
-        part: The file. first: The first of them there.
-        rows: How many. seconds: Expected audio.
+        part: File with the rows.
+        first: Number of the first row in the file.
+        rows: Number of rows.
+        seconds: Expected seconds of audio.
     """
 
     part: Part
@@ -96,10 +100,12 @@ class Place:
 
 
 class StoredShard(Shard):
-    """A shard whose rows are in a part; what travels to a worker is this and no rows.
+    """A shard whose rows are in a part. A worker gets it without rows, and reads them.
 
     Args:
-        shard_id: As of `Shard`. place: Where its rows are. home: Where the parts are.
+        shard_id: See `Shard`.
+        place: Place of its rows.
+        home: Place of the parts.
     """
 
     def __init__(self, shard_id: str, place: Place, home: Home) -> None:
@@ -110,8 +116,8 @@ class StoredShard(Shard):
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Its rows, in order; the last few shards that were asked for are kept."""
-        return _read.items(self)
+        """Rows in order; the rows of the last `SHARDS_KEPT` shards are cached."""
+        return _cache.items(self)
 
     @property
     def rows(self) -> int:
@@ -133,8 +139,8 @@ class StoredShard(Shard):
         return f"StoredShard({self.shard_id!r}, {self.place!r})"
 
 
-class _Read:
-    """The last parts and shards that this process has read."""
+class _Cache:
+    """The parts and shards that this process has read last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -165,15 +171,15 @@ def _keep(cache: OrderedDict[Any, Any], key: Any, most: int) -> None:
         cache.popitem(last=False)
 
 
-_read = _Read()
+_cache = _Cache()
 
 
 class PartWriter:
-    """Shards as they are cut, in memory while they are few, in parts from then on.
+    """Writer of shards: it holds them in memory up to `PART_ROWS` rows, then writes parts.
 
     Args:
         typed: Columns of the source that are stored in their type.
-        metadata: What each part says of itself.
+        metadata: Metadata of each part.
     """
 
     def __init__(self, typed: Mapping[str, pa.DataType], metadata: Mapping[str, str]) -> None:
@@ -190,7 +196,7 @@ class PartWriter:
         self._held_rows += shard.rows
 
     def end(self) -> Sequence[Shard]:
-        """All shards: with their rows where one part would have held them."""
+        """Return all shards, with their rows if one part would have held them."""
         if self._home is None:
             return self._held
         self._flush()
@@ -212,7 +218,7 @@ class PartWriter:
 
 
 def store_parts(shards: Sequence[StoredShard], store: Layout, plan_id: str) -> None:
-    """Copy the parts of a new plan to where it is stored; from then on its shards read there."""
+    """Copy the parts of a new plan to the output; its shards are read there from now on."""
     home = shards[0].home
     if home.store is store:
         return
@@ -225,19 +231,19 @@ def store_parts(shards: Sequence[StoredShard], store: Layout, plan_id: str) -> N
 
 
 def _holds(store: Layout, path: str, data: bytes) -> bool:
-    """Whether an attempt that was cut off has left this very part."""
+    """Return True if an interrupted attempt has stored this part."""
     with suppress(FileNotFoundError):
         return store.exists(path) and store.read_bytes(path) == data
     return False
 
 
 def parts_of(shards: Sequence[StoredShard]) -> list[Part]:
-    """The parts of a plan, in order."""
+    """Return the parts of a plan, in order."""
     return list(dict.fromkeys(shard.place.part for shard in shards))
 
 
 def index_table(shards: Sequence[StoredShard]) -> pa.Table:
-    """The index of a plan in parts."""
+    """Return the index of a plan in parts."""
     return pa.table(
         {
             "shard": [shard.shard_id for shard in shards],
@@ -253,7 +259,7 @@ def index_table(shards: Sequence[StoredShard]) -> pa.Table:
 def stored_shards(
     index: pa.Table, sha256s: Sequence[str], store: Layout, plan_id: str
 ) -> tuple[StoredShard, ...]:
-    """The shards that an index names, without their rows."""
+    """Return the shards of an index, without their rows."""
     home = Home(store, plan_id)
     parts = [Part(number, sha256) for number, sha256 in enumerate(sha256s)]
     columns = (index.column(name).to_pylist() for name in ("shard", "rows", "seconds", "first"))
@@ -269,6 +275,6 @@ def stored_shards(
 def part_tables(
     shards: Sequence[StoredShard], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """The parts one after the other, or some of their columns."""
+    """Yield the parts in order, or some of their columns."""
     for part in parts_of(shards):
         yield table_of(part.read(shards[0].home), columns)

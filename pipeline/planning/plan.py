@@ -1,13 +1,14 @@
 """The plan: every row assigned to a shard, made once, stored, never changed.
 
-Rows keep the source's order and are cut into shards by expected audio seconds, so that shards cost
-about the same time; an over-long row is a shard of its own. Rows that are fetched in one piece (row
-groups of Parquet) stay together, unless they are several shards' worth. The plan id is a hash of
-the rows, their shards and the spec, so equal inputs give an equal id, and a changed source another
-one. A plan of few rows is one table, held in memory and checked against its id when it is read; one
-of many is in parts (`planning.parts`), each checked against its own hash.
+Rows keep the source's order. They are cut into shards by expected audio seconds, so that shards
+cost about the same time; a row that is longer is a shard of its own. Rows that are fetched in one
+piece (row groups of Parquet) stay together, unless they are longer than several shards. The plan id
+is a hash of the rows, their shards and the spec: equal inputs give an equal id, and a changed
+source gives another id.
 
-The file of a plan is one table of rows, or an index of parts, with what is known of the source.
+The file of a plan is one table of rows, or an index of parts, with facts about the source. A plan
+of few rows is one table, which is checked against the plan id when it is read. A plan of many rows
+is in parts (`planning.parts`), each of which is checked against its own hash.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -50,9 +51,6 @@ from earmill.pipeline.storage.arrow_tables import table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import is_plan_path, plan_path
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -60,17 +58,17 @@ class Plan:
 
     Args:
         plan_id: Hash of rows, shards and spec.
-        spec_sha256: The spec the plan was made for.
-        shards: In order.
+        spec_sha256: Hash of the spec for which the plan was made.
+        shards: Shards in order.
         skipped: Files that the listing left out, by extension; not part of the id.
         extra_types: Carried-through column to its type, see `earmill.pipeline.common.arrow_types`.
         extra_labels: Column of class numbers to the names of the classes.
         dropped: Column that is not carried through to the reason.
-        estimated: Rows whose duration is estimated from their bytes.
-        split: Shards that begin within a piece which each of its shards fetches whole.
-        in_order: Long recordings that stay whole in a job with spans.
-        copied: Shards at the end whose rows are copies of rows before: equal files.
-        missing: Rows of a table whose local file was not there when it was listed.
+        estimated: Number of rows whose duration is estimated from their bytes.
+        split: Number of shards that begin within a row group, which each of its shards fetches.
+        in_order: Number of long recordings that stay whole in a job with spans.
+        copied: Number of shards at the end whose rows are copies of earlier rows: equal files.
+        missing: Number of rows of a table whose local file did not exist at the listing.
         first_missing: The first of these files.
     """
 
@@ -100,29 +98,53 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know before work starts, one line each."""
-        return [
-            *notes(self.skipped, self.dropped, self.estimated, self.split, self.in_order),
-            *copied_text(sum(shard.rows for shard in self.copies)),
-            *missing_text(self.missing, self.rows, self.first_missing),
-        ]
+        """Remarks for the user before work starts, one line each."""
+        lines = [skipped_text(self.skipped)]
+        if self.dropped:
+            kept = [f"{name} ({why})" for name, why in sorted(self.dropped.items())]
+            lines.append(f"columns not carried through: {', '.join(kept)}")
+        if self.estimated:
+            lines.append(f"durations of {self.estimated:,} rows are estimated from their bytes")
+        if self.split:
+            lines.append(
+                f"{self.split:,} of the shards begin within a row group, which each of its shards "
+                "fetches whole: write smaller row groups, or raise output.shard_seconds and "
+                "output.shard_rows"
+            )
+        if self.in_order:
+            lines.append(
+                f"{self.in_order:,} long recordings are computed in order, each by one worker: "
+                "their length is not known, they begin within a second, or they cannot be read in "
+                "parts (use WAV or FLAC in a folder, a bucket or a manifest)"
+            )
+        if copied := sum(shard.rows for shard in self.copies):
+            lines.append(
+                f"{copied:,} rows are files equal to others: they are copied, not computed"
+            )
+        if self.missing:
+            lines.append(
+                f"{self.missing:,} of {self.rows:,} rows name a file that cannot be found, first "
+                f"{one_line(self.first_missing)}: they will be in quarantine; check the paths "
+                "(source.prefix of a manifest) and what is mounted"
+            )
+        return [line for line in lines if line]
 
     @cached_property
     def rows(self) -> int:
         return sum(shard.rows for shard in self.shards)
 
     def items(self) -> Iterator[Item]:
-        """Every row, in order."""
+        """Yield every row, in order."""
         return (item for shard in self.shards for item in shard.items)
 
     @property
     def parts(self) -> tuple[StoredShard, ...]:
-        """The shards of a plan in parts; empty where the plan has its rows."""
+        """The shards of a plan in parts; empty if the plan has its rows in memory."""
         parted = bool(self.shards) and isinstance(self.shards[0], StoredShard)
         return cast(tuple[StoredShard, ...], self.shards) if parted else ()
 
     def write(self, store: Layout) -> str:
-        """Layout the plan unless it is there already; returns its path."""
+        """Store the plan unless it is stored already, and return its path."""
         path = plan_path(self.plan_id)
         if self.parts:
             store_parts(self.parts, store, self.plan_id)
@@ -132,7 +154,11 @@ class Plan:
 
     @classmethod
     def read(cls, store: Layout, plan_id: str | None = None) -> Plan:
-        """Read a stored plan; the only one if no id is given. CommitError if it was altered."""
+        """Read the plan of an id, or the only stored plan.
+
+        Raises:
+            CommitError: The plan was altered or cannot be read, or there is not exactly one.
+        """
         path = plan_path(plan_id) if plan_id is not None else only_plan(store)
         named = path.removeprefix("plan/").removesuffix(".parquet")
         try:
@@ -144,45 +170,45 @@ class Plan:
                 f"{path}: the plan cannot be read: {one_line(error)}; restore it from a copy, or "
                 "take another output.uri"
             ) from error
-        found = plan.plan_id if plan.parts else PlanId.of(plan.shards, plan.spec_sha256)
-        if not plan.plan_id == named == found:
-            raise CommitError(f"{path}: expected plan {named}, got rows of plan {found}")
+        actual = plan.plan_id if plan.parts else PlanId.of(plan.shards, plan.spec_sha256)
+        if not plan.plan_id == named == actual:
+            raise CommitError(f"{path}: expected plan {named}, got rows of plan {actual}")
         return plan
 
 
 def plan_of(shards: Sequence[Shard], spec_sha256: str, **about: Any) -> Plan:
-    """A plan of given shards, some of which may be stored; `about` as the fields of `Plan`."""
+    """Make a plan of shards, some of which may be stored; `about` are other fields of `Plan`."""
     plan_id, estimated = PlanId(spec_sha256), 0
     typed = typed_columns(about.get("extra_types", {}))
     writer = PartWriter(typed, {"version": PARTED_VERSION})
     for shard in shards:
-        here = Shard(shard.shard_id, shard.items)
-        plan_id.add(here)
-        estimated += sum(item.estimated for item in here.items)
-        writer.add(here)
+        loaded = Shard(shard.shard_id, shard.items)
+        plan_id.add(loaded)
+        estimated += sum(item.estimated for item in loaded.items)
+        writer.add(loaded)
     packed = tuple(writer.end())
     return Plan(str(plan_id), spec_sha256, packed, **about, estimated=estimated)
 
 
 def same_columns(one: Item, other: Item) -> bool:
-    """Whether two rows carry the same columns of the source through."""
+    """Return True if two rows have equal columns of the source."""
     return extra_json(one.extra) == extra_json(other.extra)
 
 
-# Version 2 has columns of the source in their own types beside the JSON of the others; version 3 is
-# an index of parts.
+# Version 2 has some columns of the source in their own types beside the JSON of the others. Version
+# 3 is an index of parts.
 PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
-# What the plan says of the source beside its rows.
+# Fields with facts about the source.
 ABOUT = ("skipped", "extra_types", "extra_labels", "dropped", "estimated", "split")
-# The same, only where there are any.
+# Fields that are stored only if they are not 0 or empty.
 ABOUT_SOME = ("in_order", "copied", "missing", "first_missing")
 
 
 def read_row_ids(store: Layout, plan_id: str) -> dict[str, list[str]]:
-    """Row ids of a stored plan by shard, both in order: two columns, for who needs no more.
+    """Read the row ids of a stored plan by shard, both in order.
 
     Raises:
-        CommitError: A plan of another version, or a damaged part.
+        CommitError: The plan has another version, or a part is damaged.
     """
     raw = store.read_bytes(plan_path(plan_id))
     tables: Iterator[pa.Table]
@@ -192,18 +218,18 @@ def read_row_ids(store: Layout, plan_id: str) -> dict[str, list[str]]:
         tables = part_tables(parts, ["shard", "row_id"])
     else:
         tables = iter([table_of(raw, ["shard", "row_id"])])
-    found: dict[str, list[str]] = {}
+    row_ids: dict[str, list[str]] = {}
     for table in tables:
-        found |= by_shard(table, table.column("row_id").to_pylist())
-    return dict(sorted(found.items()))
+        row_ids |= by_shard(table, table.column("row_id").to_pylist())
+    return dict(sorted(row_ids.items()))
 
 
 def encode_plan(fields: Mapping[str, Any], parts: Sequence[StoredShard]) -> bytes:
-    """Encode a plan as its file: its rows, or of a plan in parts an index of them.
+    """Encode the file of a plan: its rows, or an index of its parts.
 
     Args:
-        fields: The fields of the `Plan`, by name; `decode_plan` returns them.
-        parts: The shards of a plan in parts; empty where the plan has its rows.
+        fields: Fields of the `Plan` by name; `decode_plan` returns them.
+        parts: Shards of a plan in parts; empty if the plan has its rows in memory.
     """
     typed = typed_columns(fields["extra_types"])
     about = {name: fields[name] for name in ABOUT}
@@ -223,17 +249,21 @@ def encode_plan(fields: Mapping[str, Any], parts: Sequence[StoredShard]) -> byte
 
 
 def _index_check(table: pa.Table, metadata: Mapping[str, str]) -> str:
-    """A hash of what an index says, as it holds no rows to reckon the plan's id from."""
-    said = [metadata[name] for name in ("plan_id", "spec_sha256", "about", "parts")]
-    return hashlib.sha256(json.dumps([said, table.to_pydict()]).encode()).hexdigest()
+    """Hash a plan's index.
+
+    The index holds no rows, so the plan id cannot be recomputed from it. This hash detects damage
+    instead.
+    """
+    values = [metadata[name] for name in ("plan_id", "spec_sha256", "about", "parts")]
+    return hashlib.sha256(json.dumps([values, table.to_pydict()]).encode()).hexdigest()
 
 
 def decode_plan(raw: bytes, store: Layout, plan_id: str) -> dict[str, Any]:
-    """The fields of `Plan` out of its file.
+    """Decode the fields of `Plan` from its file.
 
     Raises:
-        CommitError: A file of another version, or an index that was altered. KeyError, ValueError,
-        OSError: It cannot be read.
+        CommitError: The file has another version, or the index was altered.
+        KeyError, ValueError, OSError: The file cannot be read.
     """
     table = table_of(raw)
     metadata = {key.decode(): text.decode() for key, text in _check_version(table).items()}
@@ -247,7 +277,7 @@ def decode_plan(raw: bytes, store: Layout, plan_id: str) -> dict[str, Any]:
     else:
         groups = by_shard(table, items_of(table))
         shards = tuple(Shard(shard_id, tuple(items)) for shard_id, items in groups.items())
-        if "extra_types" not in about:  # written before plans had it
+        if "extra_types" not in about:  # earlier releases did not store them
             about["extra_types"] = extra_types(
                 item.extra for items in groups.values() for item in items
             )
@@ -256,7 +286,7 @@ def decode_plan(raw: bytes, store: Layout, plan_id: str) -> dict[str, Any]:
 
 
 def _check_version(table: pa.Table) -> dict[bytes, bytes]:
-    """What the table says of itself, if this release can read it."""
+    """Return the table's metadata if this release can read its version."""
     metadata: dict[bytes, bytes] = table.schema.metadata or {}
     version = metadata.get(b"version", b"").decode()
     if version not in (PLAN_VERSION, TYPED_VERSION, PARTED_VERSION):
@@ -267,7 +297,7 @@ def _check_version(table: pa.Table) -> dict[bytes, bytes]:
 
 
 def only_plan(store: Layout) -> str:
-    """The path of the only plan that is stored; CommitError where there is none, or more."""
+    """Return the path of the only stored plan; CommitError if there is not exactly one."""
     plans = [name for name in store.list("plan") if is_plan_path(name)]
     if len(plans) != 1:
         raise CommitError(f"expected one plan, found {len(plans)}: {', '.join(plans) or 'none'}")
@@ -277,58 +307,12 @@ def only_plan(store: Layout) -> str:
 NAMED_KINDS = 6
 
 
-def notes(
-    skipped: Mapping[str, int],
-    dropped: Mapping[str, str],
-    estimated: int,
-    split: int,
-    in_order: int,
-) -> list[str]:
-    """One line each; the arguments are fields of `Plan`."""
-    lines = [skipped_text(skipped)] if skipped else []
-    if dropped:
-        kept = [f"{name} ({why})" for name, why in sorted(dropped.items())]
-        lines.append(f"columns not carried through: {', '.join(kept)}")
-    if estimated:
-        lines.append(f"durations of {estimated:,} rows are estimated from their bytes")
-    if split:
-        lines.append(
-            f"{split:,} of the shards begin within a row group, which each of its shards fetches "
-            "whole: write smaller row groups, or raise output.shard_seconds and output.shard_rows"
-        )
-    if in_order:
-        lines.append(
-            f"{in_order:,} long recordings are computed in order, each by one worker: their length "
-            "is not known, they begin within a second, or they cannot be read in parts (use WAV or "
-            "FLAC in a folder, a bucket or a manifest)"
-        )
-    return [line for line in lines if line]
-
-
-def copied_text(rows: int) -> list[str]:
-    """A line where rows are copies of equal ones."""
-    return (
-        [f"{rows:,} rows are files equal to others: they are copied, not computed"] if rows else []
-    )
-
-
-def missing_text(missing: int, rows: int, first: str) -> list[str]:
-    """Return a line where files are not there that rows name, the first of them by name."""
-    if not missing:
-        return []
-    return [
-        f"{missing:,} of {rows:,} rows name a file that cannot be found, first {one_line(first)}: "
-        "they will be in quarantine; check the paths (source.prefix of a manifest) and what is "
-        "mounted"
-    ]
-
-
 def skipped_text(skipped: Mapping[str, int]) -> str:
-    """`12 files skipped: .txt 10, .jpg 2`; empty where none was."""
+    """Return `12 files skipped: .txt 10, .jpg 2`; an empty text if no file was skipped."""
     total = sum(skipped.values())
     if total == 0:
         return ""
-    # The most frequent first, also where a stored plan has them by name.
+    # The most frequent first; a stored plan has them by name.
     ordered = sorted(skipped.items(), key=lambda entry: (-entry[1], entry[0]))
     kinds = [f"{kind} {count:,}" for kind, count in ordered]
     more = f", {len(kinds) - NAMED_KINDS} more kinds" if len(kinds) > NAMED_KINDS else ""

@@ -1,7 +1,7 @@
-"""Shards of a plan and their rows as a table, and the id of a plan.
+"""Shards of a plan, their rows as a table, and the id of a plan.
 
-A shard's rows are processed and committed together. One line a row, in the plan's order. Columns of
-the source are JSON where that keeps their values, else columns of their own type.
+The table has one line for each row, in the plan's order. Columns of the source are stored as JSON
+if JSON keeps their values, else in their own type.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from earmill.pipeline.common.arrow_types import arrow_type, column, plain_json
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.sources.base import EqualRow, Item
 
-# For rows of which nothing is known before they are read.
+# Seconds of a row whose duration is not known before it is read.
 UNKNOWN_SECONDS = 10.0
-# How many shards' worth of rows that are fetched in one piece stay together.
+# Rows that are fetched in one piece stay together up to this many times a shard's length.
 BLOCK_SHARDS = 8
 
 
@@ -32,7 +32,7 @@ class Shard:
 
     Args:
         shard_id: Five digits or more, in plan order.
-        items: Its rows, in order. `planning.parts.StoredShard` reads them when they are needed.
+        items: Rows in order. `planning.parts.StoredShard` reads them when they are needed.
     """
 
     shard_id: str
@@ -40,24 +40,24 @@ class Shard:
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return len(self.items)
 
     @property
     def seconds(self) -> float:
-        """Expected audio in the shard."""
+        """Expected seconds of audio."""
         return sum(item_seconds(item) for item in self.items)
 
 
 def item_seconds(item: Item) -> float:
-    """Estimated seconds of a row, with a fixed guess where nothing is known."""
+    """Return the expected seconds of a row; `UNKNOWN_SECONDS` if nothing is known."""
     return UNKNOWN_SECONDS if item.seconds is None else max(0.0, item.seconds)
 
 
 def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterator[list[Item]]:
-    """Groups of neighbours of at most `shard_seconds` and `shard_rows`, but at least one row.
+    """Yield groups of neighbours of at most `shard_seconds` and `shard_rows`, or of one row.
 
-    Rows of one block share a group, also where it gets up to `BLOCK_SHARDS` times as long by that.
+    Rows of one block share a group, which may be up to `BLOCK_SHARDS` times as long.
     """
     group: list[Item] = []
     total = 0.0
@@ -73,7 +73,7 @@ def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterato
 
 
 def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Sequence[Item]]:
-    """Rows by blocks; one by one where they are of none, or theirs is too large."""
+    """Yield rows by blocks, and single rows that have no block or a block that is too large."""
     held: list[Item] = []
     held_s = 0.0
     large: int | None = None
@@ -96,16 +96,16 @@ def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Seq
 Row = TypeVar("Row")
 
 TYPED_PREFIX = "typed:"
-# A column of plans whose durations are not all known.
+# Column of plans in which some durations are estimated.
 ESTIMATED = "estimated"
-# Columns of plans with parts of long rows: start and end of the row that each is a part of.
+# Columns of plans with spans of long rows: start and end of the whole row.
 PART_START, PART_END = "part_of_start_s", "part_of_end_s"
-# Columns of plans whose last shards are copies: the row that is copied, see `EqualRow`.
+# Columns of plans with copies: the row that is copied, see `EqualRow`.
 EQUAL = {name: f"equal_to_{name}" for name in EqualRow._fields}
-# Types whose values JSON keeps as they are.
+# Types whose values do not change in JSON.
 IN_JSON = ("string", "int64", "double", "bool")
 
-# As `json.dumps` with these options, which would build one for every row.
+# `json.dumps` with these options would build an encoder for every row.
 _ROW_JSON = json.JSONEncoder(separators=(",", ":"))
 _EXTRA_JSON = json.JSONEncoder(
     sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=plain_json
@@ -130,9 +130,10 @@ SCHEMA = pa.schema(
 
 
 def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.Table:
-    """The rows of some shards.
+    """Return the rows of some shards as a table.
 
     Args:
+        shards: The shards.
         typed: Columns of the source that JSON would change, see `typed_columns`.
     """
     pairs = [(shard, index) for shard in shards for index in range(shard.rows)]
@@ -167,24 +168,24 @@ def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.
 
 
 def encoded(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
-    """A table of a plan as a Parquet file that says what it is."""
+    """Encode a table of a plan as a Parquet file with metadata."""
     sink = io.BytesIO()
     pa.parquet.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
     return sink.getvalue()
 
 
 def typed_columns(types: Mapping[str, Any]) -> dict[str, pa.DataType]:
-    """Columns whose values JSON would change: they are stored in their Arrow type."""
+    """Return the columns whose values JSON would change, with their Arrow types."""
     return {name: arrow_type(kind) for name, kind in types.items() if kind not in IN_JSON}
 
 
 def items_of(table: pa.Table) -> list[Item]:
-    """The rows of a table as `rows_table` made it."""
+    """Return the rows of a table that `rows_table` made."""
     return [_item(row) for row in table.to_pylist()]
 
 
 def by_shard(table: pa.Table, rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """What belongs to each row of the table, grouped; shards and rows in their order."""
+    """Group values that belong to the rows of a table by shard, in order."""
     groups: dict[str, list[Row]] = {}
     for shard_id, row in zip(table.column("shard").to_pylist(), rows, strict=True):
         groups.setdefault(shard_id, []).append(row)
@@ -215,10 +216,10 @@ def _without(extra: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]
 
 
 class PlanId:
-    """The id of a plan, as its shards come.
+    """The id of a plan, computed shard by shard.
 
     Args:
-        spec_sha256: The spec that it is for.
+        spec_sha256: Hash of the plan's spec.
     """
 
     CHARS = 16
@@ -236,14 +237,14 @@ class PlanId:
 
     @classmethod
     def of(cls, shards: Iterable[Shard], spec_sha256: str) -> str:
-        found = cls(spec_sha256)
+        plan_id = cls(spec_sha256)
         for shard in shards:
-            found.add(shard)
-        return str(found)
+            plan_id.add(shard)
+        return str(plan_id)
 
 
 def _identity(shard_id: str, item: Item) -> str:
-    """What makes a row this row. Estimates are left out; they show in the shards they lead to."""
+    """Return the text of a row that is hashed. Estimates are left out; they decide the shard."""
     # Without a content tag the modification time is the only sign of a changed file.
     changed = item.mtime if item.etag is None else item.etag
     span = (item.start_s, item.end_s, *([item.part_of] if item.part_of else []))
@@ -253,5 +254,5 @@ def _identity(shard_id: str, item: Item) -> str:
 
 
 def extra_json(extra: Mapping[str, Any]) -> str:
-    """Columns of the source as a plan stores and compares them."""
+    """Return the columns of the source as a plan stores and compares them."""
     return _EXTRA_JSON.encode(dict(extra))

@@ -1,9 +1,8 @@
-"""Long recordings of a source as the spans that a job asks for; see `spec.spans`.
+"""Long recordings of a source, cut into the spans that a job asks for; see `spec.spans`.
 
-Only a recording whose length is known is cut, in a container that can be sought in and a source
-that reads parts of files: a span of any other would be read, or decoded, from the recording's
-start. Planned spans know what they are a part of, so that whoever computes them reads the seconds
-around them.
+A recording is cut if its length is known, its container can be sought in, and its source reads
+parts of files. A span of any other recording would be read, or decoded, from the start. A planned
+span names the whole recording, so that its worker can read the seconds around the span.
 """
 
 from __future__ import annotations
@@ -24,32 +23,32 @@ from earmill.pipeline.sources.range_reads import can_seek
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.spans import SPAN_ID, SpansSpec
 
-# Recordings below this many spans stay whole; so the last span of others has half a span or more.
+# Recordings below this many spans stay whole, so that a last span has at least half the length.
 LEAST_SPANS = 1.5
 
 
 def planned_source(spec: JobSpec) -> Source:
-    """The source of a job as it is planned: with spans where the job asks for them."""
+    """Open the source of a job, with spans if the job asks for them."""
     source = open_source(spec.source, spec.audio.array_rate_hz)
     return source if spec.audio.spans is None else SpannedSource(source, spec.audio.spans)
 
 
 @runtime_checkable
 class ReadsSpans(Protocol):
-    """A source whose rows may be cut: it fetches of a large file what a span needs."""
+    """A source that can fetch the part of a large file that a span needs."""
 
     def open_ranged(self, item: Item) -> BinaryIO | None:
-        """The object of a row in a store, read by ranges; None where that cannot be done."""
+        """Open the object of a row for reading by ranges; None if the store cannot do that."""
 
 
 class SpannedSource:
     """A source whose long recordings are listed in spans.
 
-    Attributes:
-        in_order: Long recordings of the last listing that stay whole.
-
     Args:
-        source: The source. spans: How long they are.
+        source: The source.
+        spans: Length of the spans.
+    Attributes:
+        in_order: Number of long recordings of the last listing that stay whole.
     """
 
     def __init__(self, source: Source, spans: SpansSpec) -> None:
@@ -75,13 +74,13 @@ class SpannedSource:
         return self._source.describe()
 
     def keep(self, kept: Any) -> None:
-        """As of the source, where it has that."""
+        """Pass the results of an earlier listing to the source, if it uses them."""
         if hasattr(self._source, "keep"):
             self._source.keep(kept)
 
     @property
     def missing(self) -> int:
-        """Rows of the source whose file is not there; 0 for sources that do not count them."""
+        """Number of rows whose file does not exist; 0 for sources that do not count them."""
         return int(getattr(self._source, "missing", 0))
 
     @property
@@ -103,18 +102,20 @@ class SpannedSource:
         return item_seconds(item) >= LEAST_SPANS * self._span_s
 
     def _measured(self, item: Item) -> Item | None:
-        """The row with a length that can be relied on; None where it cannot be cut."""
+        """Return the row with its true length; None if it cannot be cut."""
         starts_whole = float(item.start_s or 0.0).is_integer()
         if not (isinstance(self._source, ReadsSpans) and starts_whole and can_seek(item.uri)):
             return None
         is_large = not is_local(item.uri) and (item.size or 0) > MEMORY_BYTES
         if is_large and (item.estimated or self._is_long(item)):
-            return self._asked(item)
+            return self._measured_by_ranges(item)
         return None if item.estimated or item.seconds is None else item
 
-    def _asked(self, item: Item) -> Item | None:
-        """A row of a large object, if its store gives ranges of it; what is estimated of it is
-        asked of its header. Smaller ones are not: a span of them is fetched whole."""
+    def _measured_by_ranges(self, item: Item) -> Item | None:
+        """Return the row of a large object with the length in its header; None without ranges.
+
+        Smaller objects are not opened: they are fetched whole for each span.
+        """
         stream = cast(ReadsSpans, self._source).open_ranged(item)
         if stream is None:
             return None
@@ -123,10 +124,10 @@ class SpannedSource:
                 return item
             whole_s = header_seconds(stream, item.size or 0)
             try:
-                # A header that did not come looks like one that says nothing.
+                # A header that did not arrive looks like a header without a length.
                 check_arrived(stream, item.uri)
             except RowError:
-                return None  # extraction will say what is wrong
+                return None  # extraction will report it
         if whole_s is None:
             return None
         end_s = whole_s if item.end_s is None else item.end_s
@@ -134,7 +135,7 @@ class SpannedSource:
 
 
 def _check_name(item: Item) -> None:
-    """Refuse what readers would take for a span of a recording."""
+    """Refuse a row id that has the form of a span's id."""
     if SPAN_ID.fullmatch(item.row_id):
         raise SourceError(
             f"row {item.row_id!r} is called as spans are, `<id>#span<k>of<n>`, in a job that has "
@@ -143,7 +144,7 @@ def _check_name(item: Item) -> None:
 
 
 def cut_into(item: Item, span_s: int) -> Iterator[Item]:
-    """The spans of a row of known length; the last one ends where the row does."""
+    """Yield the spans of a row of known length; the last span ends with the row."""
     start_s, seconds = item.start_s or 0.0, item_seconds(item)
     count = max(1, math.floor(seconds / span_s + 0.5))
     for number in range(count):

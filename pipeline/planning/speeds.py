@@ -1,9 +1,9 @@
-"""What a second of audio costs a core, without computing any: from what ran here before.
+"""CPU seconds for a second of audio, from earlier runs on this machine.
 
-After every job of its own Ray on cores, and after every timing, the figure is kept in the user's
-cache, under the machine, the models' sources and their entries in the job. Where nothing ran yet
-there is a built-in reference of the models with their default parameters, measured on another
-machine (`python -m benchmarks.reference_speeds`). Who asks is told which it is.
+Every job on the cores of this machine with a private Ray, and every timing, puts its figure into
+the user's cache. The key is the machine, the models' sources and their entries in the job. If
+nothing ran yet, there is a built-in reference: the models with default parameters, measured on
+another machine (`python -m benchmarks.reference_speeds`). `Speed.origin` says which it is.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 JOB, TIMING, REFERENCE = "job", "timing", "reference"
 REFERENCE_FILE = "reference_speeds.json"
-# Less audio says more of the ends of a job than of its speed.
+# With less audio, start and end of a job outweigh its speed.
 LEAST_AUDIO_S = 30.0
-# A timing is of this many clips of noise, and of this length in s.
+# A timing takes this many clips of noise of this many seconds.
 CLIPS, MEASURED_S = 4, 4.0
 _KIND = "speed"
 
@@ -43,10 +43,10 @@ class Speed:
     """The cost of a second of audio.
 
     Args:
-        core_s: Seconds of a core.
+        core_s: CPU seconds.
         origin: `job`: a whole job with these models, on this machine; `timing`: the models alone,
-            on this machine; `reference`: the models with default parameters, on another one.
-        start_s: What a job here took to its first warm worker, s; None where none ran.
+            on this machine; `reference`: the models with default parameters, on another machine.
+        start_s: Seconds from the start of a job here to its first warm worker; None if no job ran.
     """
 
     core_s: float
@@ -55,7 +55,7 @@ class Speed:
 
 
 def find_speed(spec: JobSpec, models: Sequence[Description]) -> Speed | None:
-    """The best that is known for a job's models; None where one of them was never timed."""
+    """Return the best known speed of a job's models; None if one of them was never timed."""
     entries = spec.canonical()["extract"]
     whole = _kept(spec, entries)
     if whole is not None:
@@ -67,17 +67,18 @@ def find_speed(spec: JobSpec, models: Sequence[Description]) -> Speed | None:
 
 
 def keep_timing(spec: JobSpec, core_s: float) -> Speed:
-    """Keep what a second of audio costs a core of this machine in the models of a job."""
+    """Keep the CPU seconds for a second of audio of a job's models on this machine."""
     return _keep(spec, Speed(core_s, TIMING))
 
 
 def keep_job(spec: JobSpec, audio_s: float, cpu_s: Mapping[str, float], start_s: float) -> None:
-    """Keep what a job has cost whose workers were all on cores of this machine.
+    """Keep the cost of a job whose workers were all on cores of this machine.
 
     Args:
+        spec: The job.
         audio_s: Seconds of audio that went through the models.
-        cpu_s: By part, see `common.timing`: what its commit records add up to, and the driver.
-        start_s: Until the first worker was warm.
+        cpu_s: CPU seconds by part (`common.timing`): the sum of commit records, and the driver.
+        start_s: Seconds until the first worker was warm.
     """
     spent = sum(seconds for part, seconds in cpu_s.items() if part not in (IDLE, RAY))
     if audio_s >= LEAST_AUDIO_S and spent > 0:
@@ -112,20 +113,20 @@ def _key(spec: JobSpec, entries: Sequence[Any]) -> str | None:
 
 @lru_cache(maxsize=1)
 def reference() -> dict[str, Any]:
-    """The built-in figures: `processor`, and of each of `models` its `fs_hz` and `core_s`."""
+    """Return the built-in figures: `processor`, and `fs_hz` and `core_s` of each of `models`."""
     text = resources.files(__package__).joinpath(REFERENCE_FILE).read_text()
-    found: dict[str, Any] = json.loads(text)
-    return found
+    figures: dict[str, Any] = json.loads(text)
+    return figures
 
 
 def warm_up(extractors: Sequence[Extractor]) -> None:
-    """Load or compile the kernels, which the first call does."""
+    """Load or compile the kernels by a first call."""
     for extractor in extractors:
         extractor.extract([noise(MEASURED_S / 10, extractor)])
 
 
 def noise(seconds: float, extractor: Extractor, *, ears: int = 1) -> NDArray[np.float32]:
-    """Quiet noise at a model's rate: (time,), or (ear, time) for two ears."""
+    """Return quiet noise at a model's rate: (time,), or (ear, time) for two ears."""
     import numpy as np
 
     length = round(seconds * extractor.fs_hz)
@@ -137,9 +138,10 @@ def noise(seconds: float, extractor: Extractor, *, ears: int = 1) -> NDArray[np.
 def seconds_of_a_second(
     extractors: Sequence[Extractor], *, binaural: bool = False
 ) -> tuple[float, float]:
-    """Wall seconds and CPU seconds that all the models take for a second of audio, on all cores.
+    """Measure wall and CPU seconds of all models for a second of audio, on all cores.
 
     Args:
+        extractors: The models.
         binaural: Models of two ears hear two signals.
     """
     wall_s = cpu_s = 0.0
@@ -155,7 +157,7 @@ def seconds_of_a_second(
 
 
 def _reference(spec: JobSpec, models: Sequence[Description]) -> Speed | None:
-    """What is done for each sample costs in proportion to the rate."""
+    """Return the reference, in proportion to the sample rate; None for an unknown model."""
     measured = reference()["models"]
     core_s = 0.0
     for entry, described in zip(spec.extract, models, strict=True):

@@ -59,7 +59,7 @@ class Listed:
 def in_parts(monkeypatch: pytest.MonkeyPatch, rows: int = 6) -> None:
     """From now on plans of more rows are in parts, and nothing that was read is remembered."""
     monkeypatch.setattr(parts_module, "PART_ROWS", rows)
-    monkeypatch.setattr(parts_module, "_read", parts_module._Read())
+    monkeypatch.setattr(parts_module, "_cache", parts_module._Cache())
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_what_travels_to_a_worker_has_no_rows(plan: Plan, tmp_path: Path) -> Non
     sent = pickle.dumps(order)
     assert len(sent) < 1000 and b"sentence" not in sent
     before = plan.shards[2].items
-    parts_module._read.__init__()  # type: ignore[misc]
+    parts_module._cache.__init__()  # type: ignore[misc]
     received = pickle.loads(sent).shard
     assert received == plan.shards[2] and received.items == before
     assert str(tmp_path) in received.home.store.root  # and not this process's folder
