@@ -14,6 +14,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from earmill.pipeline.common.text import in_units
+
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 # Most ticks of an axis; a phone shows every second one.
 MOST_TICKS = 6
@@ -174,10 +176,8 @@ def hours_text(value: float) -> str:
 
 def seconds_text(value: float) -> str:
     """Return a duration: 0.25 s, 42 s, 12 min, 3.2 h, 4 d."""
-    for unit, size, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 72)):
-        if abs(value) < most * size:
-            return f"{number_text(value / size)} {unit}"
-    return f"{number_text(value / 86400)} d"
+    number, unit = in_units(value)
+    return f"{number_text(number)} {unit}"
 
 
 def nice_steps(low: float, high: float, most: int = MOST_TICKS) -> list[float]:

@@ -1,10 +1,9 @@
-"""The source's own columns: their Arrow types, the names of their classes, and what is not kept.
+"""Columns of the source that are carried through: their Arrow types and names of classes.
 
-A source that knows types says them (Hugging Face features, Parquet); for the others (csv, JSON)
-they are inferred from the values of the whole plan. Types travel as JSON in plan and dataset.json:
-a primitive by its Arrow name, anything else as `{"kind": [...]}`. Binary values, and what only some
-programs know (extension types, unions), are not carried through, and the job says so before it
-starts.
+Some sources know the types of their columns (Hugging Face features, Parquet). For other sources
+(csv, JSON) types are inferred from the values of the whole plan. Plan and dataset.json store types
+as JSON: a primitive by its Arrow name, any other type as `{"kind": [...]}`. Binary values,
+extension types and unions are not carried through; the job says so before it starts.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _PRIMITIVE: tuple[Callable[[pa.DataType], bool], ...] = (
 
 @dataclass(frozen=True)
 class Columns:
-    """What a source knows of the columns it carries through.
+    """Facts of a source about the columns that it carries through.
 
     Args:
-        types: Arrow types, as `kept_type` gives them; columns not named here are inferred.
+        types: Arrow types from `kept_type`; types of other columns are inferred.
         labels: Column to the names of its classes, in the order of their numbers; `tags[]` for the
             elements of a list, `meta.kind` for a field of a struct.
         dropped: Column that is not carried through to the reason.
@@ -48,13 +47,13 @@ class Columns:
 
 
 def kept_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type a column of this type is carried through with; None where it is not."""
+    """Return the type in which a column is carried through; None if it is not."""
     encoded = _encoded(kind)
     return None if encoded is None else arrow_type(encoded)
 
 
 def type_json(kind: pa.DataType) -> Any:
-    """A type that `kept_type` gave, as JSON."""
+    """Return a type from `kept_type` as JSON."""
     encoded = _encoded(kind)
     if encoded is None:
         raise CommitError(f"expected a type that is carried through, got {kind}")
@@ -97,7 +96,7 @@ def _nested(name: str, parts: Sequence[pa.DataType], more: Sequence[Any] = ()) -
 
 
 def arrow_type(encoded: Any) -> pa.DataType:
-    """The type of its JSON form; CommitError for what is none."""
+    """Return the type of its JSON form; CommitError for any other JSON."""
     try:
         if isinstance(encoded, str):
             return pa.type_for_alias(encoded)
@@ -131,24 +130,24 @@ _MADE: Mapping[str, Callable[..., pa.DataType]] = {
 
 
 def has_text(kind: pa.DataType) -> bool:
-    """Whether there is text anywhere in values of a type."""
+    """Return True if values of a type contain text."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return True
     return any(has_text(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def plain_json(value: Any) -> Any:
-    """A cell that JSON has no form for, as text for hashing: times in ISO 8601."""
+    """Return a cell that JSON cannot hold as text for hashing: times in ISO 8601."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     return str(value)
 
 
 def extra_types(extras: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Column types that fit the carried-through values of a whole plan, by column name.
+    """Return types that fit the carried-through values of a whole plan, by column name.
 
-    Integers and floats together give double; any other mixture, and a column without a value,
-    gives string.
+    Integers and floats together give double. Any other mixture, or a column without values, gives
+    string.
     """
     seen = SeenTypes()
     for extra in extras:
@@ -157,20 +156,20 @@ def extra_types(extras: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 class SeenTypes:
-    """What `extra_types` gives, row by row."""
+    """The result of `extra_types`, row by row."""
 
     def __init__(self) -> None:
         self._seen: dict[str, set[str]] = {}
 
     def add(self, extra: Mapping[str, Any]) -> None:
-        """One more row's values."""
+        """Add the values of one row."""
         for name, value in extra.items():
             kinds = self._seen.setdefault(name, set())
             if value is not None:
                 kinds.add(_kind(name, value))
 
     def found(self) -> dict[str, str]:
-        """The types so far."""
+        """Return the types so far."""
         return {name: _merge(kinds) for name, kinds in sorted(self._seen.items())}
 
 
@@ -196,7 +195,7 @@ def _merge(kinds: set[str]) -> str:
 
 
 def column(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Cells of one column; CommitError where one does not fit its type."""
+    """Return the cells of one column; CommitError if a cell does not fit the type."""
     if all(value is None for value in values):
         return pa.nulls(len(values), kind)
     if kind == pa.string():

@@ -8,10 +8,10 @@ from typing import BinaryIO
 
 
 class PlacedFile(io.RawIOBase):
-    """Seekable, not to be written; whoever derives from it reads at `_at` and moves it on.
+    """Base class of read-only seekable files. `readinto` of a subclass reads at `_at`.
 
     Args:
-        size: Of the file, bytes.
+        size: Size of the file in bytes.
     """
 
     def __init__(self, size: int) -> None:
@@ -33,12 +33,12 @@ class PlacedFile(io.RawIOBase):
 
 
 def sha256_of(stream: BinaryIO) -> str:
-    """Hash of everything a file gives from where it stands."""
+    """Return the sha256 of a file from its position to its end."""
     return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def digest_of(stream: BinaryIO) -> str:
-    """sha256 of all bytes of a stream, from its own cache if it has one."""
+    """Return the sha256 of a whole stream, by its method `digest()` if it has one."""
     cached = getattr(stream, "digest", None)
     if callable(cached):
         return str(cached())

@@ -1,7 +1,7 @@
-"""What a process counts for whoever watches it: tries again by cause, batches, bytes that wait.
+"""Counters of a process for monitoring: retries by cause, batches, queued bytes.
 
-Counted where it happens and always on: a try again is rare, a batch holds many clips, and what
-waits is added up only when somebody asks. All but the bytes that wait only grow.
+Counting is always on: a retry is rare, a batch holds many clips, and queued bytes are added up only
+for a snapshot. All counters but the queued bytes only grow.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Protocol
 
 from earmill.pipeline.common.errors import Fault, chain, fault_of, http_status
 
-# What was asked again.
+# Targets of a retry, and its causes.
 SOURCE, OUTPUT = "source", "output"
 TIMEOUT, CONNECTION, MACHINE, OTHER = "timeout", "connection", "machine", "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a process has counted so far.
+    """Values of the counters.
 
     Args:
-        retries: (source or output, cause) to tries again.
+        retries: (source or output, cause) to the number of retries.
         samples: Samples of all clips that went through the models in batches.
-        padding: Samples by which these are shorter than the longest of their batch.
-        queue_bytes: Of decoded clips that wait for the models now.
+        padding: Samples by which these clips were shorter than the longest clip of their batch.
+        queue_bytes: Bytes of decoded clips that wait for the models now.
     """
 
     retries: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -37,14 +37,14 @@ class Counts:
 
 
 class Queue(Protocol):
-    """Something in which bytes wait; may be hashed and referred to weakly."""
+    """A queue of bytes; it can be hashed and referred to weakly."""
 
     @property
     def waiting_bytes(self) -> int: ...
 
 
 class ProcessCounts:
-    """See the module; any number of threads count."""
+    """The counters of this process. Safe in several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,25 +53,25 @@ class ProcessCounts:
         self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
     def retried(self, what: str, error: BaseException) -> None:
-        """Something is asked again, because of an error."""
+        """Count a retry after an error."""
         key = (what, cause_of(error))
         with self._lock:
             self._retries[key] = self._retries.get(key, 0) + 1
 
     def batch(self, lengths: list[int]) -> None:
-        """A batch of clips of so many samples goes to the models."""
+        """Count a batch of clips with these numbers of samples."""
         samples = sum(lengths)
         with self._lock:
             self._samples += samples
             self._padding += max(lengths, default=0) * len(lengths) - samples
 
     def watch(self, queue: Queue) -> None:
-        """Count what waits in a queue as long as it lives."""
+        """Count the bytes in a queue as long as it lives."""
         with self._lock:
             self._queues.add(queue)
 
     def snapshot(self) -> Counts:
-        """All of it now."""
+        """Return the current values."""
         with self._lock:
             waiting = sum(queue.waiting_bytes for queue in self._queues)
             return Counts(dict(self._retries), self._samples, self._padding, waiting)
@@ -81,17 +81,17 @@ counts = ProcessCounts()
 
 
 def cause_of(error: BaseException) -> str:
-    """Why something is worth another try, in one word: an HTTP status, timeout, connection, ...
+    """Return the cause of a retry in one word: an HTTP status, timeout, connection, ...
 
-    A small set, so that it can be a label.
+    There are few words, so that they can be labels of a metric.
     """
     status = http_status(error)
     if status is not None:
         return str(status)
-    kinds = {kind.__name__ for one in chain(error) for kind in type(one).__mro__}
+    kinds = {kind.__name__ for each in chain(error) for kind in type(each).__mro__}
     if any("timeout" in kind.lower() for kind in kinds):
         return TIMEOUT
     if any("connect" in kind.lower() or "disconnect" in kind.lower() for kind in kinds):
         return CONNECTION
-    is_system = any(isinstance(one, OSError) and one.errno is not None for one in chain(error))
+    is_system = any(isinstance(e, OSError) and e.errno is not None for e in chain(error))
     return MACHINE if is_system and fault_of(error) is Fault.OUTAGE else OTHER

@@ -1,22 +1,22 @@
 """Errors that are raised on purpose, and the classification of foreign exceptions.
 
-Job errors stop the run before work starts and map to an exit code; row errors travel into the
-quarantine table and stop nothing else; outages are neither: what they hit is tried again later.
-Each class also inherits the built-in a caller would expect.
+A job error stops the run before work starts and maps to an exit code. A row error becomes a row of
+the quarantine table and stops nothing else. After an outage the work is tried again later. Each
+class also inherits the built-in exception that a caller would expect.
 
 `fault_of` classifies exceptions of other libraries. Backends raise classes of their own (botocore,
-aiohttp, httpx, errno in many dresses), and this is the one place that knows them. Four answers,
-looked for along the chain of causes:
+aiohttp, httpx, errno in several forms); only this module knows them. It searches the chain of
+causes, and has four answers:
 
-- REFUSED: the store answered and said no to this name: missing, forbidden, no such form of name. It
-  is a property of the object only while others can be had.
-- OUTAGE: nobody answered, or the answer was "not now", or this machine ran out of something. It is
-  never a property of the object.
-- DEFECT: a program failed over this very name or content. Asking again gives the same, so a row is
-  lost and no outage is waited for.
+- REFUSED: the store answered and refused this name: missing, forbidden, invalid. This is a property
+  of the object only if other objects can be read.
+- OUTAGE: nobody answered, or the answer was "not now", or this machine ran out of a resource. This
+  is never a property of the object.
+- DEFECT: a program failed on this name or content. It would fail again, so the row is quarantined
+  and no outage is waited for.
 - UNKNOWN: none of them; the caller decides.
 
-`is_out_of_memory` recognises that memory ran out, whatever class and words a library uses.
+`is_out_of_memory` recognises exhausted memory by the classes and messages of all libraries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from earmill.pipeline.common.text import named_line
 
 
 class Fault(Enum):
-    """See the module."""
+    """Kind of a foreign exception, see the module."""
 
     REFUSED = "refused"
     OUTAGE = "outage"
@@ -46,13 +46,13 @@ class Fault(Enum):
 
 
 DEFECT_CLASSES = (
-    # Programs raise these over a name or value that they were not written for.
+    # Programs raise these for a name or value that they were not written for.
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
     *(NotImplementedError, RecursionError, TypeError),
-    # An archive that is damaged.
+    # A damaged archive.
     *(lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
-# What the system says of a name. Every other number is about a device, a network or this process.
+# Errors of the system about a name. All others are about a device, a network or this process.
 REFUSED_ERRNOS = frozenset(
     {
         errno.ENOENT,
@@ -66,12 +66,12 @@ REFUSED_ERRNOS = frozenset(
         errno.EEXIST,
     }
 )
-# Stores answer 400 and 403 for credentials that ran out as well as for a bad name; codes tell.
+# Stores answer 400 and 403 for expired credentials and for bad names; the codes differ.
 OUTAGE_CODES = frozenset(
     {
         "ExpiredToken",
         "ExpiredTokenException",
-        "AuthenticationFailed",  # of Azure, for signatures and tokens past their time
+        "AuthenticationFailed",  # Azure: an expired signature or token
         "InternalError",
         "InvalidToken",
         "RequestExpired",
@@ -95,13 +95,13 @@ OUTAGE_STATUS = frozenset({408, 425, 429})
 REFUSED_CLASSES = frozenset({"ParamValidationError", "InvalidURL", "EntryNotFoundError"})
 OUTAGE_CLASSES = frozenset(
     {
-        "BotoCoreError",  # endpoint, DNS, TLS, time-out, no credentials; not an answer of the store
+        "BotoCoreError",  # endpoint, DNS, TLS, timeout, no credentials; no answer of the store
         "ChunkedEncodingError",
         "ClientConnectionError",
         "ClientPayloadError",
-        "ChecksumError",  # gcsfs: what arrived is not what was sent
+        "ChecksumError",  # gcsfs: bytes changed on the way
         "ConnectTimeout",
-        "ConnectionError",  # that of requests is not Python's
+        "ConnectionError",  # the class of requests is not Python's
         "FSTimeoutError",
         "HTTPClientError",
         "GoogleAuthError",
@@ -120,52 +120,52 @@ OUTAGE_CLASSES = frozenset(
 
 
 def fault_of(error: BaseException) -> Fault:
-    """What the exception says."""
-    # An answer of the store says more than the class a wrapper made of it.
-    for one in chain(error):
-        code, status = _code(one), _status(one)
+    """Classify an exception of another library."""
+    # The answer of the store is more exact than the class that a wrapper gave it.
+    for each in chain(error):
+        code, status = _code(each), _status(each)
         if code in OUTAGE_CODES:
             return Fault.OUTAGE
         if status is not None:
             return _by_status(status)
-    for one in chain(error):
-        found = _by_class(one)
-        if found is not Fault.UNKNOWN:
-            return found
-    # Last: clients that meet an outage may fail over it.
-    is_defect = any(isinstance(one, DEFECT_CLASSES) for one in chain(error))
+    for each in chain(error):
+        kind = _by_class(each)
+        if kind is not Fault.UNKNOWN:
+            return kind
+    # Defects come last, because an outage can make a client fail in any way.
+    is_defect = any(isinstance(each, DEFECT_CLASSES) for each in chain(error))
     return Fault.DEFECT if is_defect else Fault.UNKNOWN
 
 
 def http_status(error: BaseException) -> int | None:
-    """The HTTP status inside a store's error, wherever the backend keeps it."""
-    return next((found for one in chain(error) if (found := _status(one)) is not None), None)
+    """Return the HTTP status inside a store's error; None if there is none."""
+    return next((status for e in chain(error) if (status := _status(e)) is not None), None)
 
 
 def store_code(error: BaseException) -> str | None:
-    """The store's own word for what is wrong, where it has one."""
-    return next((found for one in chain(error) if (found := _code(one)) is not None), None)
+    """Return the store's own error code; None if there is none."""
+    return next((code for e in chain(error) if (code := _code(e)) is not None), None)
 
 
 def retry_after_s(error: BaseException) -> float:
-    """Seconds that a store asks to be left alone (the header Retry-After); 0 if it does not."""
-    for one in chain(error):
-        asked = _header(one, "retry-after")
-        if asked is not None:
-            return _seconds(asked)
+    """Return the seconds of a store's header Retry-After; 0 without it."""
+    for each in chain(error):
+        header = _header(each, "retry-after")
+        if header is not None:
+            return _seconds(header)
     return 0.0
 
 
 def is_machine_fault(error: BaseException) -> bool:
-    """Whether a system call failed for this machine's sake: a device, memory, open files, space."""
+    """Return True if a system call failed for a device, memory, open files or space."""
     return any(
-        isinstance(one, OSError) and one.errno is not None and one.errno not in REFUSED_ERRNOS
-        for one in chain(error)
+        isinstance(each, OSError) and each.errno is not None and each.errno not in REFUSED_ERRNOS
+        for each in chain(error)
     )
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception and what it was raised from or while handling; each once."""
+    """Yield the exception, and the exceptions that it was raised from or while handling."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -174,7 +174,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _code(error: BaseException) -> str | None:
-    """A store's own error code, as botocore and Azure's client keep it."""
+    """Return a store's own error code, as botocore and Azure's client keep it."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         code = response.get("Error", {}).get("Code")
@@ -185,18 +185,18 @@ def _code(error: BaseException) -> str | None:
 
 
 def _header(error: BaseException, name: str) -> str | None:
-    """botocore: a dictionary in lower case; aiohttp: `headers`; the others: those of a response."""
+    """Return a header; botocore: a dictionary; aiohttp: `headers`; others: in the response."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
     else:
         headers = getattr(response, "headers", None) or getattr(error, "headers", None)
-    found = headers.get(name) if isinstance(headers, Mapping) else None
-    return None if found is None else str(found)
+    value = headers.get(name) if isinstance(headers, Mapping) else None
+    return None if value is None else str(value)
 
 
 def _seconds(header: str) -> float:
-    """Of `120` or of a date; 0 for nonsense."""
+    """Return the seconds of `120` or until a date; 0 for other texts."""
     try:
         return max(0.0, float(header)) if header.strip().isdigit() else _until(header)
     except (ValueError, TypeError):
@@ -209,23 +209,23 @@ def _until(date: str) -> float:
 
 
 def _status(error: BaseException) -> int | None:
-    """botocore: a dictionary; requests and httpx: an object; aiohttp: `status`; gcsfs: `code`."""
+    """Return a status; botocore: a dictionary; requests, httpx: an object; others: attributes."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
-        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     else:
-        found = getattr(response, "status_code", None)
-        for name in ("status", "code"):
-            found = getattr(error, name, None) if found is None else found
+        value = getattr(response, "status_code", None)
+        for name in ("status", "code"):  # aiohttp, gcsfs
+            value = getattr(error, name, None) if value is None else value
     try:
-        status = int(found) if isinstance(found, int | str) else 0
+        status = int(value) if isinstance(value, int | str) else 0
     except ValueError:
         return None
     return status if 100 <= status < 600 else None
 
 
 def _by_status(status: int) -> Fault:
-    # 501 and 505 are of no use to anybody, but say nothing of the object either.
+    # 501 and 505 are permanent, but not a property of the object either.
     return Fault.OUTAGE if status >= 500 or status in OUTAGE_STATUS else Fault.REFUSED
 
 
@@ -237,7 +237,7 @@ def _by_class(error: BaseException) -> Fault:
             return Fault.OUTAGE
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return Fault.REFUSED
-    # gcsfs makes a plain OSError of a 403.
+    # gcsfs raises a plain OSError for a 403.
     if isinstance(error, PermissionError) or str(error).startswith("Forbidden: "):
         return Fault.REFUSED
     if isinstance(error, ConnectionError | TimeoutError | MemoryError | EOFError | ImportError):
@@ -248,10 +248,13 @@ def _by_class(error: BaseException) -> Fault:
 
 
 class EarmillError(Exception):
-    """Base of all deliberate errors. `exit_code` is what the command line returns for it,
-    `help_topic` what `earmill explain` has of it.
+    """Base of all deliberate errors.
 
-    Messages name uris and quote other programs: what is secret in them is removed here.
+    Messages name URIs and quote other programs. Secrets in them are removed here.
+
+    Attributes:
+        exit_code: Exit code of the command line.
+        help_topic: Section of `earmill explain`.
     """
 
     exit_code = 1
@@ -269,14 +272,14 @@ class SpecError(EarmillError, ValueError):
 
 
 class ExtensionError(EarmillError, ImportError):
-    """A source kind or format that no distribution offers, that several do, or that is broken."""
+    """A source kind or format is broken, or not registered by exactly one distribution."""
 
     help_topic = "an-extension"
     exit_code = 2
 
 
 class SourceError(EarmillError, FileNotFoundError):
-    """The source is missing, empty, or its items cannot be told apart."""
+    """The source is missing or empty, or its row ids are not unique."""
 
     help_topic = "the-source"
     exit_code = 2
@@ -290,7 +293,7 @@ class OutputError(EarmillError, OSError):
 
 
 class MissingPackageError(EarmillError, ImportError):
-    """A package that is needed is not installed; the message says what to install."""
+    """A needed package is not installed; the message has the command that installs it."""
 
     help_topic = "a-package"
     exit_code = 2
@@ -303,8 +306,10 @@ class LockedError(OutputError):
 
 
 class OvertakenError(LockedError):
-    """Another command took the output over while this run gave no sign of life, or the output was
-    removed; the run ends and writes no more."""
+    """The run lost the output, and ends without writing more.
+
+    Another command took over while this run gave no sign of life, or the output was removed.
+    """
 
     exit_code = 1
 
@@ -322,17 +327,17 @@ class HubError(EarmillError, OSError):
 
 
 class SpillError(EarmillError, OSError):
-    """The features of a long row cannot be held in a temporary file: says nothing of the row."""
+    """The features of a long row cannot be held in a temporary file; the row may be good."""
 
     help_topic = "no-space"
 
 
 class SourceOutage(EarmillError, OSError):
-    """The source does not answer, or this machine cannot take its bytes; says nothing of a row.
+    """The source does not answer, or this machine cannot read its bytes; rows may be good.
 
     Args:
-        message: What, where; one line.
-        kind: `source`, or `missing` where the source answers but nothing of it was ever read.
+        message: One line with the object and the cause.
+        kind: `source`, or `missing` if the source answers but no object was ever read.
     """
 
     help_topic = "no-answer"
@@ -346,11 +351,12 @@ class SourceOutage(EarmillError, OSError):
 
 
 class StorageError(EarmillError, OSError):
-    """A file of the output could not be read or written; `errno` is that of the cause, if any.
+    """A file of the output could not be read or written.
 
     Args:
-        message: What, where; one line.
-        transient: It was a store's "not now", or its silence, and may go by itself.
+        message: One line with the file and the cause.
+        transient: The store answered "not now" or did not answer, so a later try may succeed.
+        errno: Error number of the cause, if it has one.
     """
 
     help_topic = "no-answer"
@@ -362,7 +368,7 @@ class StorageError(EarmillError, OSError):
 
     @property
     def is_not_now(self) -> bool:
-        """The store answered, and put it off."""
+        """True if the store answered "not now"."""
         return self.transient and self.errno is None and http_status(self) is not None
 
     def __reduce__(self) -> tuple[Callable[..., StorageError], tuple[str, bool, int | None]]:
@@ -374,35 +380,35 @@ def _storage_error(message: str, transient: bool, errno: int | None) -> StorageE
 
 
 class DeviceError(EarmillError, RuntimeError):
-    """The device that the job asks for is not there, does not work, or computes other values."""
+    """The job's device is missing, does not work, or computes wrong values."""
 
     help_topic = "a-device"
     exit_code = 2
 
 
 class DeviceLost(EarmillError, RuntimeError):
-    """The device failed under a running process; another process may find it well."""
+    """The device failed in a running process; it may work in another process."""
 
     help_topic = "a-device"
 
 
 class RunStopped(EarmillError, RuntimeError):
-    """The run ends here; what is committed stays, and `--resume` goes on."""
+    """The run ended early; committed shards stay, and `--resume` continues."""
 
     help_topic = "going-on"
 
 
 class ClusterLost(RunStopped):
-    """Ray, under the run, is gone."""
+    """The run lost its Ray cluster."""
 
 
 class RowError(EarmillError, ValueError):
     """One row cannot be processed; it becomes a quarantine row.
 
     Args:
-        message: Expected, got, what to do; one line.
+        message: One line: expected, got, what to do.
     Attributes:
-        stage: Where it failed: fetch, decode, channels, resample, extract or worker.
+        stage: Stage that failed: fetch, decode, channels, resample, extract or worker.
         error_class: Snake-case name of the reason, stable across releases.
     """
 
@@ -412,28 +418,28 @@ class RowError(EarmillError, ValueError):
 
 
 class UnreadableError(RowError):
-    """The bytes could not be had, or are not those that were planned."""
+    """The bytes could not be read, or are not the planned bytes."""
 
     stage = "fetch"
     error_class = "unreadable"
 
 
 class NotRegularError(RowError):
-    """A pipe, device, socket or folder stands where a file was named."""
+    """The named file is a pipe, device, socket or folder."""
 
     stage = "fetch"
     error_class = "not_regular"
 
 
 class OutsideError(RowError):
-    """A table names something that the source may not read."""
+    """A table names a file that the source may not read."""
 
     stage = "fetch"
     error_class = "outside_source"
 
 
 class AbsentError(UnreadableError):
-    """The store said no to this name: missing or forbidden. A doubt until other names are had."""
+    """The store refused this name: missing or forbidden. Not certain before others are read."""
 
 
 class EmptyFileError(RowError):
@@ -449,25 +455,25 @@ class NotAudioError(RowError):
 
 
 class UnsupportedError(RowError):
-    """The container is known, and the codec in it is not."""
+    """The container is known, but the codec in it is not supported."""
 
     error_class = "unsupported"
 
 
 class TruncatedError(RowError):
-    """The stream ends before or behind the end that its header states, or breaks in the middle."""
+    """The stream does not end where its header states, or is damaged."""
 
     error_class = "truncated"
 
 
 class DecoderCrashError(RowError):
-    """The bytes crash the decoder; known only where it runs in a process of its own."""
+    """The bytes crash the decoder; found only with `run.decode_in_child`."""
 
     error_class = "decoder_crash"
 
 
 class DecoderLimitError(RowError):
-    """The decoder takes more time or memory for the bytes than a file may; known only there too."""
+    """The decoder takes too much time or memory; found only with `run.decode_in_child`."""
 
     error_class = "decoder_limit"
 
@@ -491,7 +497,7 @@ class SampleRateError(RowError):
 
 
 class SpanError(RowError):
-    """Start and end do not select samples of this file."""
+    """Start and end do not lie in this file."""
 
     error_class = "span"
 
@@ -518,7 +524,7 @@ class TooShortError(RowError):
 
 
 class TooLongError(RowError):
-    """Longer than the job takes, or too long for a stream that needs whole clips."""
+    """Longer than the job allows, or too long for a stream that needs whole clips."""
 
     stage = "extract"
     error_class = "too_long"
@@ -548,7 +554,7 @@ class WorkerCrashError(RowError):
 CLOSE_AGAIN = "run `earmill extract` with --resume, which closes the dataset again"
 
 
-# Python and numpy raise MemoryError; torch, the loader of shared libraries and C++ have words.
+# Python and numpy raise MemoryError; torch, the dynamic linker and C++ raise other classes.
 WORDS = (
     "allocate memory",
     "bad_alloc",
@@ -557,19 +563,19 @@ WORDS = (
     "out of memory",
     "unable to allocate",
 )
-# For a process that the system has killed, as far as anybody can tell.
+# Advice for a process that was killed, most likely by the system.
 TOO_LITTLE = "most likely too little memory: give the machine more, or set fewer run.workers"
-# EAGAIN is what the system says of one process or thread too many.
+# The system answers EAGAIN if there are too many processes or threads.
 _ERRNOS = (errno.ENOMEM, errno.EAGAIN)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an exception, or one that it was raised from, says that memory ran out."""
-    return any(map(_says_so, chain(error)))
+    """Return True if an exception or one of its causes means that memory ran out."""
+    return any(map(_is_memory_error, chain(error)))
 
 
 def memory_text(error: BaseException) -> str:
-    """Return a line for people: what happened, and what to do."""
+    """Return a message for the user with the cause and advice."""
     return (
         f"too little memory: {named_line(error)}; give this command more (`ulimit -v`, `ulimit "
         "-u`, the limit of its container or batch job), or let it take less: fewer run.workers, "
@@ -578,12 +584,12 @@ def memory_text(error: BaseException) -> str:
 
 
 def speaks_of_memory(text: str) -> bool:
-    """Return True if the last words of a process say that memory ran out."""
-    said = text.lower()
-    return any(word in said for word in WORDS)
+    """Return True if the last output of a process says that memory ran out."""
+    lower = text.lower()
+    return any(word in lower for word in WORDS)
 
 
-def _says_so(error: BaseException) -> bool:
+def _is_memory_error(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError) and error.errno is not None:

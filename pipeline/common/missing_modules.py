@@ -1,4 +1,4 @@
-"""A module that cannot be imported, said in one line, with the command that installs it."""
+"""One-line errors for modules that cannot be imported, with the command that installs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from earmill.pipeline.common.errors import EarmillError, MissingPackageError
 from earmill.pipeline.common.text import one_line
 
 OURS = "earmill"
-# Distributions that are not called as their modules are.
+# Modules to distributions of another name.
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
@@ -20,10 +20,10 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 
 @contextmanager
 def needed_modules(where: str = "") -> Iterator[None]:
-    """Inside, a module that cannot be imported is a `MissingPackageError`.
+    """Context that turns failed imports into `MissingPackageError`.
 
     Args:
-        where: What needs it, for the message.
+        where: Name of the code that needs the module, for the message.
     """
     try:
         yield
@@ -54,8 +54,10 @@ def install_line(error: ImportError) -> str:
 
 
 def _module(error: ImportError) -> str:
-    """Return the name of the module that cannot be imported; empty where the error names none, or
-    one of earmill."""
+    """Return the name of the module that cannot be imported.
+
+    The name is empty if the error has none, or if it is a module of earmill.
+    """
     name = error.name or ""
     return "" if name.partition(".")[0] in (OURS, "amtcore") else name
 
@@ -83,6 +85,6 @@ def _wanted(module: str) -> str:
         if extra is None:
             return shlex.quote(requirement)
         extras.append(extra[1])
-    # An extra for tests and benchmarks holds more than is needed.
+    # Extras for tests and benchmarks hold more than is needed.
     users = [extra for extra in extras if extra not in ("test", "bench", "docs")]
     return shlex.quote(f"{OURS}[{users[0]}]") if users else shlex.quote(wanted)

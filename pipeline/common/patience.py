@@ -1,12 +1,12 @@
-"""How a run bears an outage: who may try meanwhile, when, and when it is enough. No Ray here.
+"""Circuit breaker of a run: pauses during an outage, and a stop if the outage lasts.
 
-    all is well --outage--> pause --> one shard tries --done--> all is well
-                              ^            | outage
-                              +------------+   several in a row, for long enough: the run stops
+    closed --outage--> pause --> one shard tries --done--> closed
+                         ^            | outage
+                         +------------+   `IN_A_ROW` tries and `ENOUGH_S` seconds: the run stops
 
-While a source or an output is away, one shard at a time tries it, after pauses that grow; the
-others wait. Any shard that goes through ends the outage. So an outage costs nothing but time, and
-a lasting one ends the run with what is committed.
+While a source or an output does not answer, one shard at a time tries it, after growing pauses;
+other shards wait. A shard that succeeds ends the outage. So an outage costs only time, and a long
+outage ends the run with its commits.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A run stops after so many attempts in a row, and so long after the first of them.
+# A run stops after this many attempts in a row and this many seconds since the first.
 IN_A_ROW = 3
 ENOUGH_S = 90.0
-# Where the source answers but has nothing of what was planned, waiting helps less.
+# Seconds for a source that answers but has no planned row: waiting helps less.
 ENOUGH_MISSING_S = 10.0
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 60.0
@@ -33,10 +33,11 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """What a shard met that is no fault of its rows.
+    """An outage that a shard met; its rows may be good.
 
     Args:
         kind: `source`, `missing`, `output` or `machine`.
+        reason: One line about the cause.
     """
 
     kind: str
@@ -44,10 +45,13 @@ class Outage:
 
 
 class Patience:
-    """See the module.
+    """State of a run's outage, see the module.
 
     Args:
-        clock: Monotonic seconds. jitter: A random number of [0, 1).
+        clock: Function that returns monotonic seconds.
+        jitter: Function that returns a random number in [0, 1).
+    Attributes:
+        verdict: Reason for the run to stop; empty if it goes on.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class Patience:
         self.verdict = ""
 
     def met(self, outage: Outage) -> float:
-        """An attempt ended in an outage; the seconds until the next one may start."""
+        """Note an attempt that met an outage, and return the seconds until the next attempt."""
         now = self._clock()
         if self._in_a_row == 0:
             self._since = now
@@ -78,28 +82,28 @@ class Patience:
         return wait_s
 
     def went_well(self) -> None:
-        """A shard went through."""
+        """Note a shard that succeeded, which ends the outage."""
         self._in_a_row, self._next_try, self.verdict = 0, 0.0, ""
 
     def may_start(self, busy: bool) -> bool:
-        """Whether work may be given out.
+        """Return True if a shard may start now.
 
         Args:
-            busy: Something is in flight somewhere.
+            busy: A shard is in flight.
         """
         if self._in_a_row == 0:
             return True
         return not busy and self._clock() >= self._next_try
 
     def is_due(self, since: float, times: int) -> bool:
-        """Whether a shard that met its `times`-th outage at `since` may be tried again."""
+        """Return True if a shard that met its `times`-th outage at `since` may start again."""
         return self._clock() >= since + FIRST_PAUSE_S * 2.0 ** min(times - 1, 4)
 
     def now(self) -> float:
-        """Seconds on this clock."""
+        """Return the seconds of the clock."""
         return self._clock()
 
     def pause_s(self, times: int) -> float:
-        """The pause after the n-th time; a fifth of it is drawn."""
+        """Return the pause after this many attempts; a fifth of it is random."""
         pause_s = min(FIRST_PAUSE_S * 2.0 ** (times - 1), LONGEST_PAUSE_S)
         return pause_s * (0.8 + 0.2 * self._jitter())

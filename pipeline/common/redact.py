@@ -1,10 +1,9 @@
-"""What may be written down of a uri: everything but its secrets.
+"""Removal of secrets from URIs and texts, before they are stored or printed.
 
-One function for every place where a uri is stored or printed. User names with passwords, tokens in
-front of the host, signatures and keys in the query go; scheme, host, path and harmless parameters
-stay, so that a row id still says which object it was. What belongs to one signing (dates,
-expiry) goes with the signature: the same object signed again keeps its name. Doing it twice changes
-nothing.
+User names with passwords, tokens in front of the host, and signatures and keys in the query are
+removed. Scheme, host, path and other parameters stay, so that a row id still names its object.
+Dates and expiry of a signature are removed with it, so that an object that is signed again keeps
+its name. `redact` is idempotent.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 
 MASK = "***"
 
-# Names of secrets in a query, as words of the name or as its end.
+# Names of secrets in a query: words of the name, or its end.
 _SECRET_NAME = re.compile(
     r"(^|[-_.])(sig|signature|token|secret|pass|passwd|password|pwd|key|credentials?|auth|policy"
     r"|authorization|session|jwt|code|sas|hmac|ticket|otp)($|[-_.])"
@@ -21,11 +20,11 @@ _SECRET_NAME = re.compile(
     r"|^key-pair-id$|^x-(amz|goog|oss|cos|obs)-",
     re.IGNORECASE,
 )
-# What a signature is made over, in the dialects of the object stores; names nothing without it.
+# Parameters of a signature, in the dialects of the object stores.
 _SIGNED_WITH = frozenset(
     "expires se st sp sr sv spr sip ses skoid sktid skt ske sks skv sdd saoid suoid scid".split()
 )
-# `user@` names a container, or a user without a password.
+# Schemes in which `user@` names a container, or a user without a password.
 _USER_IS_PUBLIC = frozenset(
     "abfs abfss wasb wasbs sftp ssh ftp ftps smb hdfs webhdfs github".split()
 )
@@ -40,7 +39,7 @@ _CONNECTION = re.compile(r"\b(AccountKey|SharedAccessSignature)=[^;\s'\"]+", re.
 
 
 def redact(uri: str) -> str:
-    """The uri without its secrets; a plain path is returned as it is.
+    """Return the URI without its secrets; a plain path does not change.
 
     Example:
         >>> redact("https://me:pw@host/a.wav?id=3&X-Amz-Date=1&X-Amz-Signature=2")
@@ -50,14 +49,14 @@ def redact(uri: str) -> str:
 
 
 def redact_uris(text: str) -> str:
-    """Any text with the secrets of all uris in it removed."""
+    """Remove the secrets of all URIs in a text."""
     return _URI.sub(_found, text) if "://" in text else text
 
 
 def redact_text(text: str) -> str:
-    """A message: its uris and authorisation headers without secrets, and nothing but text.
+    """Remove the secrets of URIs and authorisation headers in a message.
 
-    File names are bytes to the system; what of them is no text is written as an escape.
+    File names may hold bytes that are not text; these bytes are written as escapes.
     """
     clean = _HEADER.sub(rf"\1{MASK}", redact_uris(text))
     clean = _CONNECTION.sub(rf"\1={MASK}", clean)
@@ -65,7 +64,7 @@ def redact_text(text: str) -> str:
 
 
 def has_secrets(uri: str) -> bool:
-    """Whether something of the uri may not be written down."""
+    """Return True if the URI contains a secret."""
     return redact(uri) != uri
 
 
@@ -75,7 +74,7 @@ def _found(match: re.Match[str]) -> str:
 
 
 def _link(link: str) -> str:
-    """One part of a chained uri."""
+    """Redact one part of a chained URI."""
     scheme, separator, rest = link.partition("://")
     if not separator:
         return link
@@ -88,7 +87,7 @@ def _link(link: str) -> str:
 
 
 def _without_user(scheme: str, rest: str) -> str:
-    """Host and path, with a mask for whatever stands in front of the host."""
+    """Return host and path, with a mask for a user in front of the host."""
     host, slash, path = rest.partition("/")
     port = host.partition(":")[2]
     if "@" not in host:

@@ -1,9 +1,8 @@
-"""Trying again: with growing, jittered pauses, for so many seconds and no longer.
+"""Retry policy: backoff with jitter, for a budget of seconds.
 
-What is worth another try is the caller's to say. A budget is in seconds, not in tries, because
-backends try again themselves and one call may take a millisecond or a minute. A store that says
-when to come back (Retry-After) is left alone until then; where that is past the budget, nobody asks
-again.
+The caller says which errors are worth a retry. A budget is in seconds, not in tries, because
+backends retry themselves and one call may take a millisecond or a minute. If a store says when to
+come back (Retry-After), the next try waits until then; if that is past the budget, there is none.
 """
 
 from __future__ import annotations
@@ -22,13 +21,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """A policy.
+    """A retry policy.
 
     Args:
-        budget_s: No try starts later than this after the first; 0 tries once.
-        first_s: Pause before the second try; doubled each time up to `longest_s`.
-        what: Counted as this, by cause, in `common.counts`.
-        clock, sleep, jitter: Monotonic seconds, waiting, and a random number of [0, 1).
+        budget_s: Seconds after the first try in which further tries may start; 0 tries once.
+        first_s: Pause before the second try; it doubles with each try.
+        longest_s: Longest pause.
+        what: Target of the call in `common.counts`.
+        clock: Function that returns monotonic seconds.
+        sleep: Function that waits.
+        jitter: Function that returns a random number in [0, 1).
     """
 
     budget_s: float
@@ -40,13 +42,13 @@ class Retries:
     jitter: Callable[[], float] = random.random
 
     def run(self, work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
-        """The value of `work`, or its last exception once the budget is spent or not worth it."""
+        """Return the value of `work`; raise its last exception if it is not tried again."""
         began, pause_s = self.clock(), self.first_s
         while True:
             try:
                 return work()
             except Exception as error:
-                # Half of the pause is drawn: many readers of one store must not come back at once.
+                # Half of the pause is random, so that many readers do not come back at once.
                 wait_s = pause_s * (0.5 + self.jitter() / 2)
                 wait_s += retry_after_s(error)
                 out_of_time = self.clock() + wait_s - began > self.budget_s

@@ -1,12 +1,12 @@
 r"""Text for people: safe lines, suggestions, figures in words and short forms of results.
 
 `visible` makes text from outside safe to show. File names, row ids, URIs and error texts come from
-whoever made the corpus. ESC, carriage return, C1 controls and Unicode's direction marks are shown
-as escapes (`\x1b`), so that a line stays one line and says what it says. Whatever the command
-prints passes through `visible`.
+the makers of a corpus. ESC, carriage return, C1 controls and Unicode's direction marks are shown as
+escapes (`\x1b`), so that a line stays one line and reads as it is stored. The command prints all
+text through `visible`.
 
-`one_line` and `named_line` put an exception or a text on one line. Secrets of uris go, line breaks
-become spaces, and what a terminal would obey is shown as an escape. Doing it twice changes nothing.
+`one_line` and `named_line` put an exception or a text on one line: without secrets of URIs, with
+spaces for line breaks and escapes for control characters. Both are idempotent.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def _shown(character: str) -> str:
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    r"""The text with every character that is not a visible one written as its escape.
+    r"""Replace every invisible character by its escape.
 
     Args:
-        keep: Characters that stay, such as the line breaks of a text of several lines.
+        text: The text.
+        keep: Characters that are not replaced, such as line breaks.
 
     Example:
         >>> visible("a\x1b[31mb")
@@ -50,22 +51,27 @@ def visible(text: str, *, keep: str = "") -> str:
 
 
 MESSAGE_LIMIT = 600
-# Of a value or a name that a message quotes.
+# Most characters of a value or a name that a message quotes.
 VALUE_LIMIT = 60
 
 
-def one_line(said: BaseException | str) -> str:
-    """The text alone, whole."""
-    return visible(redact_text(" ".join(str(said).split())))
+def one_line(text: BaseException | str) -> str:
+    """Return a text, or the text of an exception, on one line."""
+    return visible(redact_text(" ".join(str(text).split())))
 
 
 def cut(text: str) -> str:
-    """A text of at most `VALUE_LIMIT` characters."""
+    """Cut a text to at most `VALUE_LIMIT` characters."""
     return text if len(text) <= VALUE_LIMIT else f"{text[: VALUE_LIMIT - 3]}..."
 
 
 def named_line(error: BaseException, *, where: bool = False) -> str:
-    """Class and text, cut to `MESSAGE_LIMIT` characters; on request also the innermost place."""
+    """Return class and text of an exception, cut to `MESSAGE_LIMIT` characters.
+
+    Args:
+        error: The exception.
+        where: Add the file, line and function that raised it.
+    """
     place = ""
     frames = traceback.extract_tb(error.__traceback__)
     if where and frames:
@@ -75,17 +81,17 @@ def named_line(error: BaseException, *, where: bool = False) -> str:
 
 
 def alternatives(words: Sequence[str]) -> str:
-    """`a, b or c`."""
+    """Return `a, b or c`."""
     return ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
 
 
 def nearest(word: str, valid: Sequence[str]) -> str:
-    """`; did you mean 'x'?` for the nearest valid word, or nothing."""
+    """Return `; did you mean 'x'?` for the nearest valid word, or an empty text."""
     matches = difflib.get_close_matches(word, valid, n=1, cutoff=0.6)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-# Smaller ones are only called small.
+# Least figure that is shown exactly.
 LEAST = 0.01
 
 
@@ -106,14 +112,20 @@ def quantity(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
+def in_units(seconds: float) -> tuple[float, str]:
+    """Return a time in a unit that suits it: s, min, h or d."""
+    for unit, size, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 72)):
+        if abs(seconds) < most * size:
+            return seconds / size, unit
+    return seconds / 86400, "d"
+
+
 def duration(seconds: float) -> str:
     """Return a time that has passed or is left: under 1 s, 42 s, 12.5 min, 3.2 h, 4.5 d."""
     if seconds < 1:
         return "under 1 s"
-    for unit, size, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 72)):
-        if seconds < most * size:
-            return f"{seconds:.0f} s" if size == 1 else f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 86400:,.1f} d"
+    value, unit = in_units(seconds)
+    return f"{value:.0f} s" if unit == "s" else f"{value:,.1f} {unit}"
 
 
 def audio(seconds: float) -> str:
@@ -134,7 +146,7 @@ def bytes_text(n: float) -> str:
     return f"{n:.1f} TB"
 
 
-# Lines of a longer list that are shown.
+# Number of lines of a longer list that are shown.
 FEW = 3
 
 
@@ -145,11 +157,11 @@ class Shown(ABC):
 
     @abstractmethod
     def shown(self) -> Mapping[str, str]:
-        """Return what a person wants to see first, by its name."""
+        """Return the main figures by their names."""
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{name}: {text}" for name, text in self.shown().items())
-        return f"<{type(self).__name__}: {said}>"
+        figures = ", ".join(f"{name}: {text}" for name, text in self.shown().items())
+        return f"<{type(self).__name__}: {figures}>"
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -160,6 +172,6 @@ class Shown(ABC):
 
 
 def few(lines: Sequence[str]) -> str:
-    """Return the first of some lines, and how many more there are."""
+    """Return the first `FEW` lines, and the number of further lines."""
     more = f" and {len(lines) - FEW:,} more" if len(lines) > FEW else ""
     return "; ".join(lines[:FEW]) + more

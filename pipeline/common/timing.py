@@ -1,17 +1,17 @@
 """CPU seconds of a process by part of the work, and wall-clock intervals of its stages.
 
-    with doing("decode", tally):       # this thread's time from here on, for that tally
-        with doing("hash"):            # from here on another part of the same tally
+    with doing("decode", tally):       # counts this thread's time for the tally
+        with doing("hash"):            # counts it as another part of the same tally
             ...
 
-A thread's time belongs to the innermost part it is in, so parts never overlap and add up to what
-was spent inside. Threads that libraries start for themselves (kernels, torch, Zarr) say nothing:
-each works for the kind of part in which it was first seen, and is read when such a part ends. What
-nobody claims is `other`. A clock is read in a microsecond: cheap enough to be always on.
+A thread's time belongs to its innermost part, so parts never overlap and add up to the time spent.
+Threads of libraries (kernels, torch, Zarr) do not use `doing`: each counts for the kind of part in
+which it was first seen, and is read when such a part ends. Time that no part claims is `other`. A
+clock is read in a microsecond, so counting is always on.
 
-`Stages` notes when the stages of a piece of work began and ended. A few readings of the clock a
-shard, none a row: cheap enough to be always on. Stages overlap (a shard's first clips are in the
-models while its last ones are fetched): their times do not add up.
+`Stages` notes when the stages of a piece of work began and ended. It reads the clock a few times
+for each shard, so it is always on, too. Stages overlap, because a shard's first clips are in the
+models while its last clips are fetched: their times do not add up.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-# What a worker does, in the order in which a clip goes through it.
+# Parts of a worker's time, in the order in which a clip goes through them.
 FETCH, DECODE, RESAMPLE, MODEL = "fetch", "decode", "resample", "model"
 ENCODE, CHECK, HASH, COMMIT, OTHER = "encode", "check", "hash", "commit", "other"
 PARTS = (FETCH, DECODE, RESAMPLE, MODEL, ENCODE, CHECK, HASH, COMMIT, OTHER)
-# What a job adds: its own process, Ray's processes, and cores that waited.
+# Parts of a job beside its workers: its own process, Ray's processes, idle cores.
 DRIVER, RAY, IDLE = "driver", "ray", "idle"
 
-# Whom the threads of libraries work for.
+# Kinds of parts that the threads of libraries count for.
 FOR_MODELS, FOR_FILES = "models", "files"
 _TASKS = "/proc/self/task"
 
 
 class CpuTally:
-    """CPU seconds by part; any number of threads add to it.
+    """CPU seconds by part. Safe in several threads.
 
     Args:
-        whole: Another tally that gets the same.
+        whole: Another tally that counts the same seconds.
     """
 
     def __init__(self, whole: CpuTally | None = None) -> None:
@@ -59,13 +59,13 @@ class CpuTally:
             self._whole.add(part, seconds)
 
     def seconds(self) -> dict[str, float]:
-        """What was counted so far; parts that are still going on lack their current stretch."""
+        """Return the seconds counted so far, without the current stretch of open parts."""
         with self._lock:
             return dict(self._seconds)
 
 
-class _Here(threading.local):
-    """What this thread is doing, for whom, and since when on its own clock."""
+class _ThreadState(threading.local):
+    """The part and tally of this thread, and when they began on its own clock."""
 
     def __init__(self) -> None:
         self.part = ""
@@ -73,40 +73,40 @@ class _Here(threading.local):
         self.since_s = 0.0
         self.known = _Known()
 
-    def turn_to(self, part: str, tally: CpuTally | None) -> None:
-        """Close the stretch that goes on and begin another."""
+    def switch(self, part: str, tally: CpuTally | None) -> None:
+        """Count the current stretch and begin another."""
         now_s = time.thread_time()
         if self.tally is not None:
             self.tally.add(self.part, now_s - self.since_s)
         self.part, self.tally, self.since_s = part, tally, now_s
 
 
-# Threads that say themselves what they do.
+# Threads that have used `doing`.
 _known: set[int] = set()
 
 
 class _Known:
-    """Keeps the number of a thread among the known ones as long as it lives."""
+    """Membership of a thread in `_known`, as long as it lives."""
 
     def __init__(self) -> None:
         self._thread = threading.get_native_id()
         _known.add(self._thread)
 
-    # Bound now: at the end of the process modules may be gone before threads are.
+    # Bound at definition: at the end of the process modules may be gone before threads are.
     def __del__(self, forget: Callable[[int], None] = _known.discard) -> None:
         forget(self._thread)
 
 
-_here = _Here()
+_state = _ThreadState()
 
 
 class doing:
-    """Inside, this thread's CPU time goes to a part.
+    """Context in which this thread's CPU time counts for a part.
 
     Args:
         part: One of PARTS.
-        tally: Whose; None for that of the part around it, and where there is none, nobody's.
-        libraries: Also count what the threads of libraries did for FOR_MODELS or FOR_FILES.
+        tally: Tally that counts; None for the tally of the part around this one, if any.
+        libraries: FOR_MODELS or FOR_FILES: count the threads of libraries for this kind as well.
     """
 
     __slots__ = ("_libraries", "_outer", "_part", "_tally")
@@ -115,22 +115,22 @@ class doing:
         self._part, self._tally, self._libraries = part, tally, libraries
 
     def __enter__(self) -> None:
-        self._outer = (_here.part, _here.tally)
-        _here.turn_to(self._part, self._tally or _here.tally)
+        self._outer = (_state.part, _state.tally)
+        _state.switch(self._part, self._tally or _state.tally)
 
     def __exit__(self, *_: object) -> None:
-        if self._libraries and _here.tally is not None:
-            _here.tally.add(self._part, library_threads.spent(self._libraries))
-        _here.turn_to(*self._outer)
+        if self._libraries and _state.tally is not None:
+            _state.tally.add(self._part, library_threads.spent(self._libraries))
+        _state.switch(*self._outer)
 
 
 def current() -> CpuTally | None:
-    """The tally that this thread counts for."""
-    return _here.tally
+    """Return the tally that this thread counts for."""
+    return _state.tally
 
 
 def carried(part: str, work: Callable[P, R]) -> Callable[P, R]:
-    """`work` for another thread, counted there as a part of what this thread counts for."""
+    """Return `work` for another thread, counted there as a part of this thread's tally."""
     tally = current()
 
     @wraps(work)
@@ -142,31 +142,33 @@ def carried(part: str, work: Callable[P, R]) -> Callable[P, R]:
 
 
 def counted(part: str, items: Iterable[T]) -> Iterator[T]:
-    """The items, the making of each counted as a part of what this thread counts for, wherever they
-    are taken. Closed with it."""
+    """Yield the items, and count the making of each as a part of this thread's tally.
+
+    Any thread may take the items. `items` is closed with the result.
+    """
     return _counted(part, items, current())
 
 
 def _counted(part: str, items: Iterable[T], tally: CpuTally | None) -> Iterator[T]:
-    made = iter(items)
+    iterator = iter(items)
     try:
         while True:
             with doing(part, tally):
                 try:
-                    item = next(made)
+                    item = next(iterator)
                 except StopIteration:
                     return
             yield item
     finally:
-        close = getattr(made, "close", None)
+        close = getattr(iterator, "close", None)
         if close is not None:
             close()
 
 
 class LibraryThreads:
-    """CPU time of the threads that nobody here has started.
+    """CPU time of threads that libraries have started.
 
-    Those that are there from the beginning work for neither: Ray's, in a worker.
+    Threads that exist from the beginning, such as Ray's in a worker, do not count.
     """
 
     def __init__(self) -> None:
@@ -176,15 +178,16 @@ class LibraryThreads:
         self._read_s: dict[int, float] = {}
 
     def begin(self) -> None:
-        """What was spent before counts for nothing, also where the thread was not seen yet."""
+        """Forget the time spent so far, also that of threads that were not seen yet."""
         with self._lock:
             self._read_s = {thread: _thread_time(thread) for thread in _threads()}
             self._listed = 0
 
     def spent(self, what: str) -> float:
-        """Seconds spent on it since it was last asked for; threads first seen now work for it.
+        """Return the seconds spent for a kind of part since the last call for it.
 
-        Two callers at a time share what there is: none of it is counted twice.
+        Threads that are first seen now count for this kind. No time is counted twice if two
+        threads call at the same time.
         """
         with self._lock:
             self._look(what)
@@ -192,14 +195,14 @@ class LibraryThreads:
             now_s = {thread: _thread_time(thread) for thread in ours}
             before_s = {thread: self._read_s.get(thread, 0.0) for thread in ours}
             self._read_s = {t: s for t, s in self._read_s.items() if t in self._works_for} | now_s
-        # A thread of another one's number that ended begins at nothing again.
+        # A new thread may have the number of one that ended, and a lower clock.
         return sum(max(0.0, now_s[thread] - before_s[thread]) for thread in ours)
 
     def _look(self, what: str) -> None:
-        """List the threads where there are more or fewer than at the last look.
+        """List the threads if their number has changed since the last look.
 
-        Where one has ended and another begun, the new one is found with the next that begins or
-        ends; its clock then tells all that it has spent since, or since `begin`.
+        If one thread ended and another began, the new thread is found when the number changes
+        again. Its clock then holds all its time since it began, or since `begin`.
         """
         count = _thread_count()
         if count != self._listed or not count:
@@ -208,38 +211,38 @@ class LibraryThreads:
 
 
 def count_process(part: str, pid: int, before_s: float) -> float:
-    """Add what another process has spent since `before_s` to what this thread counts for.
+    """Count the CPU time of another process since `before_s` for this thread's tally.
 
     Returns:
-        What it has spent so far; `before_s` where it is gone or the system does not say.
+        The CPU seconds of that process; `before_s` if it is gone or the system does not say.
     """
     with suppress(OSError):
-        # The number of a process's clock on Linux, as clock_getcpuclockid makes it.
+        # Id of a process's clock on Linux, computed as in clock_getcpuclockid.
         now_s = time.clock_gettime((~pid << 3) | 2)
-        if _here.tally is not None:
-            _here.tally.add(part, max(0.0, now_s - before_s))
+        if _state.tally is not None:
+            _state.tally.add(part, max(0.0, now_s - before_s))
         return max(now_s, before_s)
     return before_s
 
 
 def _thread_count() -> int:
-    """How many threads this process has; a twentieth of the cost of their list. 0 for unknown."""
+    """Return the number of threads, 20 times faster than their list; 0 if it is not known."""
     with suppress(OSError):
         return os.stat(_TASKS).st_nlink - 2
     return 0
 
 
 def _threads() -> list[int]:
-    """Numbers of this process's threads; none where the system does not say."""
+    """Return the numbers of this process's threads; none if they are not known."""
     with suppress(OSError):
         return [int(name) for name in os.listdir(_TASKS)]
     return []
 
 
 def _thread_time(thread: int) -> float:
-    """CPU seconds of any thread of this process; 0 for one that is gone."""
+    """Return the CPU seconds of a thread of this process; 0 if it is gone."""
     try:
-        # The number of a thread's clock on Linux, as pthread_getcpuclockid makes it.
+        # Id of a thread's clock on Linux, computed as in pthread_getcpuclockid.
         return time.clock_gettime((~thread << 3) | 6)
     except OSError:
         return 0.0
@@ -249,7 +252,7 @@ library_threads = LibraryThreads()
 
 
 def in_order(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Rounded to microseconds, in the order of PARTS."""
+    """Return seconds by part, rounded to microseconds, in the order of PARTS."""
     ranks = {part: rank for rank, part in enumerate((*PARTS, DRIVER, RAY, IDLE))}
     parts = sorted(seconds, key=lambda part: ranks.get(part, len(ranks)))
     return {part: round(seconds[part], 6) for part in parts}
@@ -260,26 +263,26 @@ Stretch = tuple[float, float]
 
 
 class Stages:
-    """Stages of one piece of work; any number of threads add to it."""
+    """Stages of one piece of work. Safe in several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stretches: dict[str, Stretch] = {}
 
     def mark(self, stage: str, began_s: float, ended_s: float) -> None:
-        """A stage went on in this time too."""
+        """Extend a stage to this time."""
         with self._lock:
             before = self._stretches.get(stage, (began_s, ended_s))
             self._stretches[stage] = (min(before[0], began_s), max(before[1], ended_s))
 
     def touch(self, stage: str) -> None:
-        """A stage goes on now."""
+        """Extend a stage to now."""
         now_s = time.time()
         self.mark(stage, now_s, now_s)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Inside, the stage goes on."""
+        """Context that extends a stage to its begin and end."""
         began_s = time.time()
         try:
             yield
@@ -287,11 +290,11 @@ class Stages:
             self.mark(name, began_s, time.time())
 
     def during(self, stage: str, items: Iterable[T]) -> Iterator[T]:
-        """The items; the stage is the making of them, from the first to the last."""
+        """Yield the items, in a stage from the first to the last."""
         with self.stage(stage):
             yield from items
 
     def stretches(self) -> dict[str, Stretch]:
-        """Stage to when it began and ended, in the order of beginning."""
+        """Return begin and end of each stage, in the order of begins."""
         with self._lock:
             return dict(sorted(self._stretches.items(), key=lambda entry: entry[1]))

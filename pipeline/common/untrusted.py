@@ -1,12 +1,12 @@
 """Bounded reading of YAML, JSON and tar archives that others wrote.
 
 A job file of 400 bytes can name a billion values through aliases, and a thousand brackets exhaust
-the stack of a parser. What is counted here is the document with every alias written out, because
-that is what hashing, copying and printing it would walk.
+the stack of a parser. The limits count the document with every alias written out, because hashing,
+copying and printing it would walk over all of it.
 
-`tar_members` reads a tar that may be damaged or made to harm. `tarfile` ends at the first block it
-cannot read as if the archive ended there, and takes a header of any claimed size into memory. Both
-are errors here.
+`tar_members` reads a tar that may be damaged or made to harm. `tarfile` treats a block that it
+cannot read as the end of the archive, and reads a header of any claimed size into memory. Both are
+errors here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import yaml
 
-# A long job file has some hundred lines; all of this leaves room for a hundred times more.
+# A long job file has some hundred lines; the limits allow a hundred times more.
 MAX_YAML_BYTES = 2**20
 MAX_VALUES = 50_000
 MAX_DEPTH = 40
@@ -29,13 +29,14 @@ MAX_JSON_CHARS = 2**20
 
 
 class TooMuchError(ValueError):
-    """A document that is larger, deeper or more entangled than anybody writes by hand."""
+    """A document is larger or deeper, or has more aliases, than a person writes."""
 
 
 def loads_json(text: str | bytes, *, max_chars: int | None = MAX_JSON_CHARS) -> Any:
-    """`json.loads` whose failures are all ValueErrors.
+    """Parse JSON; every failure is a ValueError.
 
     Args:
+        text: The JSON.
         max_chars: Longest text; None for files whose size is checked elsewhere.
     """
     if max_chars is not None and len(text) > max_chars:
@@ -47,19 +48,19 @@ def loads_json(text: str | bytes, *, max_chars: int | None = MAX_JSON_CHARS) -> 
 
 
 class BoundedComposer(yaml.SafeLoader):
-    """SafeLoader that counts what it builds, aliases written out, and stops at the limits above.
+    """SafeLoader that counts its values, aliases written out, and stops at the limits above.
 
-    Nodes are counted while they are composed, so a bomb costs no more than its own text.
+    It counts nodes while it composes them, so a small text with many values costs little.
     """
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = self._aliases = 0
-        # Values below a node, itself included; an unfinished node is an alias into itself.
+        # Number of values of each finished node. An alias to an unfinished node is in itself.
         self._values: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """One node, its children included."""
+        """Compose one node with its children."""
         is_alias = self.check_event(yaml.AliasEvent)
         self._depth += 1
         self._aliases += is_alias
@@ -88,24 +89,24 @@ class BoundedComposer(yaml.SafeLoader):
 
 
 MB = 2**20
-# Of one header, or of what is read of a member at once.
+# Most bytes of one header, or of one read of a member.
 MAX_HELD_BYTES = MB
-# WebDataset: the sample of a member is its name up to the first dot behind the last slash.
+# In WebDataset a sample's key is the member's name up to the first dot behind the last slash.
 MEMBER = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
 
 def tar_members(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Every member with the tar to extract it from, as long as the iteration lasts.
+    """Yield every member with its open tar.
 
     Raises:
-        tarfile.TarError: This is no uncompressed tar, or it is damaged.
+        tarfile.TarError: The file is not an uncompressed tar, or it is damaged.
     """
     bounded: Any = BoundedReads(stream)
     with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
         remembered: list[tarfile.TarInfo] = vars(tar)["members"]
         while (member := tar.next()) is not None:
             remembered.clear()
-            if member.size < 0:  # the next header would be one that was read before
+            if member.size < 0:  # the next header would be an earlier one
                 raise tarfile.ReadError(f"a member claims to have {member.size:,} bytes")
             yield tar, member
         stream.seek(tar.offset)
@@ -116,10 +117,10 @@ def tar_members(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarFile, tarfile.Ta
 
 
 class BoundedReads:
-    """A tar's file for `tarfile`, which reads as many bytes at once as a header claims.
+    """A tar's file with a limit on reads: `tarfile` reads as many bytes as a header claims.
 
     Args:
-        stream: The file; its position is where the tar begins.
+        stream: The file, at the begin of the tar.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -127,7 +128,7 @@ class BoundedReads:
         self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
 
     def read(self, size: int) -> bytes:
-        """So many bytes, never more than `MAX_HELD_BYTES` at once."""
+        """Read up to `MAX_HELD_BYTES`; ReadError if more are asked for."""
         if not 0 <= size <= MAX_HELD_BYTES:
             raise tarfile.ReadError(f"a header claims to have {size:,} bytes")
         return self._stream.read(size)

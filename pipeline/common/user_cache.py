@@ -2,9 +2,9 @@
 
     $XDG_CACHE_HOME or ~/.cache / earmill / <kind>-<hash of the key>.json
 
-Nothing in it is needed: what is missing, damaged or not to be written is found out anew.
+Every value can be computed again, so a missing, damaged or unwritable file is no error.
 
-`models_key` is the key of what is kept about models. It imports none of them.
+`models_key` is the key of values about models. It imports no model.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 
 
 def read_kept(kind: str, key: str) -> Any:
-    """What `keep` was given; None where there is nothing to be read."""
+    """Return the value that `keep` stored; None if there is none."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads(_path(kind, key).read_text())
     return None
 
 
 def keep(kind: str, key: str, value: Any) -> None:
-    """Keep a JSON value, whole or not at all; where nothing can be written it is left."""
+    """Store a JSON value in one step, if the cache can be written."""
     with contextlib.suppress(OSError):
         path = _path(kind, key)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,13 +49,12 @@ _DECIDE = ("earmill", "torch", "torchaudio", "numba", "numpy")
 
 
 def models_key() -> str | None:
-    """Hash of the models' sources and of the versions that they depend on.
+    """Return a hash of the models' sources and of the versions that they depend on.
 
-    None where another distribution brings models: its sources may change freely, so that nothing
-    can be kept.
+    The result is None if another distribution registers models, because its sources may change.
     """
-    points = sorted(entry_points(group="earmill.models"), key=lambda each: each.name)
-    if any(each.dist is None or each.dist.name != _OURS for each in points):
+    points = sorted(entry_points(group="earmill.models"), key=lambda point: point.name)
+    if any(point.dist is None or point.dist.name != _OURS for point in points):
         return None
     spec = find_spec("amtcore")
     if spec is None or spec.origin is None:
@@ -63,8 +62,8 @@ def models_key() -> str | None:
     digest = hashlib.sha256(sys.version.encode())
     for name in _DECIDE:
         digest.update(f"{name} {version(name)}\n".encode())
-    for each in points:
-        digest.update(f"{each.name} {each.value}\n".encode())
+    for point in points:
+        digest.update(f"{point.name} {point.value}\n".encode())
     for source in sorted(Path(spec.origin).parent.rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()
