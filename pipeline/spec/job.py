@@ -1,14 +1,12 @@
 """The job spec: one YAML file <-> one validated, frozen object <-> one canonical hash.
 
-The hash covers everything that decides the features and nothing else: not the job's name, not the
-`run` section, not licences, not credentials, not where the output goes. Numbers are canonical
-(44100 and 44100.0 are one value), key order is not significant. Models and their parameters are
-checked by building them, in `spec.models`, so that reading a spec stays cheap.
+The hash covers everything that decides the features, and nothing else: no name of the job, no `run`
+section, no licences, no credentials, no address of the output. Numbers have one form (44100 and
+44100.0 are equal), and the order of keys does not matter. `spec.models` checks models and their
+parameters by building them, so that reading a spec stays cheap.
 
-Names of output formats in a job: those of the entry points of `earmill.formats`.
-
-A format is imported as soon as a job names it, so that one that is broken ends the job before any
-work. The built-in ones import what they need when they are used.
+Output formats are named by the entry points of `earmill.formats`. A format is imported as soon as a
+job names it, so that a broken format ends the job before any work.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def _usable(name: str) -> str:
 
 
 class _Installed:
-    """The names as a JSON schema, at the time it is asked for."""
+    """JSON schema of a format name: the formats that are installed."""
 
     @staticmethod
     def __get_pydantic_json_schema__(core_schema: Any, handler: GetJsonSchemaHandler) -> Any:
@@ -68,12 +66,12 @@ class _Installed:
 FormatName = Annotated[str, AfterValidator(_usable), _Installed]
 
 
-# One worker fills a GPU: it keeps two launches in flight.
+# One worker keeps two launches in flight, which fills a GPU.
 GPUS_PER_WORKER = 1.0
 # Kubernetes and spot machines give 30 s between SIGTERM and SIGKILL.
 GRACE_S = 25.0
 SLURM_ARRAY = "slurm-array"
-# HOST:PORT, or a text file.
+# HOST:PORT, or a path that ends in .prom.
 METRICS = r"^([^/:\s]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}$|.\.prom$"
 
 
@@ -81,36 +79,36 @@ class RunSpec(SpecModel):
     """How the job runs; nothing here changes the output.
 
     Args:
-        executor: What carries the workers: ray, actors on this machine or on a cluster; local,
-            plain processes of this machine, which start faster; slurm-array, the same in each task
-            of an array of batch jobs, which share the shards out and leave when none is left.
-        array: Which task of an array this is, and of how many: 3/100. Taken from the batch system's
-            environment when null; it only says where to begin.
+        executor: Kind of workers: ray, actors on this machine or on a cluster; local, processes of
+            this machine, which start faster; slurm-array, local processes in each task of an array
+            of batch jobs. The tasks share the shards, and a task ends when no shard is left.
+        array: Number of this task of an array, and number of all tasks: 3/100. Taken from the batch
+            system's environment when null. It only decides with which shards the task begins.
         grace_s: Seconds that shards in flight may go on after a request to stop (SIGTERM, SIGINT,
             or SIGUSR1 before a time limit).
-        workers: Worker processes; chosen from the machines when null.
-        threads_per_worker: Compute threads of a worker; chosen when null. What decodes, checks and
-            writes has threads beside them and takes what is idle of the cores that the process may
-            use: those that taskset, a batch system or a container leaves it, and no others.
-        device: Where the models run: auto takes the GPUs that the nodes offer and works on the CPUs
-            of the others, cuda needs a GPU, cpu takes none.
-        gpus_per_worker: Share of a GPU for each worker on one, above 0 and up to 1, such as 0.5 for
-            two workers on a GPU; 1 when null, 0 is the same as device cpu.
+        workers: Number of worker processes; chosen from the machines when null.
+        threads_per_worker: Compute threads of a worker; chosen when null. Decoding, checks and
+            writing have threads of their own on idle cores. The process uses only the cores that
+            taskset, a batch system or a container leaves to it.
+        device: Device of the models: auto takes the GPUs of nodes that have some and the CPUs of
+            the other nodes, cuda needs a GPU, cpu takes no GPU.
+        gpus_per_worker: Share of a GPU for each worker on a GPU, above 0 and up to 1, such as 0.5
+            for two workers on a GPU; 1 when null, 0 is the same as device cpu.
         max_bad_fraction: Quarantined rows above this fraction fail the job (exit code 3).
-        max_attempts: Tries of a shard before its rows are searched for the culprit.
-        shard_deadline_s: Seconds a shard may take before it is tried a second time; learned from
-            the shards before it when null.
-        row_deadline_s: Seconds a row may take alone. A shard has as much for each of its rows, if
-            that is less than what it would have without; then its rows are searched, and one that
-            takes longer alone, twice, is quarantined.
-        decode_in_child: Decode in child processes without credentials, with bounds on memory and
-            time: bytes that crash or hang a decoder are a row in quarantine (decoder_crash,
-            decoder_limit), and reach nothing of the worker.
-        metrics: Where the driver shows its metrics to Prometheus: HOST:PORT to listen at, port 0
-            for any; or the path of a text file for node_exporter that ends in .prom, in which {pid}
-            and {host} are put in. Nowhere when null.
-        log_format: What the command prints of a run: text, for people, or json, one structured line
-            an event.
+        max_attempts: Attempts at a shard before its rows are searched for the cause.
+        shard_deadline_s: Seconds that a shard may take before it is tried a second time; learned
+            from earlier shards when null.
+        row_deadline_s: Seconds that a row may take alone. The deadline of a shard is this time for
+            each of its rows, if that is shorter than its deadline without this key. Then its rows
+            are searched, and a row that takes longer alone, twice, is quarantined.
+        decode_in_child: Decode in child processes without credentials, with limits on memory and
+            time. Bytes that crash or hang a decoder are then a row in quarantine (decoder_crash,
+            decoder_limit), and cannot reach the worker.
+        metrics: Address of the driver's metrics for Prometheus: HOST:PORT to listen at, port 0 for
+            any port; or the path of a text file for node_exporter that ends in .prom, in which
+            {pid} and {host} are replaced. No metrics when null.
+        log_format: Form of the command's output about a run: text, for people, or json, one
+            structured line for each event.
     """
 
     executor: Literal["ray", "local", "slurm-array"] = "ray"
@@ -144,7 +142,7 @@ class RunSpec(SpecModel):
 
     @property
     def gpus_wanted(self) -> float:
-        """Share of a GPU for a worker that computes on one; 0 where none may."""
+        """Share of a GPU for a worker on a GPU; 0 if the job uses no GPU."""
         if self.device == "cpu":
             return 0.0
         return GPUS_PER_WORKER if self.gpus_per_worker is None else self.gpus_per_worker
@@ -154,11 +152,11 @@ CHANNEL_WORDS = ("mean", "left", "right", "each", "binaural")
 
 
 class CalibrationSpec(SpecModel):
-    """What the sample values mean in dB SPL; exactly one of the two.
+    """Level of the samples in dB SPL; exactly one of the two keys.
 
     Args:
         rms1_db_spl: Level of a signal with an RMS of 1.0.
-        level_db_spl: Level every clip is scaled to, whatever it was.
+        level_db_spl: Level to which every clip is scaled.
     """
 
     rms1_db_spl: float | None = Field(default=None, allow_inf_nan=False)
@@ -173,7 +171,7 @@ class CalibrationSpec(SpecModel):
         return self
 
     def to_dict(self) -> dict[str, float]:
-        """The form `amtcore.units.Calibration.from_dict` takes."""
+        """Return the argument of `amtcore.units.Calibration.from_dict`."""
         return {name: value for name, value in self if value is not None}
 
 
@@ -181,13 +179,13 @@ class AudioSpec(SpecModel):
     """How samples are read.
 
     Args:
-        channels: Which signal a row is: the mean of all channels, left (0), right (1), or a channel
+        channels: Signal of a row: the mean of all channels, left (0), right (1), or a channel
             index from 0; each makes every channel a row of its own, binaural gives two channels to
-            models of two ears and their mean to the others.
+            models of two ears and their mean to other models.
         calibration: Digital full scale in dB SPL; exactly one of its two keys.
         resampler: soxr_vhq adds no more than the rounding of float32 (-150 dB); soxr_hq reaches
             -130 dB and saves about a quarter of the time; torchaudio_kaiser_best reaches -104 dB,
-            and runs on the GPU where the job does. Used where a file's rate is not fs_hz.
+            and runs on the GPU if the job does. Used if a file's rate is not fs_hz.
         min_rate_hz: Files below this sample rate are quarantined.
         max_rate_hz: Files above this sample rate are quarantined.
         max_seconds: Rows above this duration are quarantined; a day when null.
@@ -195,12 +193,12 @@ class AudioSpec(SpecModel):
             Full scale is 1.0 of floats and 32768 of int16, as in WAV.
         spans: Cut long recordings into spans that workers compute side by side; null computes each
             in order.
-        unterminated: Ogg files (Vorbis, Opus) without an end mark, as voice notes of Telegram are:
-            quarantine refuses them, as files that were cut look the same; accept reads them.
+        unterminated: Ogg files (Vorbis, Opus) without an end mark, such as voice notes of Telegram:
+            quarantine refuses them, because files that were cut look the same; accept reads them.
             quarantine when null.
-        span_tolerance_s: A row of a manifest may end so many seconds behind its file; it gets the
-            samples that are there, and the fact `span_short_s` says how much is missing. 0.01 when
-            null, which is what manifests are rounded to.
+        span_tolerance_s: Seconds by which a row of a manifest may end behind its file. The row gets
+            the samples that are there, and `span_short_s` says how many seconds are missing. 0.01
+            when null, because manifests are rounded to hundredths.
     """
 
     channels: Literal["mean", "left", "right", "each", "binaural"] | int = "mean"
@@ -234,15 +232,16 @@ class AudioSpec(SpecModel):
     @field_validator("unterminated")
     @classmethod
     def _accept_or_nothing(cls, value: str | None) -> str | None:
-        return value if value == "accept" else None  # quarantine is what null is, and has its hash
+        return value if value == "accept" else None  # quarantine has the hash of null
 
     def limits(self) -> Limits:
-        """The limits for the decoder."""
+        """Return the limits for the decoder."""
         from earmill.pipeline.audio.decode import Limits
 
         names = ("min_rate_hz", "max_rate_hz", "max_seconds", "span_tolerance_s")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return Limits(**given, unterminated=self.unterminated == "accept")
+        values = {name: getattr(self, name) for name in names}
+        values = {name: value for name, value in values.items() if value is not None}
+        return Limits(**values, unterminated=self.unterminated == "accept")
 
     @model_validator(mode="after")
     def _ordered_rates(self) -> AudioSpec:
@@ -277,7 +276,7 @@ class ExtractSpec(SpecModel):
 
     Args:
         model: Registered model name; `earmill models` lists them.
-        fs_hz: Rate the audio is resampled to; the model's own default when null.
+        fs_hz: Rate to which the audio is resampled; the model's own default when null.
         params: Parameters of the model; `earmill models NAME` lists them with types and defaults.
         streams: Feature streams and their options, each a mapping or null for its defaults; the
             model's first stream with its defaults when null. Names must be unique over all entries.
@@ -297,24 +296,24 @@ class ExtractSpec(SpecModel):
 
 
 class OutputSpec(SpecModel):
-    """What is written where.
+    """Address and form of the features.
 
     Args:
         uri: Root folder of the features; a local path or any fsspec URI.
         formats: One or several of the installed formats.
-        dtype: Stored feature type; events are int32 whatever it is. Streams of small values, which
+        dtype: Stored type of features; events are always int32. Streams of small values, which
             float16 cannot hold, have a scale in Zarr and are float32 in Parquet and tars. int8 has
             a scale for each column of 64 frames, half the size, and an error of up to 1/252 of the
             largest value there: see docs/training.md.
         shard_seconds: Target amount of audio in a shard, in seconds.
         shard_rows: Most rows in a shard.
         row_group_profile: Parquet row groups for random access (1-4 MB) or scans (32-128 MB).
-        parquet_form: What a cell of a stream is in Parquet files: its bytes, which decode at the
-            speed of memory (`numpy.frombuffer`), or nested lists of numbers, twenty times slower.
-            binary when null, and as it was begun where an output of an earlier release goes on.
-        equal_files_once: Compute files with the same bytes once and copy the features: each is a
-            row with its own id and columns, after all rows that are computed. Planning then reads
-            what is needed to tell: pieces of files of equal size, and whole those that are alike.
+        parquet_form: Form of a stream's cells in Parquet files: binary, which decodes at the speed
+            of memory (`numpy.frombuffer`), or nested lists of numbers, which is twenty times
+            slower. binary when null; an output of an earlier release keeps its form.
+        equal_files_once: Compute files with the same bytes once and copy the features. Each file is
+            a row with its own id and columns, and copies come after all computed rows. Planning
+            then reads pieces of files of equal size, and whole files if their pieces are equal.
             For sources of kind files and manifest, whole files.
         storage_options: Passed to fsspec; never stored.
     """
@@ -341,7 +340,7 @@ class OutputSpec(SpecModel):
     @field_validator("equal_files_once")
     @classmethod
     def _once_or_nothing(cls, value: bool | None) -> bool | None:
-        return value or None  # false is what null is, and has its hash
+        return value or None  # false has the hash of null
 
     @model_validator(mode="after")
     def _int8_as_bytes(self) -> OutputSpec:
@@ -358,11 +357,11 @@ class JobSpec(SpecModel):
 
     Args:
         name: Name of the job, in progress and cards; letters, digits and . _ - only.
-        source: Where the rows are; one section for each `kind`.
+        source: Source of the rows; one section for each `kind`.
         audio: How samples are read.
         extract: The models to run, in one pass over the audio.
-        output: What is written where.
-        licenses: Of the audio and of the features, for the cards.
+        output: Address and form of the features.
+        licenses: Licences of the audio and of the features, for the cards.
         run: How the job runs; nothing here changes the output.
 
     Example:
@@ -393,11 +392,13 @@ class JobSpec(SpecModel):
     def load(
         cls, source: str | Path | Mapping[str, Any] | JobSpec, overrides: Iterable[str] = ()
     ) -> JobSpec:
-        """Read, override, validate. SpecError says what is wrong in one line.
+        """Read a job, apply overrides, and validate it.
 
         Args:
-            source: A YAML file (path or fsspec URI), a mapping of the same shape, or a spec.
+            source: A YAML file (path or fsspec URI), a mapping of the same form, or a spec.
             overrides: `a.b=c` strings; values are YAML.
+        Raises:
+            SpecError: The job is not valid.
         """
         if isinstance(source, JobSpec):
             source = source.model_dump(mode="json")
@@ -407,7 +408,7 @@ class JobSpec(SpecModel):
         merged = apply_overrides(data, overrides)
         try:
             spec = cls.model_validate(merged)
-            spec.canonical()  # values without a canonical form are found now, not at the first hash
+            spec.canonical()  # raises for values without a canonical form
         except ValidationError as error:
             raise SpecError(f"{name}: {explain(error, cls, merged)}") from None
         except SpecError as error:
@@ -415,7 +416,7 @@ class JobSpec(SpecModel):
         return spec
 
     def canonical(self) -> dict[str, Any]:
-        """All that decides the output, as plain JSON values; equal jobs give equal mappings."""
+        """Return everything that decides the output as JSON values, equal for equal jobs."""
         source = _section(self.source, "source", drop={"allow", "storage_options"})
         if (endings := source.get("extensions")) is not None:
             source["extensions"] = list(stored_extensions(tuple(endings)))
@@ -440,7 +441,7 @@ class JobSpec(SpecModel):
 
 
 def check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
-    """ValueError where a stream, out of pairs of model and stream, comes from two models."""
+    """Raise ValueError if a stream in pairs of model and stream comes from two models."""
     owners: dict[str, str] = {}
     for model, stream in named:
         if stream in owners:
@@ -455,7 +456,7 @@ _INSTEAD = "; `earmill init` writes one out of a few answers"
 
 
 def read_mapping(uri: str) -> tuple[str, Any]:
-    """Return the name of a job file for messages, and what it holds; SpecError if unreadable."""
+    """Return the name of a job file for messages, and its content; SpecError if unreadable."""
     try:
         fs, path = filesystem_of(uri)
         with fs.open(path, "rb") as stream:
@@ -467,8 +468,8 @@ def read_mapping(uri: str) -> tuple[str, Any]:
     except Exception as error:
         if not (is_store_error(error) or isinstance(error, ValueError | ImportError)):
             raise
-        told = store_line(error) if is_store_error(error) else one_line(error)
-        raise SpecError(f"{uri}: cannot read the job file: {told}") from error
+        reason = store_line(error) if is_store_error(error) else one_line(error)
+        raise SpecError(f"{uri}: cannot read the job file: {reason}") from error
     try:
         return uri, load_yaml(raw.decode("utf-8"), name=uri)
     except UnicodeDecodeError as error:
@@ -476,16 +477,16 @@ def read_mapping(uri: str) -> tuple[str, Any]:
 
 
 def _section(model: BaseModel, path: str, *, drop: Collection[str] = ()) -> dict[str, Any]:
-    """Fields that are set. A null field is left out, so that a later optional field keeps hashes.
+    """Return the fields that are not null, so that a later optional field keeps hashes.
 
-    Nulls inside `params` and `streams` stay: there null is a value the model sees.
+    Nulls inside `params` and `streams` stay, because they are values for the model.
     """
     fields = {name: value for name, value in model if name not in drop and value is not None}
     return {name: _canonical(value, f"{path}.{name}") for name, value in fields.items()}
 
 
 def _canonical(value: Any, path: str) -> Any:
-    """JSON value with one spelling per number: 44100.0 becomes 44100; NaN is refused."""
+    """Return a JSON value in which each number has one form: 44100.0 becomes 44100."""
     if isinstance(value, BaseModel):
         return _section(value, path)
     if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
-"""Licences of the audio and of the features: named so that the hub, Croissant and people know them.
+"""Licences of the audio and of the features, in the ids of the hub, Croissant and SPDX.
 
-An SPDX id or expression, in any case (`CC-BY-4.0`), an id that only the Hugging Face hub has
-(`odc-by`, `openrail`), `unknown`, or `other` with a name of its own. Nothing follows from it but
-what cards say, so it is no part of the job's hash, and may be stated or changed later.
-Source of the hub's ids: its documentation, "Licenses", and the packaging library for SPDX's.
+A licence is an SPDX id or expression, in any case (`CC-BY-4.0`), an id that only the Hugging Face
+hub has (`odc-by`, `openrail`), `unknown`, or `other` with a name of its own. Licences only appear
+in cards, so they are not in the job's hash, and may be stated or changed later. Sources of the ids:
+the hub's documentation, "Licenses", and the packaging library for SPDX.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from earmill.pipeline.common.text import nearest, one_line
 from earmill.pipeline.spec.section import SpecModel, plain_uri
 
 OTHER = "other"
-# Ids that card headers on the hub may have and that SPDX writes the same way, but for case.
+# Ids of card headers on the hub that are SPDX ids in lower case.
 HUB_AS_SPDX = frozenset(
     "afl-3.0 apache-2.0 artistic-2.0 bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 "
     "cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 "
@@ -29,7 +29,7 @@ HUB_AS_SPDX = frozenset(
     "lgpl-3.0 lppl-1.3c mit mpl-2.0 ms-pl ncsa ofl-1.1 osl-3.0 postgresql unlicense wtfpl "
     "zlib".split()
 )
-# Spelled otherwise there.
+# SPDX ids to the hub's own spelling.
 HUB_OF_SPDX = {
     "odc-by-1.0": "odc-by",
     "odbl-1.0": "odbl",
@@ -37,7 +37,7 @@ HUB_OF_SPDX = {
     "c-uda-1.0": "c-uda",
     **{f"{name}-only": name for name in ("agpl-3.0", "gpl-2.0", "gpl-3.0", "lgpl-2.1", "lgpl-3.0")},
 }
-# Not of SPDX: families, and licences of models.
+# Ids of the hub alone: families, and licences of models.
 HUB_ALONE = frozenset(
     "bigcode-openrail-m bigscience-bloom-rail-1.0 bigscience-openrail-m bsd c-uda cc "
     "creativeml-openrail-m gfdl gpl lgpl lgpl-lr odbl odc-by openrail openrail++ pddl "
@@ -51,7 +51,7 @@ class License(SpecModel):
 
     Args:
         id: An SPDX id or expression, an id of the hub, unknown, or other.
-        name: What it is called; with other, where it is required.
+        name: Name of the licence; required with other.
         link: An http(s) address of its text.
     """
 
@@ -96,17 +96,17 @@ class License(SpecModel):
         return self
 
     def to_dict(self) -> dict[str, str]:
-        """As dataset.json has it."""
+        """Return the form of dataset.json."""
         return {name: str(value) for name, value in self if value is not None}
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """Name for people."""
         return self.name or self.id
 
     @property
     def url(self) -> str | None:
-        """Where its text is: the link that was given, else SPDX's page; None where neither is."""
+        """Address of its text: the link, else SPDX's page; None if there is neither."""
         if self.link is not None:
             return self.link
         simple = self.id != OTHER and self.id not in HUB_ALONE and " " not in self.id
@@ -114,16 +114,16 @@ class License(SpecModel):
         return _SPDX_PAGE.format(self.id) if simple and not is_own else None
 
     def front_matter(self) -> dict[str, str]:
-        """Its keys in the header of a card on the hub, which takes the ids of its list alone."""
+        """Return the keys for the header of a card on the hub, which takes only ids of its list."""
         word = self.id.lower()
         if word in HUB_AS_SPDX or word in HUB_ALONE or word in HUB_OF_SPDX:
             return {"license": HUB_OF_SPDX.get(word, word)}
-        found = {"license": OTHER, "license_name": _slug(self.title)}
-        return found | ({"license_link": self.url} if self.url else {})
+        keys = {"license": OTHER, "license_name": _slug(self.title)}
+        return keys | ({"license_link": self.url} if self.url else {})
 
 
 def _slug(name: str) -> str:
-    """A name as an identifier of the hub's: `LDC User Agreement` is `ldc-user-agreement`."""
+    """Return a name as an identifier of the hub: `LDC User Agreement` is `ldc-user-agreement`."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") or OTHER
 
 
@@ -137,33 +137,35 @@ Stated = Annotated[
 
 
 class LicensesSpec(SpecModel):
-    """Under which licences audio and features are, for the cards; they decide no feature.
+    """Licences of audio and features, for the cards; they do not change features.
 
     Args:
-        source: Of the audio: text, which is its id, or a mapping. Cards say "not stated" when null.
-        features: Of what the job writes, in the same way. Nothing is concluded from that of the
-            audio. Both may be stated or changed later, with --resume.
+        source: Licence of the audio: its id, or a mapping. Cards say "not stated" when null.
+        features: Licence of the features, in the same form. It does not follow from the licence of
+            the audio. Both may be stated or changed later, with --resume.
     """
 
     source: Stated = None
     features: Stated = None
 
     def to_dict(self) -> dict[str, dict[str, str]]:
-        """Those that are stated, as dataset.json has them."""
+        """Return the stated licences in the form of dataset.json."""
         return {name: value.to_dict() for name, value in self if value is not None}
 
 
 def stored_licenses(stored: Mapping[str, Mapping[str, str]]) -> LicensesSpec:
-    """Those of a dataset.json, whose ids another release may have known.
+    """Return the licences of a dataset.json. Ids are not checked: another release may know them.
 
     Raises:
-        KeyError: One has no id.
+        KeyError: A licence has no id.
     """
 
-    def known(of: str) -> License | None:
-        if of not in stored:
+    def license_of(key: str) -> License | None:
+        if key not in stored:
             return None
-        said = stored[of]
-        return License.model_construct(id=said["id"], name=said.get("name"), link=said.get("link"))
+        each = stored[key]
+        return License.model_construct(id=each["id"], name=each.get("name"), link=each.get("link"))
 
-    return LicensesSpec.model_construct(source=known("source"), features=known("features"))
+    return LicensesSpec.model_construct(
+        source=license_of("source"), features=license_of("features")
+    )

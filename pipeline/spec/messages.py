@@ -1,11 +1,11 @@
 """Sentences about jobs: validation errors, and how two jobs differ.
 
-pydantic reports a list of (location, type, input); the line here names the key path in the form
-`--set` takes (`extract.0.fs_hz`), and for a wrong key or word the nearest valid one.
-Inputs under `storage_options` are never printed: they hold credentials.
+pydantic reports a list of (location, type, input). `explain` makes one line with the key path in
+the form of `--set` (`extract.0.fs_hz`), and the nearest valid word for a wrong key or word. Values
+under `storage_options` are never printed, because they hold credentials.
 
-`describe_changes` says key by key why an output belongs to another job. Works on canonical specs,
-which hold no credentials; values are shortened, never left out.
+`describe_changes` lists the keys by which two jobs differ. It works on canonical specs, which hold
+no credentials; long values are shortened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from earmill.pipeline.spec.source import KIND_ERROR, SourceSection, section_for
 
 SECRET_KEY = "storage_options"
 
-# pydantic speaks of Python types; these say what to write in the YAML.
+# pydantic names Python types; these texts say what to write in YAML.
 PHRASES = {
     "too_short": "expected at least one entry",
     "tuple_type": "expected a list",
@@ -34,7 +34,7 @@ PHRASES = {
     "float_parsing": "expected a number",
 }
 
-# What to write where the whole section is of another form.
+# Examples for sections of a wrong form.
 EXAMPLES = {
     "source": "{kind: files, uri: recordings}",
     "extract": "[{model: dau1997}]",
@@ -45,10 +45,12 @@ Node = type[BaseModel] | None
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> str:
-    """The most telling error of `error` as one line, and how many more there are.
+    """Return the main error of a validation as one line, and the number of other errors.
 
     Args:
-        data: What was to be validated.
+        error: Errors of the validation.
+        model: Model of the whole job.
+        data: Mapping that was validated.
     """
     details = error.errors(include_url=False, include_context=True)
     # A misspelt required key shows up twice; the misspelling is the cause, so it goes first.
@@ -67,7 +69,7 @@ def _explain_one(detail: Any, model: type[BaseModel], data: Any) -> str:
     if kind == "missing":
         return f"{path}: missing, and it has no default"
     if kind == KIND_ERROR:
-        return f"{path}.kind: {detail['ctx']['said']}"
+        return f"{path}.kind: {detail['ctx']['text']}"
     if kind == "value_error":
         return f"{path}: {detail['ctx']['error']}"
     message = PHRASES.get(kind, detail["msg"][:1].lower() + detail["msg"][1:])
@@ -97,7 +99,7 @@ def _shown(value: Any, path: str) -> str:
 
 
 def _locate(loc: Sequence[int | str], model: type[BaseModel], data: Any) -> tuple[str, Node]:
-    """Key path of `loc`, and the model that holds its last key (None below a free mapping)."""
+    """Return the key path of `loc`, and the model of its last key (None in a free mapping)."""
     node: Node = model
     parent: Node = model
     for part in loc:
@@ -115,7 +117,7 @@ def _inside(data: Any, part: int | str) -> Any:
 
 
 def _child(node: Node, key: str, value: Any) -> Node:
-    """The model of a key, whose value decides which section of a source it is."""
+    """Return the model of a key; the value decides the section of a source."""
     if node is None or key not in node.model_fields:
         return None
     models = _models_in(node.model_fields[key].annotation)
@@ -135,10 +137,10 @@ _MISSING = object()
 
 
 def describe_changes(stored: Any, wanted: Any) -> str:
-    """`extract.0.fs_hz: 44100 there, 16000 in the job`, and so on; empty where they are equal."""
-    found = list(_changes(stored, wanted, ""))
-    more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
-    return "; ".join([*found[:NAMED], *more])
+    """Return `extract.0.fs_hz: 44100 there, 16000 in the job` and so on; empty if equal."""
+    changes = list(_changes(stored, wanted, ""))
+    more = [f"and {len(changes) - NAMED} more"] if len(changes) > NAMED else []
+    return "; ".join([*changes[:NAMED], *more])
 
 
 def _changes(stored: Any, wanted: Any, path: str) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""The models of a job: built once to check the job, or described by what an earlier check kept.
+"""The models of a job: built once to check the job, or described from the user's cache.
 
-Building them imports torch and numba, which takes seconds. What a model makes depends on its
-sources, its versions and its entry in the job alone, so the description is kept in the user's cache
-under these; a model whose parameters name code of the user is built every time.
+Building models imports torch and numba, which takes seconds. A model's description depends only on
+its sources, its versions and its entry in the job, so it is cached under these. A model whose
+parameters name code of the user is built every time.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from earmill.pipeline.spec.spans import warm_up_s
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
 
-# Velocities of the basilar membrane are around 1e-7 m/s, and so is the power of quiet sound;
-# float16 ends at 6e-8.
+# Units with values too small for float16, which ends at 6e-8: the velocity of the basilar membrane
+# and the power of quiet sound are around 1e-7.
 TINY_UNITS = ("m/s", "input unit^2")
 _KIND = "description"
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a model of a job is and makes.
+    """Input and output of a job's model.
 
     Args:
-        fs_hz: Rate of the samples it takes.
-        input_channels: How many signals, such as ears, a clip may have.
-        streams: What it makes.
-        memory_s, grid_s: What spans of a recording depend on, see `Extractor`.
+        fs_hz: Sample rate of the input.
+        input_channels: Allowed numbers of signals, such as ears, of a clip.
+        streams: Output streams.
+        memory_s: Memory of the model, see `Extractor`.
+        grid_s: Grid of its frames, see `Extractor`.
     """
 
     fs_hz: float
@@ -46,22 +47,25 @@ class Description:
     grid_s: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return plain values for JSON."""
         streams = [info.to_dict() for info in self.streams]
         return vars(self) | {"streams": streams}
 
     @classmethod
     def from_dict(cls, values: Any) -> Description:
-        """The inverse of `to_dict`; TypeError, KeyError or ValueError for anything else."""
+        """Return the description of `to_dict`; TypeError, KeyError or ValueError if invalid."""
         streams = tuple(StreamInfo.from_dict(each) for each in values["streams"])
         channels, memory = tuple(values["input_channels"]), values["memory_s"]
         return cls(values["fs_hz"], channels, streams, memory, values["grid_s"])
 
 
 def validate_models(spec: JobSpec) -> list[Extractor]:
-    """Build every model of the job once; SpecError names the entry that cannot be built.
+    """Build every model of the job once.
 
-    Returns the extractors, whose `streams` describe the output exactly.
+    Returns:
+        The extractors, whose `streams` describe the output exactly.
+    Raises:
+        SpecError: An entry cannot be built.
     """
     from amtcore.features.build import build_extractor
 
@@ -81,12 +85,12 @@ def validate_models(spec: JobSpec) -> list[Extractor]:
 
 
 def describe_models(spec: JobSpec) -> list[Description]:
-    """What every model of the job makes, checked as in `validate_models`.
+    """Describe every model of the job, with the checks of `validate_models`.
 
-    No model is built where all of them have been built before, in any process of this user.
+    No model is built if the user's cache has descriptions of all models.
     """
-    found = [_kept(key) for key in _keys(spec)]
-    known = [each for each in found if each is not None]
+    cached = [_kept(key) for key in _keys(spec)]
+    known = [description for description in cached if description is not None]
     if len(known) < len(spec.extract):
         return [_description(extractor) for extractor in validate_models(spec)]
     _check_together(spec, known)
@@ -94,12 +98,17 @@ def describe_models(spec: JobSpec) -> list[Description]:
 
 
 def _description(extractor: Extractor) -> Description:
-    made = extractor.fs_hz, extractor.input_channels, extractor.streams
-    return Description(*made, extractor.memory_s, extractor.grid_s)
+    return Description(
+        fs_hz=extractor.fs_hz,
+        input_channels=extractor.input_channels,
+        streams=extractor.streams,
+        memory_s=extractor.memory_s,
+        grid_s=extractor.grid_s,
+    )
 
 
 def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
-    """What one entry of the job cannot say alone."""
+    """Check entries of the job against each other."""
     pairs = list(zip(spec.extract, models, strict=True))
     try:
         check_unique_streams(
@@ -123,7 +132,7 @@ def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
 
 
 def _keys(spec: JobSpec) -> list[str | None]:
-    """What the description of each entry is kept under; None where nothing may be."""
+    """Return the cache key of each entry; None if it must not be cached."""
     sources = models_key()
     if sources is None:
         return [None] * len(spec.extract)
@@ -141,8 +150,8 @@ def _keep(spec: JobSpec, models: Sequence[Description]) -> None:
 
 
 def _kept(key: str | None) -> Description | None:
-    found = None if key is None else read_kept(_KIND, key)
+    values = None if key is None else read_kept(_KIND, key)
     try:
-        return Description.from_dict(found)
+        return Description.from_dict(values)
     except (TypeError, KeyError, ValueError):
         return None

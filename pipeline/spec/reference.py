@@ -1,12 +1,10 @@
 """The reference page of the job file, docs/spec.md, and its JSON schema for editors.
 
-Both are made from the spec's own models and the registered models.
+Both are made from the spec's models and the registered models: types, bounds and defaults come from
+pydantic, descriptions from the docstrings of the sections. `earmill spec` prints the page.
 
-Nothing is said twice: types, bounds and defaults come from pydantic, meanings from the docstrings
-of the sections, stream options from what the extractors check. `earmill spec` prints the page.
-
-`earmill spec --json-schema` prints the schema. It knows keys, types and names; what depends on
-several keys at once, or on a model's parameters, is for `earmill plan` to say.
+`earmill spec --json-schema` prints the schema. It has keys, types and names. Rules about several
+keys, or about a model's parameters, are checked by `earmill plan`.
 """
 
 from __future__ import annotations
@@ -49,22 +47,22 @@ PLACES[SourceSection.__name__] = "one of the source sections"
 HEADER = """\
 # The job file
 
-One YAML mapping. Unknown keys, duplicate keys and aliases that unfold into more than a person
-writes are refused. Any key can be overridden, e.g. `--set output.dtype=float32` or
+A job file is one YAML mapping. Unknown keys, duplicate keys and aliases that unfold into more than
+50,000 values are refused. Any key can be overridden, e.g. `--set output.dtype=float32` or
 `--set extract.0.fs_hz=16000`. `--set` takes YAML, but a value that begins with `*` is text
 (`--set 'source.glob=**/*.wav'`); in a file such a value needs quotes.
-This page is printed by `earmill spec`. `earmill spec --json-schema` prints a JSON schema
-([job.schema.json](job.schema.json)), by which editors complete and check keys: where they use the
-YAML language server, by `# yaml-language-server: $schema=job.schema.json` in the first line.
+`earmill spec` prints this page. `earmill spec --json-schema` prints a JSON schema
+([job.schema.json](job.schema.json)), with which editors complete and check keys. Editors with the
+YAML language server need `# yaml-language-server: $schema=job.schema.json` in the first line.
 """
 STREAMS_NOTE = """\
 `extract.N.streams` maps the name of a stream to its options; `{}` or null takes all defaults.
-Which streams a model has is in the last table.
+The last table has the streams of each model.
 """
 
 
 def reference() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     parts = [HEADER.rstrip()]
     for title, model in sections():
         parts += [f"## {title}", _summary(model), _fields_table(model)]
@@ -76,18 +74,18 @@ def reference() -> str:
 
 
 def sections() -> list[tuple[str, type[BaseModel]]]:
-    """Title and model of every section, those of installed kinds of source included."""
+    """Return title and model of every section, with installed kinds of source."""
     kinds = [(f"source, kind: {name}", kind.section) for name, kind in usable_kinds().items()]
     return [*JOB, *kinds, *AFTER_SOURCE]
 
 
 def usable_kinds() -> dict[str, SourceKind]:
-    """The kinds of source that are installed here and can be loaded, by name."""
+    """Return the installed kinds of source that can be loaded, by name."""
     return _kinds()[0]
 
 
 def _kinds() -> tuple[dict[str, SourceKind], dict[str, str]]:
-    """The kinds of source, and of those that cannot be loaded the reason."""
+    """Return the kinds of source, and the reasons for kinds that cannot be loaded."""
     found: dict[str, SourceKind] = {}
     broken: dict[str, str] = {}
     for name in SOURCES.names():
@@ -132,7 +130,7 @@ def _fields_table(model: type[BaseModel]) -> str:
 
 
 def _default(model: type[BaseModel], name: str, entry: Mapping[str, Any]) -> str:
-    """A default as one would write it; that of a whole section is the section's own table."""
+    """Return a default in YAML; the default of a section is in the section's own table."""
     if "default" in entry:
         value = entry["default"]
         if isinstance(value, dict) and model is not AudioSpec:
@@ -144,7 +142,7 @@ def _default(model: type[BaseModel], name: str, entry: Mapping[str, Any]) -> str
 
 
 def type_text(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """A JSON schema type in words: `number > 0 or null`."""
+    """Return a JSON schema type in words: `number > 0 or null`."""
     if "anyOf" in entry:
         return " or ".join(type_text(part, definitions) for part in entry["anyOf"])
     if "$ref" in entry:
@@ -188,7 +186,7 @@ def _stream_options() -> Iterable[str]:
                 "all but spikes and loudness_summary",
                 "`mean`, `rms`, `max`, `subsample`",
                 f"`{DEFAULT_POOL}`",
-                "What a frame says of the samples in it.",
+                "How the samples of a frame become one value.",
             ),
             (
                 "`unit`",
@@ -233,7 +231,7 @@ def _models_table() -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in r) + " |" for r in lines
@@ -244,7 +242,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """The whole schema: a mapping that `json.dumps` takes, the same for the same installation."""
+    """Return the whole schema; it depends only on the installation."""
     schema = _section(JobSpec)
     parts = schema["$defs"]
     del parts["SourceSection"]
@@ -273,7 +271,7 @@ def _where(key: str, value: str, then: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_models(extract: dict[str, Any]) -> None:
-    """Registered models and, of each, the streams; `torch_module` declares its own."""
+    """Add the registered models and their streams; `torch_module` has streams of its own."""
     from amtcore.features.build import list_models
 
     models = list_models()
@@ -290,7 +288,7 @@ def _only(streams: Iterable[str]) -> dict[str, Any]:
 
 
 def _cleaned(schema: Any) -> Any:
-    """Without the titles that pydantic makes of names, and with the first line of docstrings."""
+    """Remove the titles that pydantic makes of names, and keep the first line of docstrings."""
     if isinstance(schema, list):
         return [_cleaned(part) for part in schema]
     if not isinstance(schema, dict):

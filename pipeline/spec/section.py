@@ -1,6 +1,6 @@
-"""The base class of a job file's sections: frozen, no unknown keys, plain uris.
+"""The base class of a job file's sections: frozen, no unknown keys, URIs without secrets.
 
-The description of a field is written once, in the `Args` of its class's docstring.
+The `Args` of a section's docstring describe its fields, for the reference page and the JSON schema.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENTRY = re.compile(r"^    (\w+): (.*)$")
 
 
 def argument_texts(docstring: str | None) -> dict[str, str]:
-    """Name to meaning, each on one line.
+    """Return the arguments of a docstring, each with its description on one line.
 
     Example:
         >>> argument_texts("A row.\\n\\n    Args:\\n        uri: where\\n            it is.\\n")
@@ -38,7 +38,7 @@ def argument_texts(docstring: str | None) -> dict[str, str]:
 
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# The one place for credentials: never stored, never shown.
+# The only keys for credentials: never stored, never shown.
 Options = Annotated[dict[str, Any], Field(default_factory=dict, repr=False)]
 
 
@@ -59,7 +59,7 @@ def plain_uri(value: str) -> str:
     if not value.strip():
         raise ValueError("expected a path or URI, got an empty string")
     if has_secrets(value):
-        # The uri is written into plan, provenance and card; storage_options never is.
+        # Plan, provenance and card contain the URI; they never contain storage_options.
         raise ValueError("credentials inside a URI would be published; use storage_options")
     try:
         value.encode()

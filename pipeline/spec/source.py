@@ -1,10 +1,10 @@
 """The `source` section of a job, and the sections of the built-in kinds of source.
 
-A kind of source is registered in the group `earmill.sources`, built-in or not, as a `SourceKind`.
-Only the kind that a job names is imported.
+Every kind of source, built-in or not, is registered in the group `earmill.sources` as a
+`SourceKind`. Only the kind that a job names is imported.
 
-Sections say where rows are and nothing about how they are processed. What they hold is published
-with the features, except `storage_options`, which is the one place for credentials.
+Sections say where rows are, but not how they are processed. Their keys are published with the
+features, except `storage_options`, the only key for credentials.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SourceSection(SpecModel):
     """Base of the sections of all kinds of source.
 
     Args:
-        kind: The name the kind is registered under; a `Literal` of it in every section.
+        kind: Registered name of the kind; every section has a `Literal` of it.
     """
 
     kind: str
@@ -36,13 +36,13 @@ class SourceSection(SpecModel):
 
 @dataclass(frozen=True)
 class SourceKind:
-    """What an entry point of `earmill.sources` leads to.
+    """A kind of source, the object of an entry point of `earmill.sources`.
 
     Args:
-        section: The model of the job's `source` section. Its docstring describes the kind and, as
+        section: Model of the job's `source` section. Its docstring describes the kind and, as
             `Args`, each key.
-        open: The source of a section: `earmill.pipeline.sources.base.Source`.
-        has_arrays: Rows may be arrays of samples: `open` also takes the job's
+        open: Function that opens a section as `earmill.pipeline.sources.base.Source`.
+        has_arrays: Rows may be arrays of samples; `open` also takes the job's
             `audio.array_rate_hz`, or None.
     """
 
@@ -52,10 +52,10 @@ class SourceKind:
 
 
 def source_kind(name: str) -> SourceKind:
-    """The kind of source registered under a name.
+    """Return the kind of source that is registered under a name.
 
     Raises:
-        ExtensionError: There is none, or it is not what an entry point of the group leads to.
+        ExtensionError: There is none, or it is not a valid kind.
     """
     found = SOURCES.load(name)
     if not isinstance(found, SourceKind):
@@ -78,7 +78,7 @@ def source_kind(name: str) -> SourceKind:
 
 
 def section_for(value: Any) -> type[SourceSection] | None:
-    """The model of a section as it stands in a job file; None where its kind is none."""
+    """Return the model of a section in a job file; None if its kind is not valid."""
     try:
         return source_kind(value["kind"]).section
     except (ExtensionError, LookupError, TypeError):
@@ -86,29 +86,29 @@ def section_for(value: Any) -> type[SourceSection] | None:
 
 
 def _as_section(value: Any) -> Any:
-    """A mapping as the section that its `kind` names; anything else is left to the validation."""
+    """Turn a mapping into the section of its `kind`; validation refuses other values."""
     if not isinstance(value, Mapping):
         return value
     if "kind" not in value:
-        said = f"missing; expected {alternatives(SOURCES.names())}"
-        raise PydanticCustomError(KIND_ERROR, "{said}", {"said": said})
+        text = f"missing; expected {alternatives(SOURCES.names())}"
+        raise PydanticCustomError(KIND_ERROR, "{text}", {"text": text})
     try:
         kind = source_kind(str(value["kind"]))
     except ExtensionError as error:
-        raise PydanticCustomError(KIND_ERROR, "{said}", {"said": str(error)}) from error
+        raise PydanticCustomError(KIND_ERROR, "{text}", {"text": str(error)}) from error
     return kind.section.model_validate(dict(value))
 
 
 SourceSpec = Annotated[SerializeAsAny[SourceSection], BeforeValidator(_as_section)]
 
 
-# The default of releases that read fewer formats. Stored jobs and hashes name it for the default of
-# any release, so that a job begun before goes on.
+# Default of releases that read fewer formats. Stored jobs and hashes name it for the default of
+# every release, so that a job begun with an earlier release can go on.
 FIRST_EXTENSIONS = (
     *("aac", "aif", "aifc", "aiff", "au", "caf", "flac", "m4a", "mka", "mp3", "mp4", "nist", "oga"),
     *("ogg", "opus", "rf64", "snd", "sph", "w64", "wav", "wave", "webm", "wma"),
 )
-# Names of the files that libsndfile and ffmpeg read; films are left out.
+# Endings of the files that libsndfile and FFmpeg read, without films.
 AUDIO_EXTENSIONS = tuple(
     sorted(
         (
@@ -121,7 +121,7 @@ AUDIO_EXTENSIONS = tuple(
 
 
 def normal_extensions(value: tuple[str, ...]) -> tuple[str, ...]:
-    """File name endings in one spelling and order; `FIRST_EXTENSIONS` are the default."""
+    """Return file name endings in one spelling and order; `FIRST_EXTENSIONS` are the default."""
     if not value:
         raise ValueError("expected at least one extension, e.g. [wav, flac]")
     words = tuple(sorted({word.lower().lstrip(".") for word in value}))
@@ -129,7 +129,7 @@ def normal_extensions(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def stored_extensions(value: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the endings as stored jobs name them; see `FIRST_EXTENSIONS`."""
+    """Return the endings that stored jobs name; see `FIRST_EXTENSIONS`."""
     return FIRST_EXTENSIONS if value == AUDIO_EXTENSIONS else value
 
 
@@ -139,7 +139,7 @@ class FilesSpec(SourceSection):
     Args:
         kind: files.
         uri: Folder, single file, or glob; a local path or any fsspec URI.
-        glob: Which paths below the folder, relative to it; `**` crosses folders.
+        glob: Pattern of paths relative to the folder; `**` crosses folders.
         extensions: File name endings that count as audio, without the dot.
         storage_options: Passed to fsspec; never stored.
     """
@@ -161,23 +161,24 @@ ManifestRole = Literal["uri", "id", "start", "end", "duration"]
 class ManifestSpec(SourceSection):
     """A csv, tsv, jsonl or parquet table with columns uri, and optionally id, start, end (seconds).
 
-    Text may be compressed (`.csv.gz`, `.jsonl.zst`). A blank row is counted and no row; the index
-    that pandas writes is not carried through.
+    Text may be compressed (`.csv.gz`, `.jsonl.zst`). Blank rows are counted and left out. The index
+    column that pandas writes is not carried through.
 
-    Spans of WAV, FLAC and other files above 64 MiB that can be sought in read only what they need.
+    Spans of WAV, FLAC and other seekable files above 64 MiB read only the bytes that they need.
 
     Args:
         kind: manifest.
         uri: The table. Relative uris in it resolve against its folder. A .json file holds JSON
             lines, as NeMo writes them, or one list of objects.
-        columns: What the table calls uri, id, start, end and duration, where it has other names;
-            for NeMo {uri: audio_filepath, start: offset, duration: duration}. A duration ends the
-            span that a start begins; without a start it spares the plan from opening the file.
+        columns: Names of the columns for uri, id, start, end and duration, if they differ; for
+            NeMo {uri: audio_filepath, start: offset, duration: duration}. A start and a duration
+            make a span; without a start the plan takes the duration and does not open the file.
         prefix: Folder in front of relative uris, itself relative to the table's folder or an
             absolute path or URI; for Common Voice clips, for ESC-50 ../audio. Cells of the table
             cannot leave it.
-        allow: Prefixes of uris it may name besides those below its folder, in its bucket or on its
-            host: /data/corpus, s3://bucket, https://host/path, or https:// for every public host.
+        allow: Prefixes of further uris that the table may name, besides uris below its folder, in
+            its bucket or on its host: /data/corpus, s3://bucket, https://host/path, or https:// for
+            every public host.
         storage_options: Passed to fsspec for the table's own bucket or host; for a local table, for
             the first one that `allow` names. Never stored.
     """
@@ -219,11 +220,11 @@ class HfSpec(SourceSection):
             of float, int8, int16 or int32, or such a list for each channel) with a `sampling_rate`
             beside them or `audio.array_rate_hz`. Full scale is 1.0 of floats and 32768 of int16.
         id_column: Column with unique row ids; the row number otherwise.
-        duration_column: Column with seconds; spares the plan from opening every row's header, or
-            from estimating durations by bytes.
+        duration_column: Column with seconds, so that the plan need not open every row's header or
+            estimate durations by bytes.
         streaming: Read rows where they are instead of building the local Arrow cache. Parquet is
             planned from its footers and fetched by row groups; anything else is read once to plan.
-        allow: Prefixes of paths that audio cells without bytes may name besides those of the
+        allow: Prefixes of paths that audio cells without bytes may name, besides paths of the
             dataset itself; as for a manifest.
         storage_options: Passed to fsspec for the dataset's own store; never stored.
     """

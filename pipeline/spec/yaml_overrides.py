@@ -1,10 +1,9 @@
 """Job YAML in, one plain mapping out: a strict loader and `--set a.b=c` overrides.
 
-PyYAML keeps the last of two equal keys and reads `1e-3` as text; both change a job without a word,
-so the loader here refuses the first and reads the second as a number (YAML 1.2 floats).
-Override values are parsed as YAML too; list elements go by index (`extract.0.fs_hz=16000`).
-Documents that unfold into more than a person writes are refused, see `common.untrusted`.
-Nothing here knows which keys exist: that is the spec's business.
+PyYAML keeps the last of two equal keys and reads `1e-3` as text. Both would change a job silently,
+so this loader refuses equal keys and reads `1e-3` as a number (YAML 1.2 floats). Override values
+are YAML, too; list elements are named by index (`extract.0.fs_hz=16000`). Documents with more
+values than a person writes are refused, see `common.untrusted`. The keys are checked by the spec.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ FLOAT_PATTERN = re.compile(
 )
 
 
-# A value that begins so is YAML for an alias, an anchor, a tag and the like. On a command line
-# there is nothing to refer to: `--set source.glob=*.wav` means the text.
+# First characters of YAML aliases, anchors, tags and the like. A command line has nothing to refer
+# to, so `--set source.glob=*.wav` means the text.
 INDICATORS = ("*", "&", "!", "%", "@", "`", "|", ">")
 ALIAS_PROBLEM = "while scanning an alias"
 
@@ -59,7 +58,7 @@ StrictLoader.add_implicit_resolver(
 
 
 def load_yaml(text: str, *, name: str) -> Any:
-    """Parse one YAML document. `name` is what error messages call it."""
+    """Parse one YAML document; `name` is its name in messages."""
     if len(text) > MAX_YAML_BYTES:
         raise SpecError(f"{name}: expected a job of at most {MAX_YAML_BYTES:,} bytes")
     try:
@@ -76,7 +75,7 @@ def load_yaml(text: str, *, name: str) -> Any:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """Problem and place, without the snippet of the text that PyYAML adds: it may be a secret."""
+    """Return problem and place, without PyYAML's quote of the text, which may be a secret."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         place = f"(line {mark.line + 1}, column {mark.column + 1})"
@@ -87,7 +86,7 @@ def _problem(error: yaml.YAMLError) -> str:
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A copy of `data` with every `a.b=c` applied, left to right."""
+    """Return a copy of `data` with every `a.b=c` applied, left to right."""
     result: dict[str, Any] = copy.deepcopy(dict(data))
     for override in overrides:
         path, separator, text = override.partition("=")
@@ -100,7 +99,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
 
 
 def _value(text: str, *, name: str) -> Any:
-    """The value of one override: YAML, but text where YAML would look for something to refer to."""
+    """Parse the value of an override as YAML, but as text if it begins with an indicator."""
     return text.strip() if text.lstrip().startswith(INDICATORS) else load_yaml(text, name=name)
 
 
