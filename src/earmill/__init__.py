@@ -7,9 +7,9 @@
     loader = DataLoader(ds.torch(), batch_size=32, collate_fn=earmill.collate)
     earmill.models.Dau1997(fs=16000)                  # a model as a PyTorch module
 
-Every name is loaded when it is first used: importing the package costs a few milliseconds and needs
-neither torch nor Ray. It may import `api`, `pipeline`, `jobs` and `amtcore`; none of them imports
-it.
+Every name is loaded when it is first used: importing the package takes a few milliseconds and
+imports neither torch nor Ray. The package may import `api`, `pipeline`, `jobs` and `amtcore`; none
+of them imports the package.
 """
 
 from __future__ import annotations
@@ -20,212 +20,128 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from amtcore import models as models
     from amtcore import stages as stages
-    from amtcore.features.base import Extractor, StreamInfo
-    from amtcore.features.build import ModelInfo, build_extractor, list_models
-    from amtcore.features.spike_encoder import SpikeEncoder, SpikeOptions
-    from amtcore.features.spike_events import SpikeEvents
-    from amtcore.units import Calibration
+    from amtcore.features.base import Extractor as Extractor
+    from amtcore.features.base import StreamInfo as StreamInfo
+    from amtcore.features.build import ModelInfo as ModelInfo
+    from amtcore.features.build import build_extractor as build_extractor
+    from amtcore.features.build import list_models as list_models
+    from amtcore.features.spike_encoder import SpikeEncoder as SpikeEncoder
+    from amtcore.features.spike_encoder import SpikeOptions as SpikeOptions
+    from amtcore.features.spike_events import SpikeEvents as SpikeEvents
+    from amtcore.units import Calibration as Calibration
     from earmill import formats as formats
     from earmill import sources as sources
     from earmill import testing as testing
-    from earmill.api import (
-        JobFailedError,
-        add_features,
-        extract,
-        plan,
-        retry,
-        verify,
-        verify_deep,
-    )
-    from earmill.pipeline.common.errors import (
-        CommitError,
-        EarmillError,
-        HubError,
-        LockedError,
-        OutputError,
-        OvertakenError,
-        RunStopped,
-        SourceError,
-        SpecError,
-    )
-    from earmill.pipeline.dataset.garbage import Collected
-    from earmill.pipeline.dataset.history import SnapshotDiff
-    from earmill.pipeline.dataset.snapshot import LogEntry
-    from earmill.pipeline.dataset.verify import Report
+    from earmill.api import JobFailedError as JobFailedError
+    from earmill.api import add_features as add_features
+    from earmill.api import compact as compact
+    from earmill.api import diff as diff
+    from earmill.api import extract as extract
+    from earmill.api import gc as gc
+    from earmill.api import log as log
+    from earmill.api import plan as plan
+    from earmill.api import push as push
+    from earmill.api import report as report
+    from earmill.api import retry as retry
+    from earmill.api import verify as verify
+    from earmill.api import verify_deep as verify_deep
+    from earmill.pipeline.common.errors import CommitError as CommitError
+    from earmill.pipeline.common.errors import EarmillError as EarmillError
+    from earmill.pipeline.common.errors import HubError as HubError
+    from earmill.pipeline.common.errors import LockedError as LockedError
+    from earmill.pipeline.common.errors import OutputError as OutputError
+    from earmill.pipeline.common.errors import OvertakenError as OvertakenError
+    from earmill.pipeline.common.errors import RunStopped as RunStopped
+    from earmill.pipeline.common.errors import SourceError as SourceError
+    from earmill.pipeline.common.errors import SpecError as SpecError
+    from earmill.pipeline.dataset.garbage import Collected as Collected
+    from earmill.pipeline.dataset.history import SnapshotDiff as SnapshotDiff
+    from earmill.pipeline.dataset.snapshot import LogEntry as LogEntry
+    from earmill.pipeline.dataset.verify import Report as Report
     from earmill.pipeline.driver import events as events
-    from earmill.pipeline.driver.deep_verify import DeepReport
-    from earmill.pipeline.driver.events import JobFinished
-    from earmill.pipeline.driver.stop_request import StopRequest
-    from earmill.pipeline.formats.moments import StreamStatistics
-    from earmill.pipeline.hub.push import Pushed
-    from earmill.pipeline.loader.collate import (
-        Batch,
-        collate_jagged,
-        collate_packed,
-        collate_padded,
-        per_channel,
-    )
+    from earmill.pipeline.driver.deep_verify import DeepReport as DeepReport
+    from earmill.pipeline.driver.events import JobFinished as JobFinished
+    from earmill.pipeline.driver.stop_request import StopRequest as StopRequest
+    from earmill.pipeline.formats.moments import StreamStatistics as StreamStatistics
+    from earmill.pipeline.hub.push import Pushed as Pushed
+    from earmill.pipeline.loader.collate import Batch as Batch
+    from earmill.pipeline.loader.collate import collate_jagged as collate_jagged
+    from earmill.pipeline.loader.collate import collate_packed as collate_packed
     from earmill.pipeline.loader.collate import collate_padded as collate
-    from earmill.pipeline.loader.crops import Crop
-    from earmill.pipeline.loader.feature_loader import FeatureLoader
-    from earmill.pipeline.loader.rows import Row
-    from earmill.pipeline.loader.statistics import compute_statistics
-    from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
-    from earmill.pipeline.planning.estimate import JobCost
-    from earmill.pipeline.reader.concat import ConcatenatedFeatures
-    from earmill.pipeline.reader.features import Features
-    from earmill.pipeline.reader.joined import JoinedFeatures
-    from earmill.pipeline.reader.mixing import MixedFeatures, mix
-    from earmill.pipeline.reader.open import open_features
-    from earmill.pipeline.reader.recordings import Recordings
-    from earmill.pipeline.spec.job import JobSpec
-    from earmill.upkeep import compact, diff, gc, log, push, report
+    from earmill.pipeline.loader.collate import collate_padded as collate_padded
+    from earmill.pipeline.loader.collate import per_channel as per_channel
+    from earmill.pipeline.loader.crops import Crop as Crop
+    from earmill.pipeline.loader.feature_loader import FeatureLoader as FeatureLoader
+    from earmill.pipeline.loader.rows import Row as Row
+    from earmill.pipeline.loader.statistics import compute_statistics as compute_statistics
+    from earmill.pipeline.loader.stream import FeatureDataset as FeatureDataset
+    from earmill.pipeline.loader.stream import FeatureStream as FeatureStream
+    from earmill.pipeline.planning.estimate import JobCost as JobCost
+    from earmill.pipeline.reader.concat import ConcatenatedFeatures as ConcatenatedFeatures
+    from earmill.pipeline.reader.features import Features as Features
+    from earmill.pipeline.reader.joined import JoinedFeatures as JoinedFeatures
+    from earmill.pipeline.reader.mixing import MixedFeatures as MixedFeatures
+    from earmill.pipeline.reader.mixing import mix as mix
+    from earmill.pipeline.reader.open import open_features as open_features
+    from earmill.pipeline.reader.recordings import Recordings as Recordings
+    from earmill.pipeline.spec.job import JobSpec as JobSpec
 
-_ERRORS = "earmill.pipeline.common.errors"
-_COLLATE = "earmill.pipeline.loader.collate"
-_TORCH = "earmill.pipeline.loader.stream"
-
-# Name -> where it is: a module, or a module and the name there.
-_HOMES: dict[str, str | tuple[str, str]] = {
-    "Batch": (_COLLATE, "Batch"),
-    "Calibration": ("amtcore.units", "Calibration"),
-    "Collected": ("earmill.pipeline.dataset.garbage", "Collected"),
-    "CommitError": (_ERRORS, "CommitError"),
-    "ConcatenatedFeatures": ("earmill.pipeline.reader.concat", "ConcatenatedFeatures"),
-    "Crop": ("earmill.pipeline.loader.crops", "Crop"),
-    "DeepReport": ("earmill.pipeline.driver.deep_verify", "DeepReport"),
-    "EarmillError": (_ERRORS, "EarmillError"),
-    "Extractor": ("amtcore.features.base", "Extractor"),
-    "FeatureDataset": (_TORCH, "FeatureDataset"),
-    "FeatureLoader": ("earmill.pipeline.loader.feature_loader", "FeatureLoader"),
-    "FeatureStream": (_TORCH, "FeatureStream"),
-    "Features": ("earmill.pipeline.reader.features", "Features"),
-    "HubError": (_ERRORS, "HubError"),
-    "JobCost": ("earmill.pipeline.planning.estimate", "JobCost"),
-    "JobFailedError": ("earmill.api", "JobFailedError"),
-    "JobFinished": ("earmill.pipeline.driver.events", "JobFinished"),
-    "JobSpec": ("earmill.pipeline.spec.job", "JobSpec"),
-    "LockedError": (_ERRORS, "LockedError"),
-    "JoinedFeatures": ("earmill.pipeline.reader.joined", "JoinedFeatures"),
-    "LogEntry": ("earmill.pipeline.dataset.snapshot", "LogEntry"),
-    "MixedFeatures": ("earmill.pipeline.reader.mixing", "MixedFeatures"),
-    "ModelInfo": ("amtcore.features.build", "ModelInfo"),
-    "OutputError": (_ERRORS, "OutputError"),
-    "OvertakenError": (_ERRORS, "OvertakenError"),
-    "Pushed": ("earmill.pipeline.hub.push", "Pushed"),
-    "Recordings": ("earmill.pipeline.reader.recordings", "Recordings"),
-    "Report": ("earmill.pipeline.dataset.verify", "Report"),
-    "Row": ("earmill.pipeline.loader.rows", "Row"),
-    "RunStopped": (_ERRORS, "RunStopped"),
-    "SourceError": (_ERRORS, "SourceError"),
-    "SnapshotDiff": ("earmill.pipeline.dataset.history", "SnapshotDiff"),
-    "SpecError": (_ERRORS, "SpecError"),
-    "SpikeEncoder": ("amtcore.features.spike_encoder", "SpikeEncoder"),
-    "SpikeEvents": ("amtcore.features.spike_events", "SpikeEvents"),
-    "SpikeOptions": ("amtcore.features.spike_encoder", "SpikeOptions"),
-    "StopRequest": ("earmill.pipeline.driver.stop_request", "StopRequest"),
-    "StreamInfo": ("amtcore.features.base", "StreamInfo"),
-    "StreamStatistics": ("earmill.pipeline.formats.moments", "StreamStatistics"),
-    "add_features": ("earmill.api", "add_features"),
-    "build_extractor": ("amtcore.features.build", "build_extractor"),
-    "collate": (_COLLATE, "collate_padded"),
-    "collate_jagged": (_COLLATE, "collate_jagged"),
-    "collate_packed": (_COLLATE, "collate_packed"),
-    "collate_padded": (_COLLATE, "collate_padded"),
-    "compact": ("earmill.upkeep", "compact"),
-    "compute_statistics": ("earmill.pipeline.loader.statistics", "compute_statistics"),
-    "diff": ("earmill.upkeep", "diff"),
-    "events": "earmill.pipeline.driver.events",
-    "extract": ("earmill.api", "extract"),
-    "formats": "earmill.formats",
-    "gc": ("earmill.upkeep", "gc"),
-    "list_models": ("amtcore.features.build", "list_models"),
-    "log": ("earmill.upkeep", "log"),
-    "mix": ("earmill.pipeline.reader.mixing", "mix"),
-    "models": "amtcore.models",
-    "open_features": ("earmill.pipeline.reader.open", "open_features"),
-    "per_channel": (_COLLATE, "per_channel"),
-    "plan": ("earmill.api", "plan"),
-    "push": ("earmill.upkeep", "push"),
-    "report": ("earmill.upkeep", "report"),
-    "retry": ("earmill.api", "retry"),
-    "sources": "earmill.sources",
-    "stages": "amtcore.stages",
-    "testing": "earmill.testing",
-    "verify": ("earmill.api", "verify"),
-    "verify_deep": ("earmill.api", "verify_deep"),
+# Public names to their modules, and to their names there; None for a module itself. Each is loaded
+# when it is first used.
+_HOMES: dict[str, tuple[str, str | None]] = {
+    "collate": ("earmill.pipeline.loader.collate", "collate_padded"),
+    "events": ("earmill.pipeline.driver.events", None),
+    "formats": ("earmill.formats", None),
+    "models": ("amtcore.models", None),
+    "sources": ("earmill.sources", None),
+    "stages": ("amtcore.stages", None),
+    "testing": ("earmill.testing", None),
 }
+for _module, _names in {
+    "amtcore.features.base": "Extractor StreamInfo",
+    "amtcore.features.build": "ModelInfo build_extractor list_models",
+    "amtcore.features.spike_encoder": "SpikeEncoder SpikeOptions",
+    "amtcore.features.spike_events": "SpikeEvents",
+    "amtcore.units": "Calibration",
+    "earmill.api": (
+        "JobFailedError add_features compact diff extract gc log plan push report retry "
+        "verify verify_deep"
+    ),
+    "earmill.pipeline.common.errors": (
+        "CommitError EarmillError HubError LockedError OutputError OvertakenError "
+        "RunStopped SourceError SpecError"
+    ),
+    "earmill.pipeline.dataset.garbage": "Collected",
+    "earmill.pipeline.dataset.history": "SnapshotDiff",
+    "earmill.pipeline.dataset.snapshot": "LogEntry",
+    "earmill.pipeline.dataset.verify": "Report",
+    "earmill.pipeline.driver.deep_verify": "DeepReport",
+    "earmill.pipeline.driver.events": "JobFinished",
+    "earmill.pipeline.driver.stop_request": "StopRequest",
+    "earmill.pipeline.formats.moments": "StreamStatistics",
+    "earmill.pipeline.hub.push": "Pushed",
+    "earmill.pipeline.loader.collate": (
+        "Batch collate_jagged collate_packed collate_padded per_channel"
+    ),
+    "earmill.pipeline.loader.crops": "Crop",
+    "earmill.pipeline.loader.feature_loader": "FeatureLoader",
+    "earmill.pipeline.loader.rows": "Row",
+    "earmill.pipeline.loader.statistics": "compute_statistics",
+    "earmill.pipeline.loader.stream": "FeatureDataset FeatureStream",
+    "earmill.pipeline.planning.estimate": "JobCost",
+    "earmill.pipeline.reader.concat": "ConcatenatedFeatures",
+    "earmill.pipeline.reader.features": "Features",
+    "earmill.pipeline.reader.joined": "JoinedFeatures",
+    "earmill.pipeline.reader.mixing": "MixedFeatures mix",
+    "earmill.pipeline.reader.open": "open_features",
+    "earmill.pipeline.reader.recordings": "Recordings",
+    "earmill.pipeline.spec.job": "JobSpec",
+}.items():
+    _HOMES |= {_name: (_module, _name) for _name in _names.split()}
 
-__all__ = [
-    "Batch",
-    "Calibration",
-    "Collected",
-    "CommitError",
-    "ConcatenatedFeatures",
-    "Crop",
-    "DeepReport",
-    "EarmillError",
-    "Extractor",
-    "FeatureDataset",
-    "FeatureLoader",
-    "FeatureStream",
-    "Features",
-    "HubError",
-    "JobCost",
-    "JobFailedError",
-    "JobFinished",
-    "JobSpec",
-    "JoinedFeatures",
-    "LockedError",
-    "LogEntry",
-    "MixedFeatures",
-    "ModelInfo",
-    "OutputError",
-    "OvertakenError",
-    "Pushed",
-    "Recordings",
-    "Report",
-    "Row",
-    "RunStopped",
-    "SnapshotDiff",
-    "SourceError",
-    "SpecError",
-    "SpikeEncoder",
-    "SpikeEvents",
-    "SpikeOptions",
-    "StopRequest",
-    "StreamInfo",
-    "StreamStatistics",
-    "__version__",
-    "add_features",
-    "build_extractor",
-    "collate",
-    "collate_jagged",
-    "collate_packed",
-    "collate_padded",
-    "compact",
-    "compute_statistics",
-    "diff",
-    "events",
-    "extract",
-    "formats",
-    "gc",
-    "list_models",
-    "log",
-    "mix",
-    "models",
-    "open_features",
-    "per_channel",
-    "plan",
-    "push",
-    "report",
-    "retry",
-    "sources",
-    "stages",
-    "testing",
-    "verify",
-    "verify_deep",
-]
+# Type checkers read only the literal, and need it for a name that is imported as another.
+__all__ = ["collate"]
+__all__ += sorted({*_HOMES, "__version__"} - {"collate"})
 
 
 def __getattr__(name: str) -> Any:
@@ -239,10 +155,10 @@ def __getattr__(name: str) -> Any:
     from earmill.pipeline.common.missing_modules import needed_modules
 
     with needed_modules(f"earmill.{name}"):
-        module = import_module(home if isinstance(home, str) else home[0])
-    found = module if isinstance(home, str) else getattr(module, home[1])
-    globals()[name] = found
-    return found
+        module, attribute = import_module(home[0]), home[1]
+    value = module if attribute is None else getattr(module, attribute)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

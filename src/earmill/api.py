@@ -1,30 +1,37 @@
-"""The commands as Python calls: extract, plan, verify, retry, add_features.
+"""The commands as Python calls: extract, plan, verify, retry, add_features, log, compact, gc, ...
 
-Each does what the command of its name does and raises what the command would print. A job runs in
-this process as the driver, with its workers in processes of their own (Ray), so a script that calls
-it needs no `if __name__ == "__main__"`.
+Each call does the work of the command with its name, and raises the error that the command would
+print. This process is the driver of a job. Workers are processes of their own, started without this
+script, so a script needs no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.errors import EarmillError, SpecError
 from earmill.pipeline.spec.job import JobSpec
-from earmill.upkeep import Uri, opened_layout
 
 if TYPE_CHECKING:
+    from earmill.pipeline.dataset.garbage import Collected
+    from earmill.pipeline.dataset.history import SnapshotDiff, Which
     from earmill.pipeline.dataset.recompute import Chooser
+    from earmill.pipeline.dataset.snapshot import LogEntry
     from earmill.pipeline.dataset.verify import Report
     from earmill.pipeline.driver.deep_verify import DeepReport
     from earmill.pipeline.driver.events import Event, JobFinished
     from earmill.pipeline.driver.stop_request import StopRequest
+    from earmill.pipeline.hub.push import Pushed
     from earmill.pipeline.planning.estimate import JobCost
+    from earmill.pipeline.storage.layout import Layout
 
+Uri = str | os.PathLike[str]
 Spec = JobSpec | str | os.PathLike[str] | Mapping[str, Any]
 Progress = bool | Callable[["Event"], None]
 
@@ -33,7 +40,7 @@ class JobFailedError(EarmillError, RuntimeError):
     """A job ended without all of its shards, or with more bad rows than it allows.
 
     Args:
-        end: The last event of the run, with its counts.
+        end: Last event of the run, with its counts.
     """
 
     def __init__(self, end: JobFinished) -> None:
@@ -61,25 +68,25 @@ def extract(
     """Run a job to its end, as `earmill extract` does.
 
     Args:
-        spec: A job file (path or fsspec URI), a mapping of the same shape, or a `JobSpec`.
-        overrides: `a.b=c` strings, as of `--set`.
-        resume: Go on with an output that holds commits of this job.
+        spec: A job file (path or fsspec URI), a mapping of the same form, or a `JobSpec`.
+        overrides: `a.b=c` strings, as for `--set`.
+        resume: Continue an output that has commits of this job.
         repair: With `resume`: read every file first, and compute damaged shards again.
-        update: Go on with an output as well, and take in what has changed in the source since: only
-            rows that were added or changed are computed, as a new snapshot.
-        progress: True shows what the command shows; a function is called with every event of
+        update: Continue an output, and take in the changes of the source since. Only rows that were
+            added or changed are computed, as a new snapshot.
+        progress: True shows the progress of the command. A function is called with every event of
             `earmill.events`, in this thread.
-        join: Work beside other drivers on this output, and go on with what they leave.
+        join: Work beside other drivers on this output, and take over shards that they leave.
         ray_address: Cluster to join; None takes RAY_ADDRESS, else a private Ray is started.
-        stop: Call it, from another thread, to end the run once what is in flight is committed.
-        check: Raise where the run did not end well; else look at `exit_code` and `status`.
+        stop: Call it from another thread to end the run after the shards in flight are committed.
+        check: Raise an error if the run failed; else see `exit_code` and `status`.
     Returns:
-        The last event: status, rows, seconds of audio, times real time.
+        Last event: status, rows, seconds of audio, times real time.
     Raises:
         SpecError, SourceError, OutputError, LockedError: Before any work.
-        RunStopped: Source, output or cluster are away; the same call with `resume` goes on.
+        RunStopped: Source, output or cluster do not answer; the same call with `resume` continues.
         OvertakenError: Another command took the output over while this run gave no sign of life.
-        JobFailedError: With `check`, a job that was stopped, failed, or quarantined too much.
+        JobFailedError: With `check`: the job was stopped, failed, or quarantined too many rows.
     Example:
         end = earmill.extract("job.yaml", overrides=["run.workers=2"], progress=True)
         print(end.rows_ok, end.rows_bad, end.output)
@@ -87,7 +94,7 @@ def extract(
     from earmill.pipeline.dataset.recompute import damaged
 
     if repair and not resume:
-        raise ValueError("repair goes on with an output: give resume=True as well")
+        raise ValueError("repair needs resume=True: it continues an output")
     if repair and update:
         raise ValueError("expected repair or update, got both: repair first")
     job = _loaded(spec, overrides)
@@ -108,18 +115,19 @@ def plan(
     sample: int = 0,
     seed: int | None = None,
 ) -> JobCost:
-    """What a job would do and cost, as `earmill plan` shows it; writes nothing to its output.
+    """Estimate a job, as `earmill plan` does; nothing is written to its output.
 
     Args:
-        spec, overrides: As for `extract`.
-        measure: Time the job's models here first, which takes seconds and is remembered; else the
-            time is that of what ran here before, or of a built-in reference.
-        sample: Process this many random rows in a private folder, and scale what they take and
-            weigh by seconds of audio; 0 processes none.
-        seed: With `sample`: draws the same rows again.
+        spec: See `extract`.
+        overrides: See `extract`.
+        measure: Time the job's models here first, which takes seconds, and keep the result. Else
+            the time is from earlier runs here, or from a built-in reference.
+        sample: Process this many random rows in a private folder, and scale their time and size by
+            seconds of audio; 0 processes none.
+        seed: With `sample`: a seed that draws the same rows again.
     Raises:
-        SpecError, SourceError: What the job would raise before any work; no row of the sample can
-            be used.
+        SpecError, SourceError: The job would raise this error before any work, or no row of the
+            sample can be used.
     """
     from earmill.pipeline.planning.estimate import job_cost
 
@@ -143,15 +151,15 @@ def verify(
     Args:
         uri: Output of a job: a folder or any fsspec URI.
         hashes: Read every byte and compare its sha256; else listings and small files only.
-        storage_options: For the filesystem: credentials, endpoint.
+        storage_options: Options of the output's filesystem: credentials, endpoint.
     Returns:
         `ok`, and every problem as a line.
     Raises:
-        OutputError: No dataset there.
+        OutputError: There is no dataset.
     """
     from earmill.pipeline.dataset.verify import verify as check
 
-    with opened_layout(uri, storage_options) as layout:
+    with _opened_layout(uri, storage_options) as layout:
         return check(layout, hashes=hashes)
 
 
@@ -166,23 +174,24 @@ def verify_deep(
     """Compute random rows again from their source and compare, as `earmill verify --deep` does.
 
     Args:
-        uri: Output of a job; run it where the job ran, as relative paths are relative to that.
-        rows: How many; all if there are not so many.
-        seed: Draws the rows; None draws a seed as well, which the report names.
-        job: The job, where dataset.json does not say all: credentials of the source.
-        storage_options: Of the place.
+        uri: Output of a job. Relative paths in it refer to the folder in which the job ran.
+        rows: Number of rows; all rows if there are fewer.
+        seed: Seed that draws the rows; None draws a seed, which the report names.
+        job: The job, for settings that dataset.json lacks: credentials of the source.
+        storage_options: Options of the output's filesystem: credentials, endpoint.
     Returns:
-        `ok`, counts, and every problem as a line. Rows are compared bit by bit where machine and
-        packages are those that made them, else within `deep_verify.TOLERANCE`.
+        `ok`, counts, and every problem as a line. Rows are compared bit by bit if machine and
+        packages are the same as for the dataset, else within `deep_verify.TOLERANCE`.
     Raises:
-        OutputError: No closed dataset there. SourceError, SourceOutage: The source is away.
+        OutputError: There is no closed dataset.
+        SourceError, SourceOutage: The source cannot be read.
     """
     from earmill.jobs.console.progress import logged_text
     from earmill.pipeline.driver.deep_verify import verify_deep as check
     from earmill.pipeline.driver.stored_job import stored_job
 
     options = dict(storage_options or {})
-    with opened_layout(uri, options) as layout:
+    with _opened_layout(uri, options) as layout:
         known = None if job is None else _job(job)
         spec = stored_job(layout, os.fspath(uri), options, job=known)
         return check(layout, spec, rows, seed=seed, on_begin=logged_text())
@@ -206,17 +215,21 @@ def retry(
     """Try quarantined rows again, as `earmill retry` does.
 
     Args:
-        dataset: Output of a job; run it where the job ran, as relative paths are relative to that.
+        dataset: Output of a job. Relative paths in it refer to the folder in which the job ran.
         error: Only rows of these error classes, such as `unreadable`.
         stage: Only rows that failed at these stages, such as `fetch`.
         uri: Only rows whose uri matches one of these patterns, such as `*/2019/*`.
-        job: The job, where dataset.json does not say all: credentials of the source, `run`.
-        overrides, progress, ray_address, stop, check: As for `extract`.
-        storage_options: Of the place.
+        job: The job, for settings that dataset.json lacks: credentials of the source, `run`.
+        overrides: See `extract`.
+        progress: See `extract`.
+        ray_address: See `extract`.
+        storage_options: Options of the output's filesystem: credentials, endpoint.
+        stop: See `extract`.
+        check: See `extract`.
     Returns:
-        The last event; None where no quarantined row matches.
+        Last event; None if no quarantined row matches.
     Raises:
-        As `extract`.
+        EarmillError: See `extract`.
     """
     from earmill.pipeline.dataset.recompute import RowFilter
     from earmill.pipeline.driver.stored_job import find_retry
@@ -249,27 +262,33 @@ def add_features(
     stop: StopRequest | None = None,
     check: bool = True,
 ) -> JobFinished:
-    """Put other models' streams beside the rows of a dataset, as `earmill add-features` does.
+    """Add other models' streams to the rows of a dataset, as `earmill add-features` does.
 
     Args:
-        uri: Output of a job that has finished. storage_options: Of the place.
-        job: A job file or mapping, of which `extract`, `name`, `run` and credentials of the source
-            are taken: source, audio and formats are the dataset's.
-        overrides, progress, ray_address, stop, check: As for `extract`.
+        uri: Output of a finished job.
+        job: A job file or mapping with `extract`, `name`, `run` and credentials of the source;
+            source, audio and formats are the dataset's.
+        overrides: See `extract`.
+        progress: See `extract`.
+        ray_address: See `extract`.
+        storage_options: Options of the output's filesystem: credentials, endpoint.
+        stop: See `extract`.
+        check: See `extract`.
     Returns:
-        The last event of the run; `open_features(uri, additions=True)` reads both.
+        Last event of the run; `open_features(uri, additions=True)` reads both.
     Raises:
-        OutputError: No finished dataset there. Else as `extract`.
+        OutputError: There is no finished dataset.
+        EarmillError: See `extract`.
     Example:
         earmill.add_features("features", {"extract": [{"model": "king2019", "fs_hz": 16000}]})
     """
     from earmill.pipeline.driver.add_features import add_features as add
 
-    given = job if isinstance(job, Mapping) else os.fspath(job)
+    additions = job if isinstance(job, Mapping) else os.fspath(job)
     with _sink(progress) as sink:
         end = add(
             os.fspath(uri),
-            given,
+            additions,
             storage_options=dict(storage_options or {}),
             overrides=_listed(overrides),
             sink=sink,
@@ -281,17 +300,217 @@ def add_features(
     return end
 
 
-def _loaded(spec: Spec, overrides: Iterable[str]) -> JobSpec:
-    """The spec with its overrides.
+def log(uri: Uri, *, storage_options: Mapping[str, Any] | None = None) -> list[LogEntry]:
+    """List the snapshots of a dataset, as `earmill log` does: the oldest first, the current last.
 
+    Args:
+        uri: Output of a job: a folder or any fsspec URI.
+        storage_options: Options of the output's filesystem: credentials, endpoint.
     Raises:
-        SpecError: What is wrong with it, in one line.
+        OutputError: There is no snapshot yet.
     """
+    from earmill.pipeline.dataset.history import log as read_log
+
+    with _opened_layout(uri, storage_options) as layout:
+        return read_log(layout)
+
+
+def diff(
+    uri: Uri,
+    before: Which = "previous",
+    after: Which = "current",
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> SnapshotDiff:
+    """Find the rows by which two snapshots of a dataset differ, as `earmill diff` does.
+
+    Args:
+        uri: Output of a job: a folder or any fsspec URI.
+        storage_options: Options of the output's filesystem: credentials, endpoint.
+        before: A number of `log`, "previous", "current", a date or a name.
+        after: The same for the second snapshot.
+    Raises:
+        OutputError: There is no such snapshot.
+    Example:
+        changes = earmill.diff("features", 1, 2)
+        print(changes.added, changes.changed, changes.removed)
+    """
+    from earmill.pipeline.dataset.history import diff as compare
+
+    with _opened_layout(uri, storage_options) as layout:
+        return compare(layout, before, after)
+
+
+def compact(
+    uri: Uri,
+    *,
+    shard_seconds: float | None = None,
+    shard_rows: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> LogEntry | None:
+    """Merge small shards into larger ones, as `earmill compact` does; no value changes.
+
+    Args:
+        uri: Output of a finished job.
+        shard_seconds: Most seconds of audio in a merged shard; None takes the job's.
+        shard_rows: Most rows in a merged shard; None takes the job's.
+        storage_options: Options of the output's filesystem: credentials, endpoint.
+    Returns:
+        Log entry of the new snapshot; None if there was nothing to merge.
+    Raises:
+        OutputError: There is no finished dataset.
+        LockedError: A driver works on the output.
+    """
+    from earmill.jobs.console.progress import logged_text
+    from earmill.pipeline.dataset.compact import compact as merge
+
+    with _opened_layout(uri, storage_options) as layout:
+        return merge(
+            layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=logged_text()
+        )
+
+
+def gc(
+    uri: Uri,
+    *,
+    keep: int | None = None,
+    older_than: timedelta | None = None,
+    grace: timedelta = timedelta(hours=24),
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Collected:
+    """Remove files that no snapshot names, as `earmill gc` does; the current snapshot stays.
+
+    Args:
+        uri: Output of a job: a folder or any fsspec URI.
+        storage_options: Options of the output's filesystem: credentials, endpoint.
+        keep: Keep this many snapshots, the newest.
+        older_than: Remove snapshots closed longer ago. With `keep` as well, a snapshot is removed
+            only if both allow it; with neither, all snapshots stay.
+        grace: Files younger than this stay in any case.
+        dry_run: Only report what would be removed.
+    Returns:
+        Snapshots, files and bytes that were removed.
+    Raises:
+        OutputError: There is no closed dataset.
+        LockedError: A driver works on the output.
+    """
+    from earmill.pipeline.dataset.garbage import collect_garbage
+
+    with _opened_layout(uri, storage_options) as layout:
+        return collect_garbage(
+            layout,
+            keep=keep,
+            older_than=older_than,
+            grace_s=grace.total_seconds(),
+            dry_run=dry_run,
+        )
+
+
+def push(
+    uri: Uri,
+    hub_id: str,
+    *,
+    private: bool | None = None,
+    revision: str = "main",
+    message: str | None = None,
+    verify: bool = False,
+    replace: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pushed:
+    """Upload a finished dataset to the Hugging Face hub in one commit, as `earmill push` does.
+
+    Args:
+        uri: Output of a job: a folder or any fsspec URI.
+        storage_options: Options of the output's filesystem: credentials, endpoint.
+        hub_id: `user/name` of the repository, which is created if it is new.
+        private: Visibility of a new repository; None takes the account's default.
+        revision: Branch to commit to.
+        message: Commit message; None writes one.
+        verify: First compare the sha256 of every file, not only sizes.
+        replace: Replace another dataset in the repository.
+    Raises:
+        OutputError: The dataset is not finished or not whole, or the id is not valid.
+        HubError: The hub refuses or does not answer, or another client committed meanwhile.
+        CommitError: A file has changed.
+    """
+    from earmill.pipeline.hub.contents import contents_of
+    from earmill.pipeline.hub.push import push as upload
+    from earmill.pipeline.hub.repo import HubRepo
+
+    with _opened_layout(uri, storage_options) as layout:
+        contents = contents_of(layout, hashes=verify)
+    repo = HubRepo(hub_id, revision)
+    return upload(layout, contents, repo, private=private, message=message, replace_other=replace)
+
+
+def report(
+    uri: Uri,
+    out: Uri = "report.html",
+    *,
+    rows: int = 1000,
+    examples: int = 4,
+    row_ids: Sequence[str] = (),
+    seconds: float = 10.0,
+    audio: bool = True,
+    job: JobSpec | Mapping[str, Any] | str | Path | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    on_begin: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """Write one HTML page that shows a dataset, as `earmill report` does.
+
+    Args:
+        uri: Output of a job: a folder or any fsspec URI.
+        storage_options: Options of the output's filesystem: credentials, endpoint.
+        out: File to write, on this machine.
+        rows: Most rows of the table.
+        examples: Number of rows that are shown in detail, 0 to 50.
+        row_ids: Ids of these rows; if empty, they are chosen by length.
+        seconds: Seconds of each example from its start, 0.1 to 120.
+        audio: Embed the sound of the examples, if the source can be read.
+        job: The job, for credentials of the source.
+        on_begin: Called with a text before each long step.
+    Returns:
+        Path of the file.
+    Raises:
+        SourceError: There is no dataset, no commit yet, or no row with one of the ids.
+        CommitError: A file of the dataset is damaged.
+        OutputError: `out` cannot be written.
+        ValueError: A number is out of its range.
+        SpecError: `job` is not valid.
+    """
+    from earmill.jobs.console.progress import logged_text
+    from earmill.jobs.report.build import Options, write_report
+
+    options = Options(rows, examples, row_ids, seconds, audio)
+    return write_report(
+        os.fspath(uri),
+        Path(out),
+        options=options,
+        storage_options=storage_options or {},
+        job=None if job is None else JobSpec.load(job),
+        on_begin=logged_text(on_begin),
+    )
+
+
+@contextmanager
+def _opened_layout(uri: Uri, storage_options: Mapping[str, Any] | None) -> Iterator[Layout]:
+    """Open an output; errors of its store become errors of earmill."""
+    from earmill.pipeline.storage.layout import Layout
+    from earmill.pipeline.storage.store_errors import store_errors
+
+    layout = Layout.open(os.fspath(uri), storage_options or {})
+    with store_errors(layout.url()):
+        yield layout
+
+
+def _loaded(spec: Spec, overrides: Iterable[str]) -> JobSpec:
+    """Load a spec with its overrides; SpecError if it is not valid."""
     return JobSpec.load(_job(spec), _listed(overrides))
 
 
 def _job(spec: Spec) -> JobSpec | Mapping[str, Any] | str:
-    """A job as `JobSpec.load` takes it; SpecError where it is none."""
+    """Return a job as an argument of `JobSpec.load`; SpecError for other types."""
     if isinstance(spec, JobSpec | Mapping):
         return spec
     if isinstance(spec, str | os.PathLike):
@@ -341,7 +560,7 @@ def _run(
 
 @contextmanager
 def _sink(progress: Progress) -> Iterator[Callable[[Event], None]]:
-    """Where the events of a run go, the logger `earmill` among them."""
+    """Yield the function that receives the events of a run, and logs them."""
     from earmill.jobs.console.progress import logged, make_reporter, notebook_reporter
     from earmill.pipeline.driver import events
 

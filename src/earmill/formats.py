@@ -1,4 +1,4 @@
-"""What a format of data files is made of, for one that is registered by another distribution.
+"""The parts of a format of data files, for formats of other distributions.
 
 A format is one module and one entry point, see docs/extending.md:
 

@@ -1,4 +1,4 @@
-"""What a kind of source is made of, for one that is registered by another distribution.
+"""The parts of a kind of source, for sources of other distributions.
 
 A kind is one module and one entry point, see docs/extending.md:
 

@@ -1,11 +1,11 @@
-"""Conformance tests for extensions: what a model, a source or a format of others must hold to.
+"""Conformance tests for extensions: models, sources and formats of other distributions.
 
     from earmill.testing import ModelConformance
 
     class TestMine(ModelConformance):
         model = "mymodel"
 
-Each is a class of pytest tests. Nothing is imported, pytest least of all, before one is named.
+Each suite is a class of pytest tests. It is imported, with pytest, when it is first named.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from earmill.testing.models import ModelConformance
     from earmill.testing.sources import SourceConformance
 
-# Name -> the module it is in.
+# Name -> its module.
 _HOMES = {
     "FormatConformance": "earmill.testing.formats",
     "ModelConformance": "earmill.testing.models",
@@ -37,9 +37,9 @@ def __getattr__(name: str) -> Any:
 
     if home not in sys.modules:
         pytest.register_assert_rewrite(home)  # so that a failure shows the values
-    found = getattr(import_module(home), name)
-    globals()[name] = found
-    return found
+    suite = getattr(import_module(home), name)
+    globals()[name] = suite
+    return suite
 
 
 def __dir__() -> list[str]:

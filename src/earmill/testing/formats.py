@@ -1,4 +1,4 @@
-"""What a format of data files must hold to, as tests."""
+"""Conformance tests of a format of data files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import data_path
 
 SHARD, ATTEMPT = "00000", "0000000a"
-# Frames of each row, some without any, and row ids that are no file names.
+# Row ids, some of which cannot be file names, and the frames of each row.
 ROWS = {
     "speech/a.wav": 300,
     "../up.flac": 0,
@@ -46,10 +46,15 @@ FLIPS = 60
 
 @dataclass(frozen=True)
 class Written:
-    """A shard as the format wrote it.
+    """A shard that the format wrote.
 
     Args:
-        name: The format. rel: The shard in `layout`.
+        name: Name of the format.
+        layout: Layout of the dataset.
+        rel: Path of the shard in `layout`.
+        rows: Rows of the shard.
+        streams: Streams of the rows.
+        dtype: Stored type.
     """
 
     name: str
@@ -64,11 +69,11 @@ class Written:
         return Path(self.layout.path(self.rel))
 
     def files(self) -> list[Path]:
-        """Every file of the shard."""
+        """Return every file of the shard."""
         return [self.path] if self.path.is_file() else sorted(_files(self.path))
 
     def promise(self) -> Promise:
-        """What a commit would say of it."""
+        """Return the facts of a commit about the shard."""
         root = Path(self.layout.root)
         named = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in self.files()]
         fmt = format_of(self.name)
@@ -81,7 +86,7 @@ class Written:
         )
 
     def spans(self, stream: str) -> Iterator[FrameSpan]:
-        """Every row of a stream, whole."""
+        """Yield every whole row of a stream."""
         start = 0
         for number, row in enumerate(self.rows):
             count = len(row.streams[stream])
@@ -89,7 +94,7 @@ class Written:
             start += count
 
     def read(self, wanted: Sequence[tuple[str, FrameSpan]], promise: Promise) -> list[np.ndarray]:
-        """Frames, as a reader of the dataset would get them; CommitError for damage."""
+        """Read frames as a reader of the dataset does; CommitError for damage."""
         cache = BlockCache(1000, IoCounts())
         with named_damage("row", self.rel):
             reader = format_of(self.name).open(self.layout, self.rel, promise, cache)
@@ -99,7 +104,7 @@ class Written:
                 reader.close()
 
     def whole(self) -> list[tuple[str, FrameSpan]]:
-        """Every row of every stream."""
+        """Return every row of every stream."""
         return [(info.name, span) for info in self.streams for span in self.spans(info.name)]
 
 
@@ -107,18 +112,18 @@ class FormatConformance:
     """Subclass it as `TestMine` and set `format`.
 
     Attributes:
-        format: The name the format is registered under.
+        format: Registered name of the format.
     """
 
     format: ClassVar[str]
 
     @pytest.fixture(params=["float16", "float32"])
     def written(self, request: pytest.FixtureRequest, tmp_path: Path) -> Written:
-        """A shard of frames and events."""
+        """Write a shard of frames and events."""
         return self.write(tmp_path / "one", sample_rows(request.param), request.param)
 
     def write(self, root: Path, rows: Sequence[FeatureRow], dtype: str) -> Written:
-        """A shard of these rows, written by the format."""
+        """Write a shard of these rows with the format."""
         streams = _streams()
         written = format_of(self.format)
         rel = data_path(SHARD, ATTEMPT, written.suffix)
@@ -174,7 +179,7 @@ class FormatConformance:
                 written.read([(stream, wrong)], written.promise())
 
     def test_a_changed_byte_is_found_or_harmless(self, written: Written) -> None:
-        """Wherever it is, no reader ever gets other values."""
+        """A reader gets the right values or an error, whichever byte has changed."""
         promise, wanted = written.promise(), written.whole()
         expected = written.read(wanted, promise)
         places = [(path, at) for path in written.files() for at in range(path.stat().st_size)]
@@ -242,12 +247,12 @@ def _streams() -> list[StreamInfo]:
 
 
 def sample_rows(dtype: str) -> list[FeatureRow]:
-    """Rows of frames and events as the suite writes them."""
+    """Return the suite's rows of frames and events."""
     return [_row(row_id, frames, _streams(), dtype) for row_id, frames in ROWS.items()]
 
 
 def _row(row_id: str, frames: int, streams: Sequence[StreamInfo], dtype: str) -> FeatureRow:
-    """Values that follow from the row's id; -0.0 and the smallest numbers among them."""
+    """Return a row with values that follow from its id, among them -0.0 and subnormals."""
     rng = np.random.default_rng([*row_id.encode()[:50]])
     values = rng.normal(0, 50, (frames, streams[0].width)).astype(dtype)
     values[:1, :2] = [-0.0, np.finfo(dtype).smallest_subnormal]
@@ -268,7 +273,7 @@ def _row(row_id: str, frames: int, streams: Sequence[StreamInfo], dtype: str) ->
 
 
 class _Planned:
-    """The source that these rows might have come from."""
+    """A source of the rows, for planning only."""
 
     def __init__(self, rows: Sequence[FeatureRow]) -> None:
         self._rows = rows
@@ -292,7 +297,7 @@ class _Planned:
 def _dataset(
     root: Path, fmt: str, rows: Sequence[FeatureRow], streams: Sequence[StreamInfo]
 ) -> Layout:
-    """A closed dataset of one shard."""
+    """Write a closed dataset of one shard."""
     layout = Layout.open(root)
     spec = JobSpec.load(
         {

@@ -1,11 +1,11 @@
-"""What a feature model must hold to before a job can rely on it, as a class of pytest tests.
+"""Conformance tests of a feature model, as a class of pytest tests.
 
     class TestLevel(ModelConformance):
         model = "level"                       # registered name, FeatureModel, or class of one
         other_params = {"hop_s": 0.02}
 
-Clips are short. Values are compared bit by bit: a job that is run again must write the same bytes,
-whichever rows were computed together and however a long one was cut.
+Clips are short. Values are compared bit by bit, because a job must write the same bytes again, for
+any batches of rows and any cuts of a long row.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from amtcore.features.registry import get_model
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.units import Calibration
 
-#: RMS of the noise that models hear, in their input unit: 60 dB SPL in either.
+#: RMS of the noise by input unit of the model; it is 60 dB SPL.
 RMS = {"pa": 0.02}
 RMS_OTHER = 0.01
-#: Seconds over which the frame rate is read off the number of frames.
+#: Seconds of signal in which frames are counted for their rate.
 RATE_S = 3600
-#: What may be left of what was before, of the largest value: what float32 leaves of loops.
+#: Most effect of earlier sound, relative to the largest value; loops leave this much in float32.
 FORGOTTEN = 1e-3
-#: Grids that begin anew after longer are not tried.
+#: Longest grid in seconds that is tested.
 LONGEST_GRID_S = 60
 
 
 class ModelConformance:
-    """The tests; a subclass names the model, and for the rest keeps or changes these.
+    """The tests. A subclass names the model and may change the other attributes.
 
     Attributes:
         model: Registered name, a `FeatureModel`, or a class of one.
-        params: Parameters to test it with.
-        other_params: Parameters that must change the hash of constants; needed where the model has
-            any parameters.
+        params: Parameters of the model in the tests.
+        other_params: Parameters that must change the hash of constants; needed if the model has
+            parameters.
         streams: Streams with their options; None takes every stream without options.
         fs_hz: Sampling rate; None takes the model's default.
         seconds: Length of the longest clip; it should give some frames.
@@ -61,12 +61,12 @@ class ModelConformance:
 
     @pytest.fixture
     def extractor(self) -> Extractor:
-        """The model with its streams, built once for all tests of the class."""
+        """Build the model with its streams once for all tests of the class."""
         return _built(type(self).build)
 
     @classmethod
     def described(cls) -> FeatureModel:
-        """The model under test."""
+        """Return the model under test."""
         if isinstance(cls.model, str):
             return get_model(cls.model)
         return cls.model() if isinstance(cls.model, type) else cls.model
@@ -77,7 +77,7 @@ class ModelConformance:
         params: Mapping[str, Any] | None = None,
         streams: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Extractor:
-        """A fresh extractor; what is None is the class's."""
+        """Build a new extractor; None takes the attribute of the class."""
         model = cls.described()
         asked = cls.streams if streams is None else streams
         fs_hz = model.default_fs_hz if cls.fs_hz is None else cls.fs_hz
@@ -86,7 +86,7 @@ class ModelConformance:
             fs_hz, cls.params if params is None else params, every if asked is None else asked
         )
 
-    # What it says of itself
+    # Description
 
     def test_it_says_what_it_is(self) -> None:
         """Name, summary, rate, unit and streams are there, each stream with unit and axes."""
@@ -102,7 +102,7 @@ class ModelConformance:
             assert kind.layout in ("frames", "events")
 
     def test_every_parameter_has_a_type_a_default_and_a_meaning(self) -> None:
-        """As `earmill models` prints them."""
+        """`earmill models` prints them."""
         for name, parameter in self.described().parameters.items():
             assert parameter.name == name and parameter.type_text
             assert parameter.doc, f"parameter {name!r} has no meaning in the docstring's Args"
@@ -124,7 +124,7 @@ class ModelConformance:
             assert StreamInfo.from_dict(json.loads(json.dumps(info.to_dict()))) == info
 
     def test_what_is_stored_of_it_is_json(self, extractor: Extractor) -> None:
-        """Provenance and pickles bring back what they were given."""
+        """JSON and pickles give equal values back."""
         described = extractor.describe()
         assert json.loads(json.dumps(described, allow_nan=False)) == described
         assert described["model"] == extractor.model
@@ -165,30 +165,30 @@ class ModelConformance:
             assert all(a[name] <= b[name] for name in a)
 
     def test_silence_is_finite(self, extractor: Extractor) -> None:
-        """Digital silence has features."""
+        """Digital silence has finite features."""
         (made,) = extractor.extract([np.zeros(self._samples(extractor), np.float32)])
         assert all(np.isfinite(_dense(values)).all() for values in made.values())
 
     def test_no_clips_give_nothing(self, extractor: Extractor) -> None:
-        """An empty batch is one."""
+        """An empty batch is valid."""
         assert extractor.extract([]) == []
 
     def test_a_second_time_gives_the_same(self, extractor: Extractor) -> None:
-        """Neither a call before nor another extractor changes a bit."""
+        """An earlier call, or another extractor, changes no bit."""
         clip = self.clips(extractor)[-1]
         first = extractor.extract([clip])
         _assert_same(extractor.extract([clip]), first)
         _assert_same(self.build().extract([clip]), first)
 
     def test_a_clip_does_not_depend_on_its_neighbours(self, extractor: Extractor) -> None:
-        """Nor on its place in the batch."""
+        """Features do not depend on other clips or on the order of the batch."""
         clips = self.clips(extractor)
         alone = [extractor.extract([clip])[0] for clip in clips]
         _assert_same(extractor.extract(clips), alone)
         _assert_same(extractor.extract(clips[::-1]), alone[::-1])
 
     def test_clips_are_left_as_they_are(self, extractor: Extractor) -> None:
-        """A clip that cannot be written to is as good, and so is a view of another."""
+        """Clips that are read-only, or views of other arrays, are valid and do not change."""
         clip = self.clips(extractor)[-1]
         (wanted,) = extractor.extract([clip])
         fixed, spread = clip.copy(), np.repeat(clip, 2)[::2]
@@ -213,8 +213,10 @@ class ModelConformance:
             extractor.extract([np.zeros((max(extractor.input_channels) + 1, 64), np.float32)])
 
     def test_not_a_number_is_never_hidden(self, extractor: Extractor) -> None:
-        """Every value that a NaN in the signal changes is NaN, or the model refuses the clip; the
-        clip beside it is as ever."""
+        """The model refuses a clip with NaN, or every value that the NaN changes is NaN.
+
+        The other clip of the batch does not change.
+        """
         clean, other = self._noise(extractor, 2)
         bad = clean.copy()
         bad[len(bad) // 2] = math.nan
@@ -232,7 +234,7 @@ class ModelConformance:
     # Chunks
 
     def test_chunks_are_the_whole(self, extractor: Extractor) -> None:
-        """A signal pushed in pieces has the frames of the whole, where a model can do that."""
+        """A signal in chunks has the frames of the whole signal, if the model can stream."""
         if not extractor.can_stream:
             with pytest.raises(ValueError):
                 extractor.open_stream()
@@ -250,8 +252,10 @@ class ModelConformance:
         )
 
     def test_it_forgets_as_it_says(self, extractor: Extractor) -> None:
-        """Where it states `memory_s`: frames after 17 of these are those of the signal without
-        what was before, here noise 30 dB louder; jobs cut long recordings by that."""
+        """After 17 times `memory_s`, frames do not depend on earlier sound, here 30 dB louder.
+
+        Jobs cut long recordings by this property. Models without `memory_s` are not tested.
+        """
         if extractor.memory_s is None or extractor.grid_s > LONGEST_GRID_S:
             return
         grid_s = extractor.grid_s
@@ -274,7 +278,7 @@ class ModelConformance:
     # Constants and parameters
 
     def test_the_hash_follows_the_constants(self, extractor: Extractor) -> None:
-        """Equal requests have equal hashes; other parameters have another."""
+        """Equal parameters have equal hashes; other parameters have another hash."""
         sha256 = extractor.buffers_sha256()
         assert len(sha256) == 64 and set(sha256) <= set("0123456789abcdef")
         assert extractor.buffers_sha256() == self.build().buffers_sha256() == sha256
@@ -285,7 +289,7 @@ class ModelConformance:
         assert self.build(params=self.other_params).buffers_sha256() != sha256
 
     def test_wrong_parameters_are_refused(self) -> None:
-        """A name that there is not, and a value of no type."""
+        """An unknown name, and a value of a wrong type."""
         with pytest.raises(ValueError, match="no parameter 'no_such_parameter'"):
             self.build(params={**self.params, "no_such_parameter": 1})
         for name, parameter in self.described().parameters.items():
@@ -294,7 +298,7 @@ class ModelConformance:
                     self.build(params={**self.params, name: object()})
 
     def test_wrong_streams_are_refused(self, extractor: Extractor) -> None:
-        """A stream that there is not, and an option that a stream does not have."""
+        """An unknown stream, and an unknown option of a stream."""
         for info in extractor.streams:
             options = dict((self.streams or {}).get(info.name, {}))
             with pytest.raises(ValueError, match="no_such_option"):
@@ -316,7 +320,7 @@ class ModelConformance:
 
     @classmethod
     def clips(cls, extractor: Extractor) -> Sequence[Frames]:
-        """Noise of several lengths: none, one sample, about a frame, more; the last is longest."""
+        """Return noise of several lengths: none, one sample, about a frame, more; longest last."""
         whole = cls._noise(extractor, 4)
         rates = [info.frame_rate_hz for info in extractor.streams if info.frame_rate_hz]
         frame = round(extractor.fs_hz / min(rates, default=extractor.fs_hz))
@@ -332,7 +336,7 @@ def _built(build: Callable[[], Extractor]) -> Extractor:
 
 
 def _dense(values: StreamValues) -> NDArray[Any]:
-    """Frames as they are; events as counts."""
+    """Return frames unchanged, and events as counts."""
     return values.dense() if isinstance(values, SpikeEvents) else values
 
 

@@ -1,4 +1,4 @@
-"""What a kind of source must hold to, as tests."""
+"""Conformance tests of a kind of source."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ class SourceConformance:
     """Subclass it as `TestMine`, set `kind`, and write `corpus`, `lose` and `cut_off`.
 
     Attributes:
-        kind: The name the source is registered under.
+        kind: Registered name of the source.
     """
 
     kind: ClassVar[str]
 
     def corpus(self, folder: Path) -> tuple[Section, Mapping[str, bytes]]:
-        """A corpus of three rows or more in an empty folder.
+        """Make a corpus of three rows or more in an empty folder.
 
         Returns:
-            The job's `source` section without `kind`, and row id to the bytes of the row, in the
+            The job's `source` section without `kind`, and the bytes of each row by row id, in the
             order of the source.
         """
         raise NotImplementedError
 
     def lose(self, folder: Path, row_id: str) -> None:
-        """Take the bytes of one row away; the others stay."""
+        """Remove the bytes of one row."""
         raise NotImplementedError
 
     def cut_off(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        """From now on the store gives nothing: no answer, no network, a broken disk."""
+        """Make the store fail from now on: no answer, no network, a broken disk."""
         raise NotImplementedError
 
     @pytest.fixture
     def made(self, tmp_path: Path) -> tuple[JobSpec, Mapping[str, bytes]]:
-        """A job on the corpus, and what its rows hold."""
+        """Return a job on the corpus, and the bytes of its rows."""
         return self.make(tmp_path)
 
     def make(self, parent: Path) -> tuple[JobSpec, Mapping[str, bytes]]:
-        """The job on a corpus in the folder `corpus` of `parent`."""
+        """Return a job on a corpus in the folder `corpus` of `parent`."""
         folder = parent / "corpus"
         folder.mkdir(parents=True)
         section, wanted = self.corpus(folder)
@@ -60,7 +60,7 @@ class SourceConformance:
 
     @pytest.fixture(autouse=True)
     def no_waiting(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """A store that is away is asked once."""
+        """Ask a store that does not answer only once."""
         monkeypatch.setattr(fetch, "RETRIES", Retries(budget_s=0.0))
         yield
 
@@ -147,14 +147,14 @@ def _job(section: Section) -> JobSpec:
 
 
 def _fetched(source: Source, items: Sequence[Item]) -> list[bytes | RowError]:
-    """Everything the source hands out for these items, in order."""
-    found: list[bytes | RowError] = []
-    for item, (given, stream) in zip(items, source.fetch(items), strict=True):
-        assert given == item
+    """Return the bytes or the error of each item, in order."""
+    results: list[bytes | RowError] = []
+    for item, (fetched, stream) in zip(items, source.fetch(items), strict=True):
+        assert fetched == item
         if isinstance(stream, RowError):
-            found.append(stream)
+            results.append(stream)
             continue
         with stream:
             assert stream.seekable()
-            found.append(stream.read())
-    return found
+            results.append(stream.read())
+    return results
