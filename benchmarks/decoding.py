@@ -18,7 +18,7 @@ from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import speech
 from earmill.pipeline.audio.channels import AudioBlock
 from earmill.pipeline.audio.decode import Limits, open_blocks
-from earmill.pipeline.audio.decoding_children import DecodingChildren
+from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import AudioResampler
 
 MODEL_FS_HZ = 44100
@@ -80,7 +80,7 @@ def in_child(data: bytes, seconds: float) -> tuple[float, float]:
     for _ in range(repeats):
         decode(data)
     here = time.process_time() - begin
-    children = DecodingChildren()
+    children = DecoderPool()
     options: dict[str, Any] = {"start_s": None, "end_s": None, "channels": "mean"}
     spent = 0.0
     for _ in range(2):  # the first round starts the child

@@ -104,13 +104,13 @@ class Player:
     def _of(self, stream: BinaryIO, item: Item, channel: int, facts: Mapping[str, Any]) -> Sound:
         from earmill.pipeline.audio.channels import clips_of_channels
         from earmill.pipeline.audio.decode import open_blocks
-        from earmill.pipeline.audio.decoding_children import DecodingChildren
+        from earmill.pipeline.audio.decoder_pool import DecoderPool
 
         expected = facts.get("bytes_sha256")
         if expected and digest_of(stream) != expected:
             return Sound(why="its file is another one now than the features were made of")
         policy = self._spec.audio.channels
-        children = DecodingChildren()
+        children = DecoderPool()
         opened = children.open if facts.get("container") in NOISY else open_blocks
         with (
             closing(children),

@@ -3,7 +3,7 @@
 `python -P -m earmill.pipeline.audio.decoder_process SOCKET MEMORY_BYTES` serves requests until the
 worker is gone. The process has no credentials in its environment and can write no file. It ends if
 a block takes more memory or CPU time than the worker allows. The worker's side is
-`earmill.pipeline.audio.decoding_children`.
+`earmill.pipeline.audio.decoder_pool`.
 
 Messages go over a socket.
 

@@ -7,7 +7,7 @@ import io
 from typing import BinaryIO
 
 
-class PlacedFile(io.RawIOBase):
+class SeekableFile(io.RawIOBase):
     """Base class of read-only seekable files. `readinto` of a subclass reads at `_at`.
 
     Args:

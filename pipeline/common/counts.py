@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from earmill.pipeline.common.errors import Fault, chain, fault_of, http_status
+from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
 
 # Targets of a retry, and its causes.
 SOURCE, OUTPUT = "source", "output"
@@ -94,4 +94,4 @@ def cause_of(error: BaseException) -> str:
     if any("connect" in kind.lower() or "disconnect" in kind.lower() for kind in kinds):
         return CONNECTION
     is_system = any(isinstance(e, OSError) and e.errno is not None for e in chain(error))
-    return MACHINE if is_system and fault_of(error) is Fault.OUTAGE else OTHER
+    return MACHINE if is_system and classify(error) is ErrorKind.OUTAGE else OTHER

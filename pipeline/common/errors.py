@@ -4,7 +4,7 @@ A job error stops the run before work starts and maps to an exit code. A row err
 the quarantine table and stops nothing else. After an outage the work is tried again later. Each
 class also inherits the built-in exception that a caller would expect.
 
-`fault_of` classifies exceptions of other libraries. Backends raise classes of their own (botocore,
+`classify` classifies exceptions of other libraries. Backends raise classes of their own (botocore,
 aiohttp, httpx, errno in several forms); only this module knows them. It searches the chain of
 causes, and has four answers:
 
@@ -36,7 +36,7 @@ from earmill.pipeline.common.redact import redact_text
 from earmill.pipeline.common.text import named_line
 
 
-class Fault(Enum):
+class ErrorKind(Enum):
     """Kind of a foreign exception, see the module."""
 
     REFUSED = "refused"
@@ -119,22 +119,22 @@ OUTAGE_CLASSES = frozenset(
 )
 
 
-def fault_of(error: BaseException) -> Fault:
+def classify(error: BaseException) -> ErrorKind:
     """Classify an exception of another library."""
     # The answer of the store is more exact than the class that a wrapper gave it.
     for each in chain(error):
         code, status = _code(each), _status(each)
         if code in OUTAGE_CODES:
-            return Fault.OUTAGE
+            return ErrorKind.OUTAGE
         if status is not None:
             return _by_status(status)
     for each in chain(error):
         kind = _by_class(each)
-        if kind is not Fault.UNKNOWN:
+        if kind is not ErrorKind.UNKNOWN:
             return kind
     # Defects come last, because an outage can make a client fail in any way.
     is_defect = any(isinstance(each, DEFECT_CLASSES) for each in chain(error))
-    return Fault.DEFECT if is_defect else Fault.UNKNOWN
+    return ErrorKind.DEFECT if is_defect else ErrorKind.UNKNOWN
 
 
 def http_status(error: BaseException) -> int | None:
@@ -224,27 +224,27 @@ def _status(error: BaseException) -> int | None:
     return status if 100 <= status < 600 else None
 
 
-def _by_status(status: int) -> Fault:
+def _by_status(status: int) -> ErrorKind:
     # 501 and 505 are permanent, but not a property of the object either.
-    return Fault.OUTAGE if status >= 500 or status in OUTAGE_STATUS else Fault.REFUSED
+    return ErrorKind.OUTAGE if status >= 500 or status in OUTAGE_STATUS else ErrorKind.REFUSED
 
 
-def _by_class(error: BaseException) -> Fault:
+def _by_class(error: BaseException) -> ErrorKind:
     for kind in type(error).__mro__:
         if kind.__name__ in REFUSED_CLASSES:
-            return Fault.REFUSED
+            return ErrorKind.REFUSED
         if kind.__name__ in OUTAGE_CLASSES:
-            return Fault.OUTAGE
+            return ErrorKind.OUTAGE
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-        return Fault.REFUSED
+        return ErrorKind.REFUSED
     # gcsfs raises a plain OSError for a 403.
     if isinstance(error, PermissionError) or str(error).startswith("Forbidden: "):
-        return Fault.REFUSED
+        return ErrorKind.REFUSED
     if isinstance(error, ConnectionError | TimeoutError | MemoryError | EOFError | ImportError):
-        return Fault.OUTAGE
+        return ErrorKind.OUTAGE
     if isinstance(error, OSError) and error.errno is not None:
-        return Fault.REFUSED if error.errno in REFUSED_ERRNOS else Fault.OUTAGE
-    return Fault.REFUSED if isinstance(error, ValueError) else Fault.UNKNOWN
+        return ErrorKind.REFUSED if error.errno in REFUSED_ERRNOS else ErrorKind.OUTAGE
+    return ErrorKind.REFUSED if isinstance(error, ValueError) else ErrorKind.UNKNOWN
 
 
 class EarmillError(Exception):

@@ -60,7 +60,7 @@ class Threads(ThreadPoolExecutor):
 
 
 @contextmanager
-def what_is_made_stays() -> Iterator[None]:
+def freeze_garbage_collector() -> Iterator[None]:
     """Context without garbage collection, whose objects are never collected later.
 
     A warm worker keeps all its objects. Collecting garbage among them takes a sixth of its start,

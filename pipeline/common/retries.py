@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Retries:
+class RetryPolicy:
     """A retry policy.
 
     Args:

@@ -9,9 +9,9 @@ Threads of libraries (kernels, torch, Zarr) do not use `doing`: each counts for 
 which it was first seen, and is read when such a part ends. Time that no part claims is `other`. A
 clock is read in a microsecond, so counting is always on.
 
-`Stages` notes when the stages of a piece of work began and ended. It reads the clock a few times
-for each shard, so it is always on, too. Stages overlap, because a shard's first clips are in the
-models while its last clips are fetched: their times do not add up.
+`StageTimes` notes when the stages of a piece of work began and ended. It reads the clock a few
+times for each shard, so it is always on, too. Stages overlap, because a shard's first clips are in
+the models while its last clips are fetched: their times do not add up.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ FOR_MODELS, FOR_FILES = "models", "files"
 _TASKS = "/proc/self/task"
 
 
-class CpuTally:
+class CpuSeconds:
     """CPU seconds by part. Safe in several threads.
 
     Args:
         whole: Another tally that counts the same seconds.
     """
 
-    def __init__(self, whole: CpuTally | None = None) -> None:
+    def __init__(self, whole: CpuSeconds | None = None) -> None:
         self._whole, self._lock = whole, threading.Lock()
         self._seconds: dict[str, float] = {}
 
@@ -69,11 +69,11 @@ class _ThreadState(threading.local):
 
     def __init__(self) -> None:
         self.part = ""
-        self.tally: CpuTally | None = None
+        self.tally: CpuSeconds | None = None
         self.since_s = 0.0
         self.known = _Known()
 
-    def switch(self, part: str, tally: CpuTally | None) -> None:
+    def switch(self, part: str, tally: CpuSeconds | None) -> None:
         """Count the current stretch and begin another."""
         now_s = time.thread_time()
         if self.tally is not None:
@@ -111,7 +111,7 @@ class doing:
 
     __slots__ = ("_libraries", "_outer", "_part", "_tally")
 
-    def __init__(self, part: str, tally: CpuTally | None = None, *, libraries: str = "") -> None:
+    def __init__(self, part: str, tally: CpuSeconds | None = None, *, libraries: str = "") -> None:
         self._part, self._tally, self._libraries = part, tally, libraries
 
     def __enter__(self) -> None:
@@ -124,7 +124,7 @@ class doing:
         _state.switch(*self._outer)
 
 
-def current() -> CpuTally | None:
+def current() -> CpuSeconds | None:
     """Return the tally that this thread counts for."""
     return _state.tally
 
@@ -149,7 +149,7 @@ def counted(part: str, items: Iterable[T]) -> Iterator[T]:
     return _counted(part, items, current())
 
 
-def _counted(part: str, items: Iterable[T], tally: CpuTally | None) -> Iterator[T]:
+def _counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator[T]:
     iterator = iter(items)
     try:
         while True:
@@ -262,7 +262,7 @@ def in_order(seconds: Mapping[str, float]) -> dict[str, float]:
 Stretch = tuple[float, float]
 
 
-class Stages:
+class StageTimes:
     """Stages of one piece of work. Safe in several threads."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ from earmill.pipeline.common.timing import (
     ENCODE,
     FOR_FILES,
     HASH,
-    Stages,
+    StageTimes,
     carried,
     current,
     doing,
@@ -106,7 +106,7 @@ def publish_shard(
     extra_types: Mapping[str, Any] | None = None,
     generation: int = 0,
     folder: Path | None = None,
-    stages: Stages | None = None,
+    stages: StageTimes | None = None,
     fence: Fence = UNFENCED,
 ) -> bool:
     """Write one shard and commit it; True where this attempt won, False where another one had.
@@ -132,7 +132,7 @@ def publish_shard(
             committed then, and local temporaries are gone.
     """
     encoding = Encoding(dtype, row_group_profile, extra_types, attrs, parquet_form)
-    shard = _Shard(layout, shard_id, attempt, encoding, stages or Stages(), fence)
+    shard = _Shard(layout, shard_id, attempt, encoding, stages or StageTimes(), fence)
     with _explained(shard_id, layout, fence):
         _check_extras(attrs, info)
         fence.check(layout)
@@ -215,7 +215,7 @@ class _Shard:
         shard_id: str,
         attempt: str,
         encoding: Encoding,
-        stages: Stages,
+        stages: StageTimes,
         fence: Fence,
     ) -> None:
         self.layout, self.stages, self.fence = layout, stages, fence

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from earmill.pipeline.common.patience import Outage, Patience
 from earmill.pipeline.driver import events
+from earmill.pipeline.driver.circuit_breaker import CircuitBreaker, OutageState
 from earmill.pipeline.driver.culprit_search import Bisection
 from earmill.pipeline.driver.shard_work import Assignment, ShardWork
 from earmill.pipeline.worker.messages import Lost, Outcome
@@ -99,13 +99,13 @@ class Ledger:
         *,
         max_attempts: int,
         sink: events.Sink = events.ignore,
-        patience: Patience | None = None,
+        patience: CircuitBreaker | None = None,
         witnesses: Iterable[Item] = (),
         look_ahead: Callable[[Sequence[str]], None] = lambda shards: None,
     ) -> None:
         self._committed, self._look_ahead = committed, look_ahead
         self._max_attempts, self._sink = max_attempts, sink
-        self._patience = patience or Patience()
+        self._patience = patience or CircuitBreaker()
         self._witnesses = deque(witnesses, maxlen=WITNESSES)
         self._pending = deque(ShardWork(shard) for shard in shards)
         self._waiting: deque[ShardWork] = deque()
@@ -205,7 +205,7 @@ class Ledger:
         if self._is_settled(work) or self._complete(work):
             return
         if outcome.outage:
-            self._wait(work, Outage(outcome.outage, _said(outcome)))
+            self._wait(work, OutageState(outcome.outage, _said(outcome)))
         elif outcome.memory and work.memory_share > LEAST_MEMORY:
             self._lower(work, _said(outcome))
         elif isinstance(outcome, Lost):
@@ -222,7 +222,7 @@ class Ledger:
             return
         reason = _said(outcome)
         if outcome.outage:
-            self._meet(work, Outage(outcome.outage, reason))
+            self._meet(work, OutageState(outcome.outage, reason))
             self._searches.appendleft(work)
             return
         if isinstance(outcome, Outcome) and outcome.stage == "publish":
@@ -266,7 +266,7 @@ class Ledger:
         )
         return True
 
-    def _wait(self, work: ShardWork, outage: Outage) -> None:
+    def _wait(self, work: ShardWork, outage: OutageState) -> None:
         if work.copies:
             # Another copy is still running; its end decides.
             return
@@ -274,7 +274,7 @@ class Ledger:
         self._waiting.append(work)
         self._meet(work, outage)
 
-    def _meet(self, work: ShardWork, outage: Outage) -> None:
+    def _meet(self, work: ShardWork, outage: OutageState) -> None:
         pause_s = self._patience.met(outage)
         self._sink(
             events.ShardWaits(

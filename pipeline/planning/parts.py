@@ -46,7 +46,7 @@ INDEX_SCHEMA = pa.schema(
 
 
 @dataclass
-class Home:
+class PartFolder:
     """The place of a plan's parts: a folder of this process until the plan is stored.
 
     Args:
@@ -70,7 +70,7 @@ class Part:
     number: int
     sha256: str
 
-    def read(self, home: Home) -> bytes:
+    def read(self, home: PartFolder) -> bytes:
         """Read the file; CommitError if it is missing or has another checksum."""
         path = part_path(home.plan_id, self.number)
         try:
@@ -83,7 +83,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Place:
+class RowRange:
     """The place of a shard's rows.
 
     Args:
@@ -108,11 +108,11 @@ class StoredShard(Shard):
         home: Place of the parts.
     """
 
-    def __init__(self, shard_id: str, place: Place, home: Home) -> None:
+    def __init__(self, shard_id: str, place: RowRange, home: PartFolder) -> None:
         vars(self).update(shard_id=shard_id, place=place, home=home)
 
-    place: Place
-    home: Home
+    place: RowRange
+    home: PartFolder
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -187,7 +187,7 @@ class PartWriter:
         self._held: list[Shard] = []
         self._held_rows = self._parts = 0
         self._stored: list[StoredShard] = []
-        self._home: Home | None = None
+        self._home: PartFolder | None = None
 
     def add(self, shard: Shard) -> None:
         if self._held and self._held_rows + shard.rows > PART_ROWS:
@@ -205,13 +205,13 @@ class PartWriter:
     def _flush(self) -> None:
         if self._home is None:
             folder = tempfile.mkdtemp(prefix="plan-", dir=own_folder())
-            self._home = Home(Layout.open(folder), "new")
+            self._home = PartFolder(Layout.open(folder), "new")
         data = encoded(rows_table(self._held, self._typed), self._metadata)
         part = Part(self._parts, hashlib.sha256(data).hexdigest())
         self._home.store.write_bytes(part_path(self._home.plan_id, part.number), data)
         first = 0
         for shard in self._held:
-            place = Place(part, first, shard.rows, shard.seconds)
+            place = RowRange(part, first, shard.rows, shard.seconds)
             self._stored.append(StoredShard(shard.shard_id, place, self._home))
             first += shard.rows
         self._held, self._held_rows, self._parts = [], 0, self._parts + 1
@@ -260,12 +260,12 @@ def stored_shards(
     index: pa.Table, sha256s: Sequence[str], store: Layout, plan_id: str
 ) -> tuple[StoredShard, ...]:
     """Return the shards of an index, without their rows."""
-    home = Home(store, plan_id)
+    home = PartFolder(store, plan_id)
     parts = [Part(number, sha256) for number, sha256 in enumerate(sha256s)]
     columns = (index.column(name).to_pylist() for name in ("shard", "rows", "seconds", "first"))
     numbers = index.column("part").to_pylist()
     return tuple(
-        StoredShard(shard, Place(parts[number], first, rows, seconds), home)
+        StoredShard(shard, RowRange(parts[number], first, rows, seconds), home)
         for (shard, rows, seconds, first), number in zip(
             zip(*columns, strict=True), numbers, strict=True
         )

@@ -21,15 +21,15 @@ from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.counts import SOURCE
 from earmill.pipeline.common.errors import (
     EarmillError,
-    Fault,
+    ErrorKind,
     RowError,
     SourceError,
     SourceOutage,
     UnreadableError,
-    fault_of,
+    classify,
     http_status,
 )
-from earmill.pipeline.common.retries import Retries, T
+from earmill.pipeline.common.retries import RetryPolicy, T
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.places import CheckedClient, Place
 from earmill.pipeline.storage.filesystems import (
@@ -51,7 +51,7 @@ Scalar = str | int | float | bool | None
 
 # While listing: a store that answers "not now" is asked for so long, a silent one so often. The
 # latter is more likely a wrong address.
-OPEN_RETRIES = Retries(budget_s=75.0, what=SOURCE)
+OPEN_RETRIES = RetryPolicy(budget_s=75.0, what=SOURCE)
 SILENT_TRIES = 4
 
 
@@ -230,7 +230,7 @@ def source_errors(uri: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise SourceError(f"source {uri}: not found; check source.uri") from error
     except Exception as error:
-        kind = SourceOutage if fault_of(error) is Fault.OUTAGE else SourceError
+        kind = SourceOutage if classify(error) is ErrorKind.OUTAGE else SourceError
         raise kind(f"source {uri}: cannot be read: {named_line(error)}") from error
 
 
@@ -241,7 +241,7 @@ def answered(work: Callable[[], T]) -> T:
     def worth_it(error: Exception) -> bool:
         nonlocal silent
         silent += http_status(error) is None
-        return fault_of(error) is Fault.OUTAGE and silent < SILENT_TRIES
+        return classify(error) is ErrorKind.OUTAGE and silent < SILENT_TRIES
 
     return OPEN_RETRIES.run(work, worth_it)
 

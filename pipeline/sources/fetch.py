@@ -33,14 +33,14 @@ from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.counts import SOURCE
 from earmill.pipeline.common.errors import (
     AbsentError,
-    Fault,
+    ErrorKind,
     RowError,
     SourceOutage,
     UnreadableError,
     chain,
-    fault_of,
+    classify,
 )
-from earmill.pipeline.common.retries import Retries, T
+from earmill.pipeline.common.retries import RetryPolicy, T
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.common.timing import FETCH, carried
 from earmill.pipeline.sources.base import Fetched, Item, object_of
@@ -52,7 +52,7 @@ MOST_BYTES = 64 << 30  # of an object whose size nobody says
 READ_AHEAD_BYTES = 256 << 20  # read ahead of the consumer at most this much
 AHEAD_OBJECTS = 8
 # In one go; the driver tries the whole shard again later.
-RETRIES = Retries(budget_s=45.0, what=SOURCE)
+RETRIES = RetryPolicy(budget_s=45.0, what=SOURCE)
 # Without a byte for so long, or slower than this on the whole, a read counts as stalled.
 STALL_S = 120.0
 SLOWEST_BYTES_PER_S = 100_000
@@ -326,7 +326,7 @@ def load_blob(
 
     try:
         return patiently(attempt, lambda error: not (task.abandoned or is_final(error)))
-    # Backends raise classes of their own (botocore, aiohttp); `fault_of` knows them.
+    # Backends raise classes of their own (botocore, aiohttp); `classify` knows them.
     except Exception as error:
         return failed(item.uri, error)
 
@@ -338,14 +338,14 @@ def patiently(work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T
 
 def is_final(error: Exception) -> bool:
     """A clear no of the store, or a defect; asking again does not help."""
-    return row_error_of("", error) is not None or fault_of(error) is Fault.REFUSED
+    return row_error_of("", error) is not None or classify(error) is ErrorKind.REFUSED
 
 
 def failed(uri: str, error: Exception) -> RowError:
     """The row error of a clear no or a defect; SourceOutage is raised for everything else."""
     if (row_error := row_error_of(uri, error)) is not None:
         return row_error
-    if fault_of(error) is Fault.REFUSED:
+    if classify(error) is ErrorKind.REFUSED:
         return AbsentError(f"{uri}: cannot be fetched: {named_line(error)}")
     raise SourceOutage(f"{uri}: cannot be fetched: {named_line(error)}") from error
 
@@ -355,7 +355,7 @@ def row_error_of(uri: str, error: Exception) -> RowError | None:
     for one in chain(error):
         if isinstance(one, RowError):
             return one
-    if fault_of(error) is not Fault.DEFECT:
+    if classify(error) is not ErrorKind.DEFECT:
         return None
     return UnreadableError(f"{uri}: cannot be read: {named_line(error, where=True)}")
 

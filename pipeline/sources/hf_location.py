@@ -22,13 +22,13 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 
 from earmill.pipeline.common.errors import (
-    Fault,
+    ErrorKind,
     MissingPackageError,
     NotRegularError,
     SourceError,
     UnreadableError,
     chain,
-    fault_of,
+    classify,
     http_status,
 )
 from earmill.pipeline.common.text import named_line, nearest, one_line
@@ -361,4 +361,4 @@ def is_away(error: Exception) -> bool:
     """Whether the dataset's files could not be had, as against what is in them."""
     if isinstance(error, ValueError | IndexError | KeyError) and http_status(error) is None:
         return False  # a damaged or shorter file
-    return fault_of(error) in (Fault.REFUSED, Fault.OUTAGE)
+    return classify(error) in (ErrorKind.REFUSED, ErrorKind.OUTAGE)

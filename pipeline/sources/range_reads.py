@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.byte_streams import PlacedFile
+from earmill.pipeline.common.byte_streams import SeekableFile
 from earmill.pipeline.common.errors import RowError, UnreadableError
 from earmill.pipeline.sources.base import (
     Fetched,
@@ -144,7 +144,7 @@ def _pieces(
             touch()
 
 
-class _Ranged(PlacedFile):
+class _Ranged(SeekableFile):
     """What is read into a buffer by `read`."""
 
     def readinto(self, buffer: Any) -> int:

@@ -19,21 +19,21 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from earmill.pipeline.common.counts import OUTPUT
 from earmill.pipeline.common.errors import (
     EarmillError,
-    Fault,
+    ErrorKind,
     StorageError,
     chain,
-    fault_of,
+    classify,
     http_status,
 )
-from earmill.pipeline.common.retries import Retries
+from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.storage.store_errors import store_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 # For a job, which has hours to lose, and for a command that somebody waits for.
-RETRIES = Retries(budget_s=75.0, what=OUTPUT)
-BRIEF = Retries(budget_s=2.0, what=OUTPUT)
+RETRIES = RetryPolicy(budget_s=75.0, what=OUTPUT)
+BRIEF = RetryPolicy(budget_s=2.0, what=OUTPUT)
 SILENT_TRIES = 4
 REASONS = {
     errno.ENOSPC: "no space left on the device",
@@ -121,7 +121,7 @@ def storage_error(what: str, error: BaseException) -> StorageError:
     said = REASONS.get(number or 0) if http_status(error) is None else None
     return StorageError(
         f"{what}: {said or store_line(error)}",
-        transient=fault_of(error) is Fault.OUTAGE,
+        transient=classify(error) is ErrorKind.OUTAGE,
         errno=number if http_status(error) is None else None,
     )
 
@@ -134,12 +134,12 @@ def _asked(store: Store, work: Callable[[], R]) -> R:
     def worth_it(error: Exception) -> bool:
         nonlocal silent
         silent += http_status(error) is None and store.fs not in _answered
-        return fault_of(error) is Fault.OUTAGE and silent < SILENT_TRIES
+        return classify(error) is ErrorKind.OUTAGE and silent < SILENT_TRIES
 
     try:
         found = (RETRIES if _jobs else BRIEF).run(work, worth_it)
     except Exception as error:
-        if fault_of(error) is Fault.OUTAGE:
+        if classify(error) is ErrorKind.OUTAGE:
             _answered.discard(store.fs)
         else:
             _answered.add(store.fs)
@@ -151,4 +151,4 @@ def _asked(store: Store, work: Callable[[], R]) -> R:
 def _is_storage(error: Exception) -> bool:
     if isinstance(error, OSError) or http_status(error) is not None:
         return True
-    return fault_of(error) is Fault.OUTAGE and not isinstance(error, MemoryError | ImportError)
+    return classify(error) is ErrorKind.OUTAGE and not isinstance(error, MemoryError | ImportError)

@@ -19,7 +19,7 @@ from earmill.pipeline.common.timing import (
     ENCODE,
     FOR_MODELS,
     MODEL,
-    CpuTally,
+    CpuSeconds,
     carried,
     counted,
     doing,
@@ -189,7 +189,7 @@ class GpuExtraction(Extraction):
         self,
         extractors: Sequence[Extractor],
         gpu: Gpu,
-        cpu: CpuTally | None = None,
+        cpu: CpuSeconds | None = None,
         **options: Any,
     ) -> None:
         super().__init__(extractors, **options)
@@ -244,7 +244,7 @@ class GpuExtraction(Extraction):
 
 
 def extraction_on(
-    gpu: Gpu | None, extractors: Sequence[Extractor], cpu: CpuTally | None, **options: Any
+    gpu: Gpu | None, extractors: Sequence[Extractor], cpu: CpuSeconds | None, **options: Any
 ) -> Extraction:
     """The models on what they were built for."""
     if gpu is None:

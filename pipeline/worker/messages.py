@@ -96,7 +96,7 @@ class Outcome:
         stage: Where it failed: warm_up, rows or publish; device, where that was lost and the
             process is of no more use; overtaken, where another command has the output now.
         message: One line for people. permanent: Trying again is pointless.
-        outage: Kind of an outage, see `common.patience`; it says nothing of the shard.
+        outage: Kind of an outage, see `driver.circuit_breaker`; it says nothing of the shard.
         info: Set by a good warm-up. value: Set by a status call.
         memory: There was too little of it.
         cpu_s: Set by shards and status calls: CPU seconds of the process since it was warm, by

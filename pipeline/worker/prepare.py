@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_channels
 from earmill.pipeline.audio.decode import AudioFacts, Blocks, open_blocks
-from earmill.pipeline.audio.decoding_children import DecodingChildren
+from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import AudioResampler, ResampleStream
 from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.timing import RESAMPLE, doing
@@ -112,7 +112,7 @@ class Preparer:
     targets: tuple[Target, ...]
     long_s: float = LONG_S
     on_device: bool = False
-    children: DecodingChildren | None = None
+    children: DecoderPool | None = None
     warm_up_s: int = 0
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:

@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from earmill.pipeline.audio.decoding_children import DecodingChildren
+from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
 from earmill.pipeline.common.text import one_line
@@ -26,8 +26,8 @@ from earmill.pipeline.common.timing import (
     ENCODE,
     FETCH,
     MODEL,
-    CpuTally,
-    Stages,
+    CpuSeconds,
+    StageTimes,
     carried,
     counted,
 )
@@ -93,7 +93,7 @@ class RowProcessor:
         spill_folder: str | None = None,
         gpu: Gpu | None = None,
         shards: int = CONCURRENT_SHARDS,
-        cpu: CpuTally | None = None,
+        cpu: CpuSeconds | None = None,
     ) -> None:
         self._source, self._extractors = source, tuple(extractors)
         self._witnesses = Witnesses()
@@ -105,7 +105,7 @@ class RowProcessor:
             for model in self._extractors
         )
         on_device = gpu is not None and spec.audio.resampler == ON_DEVICES
-        self._children = DecodingChildren() if spec.run.decode_in_child else None
+        self._children = DecoderPool() if spec.run.decode_in_child else None
         names = [entry.model for entry in spec.extract]
         warm_s = warm_up_s(spec.audio.spans, self._extractors, names)
         self._preparer = Preparer(spec.audio, targets, long_s, on_device, self._children, warm_s)
@@ -134,7 +134,7 @@ class RowProcessor:
         turn: Turn | None = None,
         on_audio: Callable[[float], None] = lambda seconds: None,
         memory_share: float = 1.0,
-        stages: Stages | None = None,
+        stages: StageTimes | None = None,
     ) -> ShardRows:
         """All rows of a shard.
 
@@ -150,7 +150,7 @@ class RowProcessor:
             SourceOutage: Bytes could not be had for no row's fault; nothing is to be published.
         """
         with self.extraction.shard():
-            run = _ShardRun(self, attempts, on_audio, memory_share, stages or Stages())
+            run = _ShardRun(self, attempts, on_audio, memory_share, stages or StageTimes())
             return run.run(items, witnesses, turn or free_turn())
 
     def prepare(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
@@ -173,7 +173,7 @@ class RowProcessor:
         attempts: int,
         witnesses: Sequence[Item] = (),
         memory_share: float = 1.0,
-        stages: Stages | None = None,
+        stages: StageTimes | None = None,
     ) -> Generator[Prepared, None, None]:
         """Every row, decoded ahead, in order."""
 
@@ -192,7 +192,7 @@ class RowProcessor:
 
         fetched = fetch_confirmed(self._source, items, self._witnesses, witnesses)
         return prefetched(
-            (stages or Stages()).during(FETCH, counted(FETCH, fetched)),
+            (stages or StageTimes()).during(FETCH, counted(FETCH, fetched)),
             carried(DECODE, work),
             pool=self._pool,
             nbytes=_nbytes,
@@ -253,7 +253,7 @@ class _ShardRun:
         attempts: int,
         on_audio: Callable[[float], None],
         memory_share: float,
-        stages: Stages,
+        stages: StageTimes,
     ) -> None:
         self._rows, self._attempts, self._on_audio = rows, attempts, on_audio
         self._stages = stages

@@ -30,8 +30,8 @@ from earmill.pipeline.common.timing import (
     FOR_MODELS,
     MODEL,
     OTHER,
-    CpuTally,
-    Stages,
+    CpuSeconds,
+    StageTimes,
     doing,
     library_threads,
 )
@@ -142,7 +142,7 @@ class ShardRunner:
         self._rows: RowProcessor | None = None
         self._in_flight: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._cpu, self._cpu_before_s = CpuTally(), 0.0
+        self._cpu, self._cpu_before_s = CpuSeconds(), 0.0
         # Stored in every data file; the same for every attempt.
         self._attrs = shard_attrs(self._spec.canonical(), self._spec.sha256())
 
@@ -152,9 +152,9 @@ class ShardRunner:
             sweep()  # what workers that were killed on this machine have left
             source = open_source(self._spec.source, self._spec.audio.array_rate_hz)
             # Who starts a library's threads is who they are counted for from now on.
-            with doing(MODEL, CpuTally(), libraries=FOR_MODELS):
+            with doing(MODEL, CpuSeconds(), libraries=FOR_MODELS):
                 models = warm_models(self._spec, self._job.threads, self._job.device)
-            with doing(ENCODE, CpuTally(), libraries=FOR_FILES):
+            with doing(ENCODE, CpuSeconds(), libraries=FOR_FILES):
                 self._exercise_writers(models)
             self._rows = self._make_rows(
                 self._spec,
@@ -173,13 +173,13 @@ class ShardRunner:
 
     def run(self, order: ShardOrder) -> ShardNotes | None:
         """Process the shard and publish it, unless another attempt has done so already."""
-        with patient(), doing(OTHER, CpuTally(self._cpu)):
+        with patient(), doing(OTHER, CpuSeconds(self._cpu)):
             return self._run(order)
 
     def _run(self, order: ShardOrder) -> ShardNotes | None:
         if self._layout.exists(commit_path(order.shard.shard_id, self._again(order).generation)):
             return None
-        started, stages = time.perf_counter(), Stages()
+        started, stages = time.perf_counter(), StageTimes()
         try:
             rows = self._process(order, stages)
             seconds = time.perf_counter() - started
@@ -243,7 +243,7 @@ class ShardRunner:
             raise RuntimeError("the worker is not warm")
         return self._models
 
-    def _process(self, order: ShardOrder, stages: Stages) -> ShardRows:
+    def _process(self, order: ShardOrder, stages: StageTimes) -> ShardRows:
         def count(seconds: float) -> None:
             with self._lock:
                 self._in_flight[order.attempt] = self._in_flight.get(order.attempt, 0.0) + seconds
@@ -298,7 +298,7 @@ class ShardRunner:
             raise PublishError("the features of a long row found no room") from error
 
     def _publish(
-        self, order: ShardOrder, rows: ShardRows, process_s: float, stages: Stages
+        self, order: ShardOrder, rows: ShardRows, process_s: float, stages: StageTimes
     ) -> bool:
         shard, output = order.shard, self._spec.output
         try:

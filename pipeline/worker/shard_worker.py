@@ -20,16 +20,16 @@ from earmill.pipeline.common.errors import (
     DeviceError,
     DeviceLost,
     EarmillError,
-    Fault,
+    ErrorKind,
     OvertakenError,
     SourceOutage,
     StorageError,
     chain,
-    fault_of,
+    classify,
     is_machine_fault,
     is_out_of_memory,
 )
-from earmill.pipeline.common.machine import what_is_made_stays
+from earmill.pipeline.common.machine import freeze_garbage_collector
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.worker.messages import (
     Outcome,
@@ -65,7 +65,7 @@ class ShardWorker:
     def warm_up(self) -> Outcome:
         """Build and warm the runner; an outcome with `info`, or the reason why not."""
         try:
-            with what_is_made_stays():
+            with freeze_garbage_collector():
                 if self._runner is None:
                     self._runner = self._make_runner()
                 return Outcome(ok=True, info=self._runner.warm_up())
@@ -159,7 +159,7 @@ def outage_of(stage: str, error: BaseException) -> str:
     if stage == "publish":
         # Too little memory for a shard's tables may well be the shard's doing.
         short = is_out_of_memory(error)
-        return "output" if fault_of(error) is Fault.OUTAGE and not short else ""
+        return "output" if classify(error) is ErrorKind.OUTAGE and not short else ""
     return "machine" if is_machine_fault(error) else ""
 
 

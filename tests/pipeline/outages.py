@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from earmill.pipeline.common.patience import Patience
-from earmill.pipeline.common.retries import Retries
+from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.driver import events
+from earmill.pipeline.driver.circuit_breaker import CircuitBreaker
 from earmill.pipeline.driver.shard_tracker import Committed, Ledger, Result
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
@@ -33,12 +33,12 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def retries(self, budget_s: float = 45.0) -> Retries:
-        """Retries on this clock, without chance."""
-        return Retries(budget_s, clock=self, sleep=self.sleep, jitter=lambda: 1.0)
+    def retries(self, budget_s: float = 45.0) -> RetryPolicy:
+        """Return a retry policy on this clock, without jitter."""
+        return RetryPolicy(budget_s, clock=self, sleep=self.sleep, jitter=lambda: 1.0)
 
-    def patience(self) -> Patience:
-        return Patience(self, jitter=lambda: 1.0)
+    def patience(self) -> CircuitBreaker:
+        return CircuitBreaker(self, jitter=lambda: 1.0)
 
 
 class FaultyStore:

@@ -15,7 +15,7 @@ import pytest
 
 from earmill.pipeline.common import timing
 from earmill.pipeline.common.timing import (
-    CpuTally,
+    CpuSeconds,
     LibraryThreads,
     carried,
     counted,
@@ -45,8 +45,8 @@ def spend(seconds: float) -> None:
 
 
 def test_time_goes_to_the_innermost_part_and_none_of_it_twice() -> None:
-    whole = CpuTally()
-    tally = CpuTally(whole)
+    whole = CpuSeconds()
+    tally = CpuSeconds(whole)
     begin = time.thread_time()
     with doing("decode", tally):
         spend(0.02)
@@ -69,7 +69,7 @@ def test_a_part_counts_for_nobody_where_nobody_counts() -> None:
 
 
 def test_an_error_ends_its_part() -> None:
-    tally = CpuTally()
+    tally = CpuSeconds()
     with doing("decode", tally):
         with pytest.raises(ValueError, match="broken"), doing("hash"):
             spend(0.005)
@@ -79,7 +79,7 @@ def test_an_error_ends_its_part() -> None:
 
 
 def test_work_and_items_made_in_other_threads_count_for_who_asked() -> None:
-    tally = CpuTally()
+    tally = CpuSeconds()
     closed = []
 
     def items() -> Iterator[int]:
@@ -129,7 +129,7 @@ def test_a_library_s_threads_work_for_what_has_started_them(
     ray, kernels, zarr = libraries
     ray(0.001)
     monkeypatch.setattr(timing, "library_threads", LibraryThreads())
-    tally = CpuTally()
+    tally = CpuSeconds()
     with doing("model", tally, libraries=timing.FOR_MODELS):
         kernels(0.01)
         ray(0.01)
@@ -160,7 +160,7 @@ def test_what_an_unseen_thread_spent_before_the_beginning_counts_for_nothing() -
 
 
 def test_a_thread_that_says_what_it_does_is_no_library_s() -> None:
-    tally, done = CpuTally(), threading.Event()
+    tally, done = CpuSeconds(), threading.Event()
 
     def ours() -> None:
         with doing("decode", tally):

@@ -17,17 +17,22 @@ from botocore import exceptions as botocore
 from fsspec.exceptions import FSTimeoutError
 
 from earmill.pipeline.common.errors import (
-    Fault,
+    ErrorKind,
     SourceOutage,
     StorageError,
-    fault_of,
+    classify,
     http_status,
     is_machine_fault,
 )
-from earmill.pipeline.common.retries import Retries
+from earmill.pipeline.common.retries import RetryPolicy
 from tests.pipeline.outages import Clock
 
-DEFECT, OUTAGE, REFUSED, UNKNOWN = Fault.DEFECT, Fault.OUTAGE, Fault.REFUSED, Fault.UNKNOWN
+DEFECT, OUTAGE, REFUSED, UNKNOWN = (
+    ErrorKind.DEFECT,
+    ErrorKind.OUTAGE,
+    ErrorKind.REFUSED,
+    ErrorKind.UNKNOWN,
+)
 
 
 def client_error(code: str, status: int) -> botocore.ClientError:
@@ -131,9 +136,9 @@ SAID = [
 
 
 @pytest.mark.parametrize(("error", "expected"), SAID, ids=lambda value: str(value)[:40])
-def test_what_an_exception_says(error: BaseException, expected: Fault) -> None:
-    assert fault_of(error) is expected
-    assert fault_of(wrapped(error)) is expected
+def test_what_an_exception_says(error: BaseException, expected: ErrorKind) -> None:
+    assert classify(error) is expected
+    assert classify(wrapped(error)) is expected
 
 
 def test_an_answer_of_the_store_outweighs_the_class_around_it() -> None:
@@ -143,13 +148,13 @@ def test_an_answer_of_the_store_outweighs_the_class_around_it() -> None:
         except botocore.ClientError as error:
             raise FileNotFoundError("corpus/a.wav") from error
     except FileNotFoundError as error:
-        assert fault_of(error) is OUTAGE and http_status(error) == 503
+        assert classify(error) is OUTAGE and http_status(error) == 503
 
 
 def test_a_chain_that_bites_its_tail_ends() -> None:
     one, other = RuntimeError("a"), RuntimeError("b")
     one.__cause__, other.__cause__ = other, one
-    assert fault_of(one) is UNKNOWN
+    assert classify(one) is UNKNOWN
 
 
 def test_faults_of_the_machine_are_told_from_those_of_a_name() -> None:
@@ -193,6 +198,6 @@ def test_pauses_are_drawn_between_half_and_whole() -> None:
                 raise ConnectionError("away")
             return "there"
 
-        retries = Retries(9.0, clock=clock, sleep=clock.sleep, jitter=lambda drawn=drawn: drawn)
+        retries = RetryPolicy(9.0, clock=clock, sleep=clock.sleep, jitter=lambda drawn=drawn: drawn)
         assert retries.run(work, lambda error: True) == "there"
         assert clock() == pytest.approx(expected)

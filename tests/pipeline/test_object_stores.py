@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 
 import earmill
-from earmill.pipeline.common.errors import EarmillError, Fault, OutputError, StorageError, fault_of
+from earmill.pipeline.common.errors import (
+    EarmillError,
+    ErrorKind,
+    OutputError,
+    StorageError,
+    classify,
+)
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.sources.base import filesystem, source_errors
@@ -225,4 +231,4 @@ def test_an_answer_of_the_web_may_take_long_but_not_stall(monkeypatch: pytest.Mo
         with pytest.raises(Exception) as found:
             fs.cat_file(f"{address}/stalls")
         asked.set()
-    assert fault_of(found.value) is Fault.OUTAGE
+    assert classify(found.value) is ErrorKind.OUTAGE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from earmill.pipeline.common.errors import Fault, fault_of, retry_after_s
+from earmill.pipeline.common.errors import ErrorKind, classify, retry_after_s
 from earmill.pipeline.common.redact import redact_text
 from tests.pipeline.outages import Clock
 
@@ -85,19 +85,19 @@ def azure(status: int, code: str) -> Exception:
 @pytest.mark.parametrize(
     ("error", "fault"),
     [
-        (OSError("Forbidden: https://storage.googleapis.com/b\nno"), Fault.REFUSED),
-        (named("HttpError", code=429), Fault.OUTAGE),
-        (named("HttpError", code=404), Fault.REFUSED),
-        (named("ProxyError", OSError), Fault.OUTAGE),
-        (named("RefreshError", type(named("GoogleAuthError"))), Fault.OUTAGE),
-        (named("ServiceRequestError"), Fault.OUTAGE),
-        (named("ServiceResponseError"), Fault.OUTAGE),
-        (azure(403, "AuthorizationFailure"), Fault.REFUSED),
-        (azure(403, "AuthenticationFailed"), Fault.OUTAGE),
+        (OSError("Forbidden: https://storage.googleapis.com/b\nno"), ErrorKind.REFUSED),
+        (named("HttpError", code=429), ErrorKind.OUTAGE),
+        (named("HttpError", code=404), ErrorKind.REFUSED),
+        (named("ProxyError", OSError), ErrorKind.OUTAGE),
+        (named("RefreshError", type(named("GoogleAuthError"))), ErrorKind.OUTAGE),
+        (named("ServiceRequestError"), ErrorKind.OUTAGE),
+        (named("ServiceResponseError"), ErrorKind.OUTAGE),
+        (azure(403, "AuthorizationFailure"), ErrorKind.REFUSED),
+        (azure(403, "AuthenticationFailed"), ErrorKind.OUTAGE),
     ],
 )
-def test_what_google_s_and_azure_s_clients_raise(error: Exception, fault: Fault) -> None:
-    assert fault_of(error) is fault
+def test_what_google_s_and_azure_s_clients_raise(error: Exception, fault: ErrorKind) -> None:
+    assert classify(error) is fault
 
 
 def test_a_connection_string_in_a_message_loses_its_key() -> None:

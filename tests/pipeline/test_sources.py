@@ -13,7 +13,7 @@ from typing import BinaryIO
 import pytest
 
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
-from earmill.pipeline.common.retries import Retries
+from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.sources import Item
 from earmill.pipeline.sources import fetch as fetch_module
 from earmill.pipeline.sources import files as files_module
@@ -230,7 +230,7 @@ class TestFetching:
             return fetch_module.Blob(data=b"good")
 
         monkeypatch.setattr(fetch_module, "_load", flaky)
-        monkeypatch.setattr(fetch_module, "RETRIES", Retries(60.0, sleep=lambda seconds: None))
+        monkeypatch.setattr(fetch_module, "RETRIES", RetryPolicy(60.0, sleep=lambda seconds: None))
         blob = fetch_module.load_blob(Item("a", "/a"), lambda uri: {})
         assert isinstance(blob, fetch_module.Blob)
         assert (blob.nbytes, len(calls)) == (4, 3)

@@ -11,7 +11,7 @@ import pytest
 from amtcore.features.spike_events import SpikeEvents
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.decode import open_blocks
-from earmill.pipeline.audio.decoding_children import DecodingChildren
+from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.common.errors import (
     TooLongError,
     TruncatedError,
@@ -42,7 +42,7 @@ def test_blocks_hold_the_margins_and_facts_do_not(
 
 
 def test_a_child_reads_the_same_margins() -> None:
-    data, children = audio_factory.clip("flac", 8.0, seed=3), DecodingChildren()
+    data, children = audio_factory.clip("flac", 8.0, seed=3), DecoderPool()
     spec = {"uri": "x", "start_s": 3.0, "end_s": 5.0, "channels": "mean", "margins_s": (2, 1)}
     try:
         from earmill.pipeline.audio.decode import Limits

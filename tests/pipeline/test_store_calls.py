@@ -12,7 +12,7 @@ import pytest
 
 import earmill.pipeline.storage.store_calls as store_calls
 from earmill.pipeline.common.errors import CommitError, StorageError
-from earmill.pipeline.common.retries import Retries
+from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.storage.store_calls import (
     SILENT_TRIES,
     patient,
@@ -70,8 +70,10 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """A clock that only sleeping moves; how long was slept."""
     slept: list[float] = []
 
-    def policy(budget_s: float) -> Retries:
-        return Retries(budget_s, clock=lambda: sum(slept), sleep=slept.append, jitter=lambda: 1.0)
+    def policy(budget_s: float) -> RetryPolicy:
+        return RetryPolicy(
+            budget_s, clock=lambda: sum(slept), sleep=slept.append, jitter=lambda: 1.0
+        )
 
     monkeypatch.setattr(store_calls, "RETRIES", policy(75.0))
     monkeypatch.setattr(store_calls, "BRIEF", policy(2.0))

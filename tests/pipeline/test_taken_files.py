@@ -11,7 +11,7 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.audio.decode import Limits
-from earmill.pipeline.audio.decoding_children import DecodingChildren
+from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.common.errors import RowError
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.formats.row_table import FACT_TYPES, row_table
@@ -106,7 +106,7 @@ def test_rows_say_what_was_odd(corpus: Path) -> None:
 
 def test_a_child_says_the_same(corpus: Path) -> None:
     limits = Limits(unterminated=True, span_tolerance_s=0.5)
-    children = DecodingChildren()
+    children = DecoderPool()
     try:
         for name, end_s in (("note.ogg", None), ("unfinished.wav", 2.3), ("tagged.wav", None)):
             data = (corpus / name).read_bytes()

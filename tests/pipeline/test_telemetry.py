@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from earmill.pipeline.common.counts import Counts, ProcessCounts, cause_of, counts
 from earmill.pipeline.common.errors import MissingPackageError, OutputError, SpecError
-from earmill.pipeline.common.timing import Stages
+from earmill.pipeline.common.timing import StageTimes
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.telemetry.figures import Figures
 from earmill.pipeline.driver.telemetry.observers import observed
@@ -256,7 +256,7 @@ def test_batches_and_queues_are_counted_while_they_live() -> None:
 
 
 def test_a_stage_lasts_from_its_first_to_its_last_stretch() -> None:
-    stages = Stages()
+    stages = StageTimes()
     stages.mark("model", 5.0, 6.0)
     stages.mark("model", 2.0, 3.0)
     stages.mark("fetch", 1.0, 4.0)

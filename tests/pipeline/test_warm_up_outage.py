@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from earmill.pipeline.common.patience import ENOUGH_S
 from earmill.pipeline.driver import pool as pool_module
+from earmill.pipeline.driver.circuit_breaker import ENOUGH_S
 from earmill.pipeline.driver.pool import Pool
 from earmill.pipeline.driver.scheduler import OUTAGE_WARM_UP_PAUSE_S, OUTAGE_WARM_UP_S, Scheduler
 from earmill.pipeline.driver.shard_tracker import Ledger

@@ -188,7 +188,7 @@ MORE_AUDIO = frozenset(
 
 
 @dataclass(frozen=True)
-class ChunkForm:
+class ChunkFormat:
     """Form of the chunks of a container.
 
     Args:
@@ -203,7 +203,7 @@ class ChunkForm:
 
 
 def chunks(
-    stream: BinaryIO, position: int, end: int, form: ChunkForm
+    stream: BinaryIO, position: int, end: int, form: ChunkFormat
 ) -> Iterator[tuple[bytes, int, int]]:
     """Yield name, start and size of the payload of each chunk from `position` on.
 
@@ -222,7 +222,12 @@ def chunks(
 
 
 def no_audio(
-    stream: BinaryIO, position: int, nbytes: int, form: ChunkForm | None = None, *, payload: int = 0
+    stream: BinaryIO,
+    position: int,
+    nbytes: int,
+    form: ChunkFormat | None = None,
+    *,
+    payload: int = 0,
 ) -> bool:
     """Return True if the file holds no samples from `position` on: chunks, tags, padding.
 
@@ -255,7 +260,7 @@ def no_audio(
     return False
 
 
-def _may_be_chunk(stream: BinaryIO, position: int, form: ChunkForm | None) -> bool:
+def _may_be_chunk(stream: BinaryIO, position: int, form: ChunkFormat | None) -> bool:
     """Return True if the name at a position can be that of a chunk without samples."""
     if form is None:
         return False

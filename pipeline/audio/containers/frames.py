@@ -31,7 +31,7 @@ AMR_BYTES = {
 
 
 @dataclass(frozen=True)
-class FrameForm:
+class FrameFormat:
     """Frames of one format.
 
     Args:
@@ -110,8 +110,8 @@ def _ac3_bytes(raw: bytes) -> int | None:
     return 2 * words
 
 
-ADTS = FrameForm("adts", "AAC", ADTS_HEADER_BYTES, _adts_bytes, b"\xff")
-AC3 = FrameForm("ac3", "AC-3", AC3_HEADER_BYTES, _ac3_bytes, b"\x0b")
+ADTS = FrameFormat("adts", "AAC", ADTS_HEADER_BYTES, _adts_bytes, b"\xff")
+AC3 = FrameFormat("ac3", "AC-3", AC3_HEADER_BYTES, _ac3_bytes, b"\x0b")
 
 
 def probe_ac3(stream: BinaryIO, nbytes: int) -> Probe | None:
@@ -135,6 +135,6 @@ def probe_amr(stream: BinaryIO, nbytes: int) -> Probe:
         # The padding bits of a header are zero. The mark of a second file has other bits there.
         return sizes.get(raw[0] >> 3 & 15) if raw and not raw[0] & 0x83 else None
 
-    form = FrameForm("amr", "AMR", 1, size, None)
+    form = FrameFormat("amr", "AMR", 1, size, None)
     found = form.probe(stream, nbytes, start=len(magic))
     return found or Probe("amr")

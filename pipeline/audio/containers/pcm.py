@@ -27,7 +27,7 @@ from typing import BinaryIO
 from earmill.pipeline.audio.containers.base import (
     BareSamples,
     ByteOrder,
-    ChunkForm,
+    ChunkFormat,
     HeaderSize,
     Probe,
     Trim,
@@ -99,7 +99,7 @@ class StatedSize:
     frame_bytes: int | None
     bare: BareSamples | None = None
     codec: str | None = None
-    form: ChunkForm | None = None
+    form: ChunkFormat | None = None
     extra: int = 0
     others: tuple[int, ...] = ()
     wraps: bool = True
@@ -189,9 +189,9 @@ class StatedSize:
         return Probe(self.kind, damage=why, declared_frames=frames, codec=self.codec)
 
 
-def riff_chunks(order: ByteOrder) -> ChunkForm:
+def riff_chunks(order: ByteOrder) -> ChunkFormat:
     """Return the form of the chunks of RIFF and AIFF."""
-    return ChunkForm(8, lambda head: (head[:4], uint(head[4:], order)))
+    return ChunkFormat(8, lambda head: (head[:4], uint(head[4:], order)))
 
 
 def _w64_header(head: bytes) -> tuple[bytes, int]:
@@ -202,7 +202,7 @@ def _w64_header(head: bytes) -> tuple[bytes, int]:
     return name, max(0, uint(head[16:24], "little") - W64_HEADER_BYTES)
 
 
-W64_CHUNKS = ChunkForm(W64_HEADER_BYTES, _w64_header, align=8)
+W64_CHUNKS = ChunkFormat(W64_HEADER_BYTES, _w64_header, align=8)
 
 
 def is_riff(head: bytes) -> bool:
@@ -354,7 +354,7 @@ AIFC_PLAIN = {
     **dict.fromkeys((b"alaw", b"ALAW"), A_LAW_SUBTYPES),
     b"raw ": {1: "PCM_U8"},
 }
-CAF_CHUNKS = ChunkForm(
+CAF_CHUNKS = ChunkFormat(
     12, lambda head: (head[:4], int.from_bytes(head[4:], "big", signed=True)), align=1
 )
 CAF_UNKNOWN = -1

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from earmill.pipeline.common.byte_streams import PlacedFile
+from earmill.pipeline.common.byte_streams import SeekableFile
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import (
     Block,
@@ -78,7 +78,7 @@ def fetched(file: StoredFile, spans: Iterable[Span]) -> list[Held]:
     return [(low, file.read(low, high - low)) for low, high in spans]
 
 
-class HeldRanges(PlacedFile):
+class HeldRanges(SeekableFile):
     """A file of which some ranges are held; Arrow takes their parts without a copy.
 
     Args:

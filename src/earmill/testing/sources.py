@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from earmill.pipeline.common.errors import RowError, SourceOutage
-from earmill.pipeline.common.retries import Retries
+from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import Item, Source, fetch, open_source
 from earmill.pipeline.spec.job import JobSpec
@@ -61,7 +61,7 @@ class SourceConformance:
     @pytest.fixture(autouse=True)
     def no_waiting(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """Ask a store that does not answer only once."""
-        monkeypatch.setattr(fetch, "RETRIES", Retries(budget_s=0.0))
+        monkeypatch.setattr(fetch, "RETRIES", RetryPolicy(budget_s=0.0))
         yield
 
     def test_the_section_is_a_part_of_the_job(

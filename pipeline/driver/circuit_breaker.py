@@ -32,7 +32,7 @@ ADVICE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class OutageState:
     """An outage that a shard met; its rows may be good.
 
     Args:
@@ -44,7 +44,7 @@ class Outage:
     reason: str
 
 
-class Patience:
+class CircuitBreaker:
     """State of a run's outage, see the module.
 
     Args:
@@ -64,7 +64,7 @@ class Patience:
         self._since = self._next_try = 0.0
         self.verdict = ""
 
-    def met(self, outage: Outage) -> float:
+    def met(self, outage: OutageState) -> float:
         """Note an attempt that met an outage, and return the seconds until the next attempt."""
         now = self._clock()
         if self._in_a_row == 0:

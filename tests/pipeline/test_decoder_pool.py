@@ -18,11 +18,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
-from earmill.pipeline.audio import decoder_process, decoding_children
+from earmill.pipeline.audio import decoder_pool, decoder_process
 from earmill.pipeline.audio.decode import Limits, open_blocks
-from earmill.pipeline.audio.decoding_children import ChildReader, DecodingChildren, _Child
+from earmill.pipeline.audio.decoder_pool import ChildReader, DecoderPool, _Child
 from earmill.pipeline.common.errors import DecoderCrashError, RowError, SourceOutage
-from earmill.pipeline.common.timing import DECODE, CpuTally, doing
+from earmill.pipeline.common.timing import DECODE, CpuSeconds, doing
 from earmill.pipeline.sources.fetch import Blob, check_arrived
 from earmill.pipeline.spec.job import JobSpec
 from tests.pipeline import audio_factory
@@ -53,8 +53,8 @@ BUSY_UNTIL = time.process_time() + {BUSY_S}
 
 
 @pytest.fixture(scope="module")
-def warm() -> Iterator[DecodingChildren]:
-    children = DecodingChildren()
+def warm() -> Iterator[DecoderPool]:
+    children = DecoderPool()
     yield children
     children.close()
 
@@ -63,17 +63,17 @@ def warm() -> Iterator[DecodingChildren]:
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(PLANTED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(decoding_children, "CPU_S", 0.5)
+    monkeypatch.setattr(decoder_pool, "CPU_S", 0.5)
 
 
-def opened(children: DecodingChildren, stream: BinaryIO, **changes: Any) -> ChildReader:
+def opened(children: DecoderPool, stream: BinaryIO, **changes: Any) -> ChildReader:
     options: dict[str, Any] = {"start_s": None, "end_s": None, "channels": "each"}
     return children.open(stream, **{"uri": "x", "limits": Limits(), **options, **changes})
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "ogg", "mp3"])
 def test_samples_and_facts_are_those_of_decoding_here(
-    kind: str, warm: DecodingChildren, tmp_path: Path
+    kind: str, warm: DecoderPool, tmp_path: Path
 ) -> None:
     data = audio_factory.clip(kind, 4.0, channels=2)
     (tmp_path / "x").write_bytes(data)
@@ -93,7 +93,7 @@ def test_samples_and_facts_are_those_of_decoding_here(
 
 def test_what_a_child_spends_is_counted_as_decoding(planted: None) -> None:
     """The parts of a job's CPU time lacked it, as did its estimate."""
-    children, tally = DecodingChildren(), CpuTally()
+    children, tally = DecoderPool(), CpuSeconds()
     file = audio_factory.encode(audio_factory.speech_like(0.1, BUSY_HZ), "wav", BUSY_HZ)
     with doing(DECODE, tally), opened(children, io.BytesIO(file)) as reader:
         list(reader)
@@ -114,7 +114,7 @@ def test_what_a_child_spends_is_counted_as_decoding(planted: None) -> None:
     ],
 )
 def test_errors_are_those_of_decoding_here(
-    data: bytes, changes: dict[str, Any], warm: DecodingChildren
+    data: bytes, changes: dict[str, Any], warm: DecoderPool
 ) -> None:
     with pytest.raises(RowError) as here, open_blocks(io.BytesIO(data), uri="x", **changes) as one:
         list(one)
@@ -186,7 +186,7 @@ def test_it_is_no_part_of_what_the_job_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_child_that_others_end_says_nothing_of_the_row(number: int) -> None:
-    children = DecodingChildren()
+    children = DecoderPool()
     data = audio_factory.clip("wav", 60.0)
     with opened(children, io.BytesIO(data)) as reader:
         blocks = iter(reader)
@@ -199,7 +199,7 @@ def test_a_child_that_others_end_says_nothing_of_the_row(number: int) -> None:
 
 
 def test_a_child_has_no_credentials_and_can_write_no_file(
-    warm: DecodingChildren, monkeypatch: pytest.MonkeyPatch
+    warm: DecoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     child = _Child()
@@ -251,7 +251,7 @@ def answered(
     decoder_process.send(theirs, opened)
     decoder_process.send(theirs, then, payload)
     request = {"uri": "x", "cpu_s": 1.0}
-    children = DecodingChildren()
+    children = DecoderPool()
     with theirs, ChildReader(children, child, stream or io.BytesIO(b"x"), request) as reader:
         try:
             list(reader)

@@ -54,7 +54,7 @@ SMALL_BYTES = 64 << 20
 KEPT = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "HOME"})
 
 
-class DecodingChildren:
+class DecoderPool:
     """The decoding processes of this process. Safe in several threads."""
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class ChildReader(Blocks):
 
     def __init__(
         self,
-        children: DecodingChildren,
+        children: DecoderPool,
         child: _Child,
         stream: BinaryIO,
         request: Mapping[str, Any],
