@@ -26,6 +26,9 @@ from earmill.pipeline.audio.containers import Probe
 from earmill.pipeline.audio.containers.base import open_window
 from earmill.pipeline.audio.containers.lossless import (
     BEFORE_END,
+    FLAC_BEGINS,
+    FLAC_COUNT,
+    FLAC_HEAD_BYTES,
     FRAME_SYNC,
     StreamInfo,
     flac_goes_on,
@@ -242,7 +245,7 @@ class WholeFlac(Decoder):
 
 
 def whole_flac(source: DecoderInput) -> WholeFlac | None:
-    """Decode a short FLAC with dr_flac, which takes two thirds of libFLAC's time.
+    """Decode a short FLAC with dr_flac, in two thirds of the time of libsndfile.
 
     dr_flac leaves out frames whose checksum is wrong, and goes on. So its samples count only if
     there are as many as the header declares, and no more follow. In all other cases libsndfile
@@ -257,15 +260,19 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
         return None
     nbytes = source.seek(0, io.SEEK_END)
     source.seek(0)
-    data = source.read() if nbytes <= MOST_BYTES else b""
-    info = StreamInfo.of(data)
+    info = StreamInfo.of(source.read(FLAC_HEAD_BYTES)) if nbytes <= MOST_BYTES else None
     if info is None or info.bits not in SUBTYPES:
         return None
     if not 0 < info.frames * info.channels <= MOST_SAMPLES:
         return None
+    source.seek(0)
+    data = source.read()
     begin = _first_frame(data)
-    if begin is None or flac_goes_on(io.BytesIO(data), begin, nbytes) is not None:
+    if begin is None or any(data.find(mark, begin) >= 0 for mark in FLAC_BEGINS):
         return None
+    # The header declares one frame more to dr_flac, which then also reads frames that follow.
+    count = int.from_bytes(data[FLAC_COUNT], "big") + 1
+    data = data[: FLAC_COUNT.start] + count.to_bytes(8, "big") + data[FLAC_COUNT.stop :]
     read, dtype = (
         (miniaudio.flac_read_s16, np.int16)
         if info.bits <= 16

@@ -21,6 +21,8 @@ from earmill.pipeline.audio.containers.base import (
 
 FLAC = b"fLaC"
 FLAC_HEAD_BYTES = 26
+# Bytes of the header whose lowest 36 bits are the number of frames.
+FLAC_COUNT = slice(18, 26)
 # Start of a stream: its mark, and the head of its first block of 34 bytes, which may be the last.
 FLAC_BEGINS = (b"fLaC\x00\x00\x00\x22", b"fLaC\x80\x00\x00\x22")
 # Bytes to search in front of a decoder's position: the longest frame, and the decoder's read-ahead.
@@ -56,7 +58,7 @@ class StreamInfo:
         """Parse the first bytes of a file; None if it is not a FLAC."""
         if len(head) < FLAC_HEAD_BYTES or head[:4] != FLAC or head[4] & 0x7F:
             return None
-        packed = uint(head[18:FLAC_HEAD_BYTES], "big")
+        packed = uint(head[FLAC_COUNT], "big")
         channels, bits = (packed >> 41 & 0x7) + 1, (packed >> 36 & 0x1F) + 1
         block = uint(head[10:12], "big")
         return cls(packed >> 44, channels, bits, packed & (1 << 36) - 1, block)
