@@ -21,8 +21,15 @@ import numpy as np
 import torch
 
 from earmill.pipeline.formats.frames import LentFrames
-from earmill.pipeline.loader import display
 from earmill.pipeline.loader.epoch_order import check_whole
+from earmill.pipeline.loader.rows import (
+    line,
+    names_text,
+    short,
+    streams_text,
+    table,
+    values_text,
+)
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -148,15 +155,15 @@ class Batch:
         streams = {name: _stream_text(value) for name, value in self.features.items()}
         label = self.label
         said = "" if label is None else f"label {_column_text(label)}"
-        parts = [display.streams_text(streams), said, display.names_text("extra", self.extra)]
-        return display.line("Batch of", f"{len(self)} rows", parts)
+        parts = [streams_text(streams), said, names_text("extra", self.extra)]
+        return line("Batch of", f"{len(self)} rows", parts)
 
     def _repr_html_(self) -> str:
         """A table of the streams and of the source's columns, for notebooks."""
         rows = [(name, _stream_text(value)) for name, value in self.features.items()]
         rows += [] if self.label is None else [("label", _column_text(self.label))]
         rows += [(f"extra {name}", _column_text(value)) for name, value in self.extra.items()]
-        return display.table(f"Batch of {len(self)} rows", ("", ""), rows)
+        return table(f"Batch of {len(self)} rows", ("", ""), rows)
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """The batch with its tensors as `Tensor.to` gives them.
@@ -209,14 +216,14 @@ for _kind in (Padded, Packed, Batch):
 
 def _stream_text(value: Any) -> str:
     if not isinstance(value, Padded | Packed):
-        return f"jagged {display.values_text(value)}"
-    return f"{'packed ' * isinstance(value, Packed)}{display.values_text(value.values)}"
+        return f"jagged {values_text(value)}"
+    return f"{'packed ' * isinstance(value, Packed)}{values_text(value.values)}"
 
 
 def _column_text(values: torch.Tensor | list[Any]) -> str:
     if isinstance(values, torch.Tensor):
-        return display.values_text(values)
-    return display.short(f"list of {len(values)}: {values[:3]}")
+        return values_text(values)
+    return short(f"list of {len(values)}: {values[:3]}")
 
 
 @contextmanager

@@ -1,19 +1,72 @@
-"""One clip with its features, and what every set of rows offers."""
+"""A clip with its features, the interface of a set of rows, and their text forms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
-from earmill.pipeline.loader import display
+from earmill.pipeline.common.text import cut, one_line
 from earmill.pipeline.loader.epoch_order import Rows
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
+
+
+def short(value: object) -> str:
+    """A value as one line of bounded length, without control characters."""
+    return cut(one_line(str(value)))
+
+
+def values_text(values: Any) -> str:
+    """Shape and type of the features of a stream: of an array, a tensor, or events."""
+    if hasattr(values, "n_channels"):
+        return f"{len(values.frame)} events, {values.n_frames} steps, {values.n_channels} neurons"
+    shape = ", ".join(str(n) for n in values.shape)
+    return f"({shape}) {str(values.dtype).removeprefix('torch.')}"
+
+
+def line(kind: str, name: str, parts: Iterable[str]) -> str:
+    """`<kind name: part, part>`."""
+    return f"<{kind} {name}: {'; '.join(part for part in parts if part)}>"
+
+
+def streams_text(streams: Mapping[str, str]) -> str:
+    """Join the names of streams and their descriptions."""
+    return ", ".join(f"{short(name)} {text}" for name, text in streams.items())
+
+
+def names_text(what: str, names: Iterable[str]) -> str:
+    """`what: name, name`; empty where there are none."""
+    found = ", ".join(map(short, names))
+    return f"{what}: {found}" if found else ""
+
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """HTML of a titled table; every text is escaped."""
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(short(cell))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
+    return (
+        f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def set_table(title: str, streams: Mapping[str, StreamInfo]) -> str:
+    """HTML of the streams of a set."""
+    header = ("stream", "model", "columns", "frames a second", "unit")
+    rows = (
+        (name, info.model, info.width, f"{info.frame_rate_hz:g}", info.unit)
+        for name, info in streams.items()
+    )
+    return table(title, header, rows)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,23 +98,23 @@ class Row:
 
     def __repr__(self) -> str:
         """One line: length, shape of each stream, names of the source's columns."""
-        streams = {name: display.values_text(values) for name, values in self.features.items()}
+        streams = {name: values_text(values) for name, values in self.features.items()}
         parts = [
             f"{self.seconds:.6g} s" + (f", from {self.start_s:.6g} s" if self.start_s else ""),
-            display.streams_text(streams),
-            "" if self.label is None else f"label {display.short(self.label)}",
-            display.names_text("extra", self.extra),
+            streams_text(streams),
+            "" if self.label is None else f"label {short(self.label)}",
+            names_text("extra", self.extra),
         ]
-        return display.line("Row", f"{self.index} {display.short(self.row_id)!r}", parts)
+        return line("Row", f"{self.index} {short(self.row_id)!r}", parts)
 
     def _repr_html_(self) -> str:
         """A table of the streams and of the source's columns, for notebooks."""
         rows: list[tuple[object, object]] = [
-            (name, display.values_text(values)) for name, values in self.features.items()
+            (name, values_text(values)) for name, values in self.features.items()
         ]
         rows += [(f"extra {name}", value) for name, value in self.extra.items()]
-        title = f"Row {self.index}: {display.short(self.row_id)}, {self.seconds:.6g} s"
-        return display.table(title, ("", ""), rows)
+        title = f"Row {self.index}: {short(self.row_id)}, {self.seconds:.6g} s"
+        return table(title, ("", ""), rows)
 
     def map(self, f: Callable[[Any], Any]) -> Row:
         """The same row with `f` applied to each stream's features."""

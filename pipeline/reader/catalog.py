@@ -1,9 +1,10 @@
-"""Which rows a dataset has and which files hold them, for the reader.
+"""The catalog of a dataset: its rows, where they lie, and the files that hold them.
 
-Truth is what commits name. After finalise current.json names the index and the commits it was made
-of; a shard's record is fetched when the shard is first needed, and refused if it is of another
-attempt than the index; before finalise, every commit and its table of rows is read, so a running
-job can be looked at. Either way the rows come out in one order: by shard, then position in it.
+Only what commits name counts. A closed dataset has an index, and `current.json` names the index and
+the commits it was made from. The record of a shard is read when the shard is first needed, and is
+refused if its attempt differs from the index. A dataset that is not closed has no index: every
+commit and its table of rows is read, so a running job can be looked at. Rows come in the same order
+in both cases: by shard, then by position in the shard.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,27 +40,130 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
     read_snapshot,
 )
-from earmill.pipeline.formats.format import RowsSaid, named_damage
+from earmill.pipeline.dataset.stored_rows import promise_of
+from earmill.pipeline.formats.blocks import FrameSpan
+from earmill.pipeline.formats.format import Format, Promise, RowsSaid, named_damage
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
-from earmill.pipeline.formats.registry import chosen
+from earmill.pipeline.formats.registry import chosen, installed
 from earmill.pipeline.formats.row_table import (
+    BASE_TYPES,
+    EXTRA_PREFIX,
+    FACT_TYPES,
     quarantine_table,
 )
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.reader.index_rows import check_rows, good_rows, shown_columns
-from earmill.pipeline.reader.shard_paths import ShardPaths, paths_of
+from earmill.pipeline.reader.read_ahead import Span, Spans, Wanted
 from earmill.pipeline.storage.arrow_tables import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
     DATASET_FILE,
     commit_path,
+    is_shard_id,
     parse_revision_path,
 )
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPaths:
+    """The files of one committed shard: feature files by format, and the table of its rows.
+
+    `promises` is what the feature files are held against, by format.
+    """
+
+    data: Mapping[str, str]
+    rows: str
+    promises: Mapping[str, Promise]
+
+
+def paths_of(
+    layout: Layout, record: CommitRecord, streams: Mapping[str, StreamInfo], dtype: str
+) -> ShardPaths:
+    """The files that a record names, with what they are held against.
+
+    Raises:
+        CommitError: The record belongs to another dataset.
+    """
+    try:
+        formats = installed(record.formats)
+        data = {name: record.path(name) for name in formats}
+        rows = record.path("rows")
+        promises = {name: promise_of(record, streams, dtype, fmt) for name, fmt in formats.items()}
+    except (ValueError, KeyError, TypeError) as err:
+        raise CommitError(
+            f"{layout.url()}: the commit record of shard {record.shard!r} does not belong to this "
+            f"dataset: {type(err).__name__}: {err}; run `earmill verify`"
+        ) from err
+    return ShardPaths({fmt: path for fmt, path in data.items() if path}, str(rows), promises)
+
+
+SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
+
+
+def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
+    """Refuse a table whose rows have no name, lie in no shard or at no place; how far they reach is
+    checked where they are read."""
+    places = ("row", *_place_names(streams))
+    kinds = {name: pa.types.is_integer for name in places}
+    kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
+    kinds |= {"seconds": pa.types.is_floating}
+    columns = {name: table.column(name) for name in kinds}
+    strange = [name for name, is_kind in kinds.items() if not is_kind(columns[name].type)]
+    empty = [name for name, column in columns.items() if column.null_count]
+    if strange or empty:
+        raise CommitError(
+            f"{layout.url()}: expected a name, a shard and places of every row, the index has none "
+            f"in its column {(strange or empty)[0]!r}; run `earmill verify`"
+        )
+    strange = [name for name in columns["shard"].unique().to_pylist() if not is_shard_id(name)]
+    negative = [name for name in places if (pc.min(columns[name]).as_py() or 0) < 0]
+    if strange or negative:
+        raise CommitError(
+            f"{layout.url()}: expected shard ids and places from 0, the index holds "
+            f"{strange[:1] or negative}; run `earmill verify`"
+        )
+
+
+def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
+    """The good rows of an index, in shard order; columns are copied only where rows go or move."""
+    good, shown = pc.equal(table.column("status"), "ok"), shown_columns(table, streams)
+    del table
+    if not pc.all(good, min_count=0, skip_nulls=False).as_py():
+        shown = shown.filter(good)
+    order = pc.sort_indices(shown, [("shard", "ascending"), ("row", "ascending")])
+    if not np.array_equal(order, np.arange(len(shown))):
+        shown = shown.take(order)
+    return shown
+
+
+def shown_columns(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
+    """The columns of `Catalog.table`, in one order whatever they came from."""
+    extras = sorted(filter(is_extra, table.column_names))
+    return table.select([*SHOWN, *_place_names(streams), *extras])
+
+
+def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
+    """The provenance columns of a table of rows."""
+    places = set(_place_names(streams))
+    return [
+        name
+        for name in table.column_names
+        if name in FACT_TYPES or not (name in BASE_TYPES or name in places or is_extra(name))
+    ]
+
+
+def is_extra(name: str) -> bool:
+    """Whether a column was carried through from the source."""
+    return name.startswith(EXTRA_PREFIX)
+
+
+def _place_names(streams: Mapping[str, StreamInfo]) -> list[str]:
+    return [column for info in streams.values() for column in layout_of(info).place_columns]
+
 
 DTYPES, STORED = ("float16", "float32", "float64"), "stored"
 
@@ -373,3 +477,93 @@ def _only_index(layout: Layout, version: int) -> bytes | None:
             f"{layout.url(found[0])} does not hash to its own name: it is damaged; {CLOSE_AGAIN}"
         )
     return content
+
+
+class RowPlaces:
+    """Numbers of rows, by position in the set.
+
+    Args:
+        catalog: Of the set.
+        streams: Those that are read.
+        fmt: The format that is read.
+    """
+
+    def __init__(self, catalog: Catalog, streams: Sequence[str], fmt: Format) -> None:
+        self._table = catalog.table
+        self.layouts = {name: fmt.layout_of(catalog.streams[name]) for name in streams}
+        self.starts = {name: catalog.column(f"{name}_start") for name in streams}
+        self.sizes = {name: catalog.column(f"{name}_n_frames") for name in streams}
+        # Frames or steps of each clip: what a slice counts in.
+        self.lengths = {k: catalog.column(v.length_column) for k, v in self.layouts.items()}
+        self.rows, self._seconds = catalog.column("row"), catalog.column("seconds")
+        self._nbytes = np.zeros(len(self.rows), np.int64)
+        for name, layout in self.layouts.items():
+            self._nbytes += self.sizes[name] * layout.row_bytes(catalog.dtype)
+        self._plain: dict[str, Any] = {}
+
+    def scalar(self, column: str, position: int) -> Any:
+        """One cell of the table of rows."""
+        # A table has its columns by name, and each in pieces: ten times slower than an array.
+        if column not in self._plain:
+            self._plain[column] = self._table.column(column).combine_chunks()
+        return self._plain[column][position].as_py()
+
+    def shard(self, position: int) -> str:
+        """The shard of a row."""
+        if "shard" not in self._plain:
+            column = self._table.column("shard").combine_chunks().dictionary_encode()
+            self._plain["shard"] = column.dictionary.to_pylist(), column.indices.to_numpy()
+        names, numbers = self._plain["shard"]
+        return str(names[numbers[position]])
+
+    def seconds(self, position: int) -> float:
+        """Duration of a row, s."""
+        return float(self._seconds[position])
+
+    def all_frames(self, position: int) -> Mapping[str, tuple[int, int]]:
+        """Frames [first, last) of each stream of a row."""
+        return {name: (0, int(n_frames[position])) for name, n_frames in self.lengths.items()}
+
+    def frames(self, position: int, span_s: Span) -> Mapping[str, tuple[int, int]]:
+        """Frames [first, last) of each stream that overlap a stretch of a row."""
+        return {
+            name: layout.frame_range(int(self.lengths[name][position]), *span_s)
+            for name, layout in self.layouts.items()
+        }
+
+    def spans(
+        self, position: int, row_id: str, frames: Mapping[str, tuple[int, int]]
+    ) -> dict[str, FrameSpan]:
+        """Where these stored rows [first, last) of each stream of a row lie."""
+        row = int(self.rows[position])
+        return {
+            name: FrameSpan(row_id, row, int(self.starts[name][position]), first, last)
+            for name, (first, last) in frames.items()
+        }
+
+    def wanted(self, wanted: Wanted) -> dict[str, FrameSpan]:
+        """Stored rows of each stream in a stretch of a row, or in all of it; of a stretch without
+        the streams whose stored rows are no frames: their places are told when they are read."""
+        position, span_s = wanted
+        if span_s is None:
+            rows = {name: (0, int(sizes[position])) for name, sizes in self.sizes.items()}
+        else:
+            frames = self.frames(position, span_s)
+            rows = {k: frames[k] for k, v in self.layouts.items() if not v.row_counts}
+        return self.spans(position, self.scalar("row_id", position), rows)
+
+    def nbytes(self, rows: Sequence[int], spans_s: Spans | None) -> np.ndarray:
+        """About how many bytes rows, or stretches of them, take when they are decoded."""
+        at = np.asarray(rows, np.int64)
+        if spans_s is None:
+            return np.asarray(self._nbytes[at])
+        taken = np.array([np.inf if span is None else span[1] - span[0] for span in spans_s])
+        return np.asarray(self._nbytes[at] * np.minimum(1.0, taken / self._seconds[at]))
+
+    @property
+    def all_bytes(self) -> int:
+        """About how many bytes all rows take when they are decoded."""
+        return int(self._nbytes.sum())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plain": {}}

@@ -21,26 +21,26 @@ import numpy as np
 import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.blocks import (
-    FrameSpan,
-    GivesPieces,
-    IoCounts,
-    Piece,
-)
+from earmill.pipeline.common.missing_modules import needed_modules
+from earmill.pipeline.formats.blocks import FrameSpan, GivesPieces, IoCounts, Piece
 from earmill.pipeline.formats.format import is_as_committed, named_damage
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX
-from earmill.pipeline.loader.rows import Row
+from earmill.pipeline.loader import epoch_order as order
+from earmill.pipeline.loader.epoch_order import Rows
+from earmill.pipeline.loader.rows import Row, set_table
 from earmill.pipeline.loader.statistics import framed
-from earmill.pipeline.reader.catalog import Catalog, read_quarantine
-from earmill.pipeline.reader.feature_set import FeatureSet
-from earmill.pipeline.reader.index_rows import fact_names, is_extra
-from earmill.pipeline.reader.open_shards import OpenShards
-from earmill.pipeline.reader.process import Process, needed, prepare
+from earmill.pipeline.reader.catalog import (
+    Catalog,
+    RowPlaces,
+    ShardPaths,
+    fact_names,
+    is_extra,
+    read_quarantine,
+)
+from earmill.pipeline.reader.open_shards import OpenShards, Process, needed, prepare
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead
-from earmill.pipeline.reader.row_places import RowPlaces
-from earmill.pipeline.reader.shard_paths import ShardPaths
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_cache import LocalCache
@@ -48,6 +48,43 @@ from earmill.pipeline.storage.local_cache import LocalCache
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.dataset.description import DatasetFile
+    from earmill.pipeline.loader.rows import FeatureRows
+    from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
+
+
+class FeatureSet:
+    """Base class of sets that are `FeatureRows`; torch is imported when a torch dataset is made.
+
+    Attributes:
+        mixture: Rows of each set in an epoch, where sets are mixed by weight; else None.
+    """
+
+    mixture: tuple[int, ...] | None = None
+
+    def _repr_html_(self: FeatureRows) -> str:
+        return set_table(f"{type(self).__name__}: {len(self)} rows", self.streams)
+
+    def block_order(
+        self: FeatureRows, *, shuffle: bool, seed: int, epoch: int
+    ) -> tuple[Rows, Rows]:
+        """Return the rows of an epoch in the order of shuffled blocks, and the epoch for each."""
+        rows = order.block_order(self.block_rows(), shuffle=shuffle, seed=seed, epoch=epoch)
+        return rows, np.full(len(rows), epoch, np.int64)
+
+    def torch(self: FeatureRows, *, label: str | None = None) -> FeatureDataset:
+        """A map-style torch dataset of rows; `label` names a column of the source."""
+        with needed_modules("torch datasets"):
+            from earmill.pipeline.loader.stream import FeatureDataset
+
+        return FeatureDataset(self, label=label)
+
+    def iterable(self: FeatureRows, **settings: Any) -> FeatureStream:
+        """A torch IterableDataset; see `loader.stream.FeatureStream` for the settings."""
+        with needed_modules("torch datasets"):
+            from earmill.pipeline.loader.stream import FeatureStream
+
+        return FeatureStream(self, **settings)
+
 
 MAX_OPEN_SHARDS = 128
 # Folder of a local cache, and its bytes at most.

@@ -22,7 +22,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.history import Which, find_snapshot
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.reader.catalog import load_catalog
-from earmill.pipeline.reader.feature_set import FeatureSet
+from earmill.pipeline.reader.features import FeatureSet
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 

@@ -72,10 +72,9 @@ if TYPE_CHECKING:
     from earmill.pipeline.loader.statistics import compute_statistics
     from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
     from earmill.pipeline.planning.estimate import JobCost
-    from earmill.pipeline.reader.concat import ConcatenatedFeatures
+    from earmill.pipeline.reader.concat import ConcatenatedFeatures, MixedFeatures, mix
     from earmill.pipeline.reader.features import Features
     from earmill.pipeline.reader.joined import JoinedFeatures
-    from earmill.pipeline.reader.mixing import MixedFeatures, mix
     from earmill.pipeline.reader.open import open_features
     from earmill.pipeline.reader.recordings import Recordings
     from earmill.pipeline.spec.job import JobSpec
@@ -108,7 +107,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "LockedError": (_ERRORS, "LockedError"),
     "JoinedFeatures": ("earmill.pipeline.reader.joined", "JoinedFeatures"),
     "LogEntry": ("earmill.pipeline.dataset.snapshot", "LogEntry"),
-    "MixedFeatures": ("earmill.pipeline.reader.mixing", "MixedFeatures"),
+    "MixedFeatures": ("earmill.pipeline.reader.concat", "MixedFeatures"),
     "ModelInfo": ("amtcore.features.build", "ModelInfo"),
     "OutputError": (_ERRORS, "OutputError"),
     "OvertakenError": (_ERRORS, "OvertakenError"),
@@ -141,7 +140,7 @@ _HOMES: dict[str, str | tuple[str, str]] = {
     "gc": ("earmill.upkeep", "gc"),
     "list_models": ("amtcore.features.build", "list_models"),
     "log": ("earmill.upkeep", "log"),
-    "mix": ("earmill.pipeline.reader.mixing", "mix"),
+    "mix": ("earmill.pipeline.reader.concat", "mix"),
     "models": "amtcore.models",
     "open_features": ("earmill.pipeline.reader.open", "open_features"),
     "per_channel": (_COLLATE, "per_channel"),

@@ -21,8 +21,14 @@ from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.snapshot import CommitRef, Current, Snapshot
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.reader.catalog import Catalog, load_catalog, read_quarantine
-from earmill.pipeline.reader.index_rows import SHOWN, fact_names, is_extra
+from earmill.pipeline.reader.catalog import (
+    SHOWN,
+    Catalog,
+    fact_names,
+    is_extra,
+    load_catalog,
+    read_quarantine,
+)
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (

@@ -14,7 +14,7 @@ from earmill.pipeline.formats.parquet import read as parquet_read
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.zarr import arrays as zarr_arrays
 from earmill.pipeline.formats.zarr import read as zarr_read
-from earmill.pipeline.reader.row_places import RowPlaces
+from earmill.pipeline.reader.catalog import RowPlaces
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
 from tests.pipeline.reader_data import (
