@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -70,9 +70,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardPaths:
-    """The files of one committed shard: feature files by format, and the table of its rows.
+    """The files of one committed shard.
 
-    `promises` is what the feature files are held against, by format.
+    Args:
+        data: Path of the feature file in each format.
+        rows: Path of the table of rows.
+        promises: What the commit states about the feature file, by format.
     """
 
     data: Mapping[str, str]
@@ -83,7 +86,7 @@ class ShardPaths:
 def paths_of(
     layout: Layout, record: CommitRecord, streams: Mapping[str, StreamInfo], dtype: str
 ) -> ShardPaths:
-    """The files that a record names, with what they are held against.
+    """Return the files that a commit record names, and what it states about them.
 
     Raises:
         CommitError: The record belongs to another dataset.
@@ -105,8 +108,10 @@ SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 
 
 def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
-    """Refuse a table whose rows have no name, lie in no shard or at no place; how far they reach is
-    checked where they are read."""
+    """Refuse a table in which a row has no name, no valid shard or no place.
+
+    The ends of rows are checked when the rows are read.
+    """
     places = ("row", *_place_names(streams))
     kinds = {name: pa.types.is_integer for name in places}
     kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
@@ -129,7 +134,10 @@ def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo
 
 
 def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
-    """The good rows of an index, in shard order; columns are copied only where rows go or move."""
+    """Return the good rows of an index, in the order of shards.
+
+    Columns are copied only if rows are left out or change places.
+    """
     good, shown = pc.equal(table.column("status"), "ok"), shown_columns(table, streams)
     del table
     if not pc.all(good, min_count=0, skip_nulls=False).as_py():
@@ -141,13 +149,13 @@ def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
 
 
 def shown_columns(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
-    """The columns of `Catalog.table`, in one order whatever they came from."""
+    """Return the columns of `Catalog.table`, in a fixed order."""
     extras = sorted(filter(is_extra, table.column_names))
     return table.select([*SHOWN, *_place_names(streams), *extras])
 
 
 def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
-    """The provenance columns of a table of rows."""
+    """Return the names of the provenance columns of a table of rows."""
     places = set(_place_names(streams))
     return [
         name
@@ -157,11 +165,12 @@ def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
 
 
 def is_extra(name: str) -> bool:
-    """Whether a column was carried through from the source."""
+    """Return True if a column was carried through from the source."""
     return name.startswith(EXTRA_PREFIX)
 
 
 def _place_names(streams: Mapping[str, StreamInfo]) -> list[str]:
+    """Return the columns that say where the frames of each stream lie."""
     return [column for info in streams.values() for column in layout_of(info).place_columns]
 
 
@@ -170,21 +179,22 @@ DTYPES, STORED = ("float16", "float32", "float64"), "stored"
 
 @dataclass(frozen=True)
 class Catalog:
-    """Everything about a dataset but its features.
+    """The description, rows and files of a dataset.
 
     Args:
-        dataset: The content of dataset.json.
-        streams: Every stream, by name.
-        formats: In which features are stored.
-        dtype: Of the stored frames, as the job has it; events are int32.
-        table: One line a good row: identity, seconds, shard, row, `<stream>_start` and
-            `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), carried-through
-            columns as `extra_<name>`.
-        paths: Known shards; after finalise it fills up as shards are opened.
-        refs: The commits that the index was made of, where the dataset names them.
-        records: Of shards that are likely read first, fetched beside the index.
-        moments: Statistics of the streams of frames, where all commits have them.
-        additions: Sets of features beside these rows, see `dataset.snapshot`.
+        dataset: Content of dataset.json.
+        streams: Descriptions of all streams, by name.
+        formats: Names of the stored formats.
+        dtype: Type of the stored frames, as the job sets it. Events are int32.
+        table: One line for each good row: identity, seconds, shard, row, `<stream>_start` and
+            `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), and the columns of
+            the source as `extra_<name>`.
+        paths: Files of the shards that are known. In a closed dataset, shards are added when they
+            are opened.
+        refs: The commits from which the index was made; empty if the dataset names none.
+        records: Commit records that were fetched beside the index.
+        moments: Stored statistics of the streams of frames, if all commits have them.
+        additions: Feature sets beside these rows, see `dataset.snapshot`.
     """
 
     dataset: DatasetFile
@@ -199,11 +209,10 @@ class Catalog:
     additions: Mapping[str, OutFile] = field(default_factory=dict)
 
     def shard_paths(self, layout: Layout, shard: str) -> ShardPaths:
-        """The files of a shard, from its commit record.
+        """Return the files of a shard, from its commit record.
 
         Raises:
-            CommitError: The record is gone, is of another attempt than the index, or belongs to
-                another spec.
+            CommitError: The record is missing, or its attempt or its spec differs from the index.
         """
         if shard not in self.paths:
             ref = self.refs.get(shard)
@@ -230,18 +239,18 @@ class Catalog:
 
     @cached_property
     def _rows_at(self) -> dict[str, tuple[int, int]]:
-        """The first row of each shard in the table, and how many."""
+        """Return the first row of each shard in the table, and its number of rows."""
         names, counts = self.shards
         firsts = np.cumsum(counts) - counts
         return dict(zip(names, zip(firsts.tolist(), counts.tolist(), strict=True), strict=True))
 
     def column(self, name: str) -> np.ndarray:
-        """A numeric column as an array."""
+        """Return a numeric column as an array."""
         return np.asarray(self.table.column(name).to_numpy())
 
     @cached_property
     def shards(self) -> tuple[tuple[str, ...], np.ndarray]:
-        """Shard ids in order, and how many good rows each has."""
+        """Shard ids in order, and the number of good rows of each."""
         counted = self.table.column("shard").value_counts()
         return tuple(counted.field("values").to_pylist()), counted.field("counts").to_numpy()
 
@@ -255,10 +264,10 @@ class Catalog:
 
     @cached_property
     def block_rows(self) -> np.ndarray:
-        """Rows per row group, in table order; the rule of the Parquet sink, for any format.
+        """Rows per row group, in table order, by the rule of the Parquet writer.
 
-        Taken over all streams, so that neither a selection of streams nor the format that is read
-        changes the shuffle order.
+        The rule applies to every format and counts all streams, so the shuffle order depends on
+        neither the format nor the streams that are read.
         """
         profile = self.dataset.spec["output"]["row_group_profile"]
         blocks, start = [], 0
@@ -270,7 +279,7 @@ class Catalog:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal rows in equal shards under one spec: positions then mean the same."""
+        """A hash of the spec, the shards and the lengths of rows; positions depend on these."""
         digest = hashlib.sha256(json.dumps([self.dataset.spec_sha256, self.shards[0]]).encode())
         for values in (self.shards[1], *(self.column(f"{name}_n_frames") for name in self.streams)):
             digest.update(values.astype("<i8").tobytes())
@@ -278,23 +287,23 @@ class Catalog:
 
     @cached_property
     def id_order(self) -> np.ndarray:
-        """Row positions sorted by row id; UTF-8 order is Python's string order."""
+        """Row positions sorted by row id. The order of UTF-8 bytes is that of Python strings."""
         return np.asarray(pc.sort_indices(self.table.column("row_id")))
 
     def choose_format(self, wanted: str | None) -> str:
-        """The wanted format, checked; None takes one that reads parts of rows where there is one.
+        """Check the wanted format; None chooses a format that reads parts of rows, if there is one.
 
-        Zarr fetches chunks of 1 MB where Parquet fetches row groups of 2 to 128 MB, and decodes
-        float16 twice as fast; Parquet needs fewer requests when whole row groups are wanted.
+        Zarr fetches chunks of 1 MB and Parquet row groups of 2 to 128 MB, and Zarr decodes float16
+        twice as fast. Parquet needs fewer requests if whole row groups are read.
 
         Raises:
-            ExtensionError: The format is not installed here, or none of the set's is.
+            ExtensionError: The format is not installed here, or none of the set's formats is.
         """
         writers = self.dataset.provenance.get("extensions", {}).get("formats", {})
         return chosen(self.formats, wanted, writers)
 
     def choose_streams(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
-        """The wanted streams, checked; None takes all."""
+        """Check the wanted streams; None takes all."""
         if wanted is None:
             return tuple(self.streams)
         if isinstance(wanted, str):
@@ -339,15 +348,15 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     """Read a dataset's catalog, from its index or else its commits.
 
     Args:
-        which: A snapshot, as of `find_snapshot`; None takes the one that counts.
+        which: A snapshot, see `find_snapshot`; None takes the current snapshot.
     Raises:
-        SourceError: No dataset here, or nothing committed yet.
-        OutputError: dataset.json is damaged or of another layout version.
-        CommitError: Shards of different specs, or an index or table of rows that is damaged.
+        SourceError: There is no dataset, or no shard is committed yet.
+        OutputError: dataset.json is damaged, or its layout version is unknown.
+        CommitError: Shards have different specs, or an index or table of rows is damaged.
     """
     named = read_current(layout) if which is None else find_snapshot(layout, which)
     snapshot = None if named is None else read_snapshot(layout, named)
-    # Side by side: in a bucket each is a round trip.
+    # Concurrently, as each is a round trip to a bucket.
     with ThreadPoolExecutor(2) as pool:
         index = None if snapshot is None else pool.submit(read_checked, layout, snapshot.index)
         first = pool.submit(_first_record, layout, {} if snapshot is None else snapshot.commits)
@@ -387,8 +396,11 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
 
 
 def _first_record(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, CommitRecord]:
-    """The record of the first shard, where fetching it later is a round trip more: most read it. If
-    it cannot be read now, whoever needs it says why."""
+    """Return the record of the first shard of a remote dataset.
+
+    Most readers need it, and fetching it now saves a round trip. If it cannot be read, the error is
+    raised when the shard is opened.
+    """
     if layout.is_local or not refs:
         return {}
     shard = min(refs)
@@ -399,7 +411,7 @@ def _first_record(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, Co
 
 
 def check_spec(layout: Layout, record: CommitRecord, spec_sha256: str) -> None:
-    """Refuse a shard that was made under another spec than the dataset's."""
+    """Refuse a shard whose spec differs from that of the dataset."""
     if record.spec_sha256 != spec_sha256:
         raise CommitError(
             f"{layout.url(commit_path(record.shard))}: expected spec {spec_sha256[:12]} as in "
@@ -409,7 +421,7 @@ def check_spec(layout: Layout, record: CommitRecord, spec_sha256: str) -> None:
 
 
 def read_quarantine(layout: Layout, catalog: Catalog) -> pa.Table:
-    """The quarantined rows of a dataset, in the order of its shards."""
+    """Return the quarantined rows of a dataset, in the order of its shards."""
     if catalog.refs:
         found = (read_commit(layout, k, ref.generation) for k, ref in catalog.refs.items())
         records = {record.shard: record for record in found if record is not None}
@@ -444,7 +456,7 @@ def _streams(dataset: DatasetFile) -> dict[str, StreamInfo]:
 def _rows_of(
     layout: Layout, paths: Mapping[str, ShardPaths], streams: Mapping[str, StreamInfo]
 ) -> pa.Table:
-    """The good rows of all committed shards, their tables read side by side."""
+    """Return the good rows of all committed shards. Their tables are read concurrently."""
 
     def of_shard(shard: str) -> pa.Table:
         with named_damage(layout.url(), f"the table of rows of shard {shard}"):
@@ -464,9 +476,9 @@ def _rows_of(
 
 
 def _only_index(layout: Layout, version: int) -> bytes | None:
-    """The index of a dataset without snapshots; None before finalise.
+    """Return the index of a closed dataset of layout version 1; None if the commits must be read.
 
-    Of several indexes of layout version 1 nothing says which one counts: the commits are asked.
+    With several indexes, nothing says which one is current.
     """
     found = layout.list("index") if version == 1 else []
     if len(found) != 1:
@@ -480,12 +492,12 @@ def _only_index(layout: Layout, version: int) -> bytes | None:
 
 
 class RowPlaces:
-    """Numbers of rows, by position in the set.
+    """Where the rows of a set lie in their shards, and their lengths, by position in the set.
 
     Args:
-        catalog: Of the set.
-        streams: Those that are read.
-        fmt: The format that is read.
+        catalog: The catalog of the set.
+        streams: Streams that are read.
+        fmt: Format that is read.
     """
 
     def __init__(self, catalog: Catalog, streams: Sequence[str], fmt: Format) -> None:
@@ -493,77 +505,73 @@ class RowPlaces:
         self.layouts = {name: fmt.layout_of(catalog.streams[name]) for name in streams}
         self.starts = {name: catalog.column(f"{name}_start") for name in streams}
         self.sizes = {name: catalog.column(f"{name}_n_frames") for name in streams}
-        # Frames or steps of each clip: what a slice counts in.
+        # Frames, or steps of events, of each clip: the unit of slices.
         self.lengths = {k: catalog.column(v.length_column) for k, v in self.layouts.items()}
-        self.rows, self._seconds = catalog.column("row"), catalog.column("seconds")
-        self._nbytes = np.zeros(len(self.rows), np.int64)
+        self.rows, self.seconds = catalog.column("row"), catalog.column("seconds")
+        self.decoded_bytes = np.zeros(len(self.rows), np.int64)
         for name, layout in self.layouts.items():
-            self._nbytes += self.sizes[name] * layout.row_bytes(catalog.dtype)
-        self._plain: dict[str, Any] = {}
+            self.decoded_bytes += self.sizes[name] * layout.row_bytes(catalog.dtype)
+        self._columns: dict[str, Any] = {}
 
-    def scalar(self, column: str, position: int) -> Any:
-        """One cell of the table of rows."""
-        # A table has its columns by name, and each in pieces: ten times slower than an array.
-        if column not in self._plain:
-            self._plain[column] = self._table.column(column).combine_chunks()
-        return self._plain[column][position].as_py()
+    def cell(self, column: str, position: int) -> Any:
+        """Return one cell of the table of rows."""
+        # Looking up a column by name, in chunks, takes ten times as long as indexing one array.
+        if column not in self._columns:
+            self._columns[column] = self._table.column(column).combine_chunks()
+        return self._columns[column][position].as_py()
 
     def shard(self, position: int) -> str:
-        """The shard of a row."""
-        if "shard" not in self._plain:
+        """Return the shard of a row."""
+        if "shard" not in self._columns:
             column = self._table.column("shard").combine_chunks().dictionary_encode()
-            self._plain["shard"] = column.dictionary.to_pylist(), column.indices.to_numpy()
-        names, numbers = self._plain["shard"]
+            self._columns["shard"] = column.dictionary.to_pylist(), column.indices.to_numpy()
+        names, numbers = self._columns["shard"]
         return str(names[numbers[position]])
 
-    def seconds(self, position: int) -> float:
-        """Duration of a row, s."""
-        return float(self._seconds[position])
+    def frames(
+        self, position: int, span_s: Span | None, names: Iterable[str] | None = None
+    ) -> dict[str, tuple[int, int]]:
+        """Return the frames [first, last) of each stream in a span of a row; None is the whole row.
 
-    def all_frames(self, position: int) -> Mapping[str, tuple[int, int]]:
-        """Frames [first, last) of each stream of a row."""
-        return {name: (0, int(n_frames[position])) for name, n_frames in self.lengths.items()}
+        Args:
+            names: Streams; None for all that are read.
+        """
+        lengths = {k: int(self.lengths[k][position]) for k in names or self.lengths}
+        if span_s is None:
+            return {name: (0, length) for name, length in lengths.items()}
+        return {k: self.layouts[k].frame_range(length, *span_s) for k, length in lengths.items()}
 
-    def frames(self, position: int, span_s: Span) -> Mapping[str, tuple[int, int]]:
-        """Frames [first, last) of each stream that overlap a stretch of a row."""
-        return {
-            name: layout.frame_range(int(self.lengths[name][position]), *span_s)
-            for name, layout in self.layouts.items()
-        }
-
-    def spans(
+    def stored(
         self, position: int, row_id: str, frames: Mapping[str, tuple[int, int]]
     ) -> dict[str, FrameSpan]:
-        """Where these stored rows [first, last) of each stream of a row lie."""
+        """Return where stored rows [first, last) of each stream of a row lie in the shard."""
         row = int(self.rows[position])
         return {
             name: FrameSpan(row_id, row, int(self.starts[name][position]), first, last)
             for name, (first, last) in frames.items()
         }
 
-    def wanted(self, wanted: Wanted) -> dict[str, FrameSpan]:
-        """Stored rows of each stream in a stretch of a row, or in all of it; of a stretch without
-        the streams whose stored rows are no frames: their places are told when they are read."""
+    def known_ahead(self, wanted: Wanted) -> dict[str, FrameSpan]:
+        """Return where the stored rows of a span of a row lie, as far as the index knows it.
+
+        The places of events and int8 frames inside a row are known only when the row is read, so
+        these streams are left out of spans.
+        """
         position, span_s = wanted
         if span_s is None:
-            rows = {name: (0, int(sizes[position])) for name, sizes in self.sizes.items()}
+            frames = {name: (0, int(sizes[position])) for name, sizes in self.sizes.items()}
         else:
-            frames = self.frames(position, span_s)
-            rows = {k: frames[k] for k, v in self.layouts.items() if not v.row_counts}
-        return self.spans(position, self.scalar("row_id", position), rows)
+            plain = [name for name, layout in self.layouts.items() if not layout.row_counts]
+            frames = self.frames(position, span_s, plain) if plain else {}
+        return self.stored(position, self.cell("row_id", position), frames)
 
     def nbytes(self, rows: Sequence[int], spans_s: Spans | None) -> np.ndarray:
-        """About how many bytes rows, or stretches of them, take when they are decoded."""
+        """Estimate the decoded size in bytes of each row, or of a span of it."""
         at = np.asarray(rows, np.int64)
         if spans_s is None:
-            return np.asarray(self._nbytes[at])
+            return np.asarray(self.decoded_bytes[at])
         taken = np.array([np.inf if span is None else span[1] - span[0] for span in spans_s])
-        return np.asarray(self._nbytes[at] * np.minimum(1.0, taken / self._seconds[at]))
-
-    @property
-    def all_bytes(self) -> int:
-        """About how many bytes all rows take when they are decoded."""
-        return int(self._nbytes.sum())
+        return np.asarray(self.decoded_bytes[at] * np.minimum(1.0, taken / self.seconds[at]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plain": {}}
+        return {**self.__dict__, "_columns": {}}

@@ -35,7 +35,7 @@ def shard_of(place: Path) -> ParquetShard:
     """The first one."""
     ds = open_features(place)
     process, paths = ds._here(), ds._catalog.shard_paths(ds._here().layout, "00000")
-    found = process.reader(paths, "parquet")
+    found = process.reader(paths)
     assert isinstance(found, ParquetShard)
     return found
 
