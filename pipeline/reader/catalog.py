@@ -45,7 +45,7 @@ from earmill.pipeline.formats.blocks import FrameSpan
 from earmill.pipeline.formats.format import Format, Promise, RowsSaid, named_damage
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
-from earmill.pipeline.formats.registry import chosen, installed
+from earmill.pipeline.formats.registry import chosen
 from earmill.pipeline.formats.row_table import (
     BASE_TYPES,
     EXTRA_PREFIX,
@@ -60,48 +60,14 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
     DATASET_FILE,
     commit_path,
+    data_path,
     is_shard_id,
     parse_revision_path,
+    rows_path,
 )
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPaths:
-    """The files of one committed shard.
-
-    Args:
-        data: Path of the feature file in each format.
-        rows: Path of the table of rows.
-        promises: What the commit states about the feature file, by format.
-    """
-
-    data: Mapping[str, str]
-    rows: str
-    promises: Mapping[str, Promise]
-
-
-def paths_of(
-    layout: Layout, record: CommitRecord, streams: Mapping[str, StreamInfo], dtype: str
-) -> ShardPaths:
-    """Return the files that a commit record names, and what it states about them.
-
-    Raises:
-        CommitError: The record belongs to another dataset.
-    """
-    try:
-        formats = installed(record.formats)
-        data = {name: record.path(name) for name in formats}
-        rows = record.path("rows")
-        promises = {name: promise_of(record, streams, dtype, fmt) for name, fmt in formats.items()}
-    except (ValueError, KeyError, TypeError) as err:
-        raise CommitError(
-            f"{layout.url()}: the commit record of shard {record.shard!r} does not belong to this "
-            f"dataset: {type(err).__name__}: {err}; run `earmill verify`"
-        ) from err
-    return ShardPaths({fmt: path for fmt, path in data.items() if path}, str(rows), promises)
 
 
 SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
@@ -189,10 +155,9 @@ class Catalog:
         table: One line for each good row: identity, seconds, shard, row, `<stream>_start` and
             `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), and the columns of
             the source as `extra_<name>`.
-        paths: Files of the shards that are known. In a closed dataset, shards are added when they
-            are opened.
+        records: Commit records by shard, as far as they were read. In a closed dataset, records are
+            added when shards are opened.
         refs: The commits from which the index was made; empty if the dataset names none.
-        records: Commit records that were fetched beside the index.
         moments: Stored statistics of the streams of frames, if all commits have them.
         additions: Feature sets beside these rows, see `dataset.snapshot`.
     """
@@ -202,40 +167,52 @@ class Catalog:
     formats: tuple[str, ...]
     dtype: str
     table: pa.Table
-    paths: dict[str, ShardPaths] = field(default_factory=dict)
+    records: dict[str, CommitRecord] = field(default_factory=dict)
     refs: Mapping[str, CommitRef] = field(default_factory=dict)
-    records: Mapping[str, CommitRecord] = field(default_factory=dict)
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
     additions: Mapping[str, OutFile] = field(default_factory=dict)
 
-    def shard_paths(self, layout: Layout, shard: str) -> ShardPaths:
-        """Return the files of a shard, from its commit record.
+    def record(self, layout: Layout, shard: str) -> CommitRecord:
+        """Return the commit record of a shard.
 
         Raises:
-            CommitError: The record is missing, or its attempt or its spec differs from the index.
+            CommitError: The record is missing, or it does not belong to this dataset or index.
         """
-        if shard not in self.paths:
-            ref = self.refs.get(shard)
-            generation = ref.generation if ref else 0
-            name = commit_path(shard, generation)
-            record = self.records.get(shard) or read_commit(layout, shard, generation)
-            if record is None:
-                raise CommitError(
-                    f"{layout.url(name)} is missing although the index names shard {shard}; run "
-                    "`earmill verify`"
-                )
-            if ref is not None and record.attempt != ref.attempt:
-                raise CommitError(
-                    f"{layout.url(name)}: expected attempt {ref.attempt} as in the index, got "
-                    f"{record.attempt}: the shard was committed anew after the index was made; "
-                    f"{CLOSE_AGAIN}"
-                )
-            check_spec(layout, record, self.dataset.spec_sha256)
-            found = paths_of(layout, record, self.streams, self.dtype)
-            said = RowsSaid(self.table, *self._rows_at[shard])
-            promises = {k: replace(each, said=said) for k, each in found.promises.items()}
-            self.paths[shard] = replace(found, promises=promises)
-        return self.paths[shard]
+        ref = self.refs.get(shard)
+        generation = ref.generation if ref else 0
+        name = commit_path(shard, generation)
+        record = self.records.get(shard) or read_commit(layout, shard, generation)
+        if record is None:
+            raise CommitError(
+                f"{layout.url(name)} is missing although the index names shard {shard}; run "
+                "`earmill verify`"
+            )
+        if ref is not None and record.attempt != ref.attempt:
+            raise CommitError(
+                f"{layout.url(name)}: expected attempt {ref.attempt} as in the index, got "
+                f"{record.attempt}: the shard was committed anew after the index was made; "
+                f"{CLOSE_AGAIN}"
+            )
+        check_record(layout, record, self.dataset.spec_sha256, self.streams)
+        self.records[shard] = record
+        return record
+
+    def shard_file(self, layout: Layout, shard: str, name: str, fmt: Format) -> tuple[str, Promise]:
+        """Return the path of a shard's feature file in a format, and what its commit states.
+
+        Raises:
+            CommitError: See `record`, or the shard has no file in this format.
+        """
+        record = self.record(layout, shard)
+        if name not in record.formats:
+            raise CommitError(
+                f"{layout.url()}: expected shard {shard!r} in the format {name!r}, got "
+                f"{list(record.formats)}; run `earmill verify`"
+            )
+        promise = promise_of(record, self.streams, self.dtype, fmt)
+        if self.refs:
+            promise = replace(promise, said=RowsSaid(self.table, *self._rows_at[shard]))
+        return data_path(shard, record.attempt, fmt.suffix), promise
 
     @cached_property
     def _rows_at(self) -> dict[str, tuple[int, int]]:
@@ -369,14 +346,12 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
             table = good_rows(table_of(content), streams)
     del index, content
     moments = {} if snapshot is None else snapshot.moments
-    paths: dict[str, ShardPaths] = {}
+    records = first.result()
     if table is None:
-        records = commits(layout)
+        records = dict(commits(layout))
         for record in records.values():
-            check_spec(layout, record, dataset.spec_sha256)
-        dtype = dataset.spec["output"]["dtype"]
-        paths = {k: paths_of(layout, record, streams, dtype) for k, record in records.items()}
-        table = _rows_of(layout, paths, streams)
+            check_record(layout, record, dataset.spec_sha256, streams)
+        table = _rows_of(layout, records, streams)
         ordered = [record.moments for _, record in sorted(records.items())]
         moments = dataset_moments(ordered, dataset.streams)
     check_rows(layout, table, streams)
@@ -387,9 +362,8 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         formats=tuple(output["formats"]),
         dtype=output["dtype"],
         table=table.combine_chunks(),
-        paths=paths,
+        records=records,
         refs={} if snapshot is None else snapshot.commits,
-        records=first.result(),
         moments=moments,
         additions={} if snapshot is None else snapshot.additions,
     )
@@ -410,13 +384,21 @@ def _first_record(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, Co
     return {}
 
 
-def check_spec(layout: Layout, record: CommitRecord, spec_sha256: str) -> None:
-    """Refuse a shard whose spec differs from that of the dataset."""
+def check_record(
+    layout: Layout, record: CommitRecord, spec_sha256: str, streams: Iterable[str]
+) -> None:
+    """Refuse a commit record of another spec, or one that lacks a stream of the dataset."""
     if record.spec_sha256 != spec_sha256:
         raise CommitError(
             f"{layout.url(commit_path(record.shard))}: expected spec {spec_sha256[:12]} as in "
             f"{DATASET_FILE}, got {str(record.spec_sha256)[:12]}; features of two specs cannot be "
             "read as one dataset, write each to its own output"
+        )
+    missing = [name for name in streams if name not in record.frames]
+    if missing:
+        raise CommitError(
+            f"{layout.url()}: the commit record of shard {record.shard!r} does not belong to this "
+            f"dataset: it has no frames of {missing}; run `earmill verify`"
         )
 
 
@@ -454,25 +436,25 @@ def _streams(dataset: DatasetFile) -> dict[str, StreamInfo]:
 
 
 def _rows_of(
-    layout: Layout, paths: Mapping[str, ShardPaths], streams: Mapping[str, StreamInfo]
+    layout: Layout, records: Mapping[str, CommitRecord], streams: Mapping[str, StreamInfo]
 ) -> pa.Table:
     """Return the good rows of all committed shards. Their tables are read concurrently."""
 
     def of_shard(shard: str) -> pa.Table:
         with named_damage(layout.url(), f"the table of rows of shard {shard}"):
-            table = read_table(layout, paths[shard].rows)
+            table = read_table(layout, rows_path(shard, records[shard].attempt))
             names = pa.array([shard] * table.num_rows, pa.string())
             rows = pa.array(np.arange(table.num_rows))
             return shown_columns(
                 table.append_column("shard", names).append_column("row", rows), streams
             )
 
-    if not paths:
+    if not records:
         raise SourceError(
             f"{layout.url()}: no shard is committed yet; wait for the first one or run the job"
         )
-    with reading_pool(layout, len(paths)) as pool:
-        return pa.concat_tables(pool.map(of_shard, sorted(paths)), promote_options="permissive")
+    with reading_pool(layout, len(records)) as pool:
+        return pa.concat_tables(pool.map(of_shard, sorted(records)), promote_options="permissive")
 
 
 def _only_index(layout: Layout, version: int) -> bytes | None:

@@ -45,6 +45,7 @@ from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead, Span
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_cache import LocalCache
+from earmill.pipeline.storage.paths import rows_path
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
@@ -184,7 +185,8 @@ class Features(FeatureSet):
         self._dtypes = dict(dtypes)
         self._storage_options = storage_options
         self._cache_bytes, self._local_cache = cache_bytes, local_cache
-        self._places = RowPlaces(catalog, streams, format_of(format))
+        self._fmt = format_of(format)
+        self._places = RowPlaces(catalog, streams, self._fmt)
         self._extras = [name for name in catalog.table.column_names if is_extra(name)]
         self._process: Process | None = None
 
@@ -358,19 +360,20 @@ class Features(FeatureSet):
         """Return the origin of a row: uri, hashes, decoder, rates, gain, shard."""
         position, process = self._position(index), self._here()
         with process.lock:
-            paths = process.paths(position)
-            if process.rows[0] != paths.rows:
-                process.rows = (paths.rows, read_table(process.layout, paths.rows))
+            shard = self._places.shard(position)
+            path = rows_path(shard, self._catalog.record(process.layout, shard).attempt)
+            if process.rows[0] != path:
+                process.rows = (path, read_table(process.layout, path))
             table = process.rows[1]
         names = fact_names(table, self._catalog.streams)
         row, row_id = int(self._places.rows[position]), self._places.cell("row_id", position)
         found = table.select(["row_id", *names]).slice(row, 1).to_pylist()
         if not found or found[0].pop("row_id") != row_id:
             raise CommitError(
-                f"{paths.rows}: row {row_id!r} is not at its place; the index does "
+                f"{path}: row {row_id!r} is not at its place; the index does "
                 "not belong to this table: run `earmill verify`"
             )
-        return {"shard": self._places.shard(position), "row": row, **found[0]}
+        return {"shard": shard, "row": row, **found[0]}
 
     def close(self) -> None:
         """Close the open files of this process; reading opens them again."""
@@ -379,7 +382,10 @@ class Features(FeatureSet):
             self._process = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_process", "_fmt")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _process=None, _fmt=format_of(state["format"]))
 
     def _here(self) -> Process:
         """Return the handles of this process; after a fork, those of the parent are not touched.
@@ -394,7 +400,8 @@ class Features(FeatureSet):
             shards = OpenShards(
                 max_open=MAX_OPEN_SHARDS, max_bytes=self._cache_bytes, reads=self._names
             )
-            self._process = Process(self._catalog, self._places, self.format, layout, shards)
+            place = self._catalog, self._places, self._fmt, self.format
+            self._process = Process(*place, layout, shards)
             weakref.finalize(self, self._process.close)
         return self._process
 
@@ -410,16 +417,16 @@ class Features(FeatureSet):
         row_id, frames = places.cell("row_id", position), places.frames(position, span_s)
         features = {}
         with process.lock:
-            paths = process.paths(position)
+            shard = places.shard(position)
+            rel, promise = process.file(shard)
             for name, span in places.stored(position, row_id, frames).items():
                 try:
-                    features[name] = self._read(process.reader(paths), name, span, position)
+                    features[name] = self._read(process.reader(shard), name, span, position)
                 except Exception:
-                    shard = places.shard(position)
-                    file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
-                    stated = process.layout, paths.data[self.format], paths.promises[self.format]
                     where = f"row {row_id!r}, stream {name}"
-                    with named_damage(where, file, partial(is_as_committed, *stated)):
+                    file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
+                    is_whole = partial(is_as_committed, process.layout, rel, promise)
+                    with named_damage(where, file, is_whole):
                         raise
         extras = {k.removeprefix(EXTRA_PREFIX): places.cell(k, position) for k in self._extras}
         return Row(

@@ -20,9 +20,8 @@ from typing import cast
 import pyarrow as pa
 
 from earmill.pipeline.formats.blocks import BlockCache, IoCounts, ReadsAhead, ShardReader
-from earmill.pipeline.formats.format import Promise
-from earmill.pipeline.formats.registry import format_of
-from earmill.pipeline.reader.catalog import Catalog, RowPlaces, ShardPaths
+from earmill.pipeline.formats.format import Format, Promise
+from earmill.pipeline.reader.catalog import Catalog, RowPlaces
 from earmill.pipeline.reader.read_ahead import Needed, ReadAhead, Wanted
 from earmill.pipeline.storage.layout import Layout
 
@@ -49,7 +48,7 @@ class OpenShards:
         self._read: OrderedDict[str, None] = OrderedDict()
 
     def get(
-        self, layout: Layout, rel: str, fmt: str, promise: Promise, *, ahead: bool = False
+        self, layout: Layout, rel: str, fmt: Format, promise: Promise, *, ahead: bool = False
     ) -> ShardReader:
         """Return the reader of a feature file; open it if it is not open.
 
@@ -77,7 +76,7 @@ class OpenShards:
             self._being_opened.add(rel)
         try:
             promise = replace(promise, reads=self._reads)
-            reader = format_of(fmt).open(layout, rel, promise, self.cache)
+            reader = fmt.open(layout, rel, promise, self.cache)
             with self._changed:
                 self._open[rel] = reader
                 self.counts.shards_opened += 1
@@ -110,35 +109,41 @@ class Process:
     Args:
         catalog: The catalog of the set.
         places: Where rows lie.
-        fmt: Name of the format that is read.
+        fmt: Format that is read.
+        format: Name of the format.
         layout: Where the set lies.
         shards: The open shards.
+        files: Path of the feature file of each shard, and what its commit states.
         rows: Path and content of the table of rows that was read last.
         ahead: Reads ahead, once rows are named.
     """
 
     catalog: Catalog
     places: RowPlaces
-    fmt: str
+    fmt: Format
+    format: str
     layout: Layout
     shards: OpenShards
+    files: dict[str, tuple[str, Promise]] = field(default_factory=dict)
     pid: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
     rows: tuple[str, pa.Table] = ("", pa.table({}))
     ahead: ReadAhead | None = None
 
-    def paths(self, position: int) -> ShardPaths:
-        """Return the files of the shard of a row."""
-        return self.catalog.shard_paths(self.layout, self.places.shard(position))
+    def file(self, shard: str) -> tuple[str, Promise]:
+        """Return the path of the feature file of a shard, and what its commit states."""
+        if shard not in self.files:
+            self.files[shard] = self.catalog.shard_file(self.layout, shard, self.format, self.fmt)
+        return self.files[shard]
 
-    def reader(self, paths: ShardPaths, *, ahead: bool = False) -> ShardReader:
+    def reader(self, shard: str, *, ahead: bool = False) -> ShardReader:
         """Return the reader of a shard; see `OpenShards.get`."""
-        rel, promise = paths.data[self.fmt], paths.promises[self.fmt]
+        rel, promise = self.file(shard)
         return self.shards.get(self.layout, rel, self.fmt, promise, ahead=ahead)
 
     def needed(self, wanted: Wanted) -> Iterator[Needed]:
         """Yield the blocks that hold a row; none if the format does not read ahead."""
-        reader = self.reader(self.paths(wanted[0]), ahead=True)
+        reader = self.reader(self.places.shard(wanted[0]), ahead=True)
         if can_read_ahead(reader):
             ahead = cast(ReadsAhead, reader)
             for name, span in self.places.known_ahead(wanted).items():
@@ -146,7 +151,7 @@ class Process:
 
     def prepare(self, position: int, pool: Executor) -> None:
         """Open the shard of a row that is read soon, and fetch what locates its blocks."""
-        reader = self.reader(self.paths(position), ahead=True)
+        reader = self.reader(self.places.shard(position), ahead=True)
         if can_read_ahead(reader):
             cast(ReadsAhead, reader).prepare(self.places.layouts, pool)
 
