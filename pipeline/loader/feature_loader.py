@@ -39,6 +39,7 @@ from earmill.pipeline.loader.epoch_order import check_whole
 from earmill.pipeline.loader.stream import FeatureStream
 
 if TYPE_CHECKING:
+    from earmill.pipeline.loader.batches import Plan
     from earmill.pipeline.loader.rows import Row
 
 FREE, TAKEN = 0, 1
@@ -357,14 +358,13 @@ class FeatureLoader:
         return self.stream.padding_share()
 
     def __iter__(self) -> Iterator[Any]:
-        stream = self.stream
-        with stream.iterating():
-            skip, plan = stream.begin(), stream.left()
-            self._share_memory()
-            for batch, end in zip(self._loader, plan.offsets[1:].tolist(), strict=True):
-                stream.hand_out(skip + end)
-                yield batch if self._device is None else batch.to(self._device, non_blocking=True)
-            stream.complete()
+        return self.stream.tracked(self._loaded)
+
+    def _loaded(self, _: Plan) -> Iterator[Any]:
+        """Yield the batches of the DataLoader, on the device."""
+        self._share_memory()
+        for batch in self._loader:
+            yield batch if self._device is None else batch.to(self._device, non_blocking=True)
 
     def set_epoch(self, epoch: int) -> None:
         """See `FeatureStream.set_epoch`."""
