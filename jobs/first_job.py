@@ -22,12 +22,6 @@ from earmill.pipeline.common.errors import OutputError, SourceError, SpecError
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.storage.filesystems import is_local
 
-TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
-TABLES = (
-    *TEXT_TABLES,
-    ".parquet",
-    *(table + packed for table in TEXT_TABLES for packed in (".gz", ".bz2", ".zst")),
-)
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 # Its classes are named in the job file by somebody who wrote them.
 NEEDS_CODE = "torch_module"
@@ -100,11 +94,14 @@ def kind_of(source: str) -> str:
     Raises:
         SourceError: It is on this machine, and not there.
     """
+    # Arrow is loaded here, not when the command starts.
+    from earmill.pipeline.sources.tables import TABLE_ENDINGS
+
     is_remote = not is_local(source)
     bare = (source.split("?")[0] if is_remote else source).lower()
     if bare.endswith((".tar", ".tar.gz", ".tgz")):
         return "webdataset"
-    if bare.endswith(TABLES):
+    if bare.endswith(TABLE_ENDINGS):
         return "manifest"
     if is_remote or any(c in source for c in "*?[") or os.path.exists(source):
         return "hf" if source.startswith("hf://datasets/") else "files"

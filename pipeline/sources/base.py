@@ -1,14 +1,17 @@
-"""What every source is: a list of items, and a way to open their bytes. Nothing else.
+"""The interface of sources, the uris of their items, and the retry policy of all of them.
 
-A source never decodes and never decides; it names rows, says what is known about them before
-reading, and hands out seekable byte streams. A row whose bytes cannot be had is handed out as a
-`RowError` in its place, so that one missing object costs one row. Whoever takes a stream closes it.
+A source lists items and opens their bytes. It names rows, gives what is known about them before
+reading, and returns seekable byte streams; it does not decode. If the bytes of a row cannot be
+read, the source returns a `RowError` in its place, so that a missing object costs one row. The
+caller closes the streams.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,12 +23,14 @@ from fsspec.implementations.local import LocalFileSystem
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.counts import SOURCE
 from earmill.pipeline.common.errors import (
+    AbsentError,
     EarmillError,
     Fault,
     RowError,
     SourceError,
     SourceOutage,
     UnreadableError,
+    chain,
     fault_of,
     http_status,
 )
@@ -49,10 +54,17 @@ UNDECODED = re.compile("[\udc80-\udcff]")
 
 Scalar = str | int | float | bool | None
 
-# While listing: a store that answers "not now" is asked for so long, a silent one so often. The
-# latter is more likely a wrong address.
-OPEN_RETRIES = Retries(budget_s=75.0, what=SOURCE)
+# Retry policy of listings. Stores retry by themselves as well. A store that never answers is asked
+# fewer times, as its address is probably wrong.
+LISTING_RETRIES = Retries(budget_s=75.0, what=SOURCE)
 SILENT_TRIES = 4
+# Retry policy of reading objects. After it, the driver tries the whole shard again later.
+FETCH_RETRIES = Retries(budget_s=45.0, what=SOURCE)
+# An object stalls if no byte arrives for so long, plus the time at the lowest rate.
+STALL_S = 120.0
+SLOWEST_BYTES_PER_S = 100_000
+
+_waits: dict[int, float] = {}
 
 
 class EqualRow(NamedTuple):
@@ -234,8 +246,8 @@ def source_errors(uri: str) -> Iterator[None]:
         raise kind(f"source {uri}: cannot be read: {named_line(error)}") from error
 
 
-def answered(work: Callable[[], T]) -> T:
-    """The value of `work`, a question to a store, asked again within bounds while it is away."""
+def retry_listing(work: Callable[[], T]) -> T:
+    """Return the value of `work`, which asks a store while a corpus is listed; retry an outage."""
     silent = 0
 
     def worth_it(error: Exception) -> bool:
@@ -243,7 +255,73 @@ def answered(work: Callable[[], T]) -> T:
         silent += http_status(error) is None
         return fault_of(error) is Fault.OUTAGE and silent < SILENT_TRIES
 
-    return OPEN_RETRIES.run(work, worth_it)
+    return LISTING_RETRIES.run(work, worth_it)
+
+
+def retry_fetch(work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
+    """Return the value of `work`, which reads an object; retry within the time of a shard."""
+    return FETCH_RETRIES.run(work, worth_it)
+
+
+def retry_read(
+    work: Callable[[], T], worth_it: Callable[[Exception], bool] = lambda error: not is_final(error)
+) -> T:
+    """Return the value of `work`, for which the reader of rows waits; retry as `retry_fetch`."""
+    with source_wait():
+        return retry_fetch(work, worth_it)
+
+
+def longest_silence_s(nbytes: int) -> float:
+    """Return the time after which an object of this size stalls, if no byte arrives."""
+    return STALL_S + nbytes / SLOWEST_BYTES_PER_S
+
+
+@contextmanager
+def source_wait() -> Iterator[None]:
+    """Count the time in here as waiting for the source."""
+    me = threading.get_ident()
+    _waits[me] = time.monotonic()
+    try:
+        yield
+    finally:
+        del _waits[me]
+
+
+def longest_wait_s() -> float:
+    """Return how long a reader in this process has been waiting for the source, s."""
+    began = min(_waits.copy().values(), default=None)
+    return 0.0 if began is None else time.monotonic() - began
+
+
+def is_final(error: Exception) -> bool:
+    """Return True if the store refused the name, or the object is at fault: do not retry."""
+    return row_error_of("", error) is not None or fault_of(error) is Fault.REFUSED
+
+
+def is_away(error: Exception) -> bool:
+    """Return True if the files of a dataset cannot be had; False if their content is at fault."""
+    if isinstance(error, ValueError | IndexError | KeyError) and http_status(error) is None:
+        return False  # a damaged or shorter file
+    return fault_of(error) in (Fault.REFUSED, Fault.OUTAGE)
+
+
+def row_error(uri: str, error: Exception) -> RowError:
+    """Return the row error of a refusal or a defect; raise SourceOutage for all other errors."""
+    if (found := row_error_of(uri, error)) is not None:
+        return found
+    if fault_of(error) is Fault.REFUSED:
+        return AbsentError(f"{uri}: cannot be fetched: {named_line(error)}")
+    raise SourceOutage(f"{uri}: cannot be fetched: {named_line(error)}") from error
+
+
+def row_error_of(uri: str, error: Exception) -> RowError | None:
+    """Return the row error of an exception that the object itself causes; None for others."""
+    for each in chain(error):
+        if isinstance(each, RowError):
+            return each
+    if fault_of(error) is not Fault.DEFECT:
+        return None
+    return UnreadableError(f"{uri}: cannot be read: {named_line(error, where=True)}")
 
 
 def stat_fields(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""Bytes of many objects, in order, a few ahead of the reader, in bounded memory.
+"""Bytes of many objects, in order and prefetched in bounded memory.
 
-Objects up to `MEMORY_BYTES` are read into memory, larger ones are opened in place (local) or copied
-to a temporary file (remote), so every stream is seekable and no decoder waits on the network.
-Neighbours with the same uri (spans of one recording) share one copy and one checksum.
+Objects up to `MEMORY_BYTES` are read into memory. Larger objects are opened in place (local) or
+copied to a temporary file (remote), so every stream is seekable and no decoder waits for the
+network. Neighbours with the same uri (spans of one recording) share one copy and one checksum.
 
-A store that is away is asked again for `RETRIES.budget_s`, then `SourceOutage` ends the reading: an
-outage is no property of a row. Only a clear no to one name, or a client that fails over the name or
-its content, becomes a RowError in its place.
+An outage of the store is retried by the policy in `sources.base`, and then ends the reading with
+`SourceOutage`: no row is at fault. If the store refuses one name, or its client fails because of
+the name or the content, that row becomes a RowError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, BinaryIO
 
@@ -30,20 +29,24 @@ from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.byte_streams import sha256_of
-from earmill.pipeline.common.counts import SOURCE
 from earmill.pipeline.common.errors import (
-    AbsentError,
-    Fault,
     RowError,
     SourceOutage,
     UnreadableError,
-    chain,
-    fault_of,
 )
-from earmill.pipeline.common.retries import Retries, T
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.common.timing import FETCH, carried
-from earmill.pipeline.sources.base import Fetched, Item, object_of
+from earmill.pipeline.sources.base import (
+    Fetched,
+    Item,
+    is_final,
+    longest_silence_s,
+    object_of,
+    retry_fetch,
+    row_error,
+    row_error_of,
+    source_wait,
+)
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.regular import open_regular
 
@@ -51,11 +54,6 @@ MEMORY_BYTES = 64 << 20  # objects above this are not held in memory
 MOST_BYTES = 64 << 30  # of an object whose size nobody says
 READ_AHEAD_BYTES = 256 << 20  # read ahead of the consumer at most this much
 AHEAD_OBJECTS = 8
-# In one go; the driver tries the whole shard again later.
-RETRIES = Retries(budget_s=45.0, what=SOURCE)
-# Without a byte for so long, or slower than this on the whole, a read counts as stalled.
-STALL_S = 120.0
-SLOWEST_BYTES_PER_S = 100_000
 
 
 class Blob:
@@ -188,31 +186,11 @@ Options = Callable[[str], Mapping[str, Any]]
 Load = Callable[["Item", Mapping[str, Any], Callable[[], None]], Blob]
 
 
-_waits: dict[int, float] = {}
-
-
-@contextmanager
-def waited_for() -> Iterator[None]:
-    """Somebody can do nothing but wait for the source in here."""
-    me = threading.get_ident()
-    _waits[me] = time.monotonic()
-    try:
-        yield
-    finally:
-        del _waits[me]
-
-
-def longest_wait_s() -> float:
-    """For how long a reader in this process has been waiting for the source, s."""
-    began = min(_waits.copy().values(), default=None)
-    return 0.0 if began is None else time.monotonic() - began
-
-
 class _Task:
     """One object on its way.
 
     Attributes:
-        moved: When something last arrived or a new try began, on the clock of `RETRIES`.
+        moved: When something last arrived or a new try began, monotonic s.
         abandoned: Nobody waits for it any more.
     """
 
@@ -226,18 +204,18 @@ class _Task:
         self.moved = time.monotonic()
 
     def result(self) -> Blob | RowError:
-        """Wait for it, but not for ever."""
-        with waited_for():
+        """Wait for the object, until it stalls."""
+        with source_wait():
             return self._result()
 
     def _result(self) -> Blob | RowError:
-        patience_s = STALL_S + _memory_bytes(self.group[0]) / SLOWEST_BYTES_PER_S
+        limit_s = longest_silence_s(_memory_bytes(self.group[0]))
         while True:
-            left_s = self.moved + patience_s - time.monotonic()
+            left_s = self.moved + limit_s - time.monotonic()
             if wait_for([self.future], timeout=max(0.0, left_s)).done:
                 return self.future.result()
-            if time.monotonic() - self.moved >= patience_s:
-                raise SourceOutage(f"{self.group[0].uri}: no byte within {patience_s:.0f} s")
+            if time.monotonic() - self.moved >= limit_s:
+                raise SourceOutage(f"{self.group[0].uri}: no byte within {limit_s:.0f} s")
 
 
 def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
@@ -307,7 +285,7 @@ def _opened(item: Item, blob: Blob | RowError) -> BinaryIO | RowError:
             )
         return blob.open()
     except OSError as error:
-        return failed(item.uri, error)
+        return row_error(item.uri, error)
 
 
 def load_blob(
@@ -325,39 +303,10 @@ def load_blob(
         return load(item, options(item.uri), task.touch)
 
     try:
-        return patiently(attempt, lambda error: not (task.abandoned or is_final(error)))
+        return retry_fetch(attempt, lambda error: not (task.abandoned or is_final(error)))
     # Backends raise classes of their own (botocore, aiohttp); `fault_of` knows them.
     except Exception as error:
-        return failed(item.uri, error)
-
-
-def patiently(work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
-    """The value of `work`, tried again in what time a shard may wait; then its own exception."""
-    return RETRIES.run(work, worth_it)
-
-
-def is_final(error: Exception) -> bool:
-    """A clear no of the store, or a defect; asking again does not help."""
-    return row_error_of("", error) is not None or fault_of(error) is Fault.REFUSED
-
-
-def failed(uri: str, error: Exception) -> RowError:
-    """The row error of a clear no or a defect; SourceOutage is raised for everything else."""
-    if (row_error := row_error_of(uri, error)) is not None:
-        return row_error
-    if fault_of(error) is Fault.REFUSED:
-        return AbsentError(f"{uri}: cannot be fetched: {named_line(error)}")
-    raise SourceOutage(f"{uri}: cannot be fetched: {named_line(error)}") from error
-
-
-def row_error_of(uri: str, error: Exception) -> RowError | None:
-    """Return the row error behind an exception that the object itself causes; None for others."""
-    for one in chain(error):
-        if isinstance(one, RowError):
-            return one
-    if fault_of(error) is not Fault.DEFECT:
-        return None
-    return UnreadableError(f"{uri}: cannot be read: {named_line(error, where=True)}")
+        return row_error(item.uri, error)
 
 
 def _load(fs: Any, path: str, size: int | None, touch: Callable[[], None]) -> Blob:

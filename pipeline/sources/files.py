@@ -30,10 +30,10 @@ from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,
-    answered,
     filesystem,
     object_of,
     public_uri,
+    retry_listing,
     row_names,
     source_errors,
     stat_fields,
@@ -158,7 +158,7 @@ class FilesSource:
         with source_errors(spec.uri):
             self._fs, path = filesystem(spec.uri, spec.storage_options)
             self._single: Entry | None = None
-            self._root, self._glob = answered(lambda: self._split(path))
+            self._root, self._glob = retry_listing(lambda: self._split(path))
         self._found, self._skipped = 1, Counter[str]()
 
     def _split(self, path: str) -> tuple[str, str]:
@@ -198,7 +198,7 @@ class FilesSource:
 
     def _listed(self) -> Iterator[tuple[Item, str]]:
         with source_errors(self._spec.uri):
-            found = self._matching(answered(self._listing))
+            found = self._matching(retry_listing(self._listing))
         row_ids = row_names([name for name, _ in found])
         for position, (row_id, (name, info)) in enumerate(zip(row_ids, found, strict=True)):
             yield self._item(position, row_id, name, info)

@@ -40,19 +40,28 @@ from earmill.pipeline.sources.audio_cells import (
     check_audio_type,
     wav_of,
 )
-from earmill.pipeline.sources.base import Fetched, Item, filesystem, is_local, source_errors
+from earmill.pipeline.sources.base import (
+    Fetched,
+    Item,
+    filesystem,
+    is_away,
+    is_local,
+    retry_read,
+    row_error_of,
+    source_errors,
+    source_wait,
+)
 from earmill.pipeline.sources.confine import is_relative, resolved, suggestions
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import Blob, load_blob, patiently, row_error_of, waited_for
+from earmill.pipeline.sources.fetch import Blob, load_blob
 from earmill.pipeline.sources.hf_location import (
     AUDIO_FOLDER,
+    ParquetSet,
     Place,
     check_names,
     dataset_confinement,
     dataset_folder,
-    is_away,
     open_dataset,
-    parquet_files,
     public_dataset_uri,
     quiet,
 )
@@ -153,12 +162,10 @@ class HfSource:
         self.missing, self.first_missing = 0, ""
         with source_errors(spec.uri), quiet():
             check_names(spec)
-            files = parquet_files(spec) if spec.streaming else None
-            self._parquet = dataset = None
-            if files is not None:
-                self._parquet = ParquetRows(files, spec.audio_column, array_rate_hz)
-            else:
-                dataset = open_dataset(spec)
+            self._parquet, dataset = None, open_dataset(spec)
+            if isinstance(dataset, ParquetSet):
+                self._parquet = ParquetRows(dataset, spec.audio_column, array_rate_hz)
+                dataset = None
         features = features_of(spec, self._parquet if dataset is None else dataset)
         self._carried = carried(spec, features)
         self._texts = {name for name, kind in self._carried.types.items() if has_text(kind)}
@@ -352,8 +359,7 @@ class HfSource:
     def _row(self, item: Item) -> HfRow:
         place = Place.of(item)
         try:
-            with waited_for():
-                return patiently(lambda: self._row_at(place), is_away)
+            return retry_read(lambda: self._row_at(place), is_away)
         # Readers of every file format stand behind a dataset: what they make of bytes that arrived
         # costs one row. Bytes that do not arrive, a table that is gone too, are no row's fault.
         except Exception as error:
@@ -380,7 +386,7 @@ class HfSource:
             raise UnreadableError(
                 f"{item.uri}: the row has neither audio bytes nor a path nor an array"
             )
-        with waited_for():
+        with source_wait():
             blob = load_blob(Item(row_id=item.row_id, uri=uri), self._inside.options)
         if isinstance(blob, RowError):
             raise type(blob)(f"{item.uri}: {blob}")

@@ -22,14 +22,11 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 
 from earmill.pipeline.common.errors import (
-    Fault,
     MissingPackageError,
     NotRegularError,
     SourceError,
     UnreadableError,
     chain,
-    fault_of,
-    http_status,
 )
 from earmill.pipeline.common.text import named_line, nearest, one_line
 from earmill.pipeline.sources.base import Item, filesystem, is_local, public_uri
@@ -47,8 +44,36 @@ AUDIO_ENDINGS = tuple(f".{ending}" for ending in AUDIO_EXTENSIONS)
 AUDIO_LISTS = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
-def open_dataset(spec: HfSpec) -> Any:
-    """The split a job names, map-style or streaming, with audio cells as they are stored."""
+@dataclass(frozen=True)
+class ParquetSet:
+    """The Parquet files of one split.
+
+    Args:
+        spec: The dataset.
+        uris: Its files in order; any fsspec uri.
+        features: Features by the card of the dataset; None if only the files tell them.
+    """
+
+    spec: HfSpec
+    uris: tuple[str, ...]
+    features: Any
+
+    def options(self, uri: str) -> dict[str, Any]:
+        """Return the fsspec options of one of the files."""
+        own = dict(self.spec.storage_options)
+        if is_local(uri):
+            return {}
+        if uri.startswith("hf://") and not self.spec.uri.startswith("hf://"):
+            return {"token": own.get("token"), "endpoint": datasets.config.HF_ENDPOINT}
+        return own
+
+
+def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.IterableDataset:
+    """Open the split that a job names, with audio cells as they are stored.
+
+    With `streaming`, a split of plain Parquet files is returned as these files; none of them is
+    read.
+    """
     try:
         dataset = _opened(spec)
     except DataFilesNotFoundError as error:
@@ -81,55 +106,32 @@ def _with_stored_audio(dataset: Any, column: str) -> Any:
 def _opened(spec: HfSpec) -> Any:
     if is_local(spec.uri) and not local_exists(spec.uri):
         check_hub_id(spec)
-        return _load(spec, spec.uri)
-    fs, path = filesystem(spec.uri, spec.storage_options)
-    if _is_saved(fs, path):
-        return _load_saved(spec)
-    name, options = _parquet_or_folder(spec, fs, path)
-    return _load(spec, name, **options)
-
-
-@dataclass(frozen=True)
-class ParquetSet:
-    """The Parquet files of one split.
-
-    Args:
-        spec: The dataset. uris: Its files in order; any fsspec uri.
-        features: What the dataset's card says they hold; None where the files say it.
-    """
-
-    spec: HfSpec
-    uris: tuple[str, ...]
-    features: Any
-
-    def options(self, uri: str) -> dict[str, Any]:
-        """fsspec options of one of the files."""
-        own = dict(self.spec.storage_options)
-        if is_local(uri):
-            return {}
-        if uri.startswith("hf://") and not self.spec.uri.startswith("hf://"):
-            return {"token": own.get("token"), "endpoint": datasets.config.HF_ENDPOINT}
-        return own
-
-
-def parquet_files(spec: HfSpec) -> ParquetSet | None:
-    """The split's files if it is nothing but plain Parquet files; None for all other datasets.
-
-    Nothing of them is read.
-    """
-    if is_local(spec.uri) and not local_exists(spec.uri):
-        check_hub_id(spec)
         name, options = spec.uri, dict[str, Any]()
     else:
         fs, path = filesystem(spec.uri, spec.storage_options)
         if _is_saved(fs, path):
-            return None
+            return _load_saved(spec)
         name, options = _parquet_or_folder(spec, fs, path)
-    builder = datasets.load_dataset_builder(name, **_arguments(spec, name, options))
+    options = _arguments(spec, name, options)
+    # The builder resolves the data files, which takes a listing. `load_dataset` would repeat it.
+    builder = datasets.load_dataset_builder(name, **options)
+    split = spec.split or _only(spec, [str(split) for split in builder.config.data_files or {}])
+    if spec.streaming and (files := _plain_parquet(spec, builder, split)) is not None:
+        return files
+    # Audio in a local folder is read in place: there is nothing to build.
+    if spec.streaming or (builder.name == AUDIO_FOLDER and os.path.isdir(name)):
+        return builder.as_streaming_dataset(split=split)
+    builder.download_and_prepare(
+        download_config=options.get("download_config"),
+        storage_options=options.get("storage_options"),
+    )
+    return builder.as_dataset(split=split)
+
+
+def _plain_parquet(spec: HfSpec, builder: Any, split: str) -> ParquetSet | None:
+    """Return the files of a split if they are plain Parquet files; None for other datasets."""
     config = builder.config
-    files = config.data_files or {}
-    split = spec.split or _only(spec, [str(name) for name in files])
-    uris = tuple(map(str, files.get(split, ())))
+    uris = tuple(map(str, (config.data_files or {}).get(split, ())))
     plain = builder.dataset_name is not None and isinstance(builder, Parquet)
     if not plain or not all(uri.endswith(".parquet") and "::" not in uri for uri in uris):
         return None
@@ -235,7 +237,7 @@ def local_exists(uri: str) -> bool:
 
 
 def _arguments(spec: HfSpec, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `load_dataset`, beside the name."""
+    """Return the arguments of `load_dataset_builder`, without the name."""
     options = dict(options)
     if name != "parquet":
         options |= {"name": spec.config, "revision": spec.revision}
@@ -247,23 +249,6 @@ def _arguments(spec: HfSpec, name: str, options: Mapping[str, Any]) -> dict[str,
             use_etag=True, storage_options=dict(spec.storage_options)
         )
     return options
-
-
-def _load(spec: HfSpec, name: str, **given: Any) -> Any:
-    """`load_dataset`, after finding the only split where none is named."""
-    options = _arguments(spec, name, given)
-    split = spec.split
-    # A folder of files on this machine is read where it is: there is nothing to build.
-    streaming = spec.streaming or (
-        name != "parquet"
-        and is_local(spec.uri)
-        and local_exists(spec.uri)
-        and datasets.load_dataset_builder(name, **options).name == AUDIO_FOLDER
-    )
-    if split is None:
-        # A stream of every split costs listings only; without it all splits would be downloaded.
-        split = _only(spec, list(datasets.load_dataset(name, streaming=True, **options)))
-    return datasets.load_dataset(name, split=split, streaming=streaming, **options)
 
 
 def _load_saved(spec: HfSpec) -> Any:
@@ -355,10 +340,3 @@ class Place:
         if found is None:
             raise UnreadableError(f"{item.uri}: expected a uri ending in #row=N")
         return cls(None if found[1] is None else int(found[1]), int(found[2]))
-
-
-def is_away(error: Exception) -> bool:
-    """Whether the dataset's files could not be had, as against what is in them."""
-    if isinstance(error, ValueError | IndexError | KeyError) and http_status(error) is None:
-        return False  # a damaged or shorter file
-    return fault_of(error) in (Fault.REFUSED, Fault.OUTAGE)

@@ -35,10 +35,17 @@ from fsspec.implementations.local import LocalFileSystem
 from earmill.pipeline.common.errors import RowError, SourceError, SourceOutage, UnreadableError
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.audio_cells import RATE_NAMES, check_audio_type
-from earmill.pipeline.sources.base import Item, answered, object_of, stat_fields
+from earmill.pipeline.sources.base import (
+    Item,
+    is_away,
+    object_of,
+    retry_listing,
+    retry_read,
+    stat_fields,
+)
 from earmill.pipeline.sources.durations import ByteRate
-from earmill.pipeline.sources.fetch import Blob, check_arrived, fetch_all, patiently, waited_for
-from earmill.pipeline.sources.hf_location import ParquetSet, Place, is_away
+from earmill.pipeline.sources.fetch import Blob, check_arrived, fetch_all
+from earmill.pipeline.sources.hf_location import ParquetSet, Place
 from earmill.pipeline.sources.range_reads import (
     Range,
     SparseFile,
@@ -262,15 +269,15 @@ class ParquetRows:
         self._lock = threading.Lock()
         self.features: Any = files.features
         if self.features is None:
-            schema = answered(lambda: self._table(0)).schema
+            schema = retry_listing(lambda: self._table(0)).schema
             self.features = datasets.Features.from_arrow_schema(schema)
 
     def rows(self, columns: Sequence[str], *, paths: bool) -> Iterator[Seen]:
         """Every row in order with these columns, and the paths of the audio cells if asked for."""
-        first = answered(lambda: self._rate(self._table(0), ByteRate()))
+        first = retry_listing(lambda: self._rate(self._table(0), ByteRate()))
 
         def listed(shard: int) -> list[Seen]:
-            return answered(lambda: list(self._rows_of(shard, columns, paths, first)))
+            return retry_listing(lambda: list(self._rows_of(shard, columns, paths, first)))
 
         block = 0
         for rows in ahead(listed, range(len(self._files.uris)), LISTING_THREADS):
@@ -434,8 +441,7 @@ class ParquetRows:
         try:
             place = Place.of(item)
             shard = -1 if place.shard is None else place.shard
-            with waited_for():
-                table = patiently(lambda: self._table(shard), is_away)
+            table = retry_read(lambda: self._table(shard), is_away)
             if not table.has(item.etag, item.mtime):
                 raise UnreadableError(f"{item.uri}: {table.path} changed since it was planned")
             return _Asked(item, shard, table, table.group_of(place.row), place.row)

@@ -29,13 +29,13 @@ from earmill.pipeline.common.text import nearest, one_line
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,
-    answered,
     as_text,
     filesystem,
     is_local,
     local_path,
     object_of,
     public_uri,
+    retry_listing,
     source_errors,
     stat_fields,
 )
@@ -95,7 +95,7 @@ class ManifestSource:
         with source_errors(spec.uri):
             self._fs, self._path = filesystem(spec.uri, spec.storage_options)
             self._fs.invalidate_cache()
-            if not answered(lambda: self._fs.isfile(self._path)):
+            if not retry_listing(lambda: self._fs.isfile(self._path)):
                 raise FileNotFoundError(self._path)
             self._folder = _folder_of_paths(spec, self._fs, self._path)
             self._inside = _confinement(spec, self._fs, self._path, self._folder)
@@ -147,7 +147,7 @@ class ManifestSource:
 
     def _columns(self) -> dict[str, Cells]:
         try:
-            raw = answered(lambda: self._fs.cat_file(self._path))
+            raw = retry_listing(lambda: self._fs.cat_file(self._path))
             columns, self._carried = read_table(self._path, raw, self._untyped)
         except (ValueError, csv.Error) as error:
             raise SourceError(f"source {self._spec.uri}: {one_line(error)}") from error

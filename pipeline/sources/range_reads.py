@@ -32,8 +32,10 @@ from earmill.pipeline.common.errors import RowError, UnreadableError
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,
-    answered,
     object_of,
+    retry_listing,
+    retry_read,
+    row_error,
     source_errors,
     stat_fields,
 )
@@ -41,14 +43,10 @@ from earmill.pipeline.sources.fetch import (
     MEMORY_BYTES,
     Blob,
     Options,
-    failed,
     fetch_all,
-    is_final,
     load_object,
     may_go_on,
-    patiently,
     temporary_file,
-    waited_for,
 )
 from earmill.pipeline.storage.filesystems import is_web
 from earmill.pipeline.storage.regular import open_regular
@@ -273,10 +271,9 @@ def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
     name = "mtime" if is_here else "etag"
     planned = getattr(item, name)
     try:
-        with waited_for():
-            now = patiently(asked, _is_worth_it)[name]
+        now = retry_read(asked)[name]
     except Exception as error:  # stores raise their own
-        return failed(item.uri, error)
+        return row_error(item.uri, error)
     if planned is None or now is None or planned == now:
         return None
     if is_here:
@@ -327,7 +324,7 @@ def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
         return RangedObject(fs, path, found["size"], found["etag"]).open()
 
     with source_errors(item.uri), suppress(FileNotFoundError):
-        return answered(opened)
+        return retry_listing(opened)
     return None
 
 
@@ -399,8 +396,7 @@ class RangedStream(RangedFile):
 
     def read(self, size: int | None = -1) -> bytes:
         try:
-            with waited_for():
-                return patiently(lambda: super(RangedStream, self).read(size), _is_worth_it)
+            return retry_read(lambda: super(RangedStream, self).read(size))
         except OSError as error:
             self._failure = error
             raise
@@ -415,11 +411,6 @@ class RangedStream(RangedFile):
 
     def _is_unchanged(self) -> bool:
         self._fs.invalidate_cache(self._path)
-        with waited_for():
-            info = patiently(lambda: self._fs.info(self._path), _is_worth_it)
+        info = retry_read(lambda: self._fs.info(self._path))
         found = stat_fields(info)
         return (found["size"], found["etag"]) == (self._size, self._tag)
-
-
-def _is_worth_it(error: Exception) -> bool:
-    return not is_final(error)

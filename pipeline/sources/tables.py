@@ -370,3 +370,7 @@ READERS: dict[str, Reader] = {
     ".json": _inferred(read_json),
     ".parquet": read_parquet,
 }
+TABLE_ENDINGS = (
+    *READERS,
+    *(ending + packed for ending in READERS if ending != ".parquet" for packed in COMPRESSIONS),
+)

@@ -44,11 +44,11 @@ from earmill.pipeline.sources.base import (
     Fetched,
     Item,
     Scalar,
-    answered,
     as_text,
     filesystem,
     object_of,
     public_uri,
+    retry_listing,
     row_names,
     source_errors,
     stat_fields,
@@ -312,7 +312,7 @@ class WebDatasetSource:
         self._beside: Counter[str] = Counter()
         with source_errors(section.uri):
             self._fs, self._path = filesystem(section.uri, section.storage_options)
-            self._tars, self._root = answered(self._find)
+            self._tars, self._root = retry_listing(self._find)
         below = [tar.removeprefix(self._root).removeprefix("/") for tar in self._tars]
         self._names = dict(zip(self._tars, row_names(below), strict=True))
         if not self._tars:
@@ -393,7 +393,7 @@ class WebDatasetSource:
             return rows, samples.skipped
 
         with source_errors(public):
-            return answered(read)
+            return retry_listing(read)
 
     def _key(self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds) -> str | None:
         """What the listing of a tar is kept under; None for a local one, which is read as fast."""

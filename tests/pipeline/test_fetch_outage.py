@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.common.errors import AbsentError, SourceOutage, UnreadableError
+from earmill.pipeline.sources import base as sources_base
 from earmill.pipeline.sources import fetch as fetch_module
 from earmill.pipeline.sources.base import Fetched, Item
-from earmill.pipeline.sources.fetch import Blob, fetch_all, load_blob, longest_wait_s
+from earmill.pipeline.sources.fetch import Blob, fetch_all, load_blob
 from earmill.pipeline.sources.witness import Witnesses, fetch_confirmed
 from tests.pipeline.outages import Clock
 
@@ -20,7 +21,7 @@ from tests.pipeline.outages import Clock
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(fetch_module, "RETRIES", clock.retries())
+    monkeypatch.setattr(sources_base, "FETCH_RETRIES", clock.retries())
     return clock
 
 
@@ -101,18 +102,18 @@ def test_a_read_that_hangs_is_an_outage_and_holds_nobody_up(
     release, waits = threading.Event(), []
 
     def hang(*_: object) -> Blob:
-        waits.append(longest_wait_s())
+        waits.append(sources_base.longest_wait_s())
         release.wait()
         return Blob(data=b"late")
 
     monkeypatch.setattr(fetch_module, "_load", hang)
-    monkeypatch.setattr(fetch_module, "STALL_S", 0.05)
+    monkeypatch.setattr(sources_base, "STALL_S", 0.05)
     try:
         with pytest.raises(SourceOutage, match="no byte within"):
             list(fetch_all([Item("a", "/a", size=0), Item("b", "/b", size=0)], lambda uri: {}))
     finally:
         release.set()
-    assert longest_wait_s() == 0.0
+    assert sources_base.longest_wait_s() == 0.0
 
 
 class Rows:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from datasets import DatasetDict
+from datasets import DatasetDict, load_dataset_builder
 
 from earmill.pipeline.audio.decode import decode
 from earmill.pipeline.common.errors import (
@@ -19,6 +20,7 @@ from earmill.pipeline.common.errors import (
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.source import HfSpec
 from tests.pipeline.audio_factory import clip, damaged_corpus
 from tests.pipeline.hf_data import (
     BOTH,
@@ -73,6 +75,26 @@ def test_every_place_gives_the_same_rows(kind: str, streaming: bool, tmp_path: P
         expected = {"text": f"sentence {i}", "key": f"utt-{i:03d}", "n": i, "snr": 0.5 * i}
         assert item.extra == expected | {"clean": i % 2 == 0, "embedding": [1.0, 2.0]}
     assert contents(opened, items) == data
+
+
+@BOTH
+@pytest.mark.parametrize("split", [None, "train"])
+def test_data_files_are_resolved_once(
+    split: str | None, streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table().remove_columns("audio").to_json(str(tmp_path / "rows.jsonl"))
+    made = []
+
+    def counted(*arguments: object, **options: object) -> object:
+        made.append(arguments)
+        return load_dataset_builder(*arguments, **options)
+
+    for module in (datasets, datasets.load):
+        monkeypatch.setattr(module, "load_dataset_builder", counted)
+    open_source(
+        HfSpec(kind="hf", uri=str(tmp_path), audio_column="key", split=split, streaming=streaming)
+    )
+    assert len(made) == 1
 
 
 @BOTH
