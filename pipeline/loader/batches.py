@@ -47,7 +47,7 @@ MAX_SECONDS = 2**63 / MICROSECONDS
 
 
 @dataclass(frozen=True)
-class Plan:
+class EpochPlan:
     """Rows in order, cut into batches.
 
     Args:
@@ -66,12 +66,12 @@ class Plan:
         """How many there are."""
         return len(self.offsets) - 1
 
-    def after(self, skip: int) -> Plan:
+    def after(self, skip: int) -> EpochPlan:
         """What is left after the first `skip` rows; the batch in which that falls is cut."""
         skip = min(skip, len(self.rows))
         whole = np.searchsorted(self.offsets, skip, side="right")
         offsets = np.concatenate([[skip], self.offsets[whole:]]) - skip
-        return Plan(self.rows[skip:], self.passes[skip:], offsets)
+        return EpochPlan(self.rows[skip:], self.passes[skip:], offsets)
 
     def batch(self, number: int) -> tuple[Rows, Rows]:
         """Rows and passes of a batch."""
@@ -99,22 +99,24 @@ class Batching(Protocol):
     def settings(self) -> Settings:
         """Of the order."""
 
-    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> Plan:
+    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> EpochPlan:
         """The plan of all ranks, given rows in the order of shuffled blocks."""
 
-    def share(self, plan: Plan, *, rank: int, world_size: int, even: Even, start: int) -> Plan:
+    def share(
+        self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
+    ) -> EpochPlan:
         """What one rank reads, from where all ranks together stand (`start`) on."""
 
-    def size(self, plan: Plan) -> int:
+    def size(self, plan: EpochPlan) -> int:
         """A plan in the unit of `start`."""
 
-    def place(self, plan: Plan, row: int) -> dict[str, int]:
+    def place(self, plan: EpochPlan, row: int) -> dict[str, int]:
         """A place in a share, after so many of its rows, as numbers that a state holds."""
 
-    def row(self, plan: Plan, state: Any) -> int:
+    def row(self, plan: EpochPlan, state: Any) -> int:
         """The rows of a share that come before such a place; ValueError where there is none."""
 
-    def start_after(self, plan: Plan, state: Any) -> int:
+    def start_after(self, plan: EpochPlan, state: Any) -> int:
         """Where all ranks together stand when each is at this place of `plan`, that of all ranks;
         ValueError where they are not between whole steps."""
 
@@ -135,12 +137,14 @@ class FixedBatches:
 
     settings: Settings
 
-    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> Plan:
+    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> EpochPlan:
         """See `Batching.whole`."""
         dealt = order.deal(len(rows), self.settings, seed=seed, epoch=epoch)
         return self._cut(rows[dealt], passes[dealt])
 
-    def share(self, plan: Plan, *, rank: int, world_size: int, even: Even, start: int) -> Plan:
+    def share(
+        self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
+    ) -> EpochPlan:
         """Ranks differ by one row at most; see `shuffle.rank_share`."""
         taken = order.rank_share(
             np.arange(len(plan.rows), dtype=np.int64),
@@ -152,19 +156,19 @@ class FixedBatches:
         )
         return self._cut(plan.rows[taken], plan.passes[taken])
 
-    def size(self, plan: Plan) -> int:
+    def size(self, plan: EpochPlan) -> int:
         """Rows."""
         return len(plan.rows)
 
-    def place(self, plan: Plan, row: int) -> dict[str, int]:
+    def place(self, plan: EpochPlan, row: int) -> dict[str, int]:
         """See `Batching.place`."""
         return {"position": row}
 
-    def row(self, plan: Plan, state: Any) -> int:
+    def row(self, plan: EpochPlan, state: Any) -> int:
         """See `Batching.row`."""
         return check_within("position", state["position"], len(plan.rows))
 
-    def start_after(self, plan: Plan, state: Any) -> int:
+    def start_after(self, plan: EpochPlan, state: Any) -> int:
         """See `Batching.start_after`."""
         batch_rows, position = self.settings.batch_rows, state["position"]
         world = state["world_size"]
@@ -185,10 +189,10 @@ class FixedBatches:
         """See `Batching.identity`."""
         return {"batch_size": self.settings.batch_rows}
 
-    def _cut(self, rows: Rows, passes: Rows) -> Plan:
+    def _cut(self, rows: Rows, passes: Rows) -> EpochPlan:
         step, n_rows = self.settings.batch_rows, len(rows)
         begins = np.arange(0, n_rows, step, dtype=np.int64)
-        return Plan(rows, passes, np.append(begins, np.int64(n_rows)))
+        return EpochPlan(rows, passes, np.append(begins, np.int64(n_rows)))
 
 
 def check_within(name: str, value: Any, limit: int) -> int:
@@ -219,13 +223,13 @@ class BucketedBatches:
     max_rows: int | None
     name: str
 
-    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> Plan:
+    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> EpochPlan:
         """See `Batching.whole`."""
         lengths = self.lengths[rows]
         if not len(rows):
-            return Plan(rows, passes, np.zeros(1, np.int64))
+            return EpochPlan(rows, passes, np.zeros(1, np.int64))
         if not self.settings.shuffle:
-            return Plan(rows, passes, self._cut_in_order(lengths))
+            return EpochPlan(rows, passes, self._cut_in_order(lengths))
         lanes = np.arange(self.settings.lanes, dtype=np.int64) * len(rows) // self.settings.lanes
         window = order.windows(np.unique(lanes), len(rows), self.settings.window_rows)
         phase = order.keys(1, seed=seed, epoch=epoch, salt=PHASE_SALT)
@@ -236,9 +240,11 @@ class BucketedBatches:
         offsets = self._cut_sorted(lengths[by_length], group)
         dealt = self._deal(offsets, window[by_length], np.unique(lanes), seed=seed, epoch=epoch)
         taken = by_length[order.expand(np.diff(offsets), dealt)]
-        return Plan(rows[taken], passes[taken], _offsets(np.diff(offsets)[dealt]))
+        return EpochPlan(rows[taken], passes[taken], _offsets(np.diff(offsets)[dealt]))
 
-    def share(self, plan: Plan, *, rank: int, world_size: int, even: Even, start: int) -> Plan:
+    def share(
+        self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
+    ) -> EpochPlan:
         """Every `world_size`-th batch from batch number `start` on.
 
         With `even` every rank gets the same number: by batches from the front once more ("pad",
@@ -255,26 +261,26 @@ class BucketedBatches:
         mine = batches[rank::world_size]
         sizes = np.diff(plan.offsets)
         taken = order.expand(sizes, mine)
-        return Plan(plan.rows[taken], plan.passes[taken], _offsets(sizes[mine]))
+        return EpochPlan(plan.rows[taken], plan.passes[taken], _offsets(sizes[mine]))
 
-    def size(self, plan: Plan) -> int:
+    def size(self, plan: EpochPlan) -> int:
         """Batches."""
         return plan.n_batches
 
-    def place(self, plan: Plan, row: int) -> dict[str, int]:
+    def place(self, plan: EpochPlan, row: int) -> dict[str, int]:
         """Whole batches, and rows of the one after them."""
         position = int(np.searchsorted(plan.offsets, row, side="right")) - 1
         position = min(position, plan.n_batches)
         return {"position": position, "within": row - int(plan.offsets[position])}
 
-    def row(self, plan: Plan, state: Any) -> int:
+    def row(self, plan: EpochPlan, state: Any) -> int:
         """See `Batching.row`."""
         position = check_within("position", state["position"], plan.n_batches)
         sizes = np.append(np.diff(plan.offsets), 0)
         within = check_within("within", state.get("within", 0), max(0, int(sizes[position]) - 1))
         return int(plan.offsets[position]) + within
 
-    def start_after(self, plan: Plan, state: Any) -> int:
+    def start_after(self, plan: EpochPlan, state: Any) -> int:
         """See `Batching.start_after`."""
         world, position = state["world_size"], state["position"]
         start = state["start"] + position * world

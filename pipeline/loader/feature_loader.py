@@ -39,7 +39,7 @@ from earmill.pipeline.loader.epoch_order import check_whole
 from earmill.pipeline.loader.stream import FeatureStream
 
 if TYPE_CHECKING:
-    from earmill.pipeline.loader.batches import Plan
+    from earmill.pipeline.loader.batches import EpochPlan
     from earmill.pipeline.loader.rows import Row
 
 FREE, TAKEN = 0, 1
@@ -360,7 +360,7 @@ class FeatureLoader:
     def __iter__(self) -> Iterator[Any]:
         return self.stream.tracked(self._loaded)
 
-    def _loaded(self, _: Plan) -> Iterator[Any]:
+    def _loaded(self, _: EpochPlan) -> Iterator[Any]:
         """Yield the batches of the DataLoader, on the device."""
         self._share_memory()
         for batch in self._loader:

@@ -39,8 +39,8 @@ from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.batches import (
     Batching,
+    EpochPlan,
     FixedBatches,
-    Plan,
     bucketed,
     check_within,
     frames_of,
@@ -355,7 +355,7 @@ class FeatureStream(IterableDataset[Any]):
         self.gives_batches = any(
             given is not None for given in (batch_size, batch_frames, batch_seconds)
         )
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, EpochPlan] = {}
         self._place = EpochPlace(epoch)
         # Iterations in progress in this process.
         self._iterating = 0
@@ -443,7 +443,7 @@ class FeatureStream(IterableDataset[Any]):
         begun = self._place.join(info.id, info.seed, info.num_workers)
         return self._of_worker(begun, info.id, info.num_workers)
 
-    def tracked(self, batches: Callable[[Plan], Iterable[Any]]) -> Iterator[Any]:
+    def tracked(self, batches: Callable[[EpochPlan], Iterable[Any]]) -> Iterator[Any]:
         """Iterate an epoch in this process, and count what is handed out.
 
         Args:
@@ -472,7 +472,7 @@ class FeatureStream(IterableDataset[Any]):
             self._handed = self._handed._replace(passed=self._handed.passed + 1)
             yield item
 
-    def _items(self, plan: Plan, mine: Sequence[int], workers: int) -> Iterator[Any]:
+    def _items(self, plan: EpochPlan, mine: Sequence[int], workers: int) -> Iterator[Any]:
         """Yield rows or batches of the numbered batches of a plan."""
         lent = self.gives_batches and takes_lent(self.collate_fn)
         for rows in self._read(plan, mine, workers, lent=lent):
@@ -493,13 +493,13 @@ class FeatureStream(IterableDataset[Any]):
         plan = self.left()
         return self._read(plan, range(worker, plan.n_batches, workers), workers, lent=lent)
 
-    def left(self) -> Plan:
+    def left(self) -> EpochPlan:
         """Return the plan of the iteration that has begun, from the resume point on."""
         place = self._place.now()
         return self._share(place.epoch, place.start).after(place.skip)
 
     def _read(
-        self, plan: Plan, mine: Sequence[int], workers: int, *, lent: bool
+        self, plan: EpochPlan, mine: Sequence[int], workers: int, *, lent: bool
     ) -> Iterator[Iterator[Row]]:
         """Yield the rows of each of these batches, and name the rows that come next to the set."""
         # A thread that reads ahead needs a core, or a store to wait for. If each core has a process
@@ -510,7 +510,7 @@ class FeatureStream(IterableDataset[Any]):
                 self._prefetch(plan, mine[turn : turn + AHEAD_BATCHES])
             yield self._rows(plan, number, lent=lent)
 
-    def _rows(self, plan: Plan, number: int, *, lent: bool) -> Iterator[Row]:
+    def _rows(self, plan: EpochPlan, number: int, *, lent: bool) -> Iterator[Row]:
         """Yield the rows of a batch, each as it is read."""
         rows, passes = plan.batch(number)
         spans: Sequence[Span | None] = [None] * len(rows)
@@ -526,7 +526,7 @@ class FeatureStream(IterableDataset[Any]):
                 row = replace(row, features=self._normaliser(row.features))
             yield labelled(row if lent else tensor_row(row), self.label)
 
-    def _prefetch(self, plan: Plan, batches: Sequence[int]) -> None:
+    def _prefetch(self, plan: EpochPlan, batches: Sequence[int]) -> None:
         """Name the rows of these batches to the set, which reads them ahead."""
         parts = [plan.batch(number) for number in batches]
         rows, passes = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -610,7 +610,7 @@ class FeatureStream(IterableDataset[Any]):
         elif not self.is_in_loader:
             check_accelerate(self, self._ranks, collates=self.gives_batches)
 
-    def _whole(self, epoch: int) -> Plan:
+    def _whole(self, epoch: int) -> EpochPlan:
         """Return the plan of all ranks; the latest one is cached."""
         key = "whole", epoch
         if key not in self._plans:
@@ -619,7 +619,7 @@ class FeatureStream(IterableDataset[Any]):
             self._plans = {key: self.batching.whole(rows, passes, **chosen)}
         return self._plans[key]
 
-    def _share(self, epoch: int, start: int) -> Plan:
+    def _share(self, epoch: int, start: int) -> EpochPlan:
         """Return the plan of this rank."""
         rank, world_size = self._split()
         key = epoch, start, rank, world_size
@@ -715,7 +715,7 @@ def _check_state(state: Any, here: Mapping[str, Any]) -> None:
             )
 
 
-def _after_whole_steps(stream: FeatureStream, whole: Plan, state: Mapping[str, Any]) -> int:
+def _after_whole_steps(stream: FeatureStream, whole: EpochPlan, state: Mapping[str, Any]) -> int:
     """Return the position of all ranks of another world, if they are at a prefix of the order."""
     try:
         return stream.batching.start_after(whole, state)

@@ -473,7 +473,7 @@ def _only_index(layout: Layout, version: int) -> bytes | None:
     return content
 
 
-class RowPlaces:
+class RowLocations:
     """Where the rows of a set lie in their shards, and their lengths, by position in the set.
 
     Args:

@@ -35,12 +35,12 @@ from earmill.pipeline.loader.rows import Row, set_table
 from earmill.pipeline.loader.statistics import framed
 from earmill.pipeline.reader.catalog import (
     Catalog,
-    RowPlaces,
+    RowLocations,
     fact_names,
     is_extra,
     read_quarantine,
 )
-from earmill.pipeline.reader.open_shards import OpenShards, Process
+from earmill.pipeline.reader.open_shards import OpenShards, ProcessHandles
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead, Span
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
@@ -186,9 +186,9 @@ class Features(FeatureSet):
         self._storage_options = storage_options
         self._cache_bytes, self._local_cache = cache_bytes, local_cache
         self._fmt = format_of(format)
-        self._places = RowPlaces(catalog, streams, self._fmt)
+        self._places = RowLocations(catalog, streams, self._fmt)
         self._extras = [name for name in catalog.table.column_names if is_extra(name)]
-        self._process: Process | None = None
+        self._process: ProcessHandles | None = None
 
     @property
     def streams(self) -> dict[str, StreamInfo]:
@@ -387,7 +387,7 @@ class Features(FeatureSet):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _process=None, _fmt=format_of(state["format"]))
 
-    def _here(self) -> Process:
+    def _here(self) -> ProcessHandles:
         """Return the handles of this process; after a fork, those of the parent are not touched.
 
         There is no lock, because a lock that is held during a fork stays locked in the child. Two
@@ -401,7 +401,7 @@ class Features(FeatureSet):
                 max_open=MAX_OPEN_SHARDS, max_bytes=self._cache_bytes, reads=self._names
             )
             place = self._catalog, self._places, self._fmt, self.format
-            self._process = Process(*place, layout, shards)
+            self._process = ProcessHandles(*place, layout, shards)
             weakref.finalize(self, self._process.close)
         return self._process
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from earmill.pipeline.formats.blocks import BlockCache, IoCounts, ReadsAhead, ShardReader
 from earmill.pipeline.formats.format import Format, Promise
-from earmill.pipeline.reader.catalog import Catalog, RowPlaces
+from earmill.pipeline.reader.catalog import Catalog, RowLocations
 from earmill.pipeline.reader.read_ahead import Needed, ReadAhead, Wanted
 from earmill.pipeline.storage.layout import Layout
 
@@ -101,7 +101,7 @@ class OpenShards:
 
 
 @dataclass
-class Process:
+class ProcessHandles:
     """Connections, open shards and cached blocks of a set in one process; never pickled.
 
     It does not refer to the set: threads that read ahead must not keep the set alive.
@@ -119,7 +119,7 @@ class Process:
     """
 
     catalog: Catalog
-    places: RowPlaces
+    places: RowLocations
     fmt: Format
     format: str
     layout: Layout

@@ -38,7 +38,7 @@ Needed = tuple[ReadsAhead, str, Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Pace:
+class ReadAheadPolicy:
     """How far and how hard to read ahead.
 
     Args:
@@ -61,7 +61,7 @@ class Pace:
 
 
 # Decoding lets other threads run: two keep up with one that hands rows out. Requests wait.
-LOCAL = Pace(
+LOCAL = ReadAheadPolicy(
     threads=2,
     planners=0,
     max_bytes=64 * 2**20,
@@ -70,7 +70,7 @@ LOCAL = Pace(
     share=1.0,
     shards_ahead=0,
 )
-REMOTE = Pace(
+REMOTE = ReadAheadPolicy(
     threads=16,
     planners=8,
     max_bytes=192 * 2**20,
@@ -107,7 +107,7 @@ class ReadAhead:
         shard_of: Callable[[int], Any],
         nbytes: Callable[[Sequence[int], Spans | None], np.ndarray],
         cache: BlockCache,
-        pace: Pace,
+        pace: ReadAheadPolicy,
     ) -> None:
         self._needed, self._prepare = needed, prepare
         self._shard_of, self._nbytes = shard_of, nbytes

@@ -51,7 +51,7 @@ from earmill.pipeline.sources.base import (
     source_errors,
     source_wait,
 )
-from earmill.pipeline.sources.confine import is_relative, resolved, suggestions
+from earmill.pipeline.sources.confinement import is_relative, resolved, suggestions
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import Blob, load_blob
 from earmill.pipeline.sources.hf_location import (

@@ -30,7 +30,7 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.text import named_line, nearest, one_line
 from earmill.pipeline.sources.base import Item, filesystem, is_local, public_uri
-from earmill.pipeline.sources.confine import Confinement, store_of
+from earmill.pipeline.sources.confinement import Confinement, store_of
 from earmill.pipeline.sources.files import Walk
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, HfSpec
 from earmill.pipeline.storage.filesystems import MAGIC_CHARACTERS, is_web

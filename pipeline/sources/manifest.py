@@ -3,7 +3,7 @@
 start and end are seconds and select a span of the file; every other column is carried through.
 Tables with other names (NeMo: audio_filepath, offset, duration) are mapped by `source.columns`.
 Relative uris resolve against the table's own folder, so a corpus with its manifest can be moved.
-A malformed table, or one that leads where the source may not read (`sources.confine`), is
+A malformed table, or one that leads where the source may not read (`sources.confinement`), is
 an error before any work; a bad file behind a good line is one bad row. Items carry no secrets: a
 signed uri is looked up in the table again by whoever fetches it.
 """
@@ -39,7 +39,7 @@ from earmill.pipeline.sources.base import (
     source_errors,
     stat_fields,
 )
-from earmill.pipeline.sources.confine import (
+from earmill.pipeline.sources.confinement import (
     Confinement,
     is_relative,
     joined,

@@ -25,7 +25,7 @@ FOLDERS_KEPT = 64
 WITNESSES_ASKED = 4
 
 
-class Witnesses:
+class SourceProbes:
     """Rows whose bytes were had in this process, the smallest of each of the last folders."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Witnesses:
 
 
 def fetch_confirmed(
-    source: Source, items: Sequence[Item], known: Witnesses, given: Sequence[Item] = ()
+    source: Source, items: Sequence[Item], known: SourceProbes, given: Sequence[Item] = ()
 ) -> Iterator[Fetched]:
     """`source.fetch`, its missing rows confirmed before the last one is handed out.
 
