@@ -254,7 +254,7 @@ class Features(FeatureSet):
 
     @property
     def io(self) -> IoCounts:
-        """Counts of what this process has read so far."""
+        """The counts of shards, blocks and bytes that this process has read."""
         return self._here().shards.counts
 
     @property
