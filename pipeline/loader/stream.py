@@ -75,7 +75,7 @@ EPOCH, START, SKIP, DONE, TAKEN, BY_WORKERS = range(6)
 # Column of the token in a worker's record; epoch, start and skip are as in the common place.
 TOKEN = 3
 MAX_WORKERS = 256
-# An iteration that took at most so many batches is a look.
+# Maximum batches of an iteration that is a look.
 LOOK = 1
 MANY = 2
 NO_TOKEN = 0
@@ -599,7 +599,7 @@ class FeatureStream(IterableDataset[Any]):
             return self._ranks.find()
         if self._carried is not None and get_worker_info() is not None:
             return self._carried[0]
-        # accelerate splits the rows of a DataLoader among ranks, but not those of a FeatureLoader.
+        # accelerate splits the rows of a DataLoader among ranks, but leaves a FeatureLoader alone.
         is_dealt = not self.is_in_loader and accelerate_deals(self) is not None
         return WHOLE if is_dealt else self._ranks.find()
 
