@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 FREE, TAKEN = 0, 1
 ALIGNED_BYTES = 64
-# Unused pages of a slot cost no memory, but a larger mapping can fail.
+# Unused pages of a slot cost no memory. A larger slot is not worth a mapping.
 MAX_SLOT_BYTES = 2**31
 
 # Offset of a tensor in its slot in bytes, its dtype and shape.

@@ -21,8 +21,8 @@ import torch.distributed
 from earmill.pipeline.loader.collate import takes_lent
 from earmill.pipeline.loader.epoch_order import check_split
 
-# Names of rank and world size: torchrun and `accelerate launch`, mpirun of Open MPI, mpirun of MPICH
-# or Intel MPI. srun has other names.
+# Names of rank and world size by torchrun and `accelerate launch`, by mpirun of Open MPI, and by
+# mpirun of MPICH or Intel MPI. srun has other names.
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
