@@ -49,7 +49,7 @@ from earmill.pipeline.storage.filesystems import (
 __all__ = ["is_local", "local_path"]
 
 FILE = "file://"
-# How Python writes the bytes of a file name that are not UTF-8.
+# Python's characters for bytes of a file name that are not UTF-8.
 UNDECODED = re.compile("[\udc80-\udcff]")
 
 Scalar = str | int | float | bool | None
@@ -71,7 +71,9 @@ class EqualRow(NamedTuple):
     """A row of the same plan that has the same bytes.
 
     Args:
-        shard, row_id: The row. sha256: Of the bytes of both, when they were planned.
+        shard: Shard of that row.
+        row_id: Id of that row.
+        sha256: Checksum of the bytes of both rows, when they were planned.
     """
 
     shard: str
@@ -81,26 +83,25 @@ class EqualRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One row of a corpus, before anything of it was read.
+    """A row of a corpus, before it is read.
 
     Args:
         row_id: Unique and stable name of the row.
-        uri: Where its bytes are, without secrets: it is stored, printed and published. A source
-            whose uris hold secrets looks them up again when it fetches.
-        start_s: Start of the span in seconds; the beginning when None.
-        end_s: End of the span in seconds; the end when None.
-        etag: The store's own content tag, if it has one.
+        uri: Place of its bytes, without secrets, because it is stored and published. A source whose
+            uris hold secrets looks them up again when it fetches.
+        start_s: Start of the span in seconds; None for the beginning.
+        end_s: End of the span in seconds; None for the end.
+        etag: Content tag of the store, if it has one.
         size: Bytes, if known.
-        mtime: Modification time as seconds since the epoch, if known.
+        mtime: Modification time in seconds since the epoch, if known.
         seconds: Expected duration; for planning only.
-        estimated: Whether that was estimated from bytes, as against read in a header or a table.
-            Extraction finds the true one.
+        estimated: True if `seconds` was estimated from bytes, not read from a header or a table.
         extra: Columns carried through to the output.
-        position: Row number inside the source.
-        block: Rows of one number lie in one piece that is fetched whole, and should be one shard's.
-            Known while planning only.
-        part_of: Where this is a part of a long row (`planning.spans`): start and end of that row.
-        equal_to: The row that it copies, in a job that computes equal files once.
+        position: Row number in the source.
+        block: Number of the piece that holds the row and is fetched whole; its rows should share a
+            shard. Known while planning only.
+        part_of: For a part of a long row (`planning.spans`), start and end of the long row.
+        equal_to: The row that this row copies, in a job that computes equal files once.
     """
 
     row_id: str
@@ -123,31 +124,31 @@ Fetched = tuple[Item, BinaryIO | RowError]
 
 
 class Source(Protocol):
-    """A corpus."""
+    """The interface of a corpus."""
 
     def items(self) -> Iterator[Item]:
-        """Every row, in a stable order; SourceError when there is none."""
+        """Yield every row in a stable order; SourceError if there is none."""
 
     def columns(self) -> Columns:
-        """What is known of the columns in `Item.extra`.
+        """Return what is known about the columns in `Item.extra`.
 
-        The types by the time `items` gives its first row, all else after it ended.
+        Types are known when `items` yields its first row, everything else when it has ended.
         """
 
     def skipped(self) -> Mapping[str, int]:
-        """What `items` came across and left out, by kind; complete after it ended."""
+        """Return the counts of what `items` left out, by kind; complete when it has ended."""
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        """The items in their order, each with a seekable stream or its RowError."""
+        """Yield the items in order, each with a seekable stream or its RowError."""
 
     def describe(self) -> dict[str, Any]:
-        """Where the rows come from, for provenance; holds no credentials."""
+        """Return the origin of the rows for provenance, without credentials."""
 
 
 def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """Return the filesystem of a uri and the path inside it; names are taken literally.
+    """Return the filesystem of a uri and the path in it; names are taken literally.
 
-    Local places take no options: a table's options belong to its store.
+    Local places get no options, because the options of a table belong to its store.
     """
     path, odd = local_path(uri), _odd_path(uri)
     if path is not None:
@@ -166,9 +167,9 @@ def object_of(
     """Return `filesystem` of a uri that names one object.
 
     Args:
-        uri: The object, maybe with a version of its store.
-        storage_options: For the store.
-        versions: False for a name that was listed, whose `?versionId=` is a part of it.
+        uri: The object, possibly with a version.
+        storage_options: Options of the store.
+        versions: False for a listed name, in which `?versionId=` is a part of the name.
     Raises:
         UnreadableError: The store's client would ask for another object.
     """
@@ -186,9 +187,9 @@ def object_of(
 
 
 def public_uri(fs: Any, path: str) -> str:
-    """The uri other processes can open: absolute, and a plain path for local files.
+    """Return a uri that other processes can open: absolute, and a plain path for local files.
 
-    A local name that is not UTF-8 becomes a `file:` uri with its bytes escaped.
+    A local name that is not UTF-8 becomes a `file:` uri with escaped bytes.
     """
     if not isinstance(fs, LocalFileSystem):
         return str(fs.unstrip_protocol(path))
@@ -197,7 +198,7 @@ def public_uri(fs: Any, path: str) -> str:
 
 
 def as_text(name: str) -> str:
-    """A file name as text: bytes that are not UTF-8 become %XX, and then % itself %25."""
+    """Return a file name as text: bytes that are not UTF-8 become %XX, and then % becomes %25."""
     if not UNDECODED.search(name):
         return name
     return UNDECODED.sub(lambda match: f"%{ord(match[0]) - 0xDC00:02X}", name.replace("%", "%25"))
@@ -206,8 +207,8 @@ def as_text(name: str) -> str:
 def row_names(names: Sequence[str]) -> list[str]:
     """Return the row id of each path below the root of a source: unique text.
 
-    A name that is not UTF-8 is escaped. It gets `./` in front where another file has the escaped
-    name: no path below a root begins with `./`.
+    A name that is not UTF-8 is escaped. It gets `./` in front if another file has the escaped name,
+    as no path below a root begins with `./`.
     """
     texts = [as_text(name) for name in names]
     known = set(names)
@@ -218,7 +219,7 @@ def row_names(names: Sequence[str]) -> list[str]:
 
 
 def _odd_path(uri: str) -> str | None:
-    """The path in a uri that `public_uri` had to escape; None for all others."""
+    """Return the path in a uri that `public_uri` escaped; None for other uris."""
     if not uri.startswith(FILE):
         return None
     raw = unquote_to_bytes(uri.removeprefix(FILE))
@@ -231,9 +232,9 @@ def _odd_path(uri: str) -> str | None:
 
 @contextmanager
 def source_errors(uri: str) -> Iterator[None]:
-    """Turn whatever a filesystem raises into one SourceError line.
+    """Turn every exception of a filesystem into a SourceError of one line.
 
-    fsspec backends raise their own classes (botocore, aiohttp, asyncio), so all of them are caught.
+    fsspec backends raise classes of their own (botocore, aiohttp, asyncio), so all are caught.
     """
     try:
         yield
@@ -325,7 +326,7 @@ def row_error_of(uri: str, error: Exception) -> RowError | None:
 
 
 def stat_fields(info: Mapping[str, Any]) -> dict[str, Any]:
-    """etag, size and mtime out of an fsspec info mapping, whichever backend wrote it."""
+    """Return etag, size and mtime of an fsspec info mapping of any backend."""
     etag = info.get("ETag") or info.get("etag")
     modified = info.get("mtime") or info.get("LastModified") or info.get("updated")
     size = info.get("size")

@@ -50,19 +50,19 @@ from earmill.pipeline.sources.base import (
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.regular import open_regular
 
-MEMORY_BYTES = 64 << 20  # objects above this are not held in memory
-MOST_BYTES = 64 << 30  # of an object whose size nobody says
-READ_AHEAD_BYTES = 256 << 20  # read ahead of the consumer at most this much
+MEMORY_BYTES = 64 << 20  # larger objects are not held in memory
+MOST_BYTES = 64 << 30  # limit for an object of unknown size
+READ_AHEAD_BYTES = 256 << 20  # limit of bytes read ahead of the consumer
 AHEAD_OBJECTS = 8
 
 
 class Blob:
-    """The bytes of one object, in memory or in a file.
+    """The bytes of an object, in memory or in a file.
 
     Args:
         data: The bytes, or None.
         path: A local file holding them, or None.
-        temporary: Delete the file with the blob.
+        temporary: True deletes the file with the blob.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Blob:
         return len(self._data) if self._data is not None else os.path.getsize(str(self._path))
 
     def open(self) -> BinaryIO:
-        """A new stream over the bytes, with a `digest` method beside the usual ones."""
+        """Return a new stream over the bytes, which also has a `digest` method."""
         if self._data is not None:
             return MemoryStream(self, self._data)
         return FileStream(self, str(self._path))
 
     def digest(self) -> str:
-        """sha256 of the bytes, computed once."""
+        """Return the sha256 of the bytes, computed once."""
         with self._lock:
             if self._digest is None:
                 with self.open() as stream:
@@ -94,7 +94,7 @@ class Blob:
 
 
 class MemoryStream(io.BytesIO):
-    """A stream over a blob in memory; shares the bytes until somebody writes."""
+    """A stream over a blob in memory; it shares the bytes until it is written."""
 
     def __init__(self, blob: Blob, data: bytes) -> None:
         super().__init__(data)
@@ -105,11 +105,11 @@ class MemoryStream(io.BytesIO):
 
 
 class FileStream(io.BufferedReader):
-    """A stream over a blob in a file; keeps the blob, and so a temporary file, alive.
+    """A stream over a blob in a file; it keeps the blob, and so a temporary file, alive.
 
     Attributes:
-        failure: What a read failed with. Decoders take a failed read for the end of the file; see
-            `check_arrived`.
+        failure: The error of a failed read. Decoders take a failed read for the end of the file;
+            see `check_arrived`.
     """
 
     def __init__(self, blob: Blob, path: str) -> None:
@@ -123,7 +123,7 @@ class FileStream(io.BufferedReader):
 
     @failure.setter
     def failure(self, error: OSError) -> None:
-        """A read of the same bytes failed in another process."""
+        """Set the error of a read of the same bytes in another process."""
         self._watched.failure = error
 
     def digest(self) -> str:
@@ -131,7 +131,7 @@ class FileStream(io.BufferedReader):
 
 
 class WatchedFile(io.RawIOBase):
-    """A raw file that remembers that a read failed."""
+    """A raw file that remembers the error of a failed read."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
@@ -165,10 +165,10 @@ class WatchedFile(io.RawIOBase):
 
 
 def check_arrived(stream: BinaryIO, uri: str) -> None:
-    """Raise what failed below a decoder, whatever the decoder made of it.
+    """Raise the error of a failed read below a decoder.
 
     Raises:
-        SourceOutage: Bytes could not be had.
+        SourceOutage: The bytes could not be read.
         RowError: The object itself is at fault.
     """
     failure = getattr(stream, "failure", None)
@@ -181,17 +181,17 @@ def check_arrived(stream: BinaryIO, uri: str) -> None:
 
 
 Options = Callable[[str], Mapping[str, Any]]
-# The bytes of an item, out of a filesystem of these options; called again while the store is away.
-# The function is to be called whenever bytes arrive.
+# Reads the bytes of an item with these filesystem options, and calls the function when bytes
+# arrive. A retry calls it again.
 Load = Callable[["Item", Mapping[str, Any], Callable[[], None]], Blob]
 
 
 class _Task:
-    """One object on its way.
+    """An object that is being fetched.
 
     Attributes:
-        moved: When something last arrived or a new try began, monotonic s.
-        abandoned: Nobody waits for it any more.
+        moved: Monotonic time at which bytes last arrived or a try began, s.
+        abandoned: True if the consumer has ended.
     """
 
     def __init__(self, group: list[Item]) -> None:
@@ -219,7 +219,7 @@ class _Task:
 
 
 def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
-    """The whole object that an item's uri names."""
+    """Read the whole object of an item."""
     fs, path = object_of(item.uri, options)
     return _load(fs, path, item.size, touch)
 
@@ -227,14 +227,14 @@ def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None
 def fetch_all(
     items: Sequence[Item], options: Options, load: Load = load_object
 ) -> Iterator[Fetched]:
-    """Every item in order with its stream or RowError; reads a few objects ahead.
+    """Yield every item in order with its stream or RowError; a few objects are read ahead.
 
     Args:
-        items: What to fetch; neighbours of one uri share one copy.
-        options: fsspec storage options of a uri.
-        load: How the bytes of an item are had; from several threads.
+        items: Items; neighbours of one uri share one copy.
+        options: Returns the fsspec storage options of a uri.
+        load: Reads the bytes of an item; called from several threads.
     Raises:
-        SourceOutage: At the first item that could not be asked for.
+        SourceOutage: The store was away for an item.
     """
     waiting = deque(list(group) for _, group in groupby(items, key=lambda item: item.uri))
     running: deque[_Task] = deque()
@@ -243,16 +243,16 @@ def fetch_all(
         while waiting or running:
             while waiting and _may_start(waiting[0], [task.group for task in running]):
                 running.append(_started(pool, waiting.popleft(), options, load))
-            # Left in the line while it is waited for: what ends this loop abandons it too.
+            # The task stays in the queue during the wait, so that an early end abandons it too.
             blob = running[0].result()
-            # With the task goes its reference to the bytes: the last one is the consumer's.
+            # Dropping the task drops its reference to the bytes; the consumer has the last one.
             for item in running.popleft().group:
                 yield item, _opened(item, blob)
             del blob
     finally:
         for task in running:
             task.abandoned = True
-        # A read that hangs must not hold up who gave up on it.
+        # A hanging read must not delay a consumer that has given up.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -270,7 +270,7 @@ def _may_start(group: list[Item], running: list[list[Item]]) -> bool:
 
 
 def _memory_bytes(item: Item) -> int:
-    # An unknown size counts as the most that is ever held in memory.
+    # An unknown size counts as the maximum that is held in memory.
     return MEMORY_BYTES if item.size is None else min(item.size, MEMORY_BYTES)
 
 
@@ -291,10 +291,10 @@ def _opened(item: Item, blob: Blob | RowError) -> BinaryIO | RowError:
 def load_blob(
     item: Item, options: Options, task: _Task | None = None, load: Load = load_object
 ) -> Blob | RowError:
-    """The object behind an item, or the store's no to it.
+    """Return the object of an item, or the RowError of a refusal.
 
     Raises:
-        SourceOutage: Nobody answered, however often asked.
+        SourceOutage: The store was away for all tries.
     """
     task = task or _Task([item])
 
@@ -327,19 +327,19 @@ def _load(fs: Any, path: str, size: int | None, touch: Callable[[], None]) -> Bl
 
 
 def may_go_on(fs: Any) -> bool:
-    """Whether an answer can be longer than was said, or endless: a web server's, not a store's."""
+    """Return True if an answer can exceed the stated size or be endless, as from a web server."""
     return isinstance(fs, AbstractFileSystem) and not {"http", "https"}.isdisjoint(fs.protocol)
 
 
 def temporary_file() -> str:
-    """A new empty file for one object."""
+    """Return the name of a new empty file."""
     descriptor, name = tempfile.mkstemp(prefix="fetch-", dir=own_folder())
     os.close(descriptor)
     return name
 
 
 def _check_whole(fs: Any, path: str, nbytes: int) -> None:
-    """A connection that breaks can look like a short object: ask how long it is now."""
+    """Refuse a short read: a broken connection can look like a short object."""
     fs.invalidate_cache(path)
     now = fs.info(path).get("size")
     if now is not None and now != nbytes:
@@ -347,7 +347,7 @@ def _check_whole(fs: Any, path: str, nbytes: int) -> None:
 
 
 class _Progress(Callback):
-    """Tells that bytes arrive, and ends an answer that is longer than the object."""
+    """Notes that bytes arrive, and stops an answer that is longer than the object."""
 
     def __init__(self, touch: Callable[[], None], path: str, limit: int) -> None:
         super().__init__()
@@ -362,7 +362,7 @@ class _Progress(Callback):
 def _load_local(path: str) -> Blob:
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
-        # Never more than it held when it was opened: a file may grow without end.
+        # Read no more than the size at opening, as a file may grow without end.
         return Blob(path=path) if size > MEMORY_BYTES else Blob(data=stream.read(size))
 
 
