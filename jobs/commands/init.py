@@ -279,12 +279,6 @@ def _write(file: str, text: str, force: bool) -> None:
         raise OutputError(f"{file}: cannot be written: {error.strerror or error}") from error
 
 
-TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
-TABLES = (
-    *TEXT_TABLES,
-    ".parquet",
-    *(table + packed for table in TEXT_TABLES for packed in (".gz", ".bz2", ".zst")),
-)
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 # Needs a class that a user has written, so no default job can name it.
 NEEDS_CODE = "torch_module"
@@ -357,11 +351,14 @@ def kind_of(source: str) -> str:
     Raises:
         SourceError: A local place does not exist.
     """
+    # Arrow is loaded here, not when the command starts.
+    from earmill.pipeline.sources.tables import TABLE_ENDINGS
+
     is_remote = not _is_local(source)
     bare = (source.split("?")[0] if is_remote else source).lower()
     if bare.endswith((".tar", ".tar.gz", ".tgz")):
         return "webdataset"
-    if bare.endswith(TABLES):
+    if bare.endswith(TABLE_ENDINGS):
         return "manifest"
     if is_remote or any(c in source for c in "*?[") or os.path.exists(source):
         return "hf" if source.startswith("hf://datasets/") else "files"

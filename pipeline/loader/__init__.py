@@ -1,5 +1,4 @@
-"""From rows to batches: order of an epoch, shares of ranks and workers, crops, collating, resuming.
+"""From rows to batches: order of an epoch, shares of ranks and workers, crops, collates, resuming.
 
-It takes rows of anything that offers `FeatureRows` and knows no file. It may import `formats` and
-`common`.
+The input is any `FeatureRows`; no file is known here. It may import `formats` and `common`.
 """

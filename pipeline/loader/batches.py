@@ -1,23 +1,23 @@
-"""An epoch as a plan: which rows come in which batch, for all ranks, and the share of one.
+"""The plan of an epoch: which rows come in which batch, for all ranks and for one rank.
 
-A plan is three arrays and costs no reading. It is a function of (seed, epoch) and the settings, so
-every rank and every worker makes the same one, and a place in it is a single number: resuming
-slices. There are two ways to fill it.
+A plan is three arrays and needs no reading. It is a function of (seed, epoch) and the settings, so
+every rank and every worker makes the same plan. A position in it is a single number, and resuming
+slices the arrays. There are two kinds of batches.
 
-`FixedBatches`: batches of the same number of rows.
+`FixedBatches` have the same number of rows.
 
-`BucketedBatches`: batches of rows of similar length under a budget of padded length, for little
-padding and even memory. Inside each window of the shuffle (see `loader.epoch_order`) rows are
-sorted by length in steps of a sixteenth of an octave, in random order within a step. They are cut
-where rows times the longest would pass the budget, and the batches of a window come in random
-order. So reading stays inside windows. Neither the rows that meet in a batch nor the order of
+`BucketedBatches` have rows of similar length under a budget of padded length. They need little
+padding and even memory. Rows are sorted by length inside each window of the shuffle (see
+`loader.epoch_order`), in steps of a sixteenth of an octave, with random order inside a step. A
+batch ends before rows times the longest row would exceed the budget. The batches of a window come
+in random order, so reading stays inside windows. Neither the rows of a batch nor the order of
 batches repeat from epoch to epoch.
 
     window      9 2 7 3 8 2 3 9   ->  9 9 | 8 7 | 3 3 2 2      budget 18
     batches     shuffled in the window, lanes in turn: batch t of lane 0, of lane 1, ...
 
-Batch g goes to rank g % world and there to worker (g // world) % workers. How many batches an
-epoch has depends on (seed, epoch): ranks differ by one batch at most, by none with `even`.
+Batch g goes to rank g % world and there to worker (g // world) % workers. The number of batches of
+an epoch depends on (seed, epoch). Ranks differ by one batch at most, and by none with `even`.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 BUCKET_SALT, TURN_SALT, PHASE_SALT = 3, 4, 6
 STEPS_PER_OCTAVE = 16
-# With fewer, a batch spans so much of the lengths that a fifth of it is padding.
+# With fewer batches, a batch spans so many lengths that a fifth of it is padding.
 BATCHES_PER_WINDOW = 8
 MICROSECONDS = 1_000_000
 MAX_SECONDS = 2**63 / MICROSECONDS
 
 
 @dataclass(frozen=True)
-class Plan:
+class EpochPlan:
     """Rows in order, cut into batches.
 
     Args:
         rows: (n,) row numbers.
-        passes: (n,) how often the set of each row was gone through before; the epoch where there is
-            one set. It decides what is drawn for the row.
+        passes: (n,) earlier passes over the set of each row; the epoch if there is one set. Random
+            numbers of a row depend on it.
         offsets: (n_batches + 1,) batch b is `rows[offsets[b]:offsets[b + 1]]`.
     """
 
@@ -63,26 +63,26 @@ class Plan:
 
     @property
     def n_batches(self) -> int:
-        """How many there are."""
+        """Number of batches."""
         return len(self.offsets) - 1
 
-    def after(self, skip: int) -> Plan:
-        """What is left after the first `skip` rows; the batch in which that falls is cut."""
+    def after(self, skip: int) -> EpochPlan:
+        """Return the plan without its first `skip` rows; a batch may be cut."""
         skip = min(skip, len(self.rows))
         whole = np.searchsorted(self.offsets, skip, side="right")
         offsets = np.concatenate([[skip], self.offsets[whole:]]) - skip
-        return Plan(self.rows[skip:], self.passes[skip:], offsets)
+        return EpochPlan(self.rows[skip:], self.passes[skip:], offsets)
 
     def batch(self, number: int) -> tuple[Rows, Rows]:
-        """Rows and passes of a batch."""
+        """Return the rows and passes of a batch."""
         cut = slice(self.offsets[number], self.offsets[number + 1])
         return self.rows[cut], self.passes[cut]
 
     def padding_share(self, lengths: Rows) -> float:
-        """The share of the padded length of all batches that is padding, from 0 to 1.
+        """Return the share of padding in the padded length of all batches, from 0 to 1.
 
         Args:
-            lengths: Of every row of the set.
+            lengths: Length of every row of the set.
         """
         if not len(self.rows):
             return 0.0
@@ -93,55 +93,62 @@ class Plan:
 
 
 class Batching(Protocol):
-    """How a sequence of rows becomes batches, and how these are shared out."""
+    """The interface of making batches from rows and sharing them among ranks."""
 
     @property
     def settings(self) -> Settings:
-        """Of the order."""
+        """Settings of the order."""
 
-    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> Plan:
-        """The plan of all ranks, given rows in the order of shuffled blocks."""
+    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> EpochPlan:
+        """Return the plan of all ranks for rows in the order of shuffled blocks."""
 
-    def share(self, plan: Plan, *, rank: int, world_size: int, even: Even, start: int) -> Plan:
-        """What one rank reads, from where all ranks together stand (`start`) on."""
+    def share(
+        self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
+    ) -> EpochPlan:
+        """Return the plan of one rank from `start` on, the position of all ranks together."""
 
-    def size(self, plan: Plan) -> int:
-        """A plan in the unit of `start`."""
+    def size(self, plan: EpochPlan) -> int:
+        """Return the size of a plan in the unit of `start`."""
 
-    def place(self, plan: Plan, row: int) -> dict[str, int]:
-        """A place in a share, after so many of its rows, as numbers that a state holds."""
+    def place(self, plan: EpochPlan, row: int) -> dict[str, int]:
+        """Return the position after `row` rows of a share, as numbers of a state."""
 
-    def row(self, plan: Plan, state: Any) -> int:
-        """The rows of a share that come before such a place; ValueError where there is none."""
+    def row(self, plan: EpochPlan, state: Any) -> int:
+        """Return the rows of a share before a position; ValueError if it is outside."""
 
-    def start_after(self, plan: Plan, state: Any) -> int:
-        """Where all ranks together stand when each is at this place of `plan`, that of all ranks;
-        ValueError where they are not between whole steps."""
+    def start_after(self, plan: EpochPlan, state: Any) -> int:
+        """Return the position of all ranks together when each is at this position of the plan.
+
+        Raises:
+            ValueError: The position is not between whole steps.
+        """
 
     def most_padded(self, frames: Mapping[str, Rows]) -> dict[str, int]:
-        """Frames of a padded batch at most, by stream, given those of every row."""
+        """Return the maximum frames of a padded batch by stream, given the frames of rows."""
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for a place to mean the same row."""
+        """Return the settings that must be equal for a position to mean the same row."""
 
 
 @dataclass(frozen=True)
 class FixedBatches:
-    """Batches of so many rows; a place is counted in rows.
+    """Batches of `settings.batch_rows` rows. Positions count rows.
 
     Args:
-        settings: Of the order.
+        settings: Settings of the order.
     """
 
     settings: Settings
 
-    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> Plan:
+    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> EpochPlan:
         """See `Batching.whole`."""
         dealt = order.deal(len(rows), self.settings, seed=seed, epoch=epoch)
         return self._cut(rows[dealt], passes[dealt])
 
-    def share(self, plan: Plan, *, rank: int, world_size: int, even: Even, start: int) -> Plan:
-        """Ranks differ by one row at most; see `shuffle.rank_share`."""
+    def share(
+        self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
+    ) -> EpochPlan:
+        """Ranks differ by one row at most; see `epoch_order.rank_share`."""
         taken = order.rank_share(
             np.arange(len(plan.rows), dtype=np.int64),
             rank=rank,
@@ -152,19 +159,19 @@ class FixedBatches:
         )
         return self._cut(plan.rows[taken], plan.passes[taken])
 
-    def size(self, plan: Plan) -> int:
+    def size(self, plan: EpochPlan) -> int:
         """Rows."""
         return len(plan.rows)
 
-    def place(self, plan: Plan, row: int) -> dict[str, int]:
+    def place(self, plan: EpochPlan, row: int) -> dict[str, int]:
         """See `Batching.place`."""
         return {"position": row}
 
-    def row(self, plan: Plan, state: Any) -> int:
+    def row(self, plan: EpochPlan, state: Any) -> int:
         """See `Batching.row`."""
         return check_within("position", state["position"], len(plan.rows))
 
-    def start_after(self, plan: Plan, state: Any) -> int:
+    def start_after(self, plan: EpochPlan, state: Any) -> int:
         """See `Batching.start_after`."""
         batch_rows, position = self.settings.batch_rows, state["position"]
         world = state["world_size"]
@@ -185,14 +192,14 @@ class FixedBatches:
         """See `Batching.identity`."""
         return {"batch_size": self.settings.batch_rows}
 
-    def _cut(self, rows: Rows, passes: Rows) -> Plan:
+    def _cut(self, rows: Rows, passes: Rows) -> EpochPlan:
         step, n_rows = self.settings.batch_rows, len(rows)
         begins = np.arange(0, n_rows, step, dtype=np.int64)
-        return Plan(rows, passes, np.append(begins, np.int64(n_rows)))
+        return EpochPlan(rows, passes, np.append(begins, np.int64(n_rows)))
 
 
 def check_within(name: str, value: Any, limit: int) -> int:
-    """A number of a state, refused outside of the epoch: rows would be left out in silence."""
+    """Refuse a number of a state outside the epoch, which would skip rows silently."""
     if not 0 <= order.check_whole(name, value) <= limit:
         raise ValueError(
             f"the state has {name}={value}, this stream has 0 to {limit}; take it from "
@@ -206,11 +213,11 @@ class BucketedBatches:
     """Batches of at most `budget` frames (or microseconds) when padded; places count batches.
 
     Args:
-        settings: Of the order; `batch_rows` is not used.
+        settings: Settings of the order; `batch_rows` is not used.
         lengths: (rows of the set,) int64, at least 1 and at most `budget`.
-        budget: Rows of a batch times its longest, at most.
-        max_rows: Rows of a batch, at most.
-        name: The setting that gave the budget.
+        budget: Maximum of the rows of a batch times its longest row.
+        max_rows: Maximum rows of a batch.
+        name: Name of the setting that gave the budget.
     """
 
     settings: Settings
@@ -219,13 +226,13 @@ class BucketedBatches:
     max_rows: int | None
     name: str
 
-    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> Plan:
+    def whole(self, rows: Rows, passes: Rows, *, seed: int, epoch: int) -> EpochPlan:
         """See `Batching.whole`."""
         lengths = self.lengths[rows]
         if not len(rows):
-            return Plan(rows, passes, np.zeros(1, np.int64))
+            return EpochPlan(rows, passes, np.zeros(1, np.int64))
         if not self.settings.shuffle:
-            return Plan(rows, passes, self._cut_in_order(lengths))
+            return EpochPlan(rows, passes, self._cut_in_order(lengths))
         lanes = np.arange(self.settings.lanes, dtype=np.int64) * len(rows) // self.settings.lanes
         window = order.windows(np.unique(lanes), len(rows), self.settings.window_rows)
         phase = order.keys(1, seed=seed, epoch=epoch, salt=PHASE_SALT)
@@ -236,13 +243,15 @@ class BucketedBatches:
         offsets = self._cut_sorted(lengths[by_length], group)
         dealt = self._deal(offsets, window[by_length], np.unique(lanes), seed=seed, epoch=epoch)
         taken = by_length[order.expand(np.diff(offsets), dealt)]
-        return Plan(rows[taken], passes[taken], _offsets(np.diff(offsets)[dealt]))
+        return EpochPlan(rows[taken], passes[taken], _offsets(np.diff(offsets)[dealt]))
 
-    def share(self, plan: Plan, *, rank: int, world_size: int, even: Even, start: int) -> Plan:
-        """Every `world_size`-th batch from batch number `start` on.
+    def share(
+        self, plan: EpochPlan, *, rank: int, world_size: int, even: Even, start: int
+    ) -> EpochPlan:
+        """Return every `world_size`-th batch from batch number `start` on.
 
-        With `even` every rank gets the same number: by batches from the front once more ("pad",
-        None), or by leaving out the last ones ("drop"), at most `world_size - 1` of either.
+        With `even`, every rank gets the same number of batches. "pad" and None repeat up to
+        `world_size - 1` batches from the front; "drop" leaves out as many at the end.
         """
         order.check_split(rank, world_size)
         batches = np.arange(start, plan.n_batches, dtype=np.int64)
@@ -255,26 +264,26 @@ class BucketedBatches:
         mine = batches[rank::world_size]
         sizes = np.diff(plan.offsets)
         taken = order.expand(sizes, mine)
-        return Plan(plan.rows[taken], plan.passes[taken], _offsets(sizes[mine]))
+        return EpochPlan(plan.rows[taken], plan.passes[taken], _offsets(sizes[mine]))
 
-    def size(self, plan: Plan) -> int:
+    def size(self, plan: EpochPlan) -> int:
         """Batches."""
         return plan.n_batches
 
-    def place(self, plan: Plan, row: int) -> dict[str, int]:
-        """Whole batches, and rows of the one after them."""
+    def place(self, plan: EpochPlan, row: int) -> dict[str, int]:
+        """Return the whole batches, and the rows of the next batch."""
         position = int(np.searchsorted(plan.offsets, row, side="right")) - 1
         position = min(position, plan.n_batches)
         return {"position": position, "within": row - int(plan.offsets[position])}
 
-    def row(self, plan: Plan, state: Any) -> int:
+    def row(self, plan: EpochPlan, state: Any) -> int:
         """See `Batching.row`."""
         position = check_within("position", state["position"], plan.n_batches)
         sizes = np.append(np.diff(plan.offsets), 0)
         within = check_within("within", state.get("within", 0), max(0, int(sizes[position]) - 1))
         return int(plan.offsets[position]) + within
 
-    def start_after(self, plan: Plan, state: Any) -> int:
+    def start_after(self, plan: EpochPlan, state: Any) -> int:
         """See `Batching.start_after`."""
         world, position = state["world_size"], state["position"]
         start = state["start"] + position * world
@@ -286,7 +295,7 @@ class BucketedBatches:
         return int(start)
 
     def most_padded(self, frames: Mapping[str, Rows]) -> dict[str, int]:
-        """See `Batching.most_padded`: the budget, in frames of each stream."""
+        """See `Batching.most_padded`; it is the budget in frames of each stream."""
         return {
             name: math.ceil(self.budget * float((found / self.lengths).max(initial=0)))
             for name, found in frames.items()
@@ -297,10 +306,10 @@ class BucketedBatches:
         return {"batch_size": self.max_rows, self.name: self.budget}
 
     def _cut_sorted(self, lengths: Rows, group: np.ndarray) -> Rows:
-        """Offsets of batches of rows that are sorted by window and falling bucket.
+        """Return the offsets of batches of rows that are sorted by window and falling bucket.
 
-        A batch holds as many rows as the longest of its first row's bucket allows: none of those
-        that follow in the window is longer.
+        The longest row of the first row's bucket limits a batch, as no later row of the window is
+        longer.
         """
         first = np.flatnonzero(np.append(True, (np.diff(group) != 0).any(axis=0)))
         longest = np.repeat(
@@ -318,7 +327,7 @@ class BucketedBatches:
         return np.array(offsets, np.int64)
 
     def _cut_in_order(self, lengths: Rows) -> Rows:
-        """Offsets of batches of neighbours."""
+        """Return the offsets of batches of rows in index order."""
         offsets, begin, longest = [0], 0, 0
         most = len(lengths) if self.max_rows is None else self.max_rows
         for at, length in enumerate(lengths.tolist()):
@@ -331,7 +340,7 @@ class BucketedBatches:
     def _deal(
         self, offsets: Rows, window: Rows, lane_first: Rows, *, seed: int, epoch: int
     ) -> Rows:
-        """Batch numbers in the order in which they come."""
+        """Return batch numbers in the order of the epoch."""
         begin = offsets[:-1]
         drawn = order.keys(len(begin), seed=seed, epoch=epoch, salt=TURN_SALT)
         lane = np.searchsorted(lane_first, begin, side="right") - 1
@@ -351,15 +360,16 @@ def bucketed(
     max_rows: int | None,
     lanes_chosen: bool,
 ) -> BucketedBatches:
-    """Batches under one of the two budgets, checked against the rows.
+    """Return batches under one of the two budgets, checked against the rows.
 
     Args:
-        lanes_chosen: The lanes of `settings` are ours to change: fewer of them, with larger
-            windows, where a window would hold too few batches for rows of similar length to meet.
+        lanes_chosen: True if the caller did not set lanes and windows. Then there are fewer lanes
+            with larger windows if a window would hold too few batches to join rows of similar
+            length.
 
     Raises:
-        TypeError, ValueError: Both budgets, one that is no number above 0, or a row that alone is
-            longer than it.
+        TypeError, ValueError: Both budgets are given, the budget is no number above 0, or one row
+            exceeds it.
     """
     if batch_frames is not None and batch_seconds is not None:
         raise ValueError("expected one budget, got batch_frames and batch_seconds; drop one")
@@ -393,7 +403,7 @@ def bucketed(
 
 
 def _fewer_lanes(settings: Settings, wanted_rows: float) -> Settings:
-    """Half the lanes and twice the window as long as windows hold fewer rows."""
+    """Halve the lanes and double the windows until windows hold the wanted rows."""
     while settings.lanes > 1 and settings.window_rows < wanted_rows:
         lanes = settings.lanes // 2
         wider = settings.window_rows * settings.lanes // lanes
@@ -402,7 +412,7 @@ def _fewer_lanes(settings: Settings, wanted_rows: float) -> Settings:
 
 
 def frames_of(features: FeatureRows, cropper: Cropper | None) -> dict[str, Rows]:
-    """Frames of every row as they are read, by stream; at least 1."""
+    """Return the frames of every row as read (cropped), by stream; at least 1."""
     found = {}
     for name, info in features.streams.items():
         column = features.table.column(layout_of(info).length_column)
@@ -428,10 +438,10 @@ def _microseconds(features: FeatureRows, cropper: Cropper | None) -> Rows:
 
 
 def _buckets(lengths: Rows, phase: float) -> Rows:
-    """Number of the step of an octave in which a length lies; exact on every machine.
+    """Return the step of an octave in which each length lies; exact on every machine.
 
-    The steps lie elsewhere in each epoch (phase, 0 to 1), or the longest rows of a small set would
-    always meet each other.
+    Each epoch shifts the steps by its phase (0 to 1). Otherwise the longest rows of a small set
+    would share a batch in every epoch.
     """
     fraction, octave = np.frexp(lengths.astype(np.float64))
     within = (fraction * 2 - 1) * STEPS_PER_OCTAVE + phase

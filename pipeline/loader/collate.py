@@ -1,9 +1,9 @@
-"""Rows of different lengths into one batch: padded, packed or jagged, and the per-channel view.
+"""Rows of different lengths as one batch: padded, packed or jagged; and the view by channel.
 
-All three keep every frame, the row ids and the extra columns, and can be undone exactly. Padded
-costs memory, packed suits kernels that take offsets, jagged suits torch's own nested operators.
-Pass any of them as a DataLoader's `collate_fn`; bind options with `functools.partial`. Events are
-collated as dense counts (step, neuron) in float32, which is exact up to 2^24.
+All three keep every frame, the row ids and the extra columns, and can be undone exactly. Padding
+costs memory, packed batches suit kernels that take offsets, and jagged batches suit torch's nested
+operators. Each function is a `collate_fn` of a DataLoader; bind options with `functools.partial`.
+Events are collated as dense counts (step, neuron) in float32, which is exact up to 2^24.
 """
 
 from __future__ import annotations
@@ -21,23 +21,30 @@ import numpy as np
 import torch
 
 from earmill.pipeline.formats.frames import LentFrames
-from earmill.pipeline.loader import display
 from earmill.pipeline.loader.epoch_order import check_whole
+from earmill.pipeline.loader.rows import (
+    line,
+    names_text,
+    short,
+    streams_text,
+    table,
+    values_text,
+)
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
-# The frames of a row that is collated.
+# Frames of a row.
 Part = torch.Tensor | LentFrames
-# Memory of this shape and dtype; None where there is no room.
+# Returns memory of this shape and dtype, or None if there is no room.
 Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
 
 _memory = threading.local()
 
 
 class RowLike(Protocol):
-    """What a row must offer to be collated; `earmill.pipeline.loader.rows.Row` does."""
+    """The interface of a row for collates, as `earmill.pipeline.loader.rows.Row` has it."""
 
     @property
     def index(self) -> int: ...
@@ -53,7 +60,7 @@ class RowLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """One stream of a batch, filled up to the longest row.
+    """One stream of a batch, padded to the longest row.
 
     Args:
         values: (B, T, width).
@@ -70,11 +77,11 @@ class Padded:
         return frames < self.lengths[:, None]
 
     def unpad(self) -> list[torch.Tensor]:
-        """The rows as they were: views of (n_frames, width)."""
+        """Return the rows as views of (n_frames, width)."""
         return [row[:n] for row, n in zip(self.values, self.lengths.tolist(), strict=True)]
 
     def map(self, f: Callable[[torch.Tensor], torch.Tensor]) -> Padded:
-        """The same stream with `f` applied to each tensor."""
+        """Return the stream with `f` applied to each tensor."""
         return Padded(f(self.values), f(self.lengths))
 
 
@@ -96,11 +103,11 @@ class Packed:
         return self.offsets.diff()
 
     def unpack(self) -> list[torch.Tensor]:
-        """The rows as they were: views of (n_frames, width)."""
+        """Return the rows as views of (n_frames, width)."""
         return list(torch.split(self.values, self.lengths.tolist()))
 
     def map(self, f: Callable[[torch.Tensor], torch.Tensor]) -> Packed:
-        """The same stream with `f` applied to each tensor."""
+        """Return the stream with `f` applied to each tensor."""
         return Packed(f(self.values), f(self.offsets))
 
 
@@ -108,19 +115,19 @@ class Packed:
 class Batch:
     """A collated batch; `len(batch)` is its number of rows.
 
-    `to` and `pin_memory` are what DataLoaders, accelerate and Lightning call on a batch.
+    DataLoaders, accelerate and Lightning call `to` and `pin_memory`.
 
     Args:
-        row_ids: One per row.
+        row_ids: Row ids.
         indices: (B,) int64, positions in the dataset.
         seconds: (B,) float64, clip lengths.
-        extra: The source's columns by name: a tensor (B,) of numbers (int64, float64 or bool), a
-            list of anything else.
-        features: Per stream `Padded`, `Packed` or a jagged nested tensor.
-        start_s: (B,) float64, where the features begin in their clips; not 0 only in crops.
-        sets: (B,) int64, number of the set that each row is from; 0 where there is one.
-        label: The column that the dataset was told to be the label, as losses take it: (B,) int64
-            of whole numbers, float32 of others, a list of texts; None without one.
+        extra: Columns of the source by name: a tensor (B,) of int64, float64 or bool, or a list of
+            other values.
+        features: `Padded`, `Packed` or a jagged nested tensor for each stream.
+        start_s: (B,) float64, begin of the features in their clips; 0 except in crops.
+        sets: (B,) int64, number of the set of each row; 0 if there is one set.
+        label: The label column of the dataset, as losses take it: (B,) int64 of whole numbers,
+            float32 of other numbers, a list of texts; None without a label.
     """
 
     row_ids: tuple[str, ...]
@@ -134,7 +141,7 @@ class Batch:
 
     @property
     def padding_share(self) -> float:
-        """The share of the values of padded streams that is padding, from 0 to 1."""
+        """The share of padding in the values of padded streams, from 0 to 1."""
         padded = [value for value in self.features.values() if isinstance(value, Padded)]
         held = sum(value.values.numel() for value in padded)
         real = sum(int(value.lengths.sum()) * value.values.shape[-1] for value in padded)
@@ -144,22 +151,22 @@ class Batch:
         return len(self.row_ids)
 
     def __repr__(self) -> str:
-        """One line: rows, shape of each stream, label, names of the source's columns."""
+        """Return one line: rows, shape of each stream, label, names of the source's columns."""
         streams = {name: _stream_text(value) for name, value in self.features.items()}
         label = self.label
         said = "" if label is None else f"label {_column_text(label)}"
-        parts = [display.streams_text(streams), said, display.names_text("extra", self.extra)]
-        return display.line("Batch of", f"{len(self)} rows", parts)
+        parts = [streams_text(streams), said, names_text("extra", self.extra)]
+        return line("Batch of", f"{len(self)} rows", parts)
 
     def _repr_html_(self) -> str:
         """A table of the streams and of the source's columns, for notebooks."""
         rows = [(name, _stream_text(value)) for name, value in self.features.items()]
         rows += [] if self.label is None else [("label", _column_text(self.label))]
         rows += [(f"extra {name}", _column_text(value)) for name, value in self.extra.items()]
-        return display.table(f"Batch of {len(self)} rows", ("", ""), rows)
+        return table(f"Batch of {len(self)} rows", ("", ""), rows)
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
-        """The batch with its tensors as `Tensor.to` gives them.
+        """Return the batch with `Tensor.to` applied to its tensors.
 
         A dtype applies to features and to floating-point labels. Lengths, offsets, seconds and
         whole numbers keep their dtype.
@@ -180,7 +187,7 @@ class Batch:
         return self._map(moved, cast)
 
     def pin_memory(self) -> Batch:
-        """In page-locked memory; a DataLoader with `pin_memory=True` calls this."""
+        """Return the batch in page-locked memory; DataLoaders with `pin_memory=True` call this."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(
@@ -202,26 +209,26 @@ class Batch:
 
 BATCH_TENSORS = ("indices", "seconds", "start_s", "sets")
 
-# As pytrees, batches pass through torch.compile, torch.export and torch.func.
+# Registered as pytrees, batches can be arguments under torch.compile, torch.export and torch.func.
 for _kind in (Padded, Packed, Batch):
     torch.export.register_dataclass(_kind)
 
 
 def _stream_text(value: Any) -> str:
     if not isinstance(value, Padded | Packed):
-        return f"jagged {display.values_text(value)}"
-    return f"{'packed ' * isinstance(value, Packed)}{display.values_text(value.values)}"
+        return f"jagged {values_text(value)}"
+    return f"{'packed ' * isinstance(value, Packed)}{values_text(value.values)}"
 
 
 def _column_text(values: torch.Tensor | list[Any]) -> str:
     if isinstance(values, torch.Tensor):
-        return display.values_text(values)
-    return display.short(f"list of {len(values)}: {values[:3]}")
+        return values_text(values)
+    return short(f"list of {len(values)}: {values[:3]}")
 
 
 @contextmanager
 def allocating(allocate: Allocate) -> Iterator[None]:
-    """Inside, collates of this thread put what they make into memory from `allocate`."""
+    """Let collates of this thread write into memory from `allocate` in here."""
     before, _memory.allocate = getattr(_memory, "allocate", None), allocate
     try:
         yield
@@ -236,9 +243,9 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def as_tensor(features: Any) -> torch.Tensor:
-    """A tensor of the same dtype; shares memory with a writable array, copies a read-only one.
+    """Return a tensor of the same dtype; it shares a writable array and copies a read-only one.
 
-    Events (anything with `dense()`) become their counts in float32.
+    Events (objects with `dense()`) become counts in float32.
     """
     if is_sparse(features):
         return torch.from_numpy(features.dense().astype(np.float32))
@@ -254,19 +261,20 @@ def _part(features: Any) -> Part:
 
 
 def is_sparse(features: Any) -> bool:
-    """Whether features are events: `SpikeEvents`, told without importing it."""
+    """Return True for events; `SpikeEvents` is not imported."""
     return hasattr(features, "dense")
 
 
 def collate_padded(
     rows: Sequence[RowLike], *, pad_value: float = 0.0, multiple_of: int = 1
 ) -> Batch:
-    """Rows into (B, T, width) with lengths; `batch.features[stream].mask` marks valid frames.
+    """Pad rows to (B, T, width) with lengths; `batch.features[stream].mask` marks valid frames.
 
     Args:
         rows: At least one, all with the same streams.
         pad_value: Fills the frames past a row's end.
-        multiple_of: T is rounded up to it; a few fixed T keep compiled models from recompiling.
+        multiple_of: T is rounded up to a multiple of it, because compiled models recompile for
+            every new T.
     """
     if check_whole("multiple_of", multiple_of) < 1:
         raise ValueError(f"multiple_of must be at least 1 frame, got {multiple_of}")
@@ -286,7 +294,7 @@ def collate_padded(
 
 
 def collate_packed(rows: Sequence[RowLike]) -> Batch:
-    """Rows end to end: (sum of lengths, width) with int64 offsets (B + 1,)."""
+    """Join rows end to end: (sum of lengths, width) with int64 offsets (B + 1,)."""
 
     def pack(parts: list[Part]) -> Packed:
         return Packed(_joined(parts), _offsets(_lengths(parts)))
@@ -295,7 +303,7 @@ def collate_packed(rows: Sequence[RowLike]) -> Batch:
 
 
 def collate_jagged(rows: Sequence[RowLike]) -> Batch:
-    """Rows as `torch.nested` tensors of layout `torch.jagged`, shape (B, ragged, width)."""
+    """Join rows to `torch.nested` tensors of layout `torch.jagged`, shape (B, ragged, width)."""
 
     def nest(parts: list[Part]) -> torch.Tensor:
         lengths = _lengths(parts)
@@ -328,8 +336,7 @@ def per_channel(features: Array, stream: StreamInfo) -> list[Array]:
 
 
 def takes_lent(collate_fn: Callable[..., Any]) -> bool:
-    """Whether a collate copies rows whose frames are `LentFrames`: those here do, also with options
-    bound to them."""
+    """Return True for a collate of this module, also with bound options: it copies `LentFrames`."""
     made = collate_fn.func if isinstance(collate_fn, partial) else collate_fn
     return made in (collate_padded, collate_packed, collate_jagged)
 
@@ -350,7 +357,7 @@ def _dtype(part: Part) -> torch.dtype:
 
 
 def _copy(part: Part, into: torch.Tensor) -> None:
-    """Put the frames of a row where they stay."""
+    """Copy the frames of a row into a batch."""
     if tuple(part.shape) != tuple(into.shape):
         raise ValueError(
             f"all rows of a batch need as many columns: expected {into.shape[1]}, got "
@@ -394,7 +401,7 @@ def _offsets(lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _collate(rows: Sequence[RowLike], join: Callable[[list[Part]], Any]) -> Batch:
-    """The part all collates share: metadata, and one `join` per stream."""
+    """Collate rows: the columns that all collates share, and `join` for each stream."""
     if not rows:
         raise ValueError("cannot collate an empty list of rows; give at least one")
     if any(isinstance(row, Batch) for row in rows):
@@ -423,5 +430,5 @@ def _collate(rows: Sequence[RowLike], join: Callable[[list[Part]], Any]) -> Batc
 
 
 def _extras(rows: Sequence[RowLike]) -> list[str]:
-    """Names of the source's columns in the order in which rows have them."""
+    """Return the names of the source's columns in the order of the rows."""
     return list(dict.fromkeys(name for row in rows for name in row.extra))

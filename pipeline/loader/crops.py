@@ -1,9 +1,9 @@
-"""Stretches of clips for training: the same time of all streams, drawn anew in every epoch.
+"""Random crops of clips for training: the same time span of all streams.
 
-A start falls on a frame of the slowest stream, so that streams whose rates are multiples of its
-rate always give the same number of frames; others may give one more or less. It is a function of
+A crop begins on a frame of the slowest stream. Streams whose rates are multiples of its rate always
+give the same number of frames; other streams may give one more or less. The begin is a function of
 (seed, pass, row): neither ranks nor workers nor the rest of the epoch change it. Only the frames of
-the stretch are read. A clip that is shorter than the crop is given whole.
+the crop are read. A clip that is shorter than the crop is read whole.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from earmill.pipeline.loader.epoch_order import Rows, unit
 if TYPE_CHECKING:
     from earmill.pipeline.loader.rows import FeatureRows
 
+# Begin and end in a clip, s.
+Span = tuple[float, float]
+
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
 class Crop:
-    """A stretch of each clip.
+    """A time span of each clip.
 
     Args:
-        seconds: Its length, s, above 0.
-        start_s: Where it begins in every clip, s; earlier in a clip that would end before it does.
-            None draws a start for each row in each epoch.
+        seconds: Length, s, above 0.
+        start_s: Begin in every clip, s; earlier if the clip would end before the crop does.
+            None draws a begin for each row in each epoch.
     """
 
     seconds: float
@@ -57,7 +60,9 @@ class Cropper:
     """Crops of the rows of one feature set.
 
     Args:
-        crop: Which. features: Of which. seed: Of random starts.
+        crop: Length and begin of the crops.
+        features: The feature set.
+        seed: Seed of random begins.
     """
 
     def __init__(self, crop: Crop, features: FeatureRows, seed: int) -> None:
@@ -67,43 +72,43 @@ class Cropper:
                 f"expected a stream with frames in time to crop, got {list(features.streams)}; "
                 "leave out crop="
             )
-        self._crop, self._seed, self._rate_hz = crop, seed, min(rates)
+        self.seconds, self._start_s = crop.seconds, crop.start_s
+        self._seed, self._rate_hz = seed, min(rates)
         slowest = next(k for k, v in features.streams.items() if v.frame_rate_hz == self._rate_hz)
         column = layout_of(features.streams[slowest]).length_column
         self._frames = np.asarray(features.table.column(column).to_numpy())
         self._n_frames = self.frames_at(self._rate_hz)
 
     def frames_at(self, rate_hz: float) -> int:
-        """Frames of a crop in a stream of this rate."""
-        return max(1, math.ceil(self._crop.seconds * rate_hz - FRAME_EPSILON))
+        """Return the frames of a crop in a stream of this rate."""
+        return max(1, math.ceil(self.seconds * rate_hz - FRAME_EPSILON))
 
     def most_frames_at(self, rate_hz: float) -> int:
-        """The same, and one more where crops do not begin on frames of the stream."""
+        """Return the maximum frames: one more if crops do not begin on frames of the stream."""
         return self.frames_at(rate_hz) + (rate_hz % self._rate_hz != 0)
 
-    def starts_s(self, rows: Rows, passes: Rows) -> list[float | None]:
-        """Where the crop of each row begins, s; None where the whole clip is given."""
+    def spans_s(self, rows: Rows, passes: Rows) -> list[Span | None]:
+        """Return begin and end of the crop of each row, s; None reads the whole clip."""
         latest = self._frames[rows] - self._n_frames
-        if self._crop.start_s is None:
+        if self._start_s is None:
             drawn = uniform(self._seed, rows, passes)
             frame = np.minimum(drawn * (latest + 1), latest).astype(np.int64)
         else:
-            wanted = math.floor(self._crop.start_s * self._rate_hz + FRAME_EPSILON)
+            wanted = math.floor(self._start_s * self._rate_hz + FRAME_EPSILON)
             frame = np.minimum(wanted, latest)
+        starts = (frame / self._rate_hz).tolist()
         return [
-            float(k / self._rate_hz) if last > 0 else None
-            for k, last in zip(frame.tolist(), latest.tolist(), strict=True)
+            (start, start + self.seconds) if last > 0 else None
+            for start, last in zip(starts, latest.tolist(), strict=True)
         ]
-
-    @property
-    def seconds(self) -> float:
-        """Length of a crop, s."""
-        return self._crop.seconds
 
 
 def uniform(seed: int, rows: Rows, passes: Rows) -> NDArray[np.float64]:
-    """A number in [0, 1) for each (seed, pass, row): SplitMix64 of Steele, Lea and Flood 2014
-    (doi:10.1145/2660193.2660195), whole numbers until the last step."""
+    """Return a number in [0, 1) for each (seed, pass, row), exact on every machine.
+
+    It is SplitMix64 of Steele, Lea and Flood 2014 (doi:10.1145/2660193.2660195): whole numbers
+    until the last step.
+    """
     state = _mixed(np.full(len(rows), seed, np.uint64))
     for part in (passes, rows):
         state = _mixed(state + (part.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))

@@ -1,23 +1,23 @@
-"""Which row comes when: the epoch order, and its split over ranks and workers. Pure arithmetic.
+"""The order of rows in an epoch, and its split over ranks. Pure arithmetic, nothing is read.
 
-The order is a function of (seed, epoch), the block sizes and the settings; never of rank, world
-size or worker count. Keys come from Philox4x64-10 (Salmon, Moraes, Dror, Shaw 2011,
+The order is a function of (seed, epoch), the block sizes and the settings. Rank, world size and
+number of workers do not change it. Keys come from Philox4x64-10 (Salmon, Moraes, Dror, Shaw 2011,
 doi:10.1145/2063384.2063405), whose raw numbers are the same in every numpy and on every machine.
-Nothing here reads data: resuming means slicing an array.
+Resuming slices an array.
 
-How a block shuffle keeps reads cheap, for B = batch rows, S = lanes:
+A block shuffle keeps reads cheap. For batches of B rows and S lanes:
 
     blocks (row groups)   b0 b1 b2 ... shuffled -> b7 b2 b9 b0 | b4 b1 b3 b8 | ...
     lanes                                          lane 0        lane 1        lane S-1
     windows               rows are shuffled inside a window of `window_rows` rows of their lane
     batches               batch 0 = B rows of lane 0, batch 1 = B rows of lane 1, ... round robin
 
-Batch g goes to rank g % world, and there to worker (g // world) % workers. When world * workers
-divides S a lane has one reader, so every block is read about once by one process. Other counts
-give the same order and only read some blocks more than once.
+Batch g goes to rank g % world, and there to worker (g // world) % workers. If world * workers
+divides S, a lane has one reader, and about every block is read once, by one process. With other
+counts the order is the same, but some blocks are read more than once.
 
-The trade: a batch mixes the blocks of one window of one lane, not of the whole set. More window
-is better mixing and more memory; `choose_window` makes it a full shuffle when the set is small.
+A batch mixes the blocks of one window of one lane, not of the whole set. Larger windows mix better
+and take more memory. `choose_window` shuffles a small set as a whole.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Settings:
 
     Args:
         shuffle: False keeps the index order and ignores `lanes` and `window_rows`.
-        batch_rows: Rows dealt at a time; the DataLoader's batch size.
+        batch_rows: Rows of a batch.
         lanes: Independent sub-orders, interleaved batch by batch.
         window_rows: Rows of one lane that are shuffled together.
     """
@@ -68,24 +68,24 @@ class Settings:
 
 
 def check_whole(name: str, value: Any) -> int:
-    """The number as an int; refuses what is not a whole number, True and False among it."""
+    """Return a whole number as an int; refuse all other values, also True and False."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     return operator.index(value)
 
 
 def keys(n: int, *, seed: int, epoch: int, salt: int, part: int = 0) -> NDArray[np.uint64]:
-    """n sort keys for one purpose (salt) of one epoch, and of one set (part) of a mixture.
+    """Return n sort keys for one purpose (salt), epoch, and set (part) of a mixture.
 
-    The counter starts 2^192 blocks apart for each purpose and 2^128 for each part, so no two share
-    a number.
+    Counters begin 2^192 blocks apart for each purpose and 2^128 for each part, so no number is used
+    twice.
     """
     words = {"key": (seed, epoch), "counter": (0, 0, part, salt)}
     return Philox(**{name: np.array(word, np.uint64) for name, word in words.items()}).random_raw(n)
 
 
 def unit(drawn: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Keys as numbers in [0, 1)."""
+    """Convert keys to numbers in [0, 1)."""
     return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -96,10 +96,10 @@ def check_counter(name: str, value: int) -> None:
 
 
 def epoch_order(block_rows: Rows, settings: Settings, *, seed: int, epoch: int) -> Rows:
-    """The order of one epoch: a permutation of all rows.
+    """Return the order of one epoch: a permutation of all rows.
 
     Args:
-        block_rows: Rows per block, blocks in index order; a block is what one read returns.
+        block_rows: Rows per block, in index order. One read returns a block.
         settings: Shuffle settings.
         seed: 0 or more.
         epoch: 0 or more.
@@ -111,7 +111,7 @@ def epoch_order(block_rows: Rows, settings: Settings, *, seed: int, epoch: int) 
 
 
 def block_order(block_rows: Rows, *, shuffle: bool, seed: int, epoch: int, part: int = 0) -> Rows:
-    """Rows of shuffled blocks, one block after the other; index order without `shuffle`."""
+    """Return the rows of shuffled blocks, block after block; index order without `shuffle`."""
     check_counter("seed", seed)
     check_counter("epoch", epoch)
     if not shuffle:
@@ -121,8 +121,7 @@ def block_order(block_rows: Rows, *, shuffle: bool, seed: int, epoch: int, part:
 
 
 def deal(n_rows: int, settings: Settings, *, seed: int, epoch: int) -> Rows:
-    """Positions of a sequence of rows in the order in which they come: shuffled inside windows,
-    lanes interleaved batch by batch."""
+    """Return positions in the order of the epoch: rows shuffled in windows, lanes interleaved."""
     if not settings.shuffle or n_rows == 0:
         return np.arange(n_rows, dtype=np.int64)
     bounds = _lane_bounds(n_rows, settings)
@@ -131,7 +130,7 @@ def deal(n_rows: int, settings: Settings, *, seed: int, epoch: int) -> Rows:
 
 
 def expand(block_rows: Rows, blocks: Rows) -> Rows:
-    """Rows of the blocks, one block after the other in the given block order."""
+    """Return the rows of the blocks, block after block in the given order."""
     first = np.cumsum(block_rows) - block_rows
     sizes = block_rows[blocks]
     done = np.cumsum(sizes) - sizes
@@ -139,7 +138,7 @@ def expand(block_rows: Rows, blocks: Rows) -> Rows:
 
 
 def _lane_bounds(n_rows: int, settings: Settings) -> Rows:
-    """Where each lane starts, in batches; lanes differ by one batch at most, the last is longest.
+    """Return the start of each lane in batches. Lanes differ by one batch, the last is longest.
 
     The last lane is the longest because floor((l + 1) C / S) - floor(l C / S) is ceil(C / S) for
     l = S - 1. The one short batch is its last, hence the very last batch of the epoch.
@@ -150,13 +149,13 @@ def _lane_bounds(n_rows: int, settings: Settings) -> Rows:
 
 
 def _window_shuffle(bounds: Rows, drawn: NDArray[np.uint64], settings: Settings) -> Rows:
-    """Positions, shuffled inside each window of each lane."""
+    """Return positions, shuffled inside each window of each lane."""
     window = windows(bounds * settings.batch_rows, len(drawn), settings.window_rows)
     return np.lexsort((drawn, window)).astype(np.int64, copy=False)
 
 
 def windows(lane_first: Rows, n_rows: int, window_rows: int) -> Rows:
-    """Number of the window of each position, ascending, given where lanes start."""
+    """Return the window number of each position, ascending, given the starts of lanes."""
     position = np.arange(n_rows, dtype=np.int64)
     lane = np.searchsorted(lane_first, position, side="right") - 1
     begins = (position - lane_first[lane]) % window_rows == 0
@@ -192,20 +191,19 @@ def check_even(even: Even) -> Even:
 def rank_share(
     order: Rows, *, rank: int, world_size: int, batch_rows: int, even: Even, start: int = 0
 ) -> Rows:
-    """The rows of one rank from position `start` of the order on, in the order it sees them.
+    """Return the rows of one rank from position `start` of the order on, in order.
 
-    Whole steps of `world_size * batch_rows` rows are dealt batch by batch; the remaining tail is
-    cut into `world_size` pieces that differ by one row at most.
+    Ranks take turns with the batches of whole steps of `world_size * batch_rows` rows. The rows
+    after the last whole step are cut into `world_size` pieces that differ by one row at most.
 
         order[start:]   | step 0: r0 r1 .. | step 1: r0 r1 .. | ... | tail: r0 r1 .. |
 
     Args:
-        even: False: every row once, ranks differ by one row at most. True or "pad": the tail is
-            filled up with rows from the front of `order`, at most `world_size - 1` of them, so all
-            ranks get the same number and none is lost. "drop": the last rows, at most
-            `world_size - 1` of them, are left out instead. None: "pad" where ranks would otherwise
-            have different numbers of batches, else False.
-        start: Rows of the order that all ranks together have had already.
+        even: False: every row once, ranks differ by one row at most. True or "pad": up to
+            `world_size - 1` rows from the front of `order` are repeated, so all ranks get the same
+            number. "drop": up to `world_size - 1` of the last rows are left out. None: "pad" if
+            ranks would get different numbers of batches, else False.
+        start: Rows of the order that all ranks together have read already.
     """
     check_split(rank, world_size)
     n_step = world_size * batch_rows
@@ -227,12 +225,12 @@ def _even_tail(order: Rows, tail: Rows, world_size: int, even: Even) -> Rows:
 
 
 def choose_window(block_rows: Rows, *, total_bytes: int, window_bytes: int) -> dict[str, Any]:
-    """Lanes and window rows for a memory budget; a set inside the budget is shuffled whole.
+    """Choose lanes and window rows for a memory budget; a set in the budget is one window.
 
     Args:
         block_rows: Rows per block.
         total_bytes: Size of all features as stored.
-        window_bytes: Bytes that all open windows together may hold.
+        window_bytes: Maximum bytes of all open windows together.
     Returns:
         {"lanes", "window_rows"}: as many lanes (8, 4, 2, 1) as leave each window two blocks.
     """

@@ -1,10 +1,10 @@
-"""A DataLoader over a `FeatureStream`: whole batches over shared memory, and a place to resume at.
+"""A DataLoader over a `FeatureStream`: batches in shared memory, and a position to resume at.
 
-torch moves every tensor through a new piece of shared memory, whose pages the kernel clears and
-maps one by one: with batches of megabytes that costs more than reading them. Here a worker collates
-straight into a slot of one mapping that all processes share, and sends where things lie in it; the
-slot is free again when the last tensor on it is gone. Where all slots are taken, or a batch is too
-large for one, it goes torch's way, as does what is no `Batch`: slower, never wrong.
+torch sends every tensor through a new piece of shared memory, whose pages the kernel clears and
+maps one by one. For batches of megabytes this costs more than reading them. Here a worker collates
+into a slot of one mapping that all processes share, and sends the places of tensors in the slot.
+The slot is free again when its last tensor is gone. A batch is sent in torch's way if no slot is
+free, if it is too large for a slot, or if it is no `Batch`: this is slower, but never wrong.
 
     memory    state of each slot (a page or more) | worker 0: slot 0, slot 1, ... | worker 1: ...
     state     FREE -> (worker) TAKEN -> (reader) FREE
@@ -39,26 +39,27 @@ from earmill.pipeline.loader.epoch_order import check_whole
 from earmill.pipeline.loader.stream import FeatureStream
 
 if TYPE_CHECKING:
+    from earmill.pipeline.loader.batches import EpochPlan
     from earmill.pipeline.loader.rows import Row
 
 FREE, TAKEN = 0, 1
 ALIGNED_BYTES = 64
-# Pages that nothing was written to cost nothing; a slot beyond this is not worth a mapping.
+# Unused pages of a slot cost no memory. A larger slot is not worth a mapping.
 MAX_SLOT_BYTES = 2**31
 
-# Where a tensor lies in its slot: offset in bytes, dtype, shape.
+# Offset of a tensor in its slot in bytes, its dtype and shape.
 Place = tuple[int, torch.dtype, tuple[int, ...]]
 
 _rings: weakref.WeakValueDictionary[str, BatchRing] = weakref.WeakValueDictionary()
 PREFETCHED = 2
-# Beside the batches that wait in the queue: one that is filled, and two in the loop's hands, as
-# the one before is let go of only when the next is there.
+# Slots beside the batches in the queue: one that is being filled, and two that the consumer holds,
+# because a loop releases its batch only when it has the next one.
 MORE_SLOTS = 3
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
 def can_share() -> bool:
-    """Whether this system has shared memory without a name, which no limit of /dev/shm holds."""
+    """Return True if the system has anonymous shared memory, which /dev/shm does not limit."""
     return hasattr(os, "memfd_create")
 
 
@@ -66,7 +67,9 @@ class BatchRing:
     """Slots that workers fill and one process reads.
 
     Args:
-        workers: Processes that fill them. slots: Of each. slot_bytes: Of each slot.
+        workers: Number of processes that fill slots.
+        slots: Slots of each worker.
+        slot_bytes: Bytes of each slot.
     """
 
     def __init__(self, workers: int, slots: int, slot_bytes: int) -> None:
@@ -87,7 +90,7 @@ class BatchRing:
         _rings[self.name] = self
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a worker that is spawned: the mapping itself travels."""
+        """Send the mapping itself to a spawned worker."""
         state = {k: v for k, v in self.__dict__.items() if k not in ("_fd", "_memory")}
         return state | {"_fd": reduction.DupFd(self._fd), "total": len(self._memory)}
 
@@ -98,7 +101,7 @@ class BatchRing:
 
     @contextmanager
     def slot(self, worker: int) -> Iterator[Slot | None]:
-        """A free slot of a worker, in which collates put their tensors; None where none is."""
+        """Give a free slot of a worker, into which collates write; None if no slot is free."""
         mine = range(worker * self._slots, (worker + 1) * self._slots)
         free = next((number for number in mine if self._memory[number] == FREE), None)
         if free is None:
@@ -109,16 +112,16 @@ class BatchRing:
             yield found
 
     def bytes_of(self, number: int) -> np.ndarray:
-        """The memory of a slot."""
+        """Return the memory of a slot."""
         begin = self._head_bytes + number * self.slot_bytes
         return self._memory[begin : begin + self.slot_bytes]
 
     def take(self, number: int) -> None:
-        """A worker: the slot holds a batch from here on."""
+        """Mark a slot as full, in a worker."""
         self._memory[number] = TAKEN
 
     def opened(self, number: int) -> torch.Tensor:
-        """The reader: a slot's bytes; free again when nothing uses them any more."""
+        """Return the bytes of a full slot, in the reader; the last user of the bytes frees it."""
         held = self.bytes_of(number)
         freed = weakref.finalize(held, _free, self._memory, number, os.getpid())
         freed.atexit = False
@@ -126,7 +129,7 @@ class BatchRing:
 
 
 def _free(memory: np.ndarray, number: int, owner: int) -> None:
-    """The last tensor on a slot is gone; in a fork of its owner that says nothing."""
+    """Free a slot whose last tensor is gone, but not in a fork of its owner."""
     if os.getpid() == owner:
         memory[number] = FREE
 
@@ -139,7 +142,7 @@ class Slot:
         self._bytes = torch.from_numpy(ring.bytes_of(number))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """A tensor in the slot; None where no room is left."""
+        """Return a tensor in the slot; None if there is no room left."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         begin = -(-self._used // ALIGNED_BYTES) * ALIGNED_BYTES
         if begin + size > len(self._bytes):
@@ -148,10 +151,10 @@ class Slot:
         return self._bytes[begin : begin + size].view(dtype).view(tuple(shape))
 
     def sent(self, value: Any) -> Any:
-        """What goes through the queue for a collated batch; None where it cannot lie here.
+        """Return the message for a batch in this slot; None if the batch does not fit.
 
-        Then it must be collated anew without a slot: parts of it may lie in this one, which the
-        next batch writes over.
+        Without a message, the batch must be collated again without a slot: parts of it may lie in
+        this slot, and the next batch overwrites them.
         """
         if not isinstance(value, Batch) or not _is_known(value):
             return None
@@ -171,7 +174,7 @@ class Slot:
         return _Sent(self._ring.name, self._number, meta, places)
 
     def _place(self, tensor: torch.Tensor) -> Place | None:
-        """Where a tensor lies, copied here if it does not yet."""
+        """Return the place of a tensor in the slot; copy the tensor if it lies elsewhere."""
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return None
         offset = tensor.data_ptr() - self._bytes.data_ptr()
@@ -186,7 +189,7 @@ class Slot:
 
 
 class _Sent:
-    """Pickles as the batch that lies in a slot."""
+    """The message for a batch in a slot; it unpickles as the batch."""
 
     def __init__(self, ring: str, slot: int, meta: Batch, places: list[Place]) -> None:
         self._args = ring, slot, meta, places
@@ -196,7 +199,7 @@ class _Sent:
 
 
 def _received(ring: str, slot: int, meta: Batch, places: Sequence[Place]) -> Batch:
-    """The batch in the process that reads, on the memory that the worker wrote."""
+    """Return the batch in the reading process, in the memory that the worker wrote."""
     held = _rings[ring].opened(slot)
     tensors = iter(
         held[at : at + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize].view(dtype).view(shape)
@@ -212,13 +215,13 @@ def _received(ring: str, slot: int, meta: Batch, places: Sequence[Place]) -> Bat
     return replace(meta, **named, features=features)
 
 
-# In place of a column that lies in a slot; columns are tensors or lists.
+# Replaces a column that lies in the slot; columns are tensors or lists.
 HERE = "in the slot"
 _TENSORLESS: dict[str, Any] = dict.fromkeys(BATCH_TENSORS)
 
 
 def _is_known(batch: Batch) -> bool:
-    """Whether every stream is of a form that collates here make."""
+    """Return True if every stream has a form that the collates of this package make."""
     return all(
         value.is_nested and value.layout == torch.jagged
         if isinstance(value, torch.Tensor)
@@ -228,7 +231,7 @@ def _is_known(batch: Batch) -> bool:
 
 
 def _parts(batch: Batch) -> list[torch.Tensor]:
-    """Every tensor of a batch in the order in which they are received, two of each stream."""
+    """Return every tensor of a batch in the order of receiving, two for each stream."""
     parts = [getattr(batch, name) for name in BATCH_TENSORS]
     parts += [each for each in (*batch.extra.values(), batch.label) if torch.is_tensor(each)]
     for value in batch.features.values():
@@ -255,7 +258,7 @@ def _joined(kind: str, parts: Sequence[torch.Tensor]) -> Any:
 
 
 class _Batches(IterableDataset[Any]):
-    """Collated batches of a stream, in a process that reads."""
+    """Collated batches of a stream, in a reading process."""
 
     def __init__(self, stream: FeatureStream, collate_fn: Callable[[list[Row]], Any]) -> None:
         self.stream, self.collate_fn = stream, collate_fn
@@ -277,7 +280,7 @@ class _Batches(IterableDataset[Any]):
             if slot is not None:
                 batch = self.collate_fn(rows)
                 if not isinstance(batch, Batch):
-                    self.ring = None  # nor will the next ones be
+                    self.ring = None  # this collate never makes a Batch
                 sent = slot.sent(batch)
                 if sent is not None:
                     return sent
@@ -285,16 +288,16 @@ class _Batches(IterableDataset[Any]):
 
 
 class FeatureLoader:
-    """A DataLoader over a `FeatureStream` that knows how far it got, workers or not.
+    """A DataLoader over a `FeatureStream` that counts what it hands out, with or without workers.
 
     Args:
-        stream: It says what a batch is.
-        num_workers: Reading processes; 0 reads in this one.
-        collate_fn: One of `earmill.pipeline.loader.collate`, or any function of a list of rows;
-            None takes that of the stream.
-        device: Where batches are moved to; None leaves them in memory. Lightning moves them itself,
-            accelerate those of its own loaders only: give it `accelerator.device`.
-        options: Passed on to `torch.utils.data.DataLoader`; batches stay in order.
+        stream: The stream, whose settings define a batch.
+        num_workers: Reading processes; 0 reads in this process.
+        collate_fn: A collate of `earmill.pipeline.loader.collate`, or any function of a list of
+            rows; None takes the collate of the stream.
+        device: Device for batches; None leaves them in memory. Lightning moves batches itself.
+            accelerate moves batches of its own loaders only: pass `accelerator.device`.
+        options: Options of `torch.utils.data.DataLoader`; batches stay in order.
     Example:
         for epoch in range(loader.epoch, 10):
             for batch in loader:
@@ -345,7 +348,7 @@ class FeatureLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that iterating gives."""
+        """The epoch that iterating reads."""
         return self.stream.epoch
 
     def __len__(self) -> int:
@@ -357,21 +360,20 @@ class FeatureLoader:
         return self.stream.padding_share()
 
     def __iter__(self) -> Iterator[Any]:
-        stream = self.stream
-        with stream.iterating():
-            skip, plan = stream.begin(), stream.left()
-            self._share_memory()
-            for batch, end in zip(self._loader, plan.offsets[1:].tolist(), strict=True):
-                stream.hand_out(skip + end)
-                yield batch if self._device is None else batch.to(self._device, non_blocking=True)
-            stream.complete()
+        return self.stream.tracked(self._loaded)
+
+    def _loaded(self, _: EpochPlan) -> Iterator[Any]:
+        """Yield the batches of the DataLoader, on the device."""
+        self._share_memory()
+        for batch in self._loader:
+            yield batch if self._device is None else batch.to(self._device, non_blocking=True)
 
     def set_epoch(self, epoch: int) -> None:
         """See `FeatureStream.set_epoch`."""
         self.stream.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank stands, after the batches handed out so far."""
+        """Return the position of this rank after the batches handed out so far."""
         return self.stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -379,7 +381,7 @@ class FeatureLoader:
         self.stream.load_state_dict(state)
 
     def _share_memory(self) -> None:
-        """Slots for the workers of this epoch; those that stay keep theirs."""
+        """Make slots for the workers of this epoch; persistent workers keep their slots."""
         stays = self._loader.persistent_workers and self._batches.ring is not None
         if self._slots and can_share() and not stays:
             workers = self._loader.num_workers

@@ -1,13 +1,12 @@
-"""Which share of an epoch this process reads: its rank, and how many processes share the epoch.
+"""The share of an epoch that this process reads: its rank, and the number of processes.
 
-Rank and world size are given by the caller or found: in torch.distributed where that is
-initialised, else in what the launcher put into the environment. They are looked up whenever they
-are needed, because Lightning initialises torch.distributed after it was given its loaders. A
-contradiction is an error: a default would silently train every rank on the same rows, or leave
-rows out.
+The caller gives rank and world size, or they are looked up: in torch.distributed if it is
+initialised, else in the environment of the launcher. They are looked up at every use, because
+Lightning initialises torch.distributed after it gets its loaders. A contradiction is an error:
+a default would train every rank on the same rows, or leave rows out, without a message.
 
-accelerate deals out the rows of any IterableDataset in a DataLoader that it has prepared, on top of
-a share. A stream that accelerate reads through such a DataLoader therefore gives all rows.
+accelerate splits the rows of any IterableDataset in a DataLoader that it has prepared, on top of a
+share. So a stream that accelerate reads through such a DataLoader gives all rows.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ import torch.distributed
 from earmill.pipeline.loader.collate import takes_lent
 from earmill.pipeline.loader.epoch_order import check_split
 
-# Rank and world size by the launcher: torchrun and `accelerate launch`, then mpirun of Open MPI and
-# of MPICH or Intel MPI. srun has names of its own for the tasks of a step.
+# Names of rank and world size by torchrun and `accelerate launch`, by mpirun of Open MPI, and by
+# mpirun of MPICH or Intel MPI. srun has other names.
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -35,7 +34,7 @@ SLURM_RANK, SLURM_STEP_TASKS, SLURM_TASKS = (
     "SLURM_NTASKS",
 )
 SLURM_STEPS = ("SLURM_STEP_ID", "SLURM_STEPID")
-# Names that SLURM gives to jobs of one shell, whatever number of tasks was asked for.
+# Names of SLURM jobs that are one shell, whatever number of tasks was requested.
 SLURM_NAME, SHELLS = "SLURM_JOB_NAME", ("bash", "interactive")
 WHOLE = (0, 1)
 _WAYS = (
@@ -46,15 +45,15 @@ _WAYS = (
 
 @dataclass(frozen=True)
 class Ranks:
-    """How a process comes by its rank.
+    """The rank and world size of a process, given or looked up.
 
     Args:
-        rank: From 0 to `world_size - 1`; None to find it.
-        world_size: Number of processes that share an epoch; None to find it.
+        rank: From 0 to `world_size - 1`; None looks it up.
+        world_size: Number of processes that share an epoch; None looks it up.
         distributed: False asks neither torch.distributed nor the environment: without `rank` and
             `world_size`, this process reads all rows.
     Raises:
-        ValueError: Only one of the two is given, or they are not those of this process.
+        ValueError: Only one of rank and world size is given, or they differ from those found.
     """
 
     rank: int | None = None
@@ -89,8 +88,8 @@ class Ranks:
         """Return rank and world size.
 
         Raises:
-            ValueError: The given ones are not those of this process, or the environment names only
-                one of the two.
+            ValueError: The given values differ from those found, or the environment has only one of
+                them.
         """
         if self.rank is not None and self.world_size is not None:
             self._check(self.rank, self.world_size)
@@ -114,14 +113,14 @@ class Ranks:
 
 
 def of_torch() -> tuple[int, int] | None:
-    """Return the rank and world size of torch.distributed; None where it is not initialised."""
+    """Return rank and world size of torch.distributed; None if it is not initialised."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def _of_launcher() -> tuple[int, int] | None:
-    """Rank and world size in the environment; None where it names neither."""
+    """Return rank and world size of the environment; None if it has neither."""
     for names in LAUNCHERS:
         rank, world_size = (_number(name) for name in names)
         if rank is None and world_size is None:
@@ -147,7 +146,7 @@ def _of_slurm() -> tuple[int, int] | None:
         return None
     in_step = SLURM_STEP_TASKS in os.environ or any(name in os.environ for name in SLURM_STEPS)
     if rank == 0 and not in_step:
-        # The script that sbatch runs, once, where several tasks were asked for.
+        # sbatch runs its script once, although several tasks were requested.
         raise ValueError(
             f"expected {tasks} tasks as {SLURM_TASKS} says, got a process that srun did not start; "
             "start it by srun, or give rank=0, world_size=1 and distributed=False to read all rows "
@@ -170,10 +169,10 @@ def _number(name: str) -> int | None:
 
 
 def accelerate_deals(stream: Any) -> bool | None:
-    """Return True where accelerate reads this stream through a DataLoader that it has prepared.
+    """Return True if accelerate reads this stream through a DataLoader that it has prepared.
 
-    None where no `Accelerator` shares this process's work with others; False where one does, but
-    nothing that it has prepared reads the stream now.
+    None means that no `Accelerator` shares work among processes. False means that an `Accelerator`
+    does, but no DataLoader that it has prepared reads the stream now.
     """
     module = sys.modules.get("accelerate.state")
     if module is None or not module.is_initialized() or module.PartialState().num_processes == 1:
@@ -182,14 +181,14 @@ def accelerate_deals(stream: Any) -> bool | None:
 
 
 def check_accelerate(stream: Any, ranks: Ranks, *, collates: bool) -> None:
-    """Refuse to be read through accelerate in a way that cannot give each row once.
+    """Refuse a way of reading through accelerate that does not give each row once.
 
     Args:
-        stream: What is read.
-        ranks: How it came by its rank.
-        collates: Whether it gives batches, which accelerate can neither join nor cut.
+        stream: The stream that is read.
+        ranks: Rank and world size of the stream.
+        collates: True if the stream gives batches, which accelerate can neither join nor cut.
     Raises:
-        RuntimeError: What to do instead.
+        RuntimeError: The message says what to do instead.
     """
     module = sys.modules.get("accelerate.state")
     if module is None or not module.is_initialized():
@@ -216,10 +215,10 @@ def check_accelerate(stream: Any, ranks: Ranks, *, collates: bool) -> None:
 
 
 def check_dealt(deals: bool | None) -> None:
-    """Refuse a DataLoader that accelerate has not prepared, where it shares work of processes.
+    """Refuse a DataLoader that accelerate has not prepared, if it shares work among processes.
 
     Args:
-        deals: As `accelerate_deals` says.
+        deals: The answer of `accelerate_deals`.
     """
     if deals is False:
         raise RuntimeError(
@@ -229,7 +228,7 @@ def check_dealt(deals: bool | None) -> None:
 
 
 def _read_by_accelerate(module: Any, stream: Any) -> Any:
-    """The prepared DataLoader that is being iterated, if it reads the stream; else None."""
+    """Return the prepared DataLoader that is being iterated, if it reads the stream."""
     loader = module.GradientState().active_dataloader
     dataset = getattr(loader, "dataset", None)
     if dataset is stream or (dataset is not None and getattr(dataset, "dataset", None) is stream):

@@ -1,8 +1,8 @@
-"""Mean and variance of a set's streams, and features normalised by them.
+"""Mean and variance of the streams of a set, and normalised features.
 
-Jobs store them when a dataset is closed (see `formats.moments`); `compute_statistics` makes the
-same numbers of a set that was written before, by reading every row once. Events have none: their
-counts stay as they are.
+Jobs store the statistics when a dataset is closed (see `formats.moments`). `compute_statistics`
+computes the same numbers for a set without stored statistics, by reading every row once. Events
+have no statistics: their counts are not normalised.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NAMED_COLUMNS = 8
 
 
 def compute_statistics(features: FeatureRows) -> dict[str, StreamStatistics]:
-    """Statistics of the streams of frames of a set, by reading every row once.
+    """Compute the statistics of the streams of frames of a set, by reading every row once.
 
     Args:
-        features: One set, or several as one. Opened in the dtype it is stored in, or a wider one,
-            the numbers are those that a job stores.
+        features: One set, or several sets as one. If it is opened in its stored dtype or a wider
+            one, the numbers equal those that a job stores.
     """
     sets = getattr(features, "sets", None)
     if sets is not None:
@@ -39,17 +39,17 @@ def compute_statistics(features: FeatureRows) -> dict[str, StreamStatistics]:
 
 
 def together(parts: list[dict[str, StreamStatistics]]) -> dict[str, StreamStatistics]:
-    """Statistics of several sets as one, every frame counted once."""
+    """Return the statistics of several sets as one, every frame counted once."""
     return {name: combined([part[name] for part in parts]) for name in parts[0]}
 
 
 def framed(features: FeatureRows) -> list[str]:
-    """Streams of frames, which have statistics."""
+    """Return the names of the streams that have statistics."""
     return [name for name, info in features.streams.items() if has_statistics(info)]
 
 
 def _summed(features: FeatureRows, rows: Iterable[int]) -> dict[str, StreamStatistics]:
-    """Statistics of the rows of a shard, as its commit record would hold them."""
+    """Return the statistics of the rows of a shard, as in its commit record."""
     summing = {name: Summing(features.streams[name].width) for name in framed(features)}
     for number in rows:
         row = features[number]
@@ -59,13 +59,14 @@ def _summed(features: FeatureRows, rows: Iterable[int]) -> dict[str, StreamStati
 
 
 class Normaliser:
-    """Frames with mean 0 and variance 1 in every column, in the dtype that is read.
+    """Scales frames to mean 0 and variance 1 in every column, in the dtype that is read.
 
-    Columns that do not vary become 0, which a warning says once.
+    Constant columns become 0, with one warning.
 
     Args:
-        features: What is read. wanted: True for the set's own statistics, or those of each stream
-            to normalise, of a training set for example.
+        features: The feature set.
+        wanted: True for the statistics of the set, or the statistics of each stream to normalise,
+            for example of a training set.
     """
 
     def __init__(self, features: FeatureRows, wanted: bool | Of) -> None:
@@ -87,7 +88,7 @@ class Normaliser:
                 warnings.warn(_constant_text(name, statistics), stacklevel=4)
 
     def __call__(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        """The features of a row, those streams normalised."""
+        """Return the features of a row with streams normalised."""
         return {name: self._normal(name, values) for name, values in features.items()}
 
     def _normal(self, name: str, values: Any) -> Any:

@@ -1,24 +1,36 @@
-"""Torch datasets over a feature set: by index, and as a shuffled stream for many ranks and workers.
+"""Torch datasets over a feature set: by index, and as a shuffled stream for ranks and workers.
 
-The stream's order is a function of (seed, epoch) and its settings (see `loader.batches`); which
-part of it this process reads, `loader.ranks` finds. Each iteration reads the next epoch, see
-`loader.epoch_place`.
+The order of the stream is a function of (seed, epoch) and its settings, see `loader.batches`. This
+process reads the share of its rank, see `loader.ranks`. Each iteration reads the next epoch.
 
-A state is a few plain numbers: the epoch, a place in it, and everything that must be equal for that
-place to mean the same row. Resuming slices the order instead of reading what came before.
-`FeatureLoader` counts what a DataLoader with workers has handed out; behind a bare one nobody
-knows, as workers read ahead, so there the stream refuses to say where it stands. Inside a worker it
-says what that worker has read, which torchdata's StatefulDataLoader keeps.
+A state is a few plain numbers: the epoch, a place in it, and the settings that must be equal for
+the place to mean the same row. Resuming slices the order and reads nothing. `FeatureLoader` counts
+the batches that a DataLoader with workers has handed out. Behind a bare DataLoader with workers the
+stream refuses to give its state, because workers read ahead. Inside a worker, the state is what
+that worker has handed out, which torchdata's StatefulDataLoader saves.
+
+`EpochPlace` keeps the place of the stream in memory that the DataLoader's workers share. Every
+iteration is an epoch, even one that is left early. An iteration that took at most one batch is a
+look, and the next iteration repeats its epoch. Workers read ahead, so each of their iterations is
+an epoch. They agree on its number without waiting for each other:
+
+    record of worker w = its latest iteration: epoch, start, skip, token
+    token              = base seed of the DataLoader's workers + earlier iterations of this worker
+
+A worker that finds its token in the record of another worker takes the epoch of that record. If it
+finds none, it is the first: it takes the next epoch, writes its record, and then the common place.
+Because of this order, a worker that reads the new common place also finds the record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from earmill.pipeline.common.machine import cores
@@ -27,15 +39,14 @@ from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.batches import (
     Batching,
+    EpochPlan,
     FixedBatches,
-    Plan,
     bucketed,
     check_within,
     frames_of,
 )
 from earmill.pipeline.loader.collate import as_tensor, collate_padded, is_sparse, takes_lent
-from earmill.pipeline.loader.crops import Crop, Cropper
-from earmill.pipeline.loader.epoch_place import Begun, EpochPlace
+from earmill.pipeline.loader.crops import Crop, Cropper, Span
 from earmill.pipeline.loader.ranks import (
     WHOLE,
     Ranks,
@@ -50,28 +61,34 @@ if TYPE_CHECKING:
     from earmill.pipeline.loader.rows import FeatureRows, Row
 
 WINDOW_BYTES = 128 * 2**20
-# Batches whose rows a set is told of before they are read.
+# Batches whose rows are named to the set before they are read.
 AHEAD_BATCHES = 4
-# Beside the values of a batch: lengths, and frames that `multiple_of` adds.
+# For lengths, and for frames that `multiple_of` adds.
 SPARE_BYTES = 4 * 2**20
-# 2: another order, drawn by Philox.
+# Version 2 draws the order by Philox.
 STATE_VERSION = 2
 _PLACE = ("epoch", "start", "position", "world_size")
-# What states written before these settings do not name.
+# Settings that older states lack.
 _LATER = ("batch_frames", "batch_seconds", "crop", "mixture")
+# Columns of the common place.
+EPOCH, START, SKIP, DONE, TAKEN, BY_WORKERS = range(6)
+# Column of the token in a worker's record; epoch, start and skip are as in the common place.
+TOKEN = 3
+MAX_WORKERS = 256
+# Maximum batches of an iteration that is a look.
+LOOK = 1
+MANY = 2
+NO_TOKEN = 0
+MASK = 2**62 - 1
 
 
 def tensor_row(row: Row) -> Row:
-    """The same row with tensors for arrays; events stay sparse until they are collated."""
+    """Return the row with tensors for arrays; events stay sparse until they are collated."""
     return row.map(lambda features: features if is_sparse(features) else as_tensor(features))
 
 
 def check_label(features: FeatureRows, label: str | None) -> str | None:
-    """Return the name of a column of the source.
-
-    Raises:
-        ValueError: The set has no such column.
-    """
+    """Refuse a label that is no column of the source."""
     if label is None:
         return None
     names = [
@@ -85,7 +102,7 @@ def check_label(features: FeatureRows, label: str | None) -> str | None:
 
 
 def labelled(row: Row, label: str | None) -> Row:
-    """The row with a column of the source as its label.
+    """Return the row with a column of the source as its label.
 
     Raises:
         ValueError: The column is empty in this row.
@@ -106,7 +123,7 @@ class FeatureDataset(Dataset["Row"]):
 
     Args:
         features: An opened feature set.
-        label: Column of the source that is `label` of each row and batch, as losses take it.
+        label: Column of the source that becomes `label` of each row and batch.
     """
 
     def __init__(self, features: FeatureRows, *, label: str | None = None) -> None:
@@ -119,46 +136,161 @@ class FeatureDataset(Dataset["Row"]):
         return labelled(tensor_row(self.features[index]), self.label)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
-        """A batch; read in index order, so that rows of one row group are read together."""
+        """Return rows, read in index order so that rows of one row group are read together."""
         by_index = {i: self[i] for i in sorted(set(indices))}
         return [by_index[i] for i in indices]
 
 
+class Begun(NamedTuple):
+    """An iteration of a worker.
+
+    Args:
+        epoch: Number of the epoch.
+        start: Position of all ranks together when the epoch was shared out.
+        skip: Rows of this rank's share that were handed out before.
+        passed: Batches of this worker's share that it handed out before.
+    """
+
+    epoch: int
+    start: int
+    skip: int
+    passed: int = 0
+
+
+class Place(NamedTuple):
+    """A place of a stream in its epochs.
+
+    Args:
+        epoch: The epoch of the last iteration, or the next epoch if that iteration ended.
+        start: Position of all ranks together when the epoch was shared out.
+        skip: Rows of this rank's share before the resume point.
+        done: Rows of this rank's share that were handed out.
+        taken: Batches that the iteration took.
+        by_workers: 1 if workers have read since the place was set, so the count is not known.
+    """
+
+    epoch: int
+    start: int
+    skip: int
+    done: int
+    taken: int
+    by_workers: int
+
+    @property
+    def is_begun(self) -> bool:
+        """True if the iteration took more batches than a look."""
+        return self.taken > LOOK
+
+
+class EpochPlace:
+    """The place of a stream in its epochs, shared by processes; see the module.
+
+    Args:
+        epoch: The first epoch.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self._table = torch.zeros((1 + MAX_WORKERS, 6), dtype=torch.int64).share_memory_()
+        self._iterations = 0
+        self._resumed: Begun | None = None
+        self.set(epoch, 0, 0)
+
+    def now(self) -> Place:
+        """Return the current place."""
+        return Place(*self._table[0].tolist())
+
+    def set(self, epoch: int, start: int, skip: int) -> None:
+        """Go to a place, with nothing handed out after it."""
+        self._table[1:, TOKEN] = NO_TOKEN
+        self._table[0] = torch.tensor(Place(epoch, start, skip, done=skip, taken=0, by_workers=0))
+
+    def begin(self) -> Place:
+        """Begin an iteration of this process at the resume point."""
+        self._table[0, DONE] = self._table[0, SKIP]
+        self._table[0, TAKEN] = 0
+        return self.now()
+
+    def hand_out(self, done: int) -> None:
+        """Count a batch that is handed out; `done` rows of the share were handed out in all."""
+        self._table[0, DONE] = done
+        self._table[0, TAKEN] += 1
+
+    def resume(self, begun: Begun) -> None:
+        """In a worker: continue this iteration when the next one begins."""
+        self._resumed = begun
+
+    def join(self, worker: int, seed: int, workers: int) -> Begun:
+        """In a worker: begin an iteration, the same as the other workers do.
+
+        Args:
+            worker: Number of the worker.
+            seed: `WorkerInfo.seed` of the worker.
+            workers: Number of workers.
+        """
+        if workers > MAX_WORKERS:
+            raise ValueError(f"expected at most {MAX_WORKERS} workers, got {workers}")
+        token = ((seed - worker + self._iterations) & MASK) + 1
+        self._iterations += 1
+        begun, self._resumed = self._resumed or self._next(worker, workers, token), None
+        record = self._table[1 + worker]
+        record[: SKIP + 1] = torch.tensor(begun[: SKIP + 1])
+        record[TOKEN] = token
+        # After the record, and one column after the other: see the module.
+        place = {EPOCH: begun.epoch, START: begun.start, SKIP: begun.skip, DONE: begun.skip}
+        for column, value in (place | {BY_WORKERS: 1, TAKEN: MANY}).items():
+            self._table[0, column] = value
+        return begun
+
+    def _next(self, worker: int, workers: int, token: int) -> Begun:
+        """Return the iteration that another worker has begun, or the next epoch."""
+        # The place is read before the records: see the module.
+        place = self.now()
+        records = self._table[1 : 1 + workers, : TOKEN + 1].tolist()
+        *mine, before = records[worker]
+        for number, (*theirs, other) in enumerate(records):
+            # A script may seed torch before each epoch, so tokens may repeat; epochs do not.
+            if other == token and number != worker and (before != token or theirs > mine):
+                return Begun(*theirs)
+        return Begun(place.epoch + 1, 0, 0) if place.is_begun else Begun(*place[: SKIP + 1])
+
+
 class FeatureStream(IterableDataset[Any]):
-    """Rows or batches of one rank in epoch order, each row once per epoch over ranks and workers.
+    """Rows or batches of one rank in epoch order; ranks and workers together read each row once.
 
     Each iteration is an epoch, and the next iteration begins the next epoch. An iteration that took
-    at most one row or batch was a look, and costs nothing. `set_epoch` goes to the start of any
-    epoch. After `load_state_dict` the next iteration goes on inside of its epoch.
+    at most one row or batch is a look, and the next iteration repeats its epoch. `set_epoch` goes
+    to the start of any epoch. After `load_state_dict`, the next iteration continues in its epoch.
 
     Args:
         features: An opened feature set, or several: end to end, or mixed by weight (`mix`).
         shuffle: False gives index order.
-        seed: Same on all ranks.
+        seed: The same on all ranks.
         epoch: The first epoch.
-        rank: This process, from 0 to `world_size - 1`; None takes that of torch.distributed, where
+        rank: This process, from 0 to `world_size - 1`. None takes the rank of torch.distributed if
             it is initialised, else that of torchrun, mpirun or srun in the environment.
-        world_size: Number of processes that share an epoch; None as `rank`, together with it.
+        world_size: Number of processes that share an epoch. Given together with `rank`.
         distributed: False asks neither torch.distributed nor the environment: this process reads
             all rows, or the given share of a group of its own.
-        batch_size: Rows of a batch, at most with a budget. Iterating gives batches where this or a
+        batch_size: Rows of a batch; the maximum with a budget. Iterating gives batches if this or a
             budget is set, else rows.
-        batch_frames: Budget: rows of a batch times frames of its longest, at most, counted in the
-            stream with most frames. Rows of similar length come together (`BucketedBatches`).
-        batch_seconds: The same in seconds.
-        collate_fn: Makes a batch of a list of rows; `earmill.collate` pads.
-        label: Column of the source that is `label` of each row and batch, as losses take it.
-        crop: Stretch of each clip to read; None for whole clips.
-        normalise: True: frames with mean 0 and variance 1 by the set's statistics; or the
-            statistics of each stream to normalise. Padding is put in after it.
-        even: False: ranks differ by one row (with a budget: one batch) at most. True or "pad":
+        batch_frames: Budget: the maximum of rows of a batch times frames of its longest row, in the
+            stream with most frames. Rows of similar length share a batch (`BucketedBatches`).
+        batch_seconds: The same budget in seconds.
+        collate_fn: Makes a batch from a list of rows; `earmill.collate` pads.
+        label: Column of the source that becomes `label` of each row and batch.
+        crop: Span of each clip to read; None for whole clips.
+        normalise: True scales frames to mean 0 and variance 1 by the statistics of the set. A
+            mapping gives the statistics of each stream to normalise. Padding is added afterwards.
+        even: False: ranks differ by at most one row (with a budget, one batch). True or "pad":
             every rank gets the same number, with up to `world_size - 1` rows (batches) repeated.
             "drop": the same number, with up to `world_size - 1` left out of this epoch. None is
-            False, except that found ranks get the same number of batches, by repeating as few rows:
-            a rank with one more would wait for the others for ever.
-        lanes: Interleaved sub-orders, see `loader.epoch_order`. None chooses from the set's size.
+            False if rank and world size are given. If they are looked up, ranks get the same number
+            of batches, with as few rows repeated as possible: a rank with one more batch would wait
+            for the other ranks for ever.
+        lanes: Interleaved sub-orders, see `loader.epoch_order`. None chooses by the size of the
+            set.
         window_rows: Rows of a lane that are shuffled together. None chooses.
-        window_bytes: What the windows may hold together where None chooses; keep it below the
+        window_bytes: Maximum bytes of all windows together if None chooses. Keep it below the
             reader's `cache_bytes`, or row groups are read more than once.
     Invariants:
         The order depends on neither rank, world size nor workers; `load_state_dict` at k gives
@@ -223,14 +355,14 @@ class FeatureStream(IterableDataset[Any]):
         self.gives_batches = any(
             given is not None for given in (batch_size, batch_frames, batch_seconds)
         )
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, EpochPlan] = {}
         self._place = EpochPlace(epoch)
-        # Iterations of this process that are under way.
-        self._under_way = 0
-        # Set by a FeatureLoader, which reads the stream by itself.
+        # Iterations in progress in this process.
+        self._iterating = 0
+        # True if a FeatureLoader reads the stream.
         self.is_in_loader = False
-        # In a worker that was spawned: its parent's rank and world size, where torch.distributed
-        # says them, and what `accelerate_deals` said there.
+        # In a spawned worker: rank and world size of torch.distributed in the parent process, and
+        # the answer of `accelerate_deals` there.
         self._carried: tuple[tuple[int, int], bool | None] | None = None
         # In a worker: what it has handed out.
         self._handed: Begun | None = None
@@ -247,19 +379,21 @@ class FeatureStream(IterableDataset[Any]):
 
     @property
     def even(self) -> order.Even:
-        """How ranks get equal shares; None repeats as few rows as equal numbers of batches need."""
+        """How ranks get equal shares; see the argument."""
         is_none = self._ranks.are_found and self.gives_batches
         return False if self._even is None and not is_none else self._even
 
     @property
     def epoch(self) -> int:
-        """The epoch that iterating gives; in a loop over the stream, the epoch that it gives."""
-        is_past = not self._under_way and (self._place.is_begun or self._is_over())
-        return self._place.epoch + is_past
+        """The epoch that the next iteration reads; during an iteration, the epoch of that one."""
+        place = self._place.now()
+        return place.epoch + (not self._iterating and (place.is_begun or self._is_over(place)))
 
     def __len__(self) -> int:
-        """Rows or batches of the epoch on this rank, whichever iterating gives; with a budget the
-        number may differ from epoch to epoch."""
+        """Rows or batches of the epoch on this rank, whichever iterating gives.
+
+        With a budget, the number may differ from epoch to epoch.
+        """
         share = self._share(self.epoch, 0)
         return share.n_batches if self.gives_batches else len(share.rows)
 
@@ -269,146 +403,158 @@ class FeatureStream(IterableDataset[Any]):
         return self._share(self.epoch, 0).n_batches
 
     def padding_share(self) -> float:
-        """The share of padding in the epoch's batches on this rank, from 0 to 1, if padded; of the
-        stream with most frames, and without reading any."""
+        """Return the share of padding in padded batches of the epoch on this rank, from 0 to 1.
+
+        It is computed for the stream with most frames, without reading.
+        """
         frames = frames_of(self.features, self._cropper)
         longest = max(frames.values(), key=lambda found: int(found.sum()))
         return self._share(self.epoch, 0).padding_share(longest)
 
     def batch_bytes(self) -> int:
-        """What a padded batch may take, at most, with columns as they are."""
+        """Return the maximum bytes of a padded batch."""
         frames = frames_of(self.features, self._cropper)
         per_batch = self.batching.most_padded(frames)
         nbytes = SPARE_BYTES
         for name, info in self.features.streams.items():
-            # Of events their counts, in float32.
+            # Events are collated as counts in float32.
             value_bytes = max(4, self.features.dtypes[name].itemsize)
             nbytes += value_bytes * info.width * per_batch[name]
         return nbytes
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; no change if a resumed run is inside that epoch."""
+        """Go to the start of an epoch; a resumed stream stays where it is inside that epoch."""
         order.check_counter("epoch", epoch)
         if accelerate_deals(self):
-            # Before its wrapper stumbles over batches.
+            # accelerate's wrapper would fail on batches with another error.
             self._check_accelerate()
-        is_left = self._place.is_begun and not self._under_way
-        if epoch != self._place.epoch or is_left or self._is_over():
+        place = self._place.now()
+        is_left = place.is_begun and not self._iterating
+        if epoch != place.epoch or is_left or self._is_over(place):
             self._place.set(epoch, 0, 0)
-        elif not self._under_way:
-            self._place.set(epoch, self._place.start, self._place.skip)
+        elif not self._iterating:
+            self._place.set(epoch, place.start, place.skip)
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         if info is None:
-            return self._tracked()
+            return self.tracked(lambda plan: self._items(plan, range(plan.n_batches), 1))
         self._check_accelerate()
         begun = self._place.join(info.id, info.seed, info.num_workers)
         return self._of_worker(begun, info.id, info.num_workers)
+
+    def tracked(self, batches: Callable[[EpochPlan], Iterable[Any]]) -> Iterator[Any]:
+        """Iterate an epoch in this process, and count what is handed out.
+
+        Args:
+            batches: Makes rows or batches of a plan, in its order.
+        """
+        self._check_accelerate()
+        self._iterating += 1
+        try:
+            place = self._place.now()
+            if place.is_begun or self._is_over(place):
+                self._place.set(place.epoch + 1, 0, 0)
+            place, plan = self._place.begin(), self.left()
+            for batch, end in zip(batches(plan), plan.offsets[1:].tolist(), strict=True):
+                self._place.hand_out(place.skip + end)
+                yield batch
+            self._place.set(self._place.now().epoch + 1, 0, 0)
+        finally:
+            self._iterating -= 1
 
     def _of_worker(self, begun: Begun, worker: int, workers: int) -> Iterator[Any]:
         """Yield the items of one worker of a bare DataLoader, and count them for its state."""
         self._handed = begun
         plan = self._share(begun.epoch, begun.start).after(begun.skip)
-        mine = range(worker, plan.n_batches, workers)
-        for items in self._collated(plan, mine, workers, begun.passed):
+        mine = range(worker, plan.n_batches, workers)[begun.passed :]
+        for item in self._items(plan, mine, workers):
             self._handed = self._handed._replace(passed=self._handed.passed + 1)
-            yield items
+            yield item
 
-    @contextmanager
-    def iterating(self) -> Iterator[None]:
-        """An iteration of this process is under way."""
-        self._under_way += 1
-        try:
-            yield
-        finally:
-            self._under_way -= 1
-
-    def _tracked(self) -> Iterator[Any]:
-        self._check_accelerate()
-        with self.iterating():
-            skip, plan = self.begin(), self.left()
-            made = self._collated(plan, range(plan.n_batches), 1)
-            for items, end in zip(made, plan.offsets[1:].tolist(), strict=True):
-                self.hand_out(skip + end)
-                yield items
-            self.complete()
-
-    def _collated(
-        self, plan: Plan, mine: Sequence[int], workers: int, passed: int = 0
-    ) -> Iterator[Any]:
-        """Yield rows or batches of the numbered batches of a plan, after the first `passed`."""
+    def _items(self, plan: EpochPlan, mine: Sequence[int], workers: int) -> Iterator[Any]:
+        """Yield rows or batches of the numbered batches of a plan."""
         lent = self.gives_batches and takes_lent(self.collate_fn)
-        for rows in self._read(plan, mine[passed:], workers, lent=lent):
+        for rows in self._read(plan, mine, workers, lent=lent):
             yield self.collate_fn(list(rows)) if self.gives_batches else next(rows)
 
     def worker_batches(
         self, worker: int, workers: int, *, lent: bool = False
     ) -> Iterator[Iterator[Row]]:
-        """What one worker of a DataLoader reads, without a trace: batch j is of worker j % workers.
+        """Yield the rows of each batch of one worker of a loader; nothing is counted.
 
-        The loader takes its workers in the same turn, so it hands out the plan in order.
+        Worker j % workers reads batch j, and the loader takes batches from its workers in the same
+        order, so it hands out the plan in order.
 
         Args:
-            lent: See `read`.
+            lent: True if a collate of `loader.collate` copies the rows: frames come as views into
+                the cache if they need no arithmetic (`formats.frames`), and arrays stay arrays.
         """
         plan = self.left()
         return self._read(plan, range(worker, plan.n_batches, workers), workers, lent=lent)
 
+    def left(self) -> EpochPlan:
+        """Return the plan of the iteration that has begun, from the resume point on."""
+        place = self._place.now()
+        return self._share(place.epoch, place.start).after(place.skip)
+
     def _read(
-        self, plan: Plan, mine: Sequence[int], workers: int, *, lent: bool
+        self, plan: EpochPlan, mine: Sequence[int], workers: int, *, lent: bool
     ) -> Iterator[Iterator[Row]]:
-        """The rows of these batches of a plan."""
-        ahead = self._reads_ahead(workers)
+        """Yield the rows of each of these batches, and name the rows that come next to the set."""
+        # A thread that reads ahead needs a core, or a store to wait for. If each core has a process
+        # that reads, threads take the cores from one another and rows cost a fifth more.
+        ahead = get_worker_info() is None or workers < cores() or not self.features.is_local
         for turn, number in enumerate(mine):
             if ahead:
-                self._announce(plan, mine[turn : turn + AHEAD_BATCHES])
-            yield self.read(plan, number, lent=lent)
+                self._prefetch(plan, mine[turn : turn + AHEAD_BATCHES])
+            yield self._rows(plan, number, lent=lent)
 
-    def left(self) -> Plan:
-        """The plan of the iteration that has begun, from the resume point on."""
-        return self._share(self._place.epoch, self._place.start).after(self._place.skip)
-
-    def read(self, plan: Plan, number: int, *, lent: bool = False) -> Iterator[Row]:
-        """The rows of a batch of a plan, one by one as they are read.
-
-        Args:
-            lent: For a collate of `loader.collate`, which makes its own tensors: arrays stay what
-                they are, and where they need no arithmetic come as they lie in the cache, to be
-                copied by it (`formats.frames`).
-        """
+    def _rows(self, plan: EpochPlan, number: int, *, lent: bool) -> Iterator[Row]:
+        """Yield the rows of a batch, each as it is read."""
         rows, passes = plan.batch(number)
-        starts: list[float | None] = [None] * len(rows)
+        spans: Sequence[Span | None] = [None] * len(rows)
         if self._cropper is not None:
-            starts = self._cropper.starts_s(rows, passes)
-        for index, start_s in zip(rows.tolist(), starts, strict=True):
+            spans = self._cropper.spans_s(rows, passes)
+        for index, span_s in zip(rows.tolist(), spans, strict=True):
             with lending() if lent and self._normaliser is None else nullcontext():
-                row = self._row(index, start_s)
+                if span_s is None:
+                    row = self.features[index]
+                else:
+                    row = replace(self.features.slice(index, *span_s), start_s=span_s[0])
             if self._normaliser is not None:
                 row = replace(row, features=self._normaliser(row.features))
             yield labelled(row if lent else tensor_row(row), self.label)
 
+    def _prefetch(self, plan: EpochPlan, batches: Sequence[int]) -> None:
+        """Name the rows of these batches to the set, which reads them ahead."""
+        parts = [plan.batch(number) for number in batches]
+        rows, passes = (np.concatenate(column) for column in zip(*parts, strict=True))
+        spans = None if self._cropper is None else self._cropper.spans_s(rows, passes)
+        self.features.prefetch(rows.tolist(), spans)
+
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank stands, after what was handed out so far; a few plain numbers. In a
-        worker of a DataLoader, what that worker has handed out.
+        """Return the place of this rank after what was handed out so far, as plain numbers.
+
+        In a worker of a DataLoader, it is what that worker has handed out.
 
         Raises:
             RuntimeError: Workers of a bare DataLoader have read from the stream since its epoch was
-                set, and how much of that was handed out is not known: use `FeatureLoader`.
+                set, so what was handed out is not known: use `FeatureLoader`.
         """
-        info = get_worker_info()
+        place, info = self._place.now(), get_worker_info()
         if info is not None:
-            begun = self._handed or Begun(self._place.epoch, self._place.start, self._place.skip)
+            begun = self._handed or Begun(place.epoch, place.start, place.skip)
             return _state_of_worker(self, begun, info.id, info.num_workers)
-        if self._place.is_by_workers:
+        if place.by_workers:
             raise RuntimeError(
                 "expected a FeatureLoader, or a DataLoader without workers, got a stream that a "
                 "DataLoader's workers read ahead of what was handed out: its position is not "
                 "known; iterate earmill.FeatureLoader(stream, num_workers=...) and "
                 "save its state_dict()"
             )
-        epoch, start, done = self._place.epoch, self._place.start, self._place.done
-        if self._is_over():
+        epoch, start, done = place.epoch, place.start, place.done
+        if self._is_over(place):
             epoch, start, done = epoch + 1, 0, 0
         share = self._share(epoch, start)
         return {
@@ -420,7 +566,7 @@ class FeatureStream(IterableDataset[Any]):
         } | _identity(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken; another world size may take over between whole steps."""
+        """Continue where `state` was taken; another world size may continue after a whole step."""
         _check_state(state, _identity(self))
         info = get_worker_info()
         if info is not None:
@@ -437,50 +583,35 @@ class FeatureStream(IterableDataset[Any]):
         self._place.set(epoch, start, skip)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without plans: a worker that is spawned makes its own in less time than they travel. With
-        the rank, which a spawned worker cannot ask torch.distributed for."""
+        """Leave out plans, which a spawned worker makes faster than it receives them, and add the
+        rank, which a spawned worker cannot get from torch.distributed."""
         is_rank = self._ranks.are_found and of_torch() is not None
         carried = (self._split(), accelerate_deals(self)) if is_rank else None
-        return {**self.__dict__, "_plans": {}, "_under_way": 0, "_carried": carried}
+        return {**self.__dict__, "_plans": {}, "_iterating": 0, "_carried": carried}
 
-    def begin(self) -> int:
-        """An iteration of this process begins; return the rows that it skips."""
-        if self._place.is_begun or self._is_over():
-            self.complete()
-        return self._place.begin()
-
-    def hand_out(self, position: int) -> None:
-        """Count a row or batch that is handed out; `position` rows of the share were in all."""
-        self._place.hand_out(position)
-
-    def complete(self) -> None:
-        """The epoch ran to its end: the next iteration is of the next one."""
-        self._place.set(self._place.epoch + 1, 0, 0)
-
-    def _is_over(self) -> bool:
-        """Return True if this process has handed out all rows of its rank's share."""
-        place, done = self._place, self._place.done
-        return 0 < done and len(self._share(place.epoch, place.start).rows) <= done
+    def _is_over(self, place: Place) -> bool:
+        """Return True if this process has handed out all rows of its share."""
+        return 0 < place.done and len(self._share(place.epoch, place.start).rows) <= place.done
 
     def _split(self) -> tuple[int, int]:
-        """Rank and world size by which rows are shared out."""
+        """Return the rank and world size by which rows are shared out."""
         if not self._ranks.are_found:
             return self._ranks.find()
         if self._carried is not None and get_worker_info() is not None:
             return self._carried[0]
-        # accelerate deals out the rows of a DataLoader, and leaves a FeatureLoader as it is.
+        # accelerate splits the rows of a DataLoader among ranks, but leaves a FeatureLoader alone.
         is_dealt = not self.is_in_loader and accelerate_deals(self) is not None
         return WHOLE if is_dealt else self._ranks.find()
 
     def _check_accelerate(self) -> None:
-        """Refuse to be read in a way in which accelerate would lose or repeat rows."""
+        """Refuse a DataLoader through which accelerate would lose or repeat rows."""
         if self._carried is not None and get_worker_info() is not None:
             check_dealt(self._carried[1])
         elif not self.is_in_loader:
             check_accelerate(self, self._ranks, collates=self.gives_batches)
 
-    def _whole(self, epoch: int) -> Plan:
-        """The plan of all ranks; one is kept."""
+    def _whole(self, epoch: int) -> EpochPlan:
+        """Return the plan of all ranks; the latest one is cached."""
         key = "whole", epoch
         if key not in self._plans:
             chosen = {"seed": self.seed, "epoch": epoch}
@@ -488,8 +619,8 @@ class FeatureStream(IterableDataset[Any]):
             self._plans = {key: self.batching.whole(rows, passes, **chosen)}
         return self._plans[key]
 
-    def _share(self, epoch: int, start: int) -> Plan:
-        """The plan of this rank."""
+    def _share(self, epoch: int, start: int) -> EpochPlan:
+        """Return the plan of this rank."""
         rank, world_size = self._split()
         key = epoch, start, rank, world_size
         if key not in self._plans:
@@ -502,32 +633,9 @@ class FeatureStream(IterableDataset[Any]):
             )
         return self._plans[key]
 
-    def _reads_ahead(self, workers: int) -> bool:
-        """Threads that read ahead pay where they have a core, or wait for a store. Where every core
-        has a process that reads they take it from one another, and rows cost a fifth more."""
-        return get_worker_info() is None or workers < cores() or not self.features.is_local
-
-    def _announce(self, plan: Plan, batches: Sequence[int]) -> None:
-        """Tell the set which rows, or stretches of rows, come next, the first of them now."""
-        parts = [plan.batch(number) for number in batches]
-        rows = np.concatenate([rows for rows, _ in parts])
-        if self.crop is None or self._cropper is None:
-            self.features.prefetch(rows.tolist())
-            return
-        seconds = self.crop.seconds
-        starts = self._cropper.starts_s(rows, np.concatenate([passes for _, passes in parts]))
-        spans = [None if start is None else (start, start + seconds) for start in starts]
-        self.features.prefetch(rows.tolist(), spans)
-
-    def _row(self, index: int, start_s: float | None) -> Row:
-        if start_s is None or self.crop is None:
-            return self.features[index]
-        row = self.features.slice(index, start_s, start_s + self.crop.seconds)
-        return replace(row, start_s=start_s)
-
 
 def _identity(stream: FeatureStream) -> dict[str, Any]:
-    """What must be equal for a place to mean the same row."""
+    """Return the settings that must be equal for a place to mean the same row."""
     chosen, mixture = stream.settings, stream.features.mixture
     found = {
         "seed": stream.seed,
@@ -535,7 +643,7 @@ def _identity(stream: FeatureStream) -> dict[str, Any]:
         **stream.batching.identity(),
         "lanes": chosen.lanes,
         "window_rows": chosen.window_rows,
-        # None repeats batches at the end, behind every place that a state can name.
+        # None repeats batches only at the end, after every place that a state can hold.
         "even": "pad" if stream.even is True else stream.even or False,
         "dataset": stream.features.fingerprint,
     }
@@ -549,7 +657,7 @@ def _identity(stream: FeatureStream) -> dict[str, Any]:
 def _state_of_worker(
     stream: FeatureStream, begun: Begun, worker: int, workers: int
 ) -> dict[str, Any]:
-    """The state of a stream in one worker of a DataLoader."""
+    """Return the state of a stream in one worker of a DataLoader."""
     return {
         "version": STATE_VERSION,
         **begun._asdict(),
@@ -573,10 +681,10 @@ def _begun_of_worker(state: Mapping[str, Any], worker: int, workers: int, world_
 
 
 def _check_state(state: Any, here: Mapping[str, Any]) -> None:
-    """Refuse what is no state, or one of another stream.
+    """Refuse a value that is no state, or a state of another stream.
 
     Args:
-        here: What `_identity` says of the stream that is to go on.
+        here: `_identity` of the stream that continues.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"expected what state_dict() returned, got {type(state).__name__}")
@@ -607,8 +715,8 @@ def _check_state(state: Any, here: Mapping[str, Any]) -> None:
             )
 
 
-def _after_whole_steps(stream: FeatureStream, whole: Plan, state: Mapping[str, Any]) -> int:
-    """Where all ranks of another world stand, if that is a prefix of the order."""
+def _after_whole_steps(stream: FeatureStream, whole: EpochPlan, state: Mapping[str, Any]) -> int:
+    """Return the position of all ranks of another world, if they are at a prefix of the order."""
     try:
         return stream.batching.start_after(whole, state)
     except ValueError as err:

@@ -1,5 +1,5 @@
 """A stored dataset as rows: by number, by id, and as slices in seconds.
 
-It may import `loader`, `dataset`, `formats`, `storage` and `common`; neither models nor torch are
-loaded before they are asked for.
+It may import `loader`, `dataset`, `formats`, `storage` and `common`. Neither models nor torch are
+imported before they are needed.
 """

@@ -1,22 +1,23 @@
-"""Which rows a dataset has and which files hold them, for the reader.
+"""The catalog of a dataset: its rows, where they lie, and the files that hold them.
 
-Truth is what commits name. After finalise current.json names the index and the commits it was made
-of; a shard's record is fetched when the shard is first needed, and refused if it is of another
-attempt than the index; before finalise, every commit and its table of rows is read, so a running
-job can be looked at. Either way the rows come out in one order: by shard, then position in it.
+Only what commits name counts. A closed dataset has an index, and `current.json` names the index and
+the commits it was made from. The record of a shard is read when the shard is first needed, and is
+refused if its attempt differs from the index. A dataset that is not closed has no index: every
+commit and its table of rows is read, so a running job can be looked at. Rows come in the same order
+in both cases: by shard, then by position in the shard.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,48 +40,126 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
     read_snapshot,
 )
-from earmill.pipeline.formats.format import RowsSaid, named_damage
+from earmill.pipeline.dataset.stored_rows import promise_of
+from earmill.pipeline.formats.blocks import FrameSpan
+from earmill.pipeline.formats.format import Format, Promise, RowsSaid, named_damage
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.write import row_groups
 from earmill.pipeline.formats.registry import chosen
 from earmill.pipeline.formats.row_table import (
+    BASE_TYPES,
+    EXTRA_PREFIX,
+    FACT_TYPES,
     quarantine_table,
 )
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.reader.index_rows import check_rows, good_rows, shown_columns
-from earmill.pipeline.reader.shard_paths import ShardPaths, paths_of
+from earmill.pipeline.reader.read_ahead import Span, Spans, Wanted
 from earmill.pipeline.storage.arrow_tables import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import (
     DATASET_FILE,
     commit_path,
+    data_path,
+    is_shard_id,
     parse_revision_path,
+    rows_path,
 )
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
+
+
+SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
+
+
+def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
+    """Refuse a table in which a row has no name, no valid shard or no place.
+
+    The ends of rows are checked when the rows are read.
+    """
+    places = ("row", *_place_names(streams))
+    kinds = {name: pa.types.is_integer for name in places}
+    kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
+    kinds |= {"seconds": pa.types.is_floating}
+    columns = {name: table.column(name) for name in kinds}
+    strange = [name for name, is_kind in kinds.items() if not is_kind(columns[name].type)]
+    empty = [name for name, column in columns.items() if column.null_count]
+    if strange or empty:
+        raise CommitError(
+            f"{layout.url()}: expected a name, a shard and places of every row, the index has none "
+            f"in its column {(strange or empty)[0]!r}; run `earmill verify`"
+        )
+    strange = [name for name in columns["shard"].unique().to_pylist() if not is_shard_id(name)]
+    negative = [name for name in places if (pc.min(columns[name]).as_py() or 0) < 0]
+    if strange or negative:
+        raise CommitError(
+            f"{layout.url()}: expected shard ids and places from 0, the index holds "
+            f"{strange[:1] or negative}; run `earmill verify`"
+        )
+
+
+def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
+    """Return the good rows of an index, in the order of shards.
+
+    Columns are copied only if rows are left out or change places.
+    """
+    good, shown = pc.equal(table.column("status"), "ok"), shown_columns(table, streams)
+    del table
+    if not pc.all(good, min_count=0, skip_nulls=False).as_py():
+        shown = shown.filter(good)
+    order = pc.sort_indices(shown, [("shard", "ascending"), ("row", "ascending")])
+    if not np.array_equal(order, np.arange(len(shown))):
+        shown = shown.take(order)
+    return shown
+
+
+def shown_columns(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
+    """Return the columns of `Catalog.table`, in a fixed order."""
+    extras = sorted(filter(is_extra, table.column_names))
+    return table.select([*SHOWN, *_place_names(streams), *extras])
+
+
+def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
+    """Return the names of the provenance columns of a table of rows."""
+    places = set(_place_names(streams))
+    return [
+        name
+        for name in table.column_names
+        if name in FACT_TYPES or not (name in BASE_TYPES or name in places or is_extra(name))
+    ]
+
+
+def is_extra(name: str) -> bool:
+    """Return True if a column was carried through from the source."""
+    return name.startswith(EXTRA_PREFIX)
+
+
+def _place_names(streams: Mapping[str, StreamInfo]) -> list[str]:
+    """Return the columns that say where the frames of each stream lie."""
+    return [column for info in streams.values() for column in layout_of(info).place_columns]
+
 
 DTYPES, STORED = ("float16", "float32", "float64"), "stored"
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """Everything about a dataset but its features.
+    """The description, rows and files of a dataset.
 
     Args:
-        dataset: The content of dataset.json.
-        streams: Every stream, by name.
-        formats: In which features are stored.
-        dtype: Of the stored frames, as the job has it; events are int32.
-        table: One line a good row: identity, seconds, shard, row, `<stream>_start` and
-            `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), carried-through
-            columns as `extra_<name>`.
-        paths: Known shards; after finalise it fills up as shards are opened.
-        refs: The commits that the index was made of, where the dataset names them.
-        records: Of shards that are likely read first, fetched beside the index.
-        moments: Statistics of the streams of frames, where all commits have them.
-        additions: Sets of features beside these rows, see `dataset.snapshot`.
+        dataset: Content of dataset.json.
+        streams: Descriptions of all streams, by name.
+        formats: Names of the stored formats.
+        dtype: Type of the stored frames, as the job sets it. Events are int32.
+        table: One line for each good row: identity, seconds, shard, row, `<stream>_start` and
+            `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), and the columns of
+            the source as `extra_<name>`.
+        records: Commit records by shard, as far as they were read. In a closed dataset, records are
+            added when shards are opened.
+        refs: The commits from which the index was made; empty if the dataset names none.
+        moments: Stored statistics of the streams of frames, if all commits have them.
+        additions: Feature sets beside these rows, see `dataset.snapshot`.
     """
 
     dataset: DatasetFile
@@ -88,56 +167,67 @@ class Catalog:
     formats: tuple[str, ...]
     dtype: str
     table: pa.Table
-    paths: dict[str, ShardPaths] = field(default_factory=dict)
+    records: dict[str, CommitRecord] = field(default_factory=dict)
     refs: Mapping[str, CommitRef] = field(default_factory=dict)
-    records: Mapping[str, CommitRecord] = field(default_factory=dict)
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
     additions: Mapping[str, OutFile] = field(default_factory=dict)
 
-    def shard_paths(self, layout: Layout, shard: str) -> ShardPaths:
-        """The files of a shard, from its commit record.
+    def record(self, layout: Layout, shard: str) -> CommitRecord:
+        """Return the commit record of a shard.
 
         Raises:
-            CommitError: The record is gone, is of another attempt than the index, or belongs to
-                another spec.
+            CommitError: The record is missing, or it does not belong to this dataset or index.
         """
-        if shard not in self.paths:
-            ref = self.refs.get(shard)
-            generation = ref.generation if ref else 0
-            name = commit_path(shard, generation)
-            record = self.records.get(shard) or read_commit(layout, shard, generation)
-            if record is None:
-                raise CommitError(
-                    f"{layout.url(name)} is missing although the index names shard {shard}; run "
-                    "`earmill verify`"
-                )
-            if ref is not None and record.attempt != ref.attempt:
-                raise CommitError(
-                    f"{layout.url(name)}: expected attempt {ref.attempt} as in the index, got "
-                    f"{record.attempt}: the shard was committed anew after the index was made; "
-                    f"{CLOSE_AGAIN}"
-                )
-            check_spec(layout, record, self.dataset.spec_sha256)
-            found = paths_of(layout, record, self.streams, self.dtype)
-            said = RowsSaid(self.table, *self._rows_at[shard])
-            promises = {k: replace(each, said=said) for k, each in found.promises.items()}
-            self.paths[shard] = replace(found, promises=promises)
-        return self.paths[shard]
+        ref = self.refs.get(shard)
+        generation = ref.generation if ref else 0
+        name = commit_path(shard, generation)
+        record = self.records.get(shard) or read_commit(layout, shard, generation)
+        if record is None:
+            raise CommitError(
+                f"{layout.url(name)} is missing although the index names shard {shard}; run "
+                "`earmill verify`"
+            )
+        if ref is not None and record.attempt != ref.attempt:
+            raise CommitError(
+                f"{layout.url(name)}: expected attempt {ref.attempt} as in the index, got "
+                f"{record.attempt}: the shard was committed anew after the index was made; "
+                f"{CLOSE_AGAIN}"
+            )
+        check_record(layout, record, self.dataset.spec_sha256, self.streams)
+        self.records[shard] = record
+        return record
+
+    def shard_file(self, layout: Layout, shard: str, name: str, fmt: Format) -> tuple[str, Promise]:
+        """Return the path of a shard's feature file in a format, and what its commit states.
+
+        Raises:
+            CommitError: See `record`, or the shard has no file in this format.
+        """
+        record = self.record(layout, shard)
+        if name not in record.formats:
+            raise CommitError(
+                f"{layout.url()}: expected shard {shard!r} in the format {name!r}, got "
+                f"{list(record.formats)}; run `earmill verify`"
+            )
+        promise = promise_of(record, self.streams, self.dtype, fmt)
+        if self.refs:
+            promise = replace(promise, said=RowsSaid(self.table, *self._rows_at[shard]))
+        return data_path(shard, record.attempt, fmt.suffix), promise
 
     @cached_property
     def _rows_at(self) -> dict[str, tuple[int, int]]:
-        """The first row of each shard in the table, and how many."""
+        """Return the first row of each shard in the table, and its number of rows."""
         names, counts = self.shards
         firsts = np.cumsum(counts) - counts
         return dict(zip(names, zip(firsts.tolist(), counts.tolist(), strict=True), strict=True))
 
     def column(self, name: str) -> np.ndarray:
-        """A numeric column as an array."""
+        """Return a numeric column as an array."""
         return np.asarray(self.table.column(name).to_numpy())
 
     @cached_property
     def shards(self) -> tuple[tuple[str, ...], np.ndarray]:
-        """Shard ids in order, and how many good rows each has."""
+        """Shard ids in order, and the number of good rows of each."""
         counted = self.table.column("shard").value_counts()
         return tuple(counted.field("values").to_pylist()), counted.field("counts").to_numpy()
 
@@ -151,10 +241,10 @@ class Catalog:
 
     @cached_property
     def block_rows(self) -> np.ndarray:
-        """Rows per row group, in table order; the rule of the Parquet sink, for any format.
+        """Rows per row group, in table order, by the rule of the Parquet writer.
 
-        Taken over all streams, so that neither a selection of streams nor the format that is read
-        changes the shuffle order.
+        The rule applies to every format and counts all streams, so the shuffle order depends on
+        neither the format nor the streams that are read.
         """
         profile = self.dataset.spec["output"]["row_group_profile"]
         blocks, start = [], 0
@@ -166,7 +256,7 @@ class Catalog:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal rows in equal shards under one spec: positions then mean the same."""
+        """A hash of the spec, the shards and the lengths of rows; positions depend on these."""
         digest = hashlib.sha256(json.dumps([self.dataset.spec_sha256, self.shards[0]]).encode())
         for values in (self.shards[1], *(self.column(f"{name}_n_frames") for name in self.streams)):
             digest.update(values.astype("<i8").tobytes())
@@ -174,23 +264,23 @@ class Catalog:
 
     @cached_property
     def id_order(self) -> np.ndarray:
-        """Row positions sorted by row id; UTF-8 order is Python's string order."""
+        """Row positions sorted by row id. The order of UTF-8 bytes is that of Python strings."""
         return np.asarray(pc.sort_indices(self.table.column("row_id")))
 
     def choose_format(self, wanted: str | None) -> str:
-        """The wanted format, checked; None takes one that reads parts of rows where there is one.
+        """Check the wanted format; None chooses a format that reads parts of rows, if there is one.
 
-        Zarr fetches chunks of 1 MB where Parquet fetches row groups of 2 to 128 MB, and decodes
-        float16 twice as fast; Parquet needs fewer requests when whole row groups are wanted.
+        Zarr fetches chunks of 1 MB and Parquet row groups of 2 to 128 MB, and Zarr decodes float16
+        twice as fast. Parquet needs fewer requests if whole row groups are read.
 
         Raises:
-            ExtensionError: The format is not installed here, or none of the set's is.
+            ExtensionError: The format is not installed here, or none of the set's formats is.
         """
         writers = self.dataset.provenance.get("extensions", {}).get("formats", {})
         return chosen(self.formats, wanted, writers)
 
     def choose_streams(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
-        """The wanted streams, checked; None takes all."""
+        """Check the wanted streams; None takes all."""
         if wanted is None:
             return tuple(self.streams)
         if isinstance(wanted, str):
@@ -235,15 +325,15 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     """Read a dataset's catalog, from its index or else its commits.
 
     Args:
-        which: A snapshot, as of `find_snapshot`; None takes the one that counts.
+        which: A snapshot, see `find_snapshot`; None takes the current snapshot.
     Raises:
-        SourceError: No dataset here, or nothing committed yet.
-        OutputError: dataset.json is damaged or of another layout version.
-        CommitError: Shards of different specs, or an index or table of rows that is damaged.
+        SourceError: There is no dataset, or no shard is committed yet.
+        OutputError: dataset.json is damaged, or its layout version is unknown.
+        CommitError: Shards have different specs, or an index or table of rows is damaged.
     """
     named = read_current(layout) if which is None else find_snapshot(layout, which)
     snapshot = None if named is None else read_snapshot(layout, named)
-    # Side by side: in a bucket each is a round trip.
+    # Concurrently, as each is a round trip to a bucket.
     with ThreadPoolExecutor(2) as pool:
         index = None if snapshot is None else pool.submit(read_checked, layout, snapshot.index)
         first = pool.submit(_first_record, layout, {} if snapshot is None else snapshot.commits)
@@ -256,14 +346,12 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
             table = good_rows(table_of(content), streams)
     del index, content
     moments = {} if snapshot is None else snapshot.moments
-    paths: dict[str, ShardPaths] = {}
+    records = first.result()
     if table is None:
-        records = commits(layout)
+        records = dict(commits(layout))
         for record in records.values():
-            check_spec(layout, record, dataset.spec_sha256)
-        dtype = dataset.spec["output"]["dtype"]
-        paths = {k: paths_of(layout, record, streams, dtype) for k, record in records.items()}
-        table = _rows_of(layout, paths, streams)
+            check_record(layout, record, dataset.spec_sha256, streams)
+        table = _rows_of(layout, records, streams)
         ordered = [record.moments for _, record in sorted(records.items())]
         moments = dataset_moments(ordered, dataset.streams)
     check_rows(layout, table, streams)
@@ -274,17 +362,19 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         formats=tuple(output["formats"]),
         dtype=output["dtype"],
         table=table.combine_chunks(),
-        paths=paths,
+        records=records,
         refs={} if snapshot is None else snapshot.commits,
-        records=first.result(),
         moments=moments,
         additions={} if snapshot is None else snapshot.additions,
     )
 
 
 def _first_record(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, CommitRecord]:
-    """The record of the first shard, where fetching it later is a round trip more: most read it. If
-    it cannot be read now, whoever needs it says why."""
+    """Return the record of the first shard of a remote dataset.
+
+    Most readers need it, and fetching it now saves a round trip. If it cannot be read, the error is
+    raised when the shard is opened.
+    """
     if layout.is_local or not refs:
         return {}
     shard = min(refs)
@@ -294,18 +384,26 @@ def _first_record(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, Co
     return {}
 
 
-def check_spec(layout: Layout, record: CommitRecord, spec_sha256: str) -> None:
-    """Refuse a shard that was made under another spec than the dataset's."""
+def check_record(
+    layout: Layout, record: CommitRecord, spec_sha256: str, streams: Iterable[str]
+) -> None:
+    """Refuse a commit record of another spec, or one that lacks a stream of the dataset."""
     if record.spec_sha256 != spec_sha256:
         raise CommitError(
             f"{layout.url(commit_path(record.shard))}: expected spec {spec_sha256[:12]} as in "
             f"{DATASET_FILE}, got {str(record.spec_sha256)[:12]}; features of two specs cannot be "
             "read as one dataset, write each to its own output"
         )
+    missing = [name for name in streams if name not in record.frames]
+    if missing:
+        raise CommitError(
+            f"{layout.url()}: the commit record of shard {record.shard!r} does not belong to this "
+            f"dataset: it has no frames of {missing}; run `earmill verify`"
+        )
 
 
 def read_quarantine(layout: Layout, catalog: Catalog) -> pa.Table:
-    """The quarantined rows of a dataset, in the order of its shards."""
+    """Return the quarantined rows of a dataset, in the order of its shards."""
     if catalog.refs:
         found = (read_commit(layout, k, ref.generation) for k, ref in catalog.refs.items())
         records = {record.shard: record for record in found if record is not None}
@@ -338,31 +436,31 @@ def _streams(dataset: DatasetFile) -> dict[str, StreamInfo]:
 
 
 def _rows_of(
-    layout: Layout, paths: Mapping[str, ShardPaths], streams: Mapping[str, StreamInfo]
+    layout: Layout, records: Mapping[str, CommitRecord], streams: Mapping[str, StreamInfo]
 ) -> pa.Table:
-    """The good rows of all committed shards, their tables read side by side."""
+    """Return the good rows of all committed shards. Their tables are read concurrently."""
 
     def of_shard(shard: str) -> pa.Table:
         with named_damage(layout.url(), f"the table of rows of shard {shard}"):
-            table = read_table(layout, paths[shard].rows)
+            table = read_table(layout, rows_path(shard, records[shard].attempt))
             names = pa.array([shard] * table.num_rows, pa.string())
             rows = pa.array(np.arange(table.num_rows))
             return shown_columns(
                 table.append_column("shard", names).append_column("row", rows), streams
             )
 
-    if not paths:
+    if not records:
         raise SourceError(
             f"{layout.url()}: no shard is committed yet; wait for the first one or run the job"
         )
-    with reading_pool(layout, len(paths)) as pool:
-        return pa.concat_tables(pool.map(of_shard, sorted(paths)), promote_options="permissive")
+    with reading_pool(layout, len(records)) as pool:
+        return pa.concat_tables(pool.map(of_shard, sorted(records)), promote_options="permissive")
 
 
 def _only_index(layout: Layout, version: int) -> bytes | None:
-    """The index of a dataset without snapshots; None before finalise.
+    """Return the index of a closed dataset of layout version 1; None if the commits must be read.
 
-    Of several indexes of layout version 1 nothing says which one counts: the commits are asked.
+    With several indexes, nothing says which one is current.
     """
     found = layout.list("index") if version == 1 else []
     if len(found) != 1:
@@ -373,3 +471,89 @@ def _only_index(layout: Layout, version: int) -> bytes | None:
             f"{layout.url(found[0])} does not hash to its own name: it is damaged; {CLOSE_AGAIN}"
         )
     return content
+
+
+class RowLocations:
+    """Where the rows of a set lie in their shards, and their lengths, by position in the set.
+
+    Args:
+        catalog: The catalog of the set.
+        streams: Streams that are read.
+        fmt: Format that is read.
+    """
+
+    def __init__(self, catalog: Catalog, streams: Sequence[str], fmt: Format) -> None:
+        self._table = catalog.table
+        self.layouts = {name: fmt.layout_of(catalog.streams[name]) for name in streams}
+        self.starts = {name: catalog.column(f"{name}_start") for name in streams}
+        self.sizes = {name: catalog.column(f"{name}_n_frames") for name in streams}
+        # Frames, or steps of events, of each clip: the unit of slices.
+        self.lengths = {k: catalog.column(v.length_column) for k, v in self.layouts.items()}
+        self.rows, self.seconds = catalog.column("row"), catalog.column("seconds")
+        self.decoded_bytes = np.zeros(len(self.rows), np.int64)
+        for name, layout in self.layouts.items():
+            self.decoded_bytes += self.sizes[name] * layout.row_bytes(catalog.dtype)
+        self._columns: dict[str, Any] = {}
+
+    def cell(self, column: str, position: int) -> Any:
+        """Return one cell of the table of rows."""
+        # Looking up a column by name, in chunks, takes ten times as long as indexing one array.
+        if column not in self._columns:
+            self._columns[column] = self._table.column(column).combine_chunks()
+        return self._columns[column][position].as_py()
+
+    def shard(self, position: int) -> str:
+        """Return the shard of a row."""
+        if "shard" not in self._columns:
+            column = self._table.column("shard").combine_chunks().dictionary_encode()
+            self._columns["shard"] = column.dictionary.to_pylist(), column.indices.to_numpy()
+        names, numbers = self._columns["shard"]
+        return str(names[numbers[position]])
+
+    def frames(
+        self, position: int, span_s: Span | None, names: Iterable[str] | None = None
+    ) -> dict[str, tuple[int, int]]:
+        """Return the frames [first, last) of each stream in a span of a row; None is the whole row.
+
+        Args:
+            names: Streams; None for all that are read.
+        """
+        lengths = {k: int(self.lengths[k][position]) for k in names or self.lengths}
+        if span_s is None:
+            return {name: (0, length) for name, length in lengths.items()}
+        return {k: self.layouts[k].frame_range(length, *span_s) for k, length in lengths.items()}
+
+    def stored(
+        self, position: int, row_id: str, frames: Mapping[str, tuple[int, int]]
+    ) -> dict[str, FrameSpan]:
+        """Return where stored rows [first, last) of each stream of a row lie in the shard."""
+        row = int(self.rows[position])
+        return {
+            name: FrameSpan(row_id, row, int(self.starts[name][position]), first, last)
+            for name, (first, last) in frames.items()
+        }
+
+    def known_ahead(self, wanted: Wanted) -> dict[str, FrameSpan]:
+        """Return where the stored rows of a span of a row lie, as far as the index knows it.
+
+        The places of events and int8 frames inside a row are known only when the row is read, so
+        these streams are left out of spans.
+        """
+        position, span_s = wanted
+        if span_s is None:
+            frames = {name: (0, int(sizes[position])) for name, sizes in self.sizes.items()}
+        else:
+            plain = [name for name, layout in self.layouts.items() if not layout.row_counts]
+            frames = self.frames(position, span_s, plain) if plain else {}
+        return self.stored(position, self.cell("row_id", position), frames)
+
+    def nbytes(self, rows: Sequence[int], spans_s: Spans | None) -> np.ndarray:
+        """Estimate the decoded size in bytes of each row, or of a span of it."""
+        at = np.asarray(rows, np.int64)
+        if spans_s is None:
+            return np.asarray(self.decoded_bytes[at])
+        taken = np.array([np.inf if span is None else span[1] - span[0] for span in spans_s])
+        return np.asarray(self.decoded_bytes[at] * np.minimum(1.0, taken / self.seconds[at]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_columns": {}}

@@ -1,14 +1,12 @@
-"""Sets of features of the same rows as one: a row has the streams of all of them.
+"""Feature sets of the same rows side by side: a row has the streams of all sets.
 
-Rows are joined by their id, in the order of the first set; one that is missing in a set (it was
-quarantined there) is left out. A stream whose name is taken by a set before is called
+Rows are joined by id, in the order of the first set. A row that is missing in a set, because it was
+quarantined there, is left out. A stream whose name an earlier set has already is called
 `<set>.<stream>`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +20,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.history import Which, find_snapshot
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.reader.catalog import load_catalog
-from earmill.pipeline.reader.feature_set import FeatureSet
+from earmill.pipeline.reader.features import CombinedFeatures, Features
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 
@@ -30,15 +28,14 @@ if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.formats.moments import StreamStatistics
     from earmill.pipeline.loader.rows import Row
-    from earmill.pipeline.reader.features import Features
 
 
-class JoinedFeatures(FeatureSet):
+class JoinedFeatures(CombinedFeatures):
     """Feature sets side by side; get one from `open_features`. A sequence of `Row`.
 
     Args:
-        sets: At least one, the dataset's own first.
-        names: Stream of each set to what it is called here, see `stream_names`.
+        sets: At least one; the first is the dataset itself.
+        names: For each set, its streams and their names here, see `stream_names`.
     """
 
     def __init__(self, sets: Sequence[Features], names: Sequence[Mapping[str, str]]) -> None:
@@ -70,13 +67,8 @@ class JoinedFeatures(FeatureSet):
         }
 
     @property
-    def dtype(self) -> np.dtype:
-        """The type of frames; see `Features.dtype`."""
-        return np.result_type(*self.dtypes.values())
-
-    @property
     def table(self) -> pa.Table:
-        """One line a row, as the first set has it, with the frames of all streams."""
+        """One line for each row, from the first set, with the frames of all streams."""
         table = self.sets[0].table.take(self._rows[0])
         for each, rows, names in zip(self.sets, self._rows, self._names, strict=True):
             other = each.table.take(rows)
@@ -92,17 +84,12 @@ class JoinedFeatures(FeatureSet):
 
     @property
     def quarantine(self) -> pa.Table:
-        """The rows that could not be processed, of all sets; see `Features.quarantine`."""
+        """The rows of all sets that could not be processed; see `Features.quarantine`."""
         return pa.concat_tables([each.quarantine for each in self.sets])
 
     @property
-    def nbytes(self) -> int:
-        """Size of all features as stored, uncompressed."""
-        return sum(each.nbytes for each in self.sets)
-
-    @property
     def statistics(self) -> dict[str, StreamStatistics]:
-        """Those of every set, over all of its rows; see `Features.statistics`."""
+        """Statistics of each set over all of its own rows; see `Features.statistics`."""
         return {
             called: each.statistics[name]
             for each, names in zip(self.sets, self._names, strict=True)
@@ -110,14 +97,8 @@ class JoinedFeatures(FeatureSet):
             if name in each.statistics
         }
 
-    @property
-    def fingerprint(self) -> str:
-        """Changes when a set does; a resumed position depends on it."""
-        names = ",".join(each.fingerprint for each in self.sets)
-        return hashlib.sha256(names.encode()).hexdigest()[:16]
-
     def block_rows(self) -> np.ndarray:
-        """Rows per row group of the first set, in order: what is cheap to read together."""
+        """Return the rows per row group of the first set, in order."""
         ends = np.cumsum(self.sets[0].block_rows())
         counts = np.diff(np.searchsorted(self._rows[0], ends), prepend=0)
         return counts[counts > 0]
@@ -129,44 +110,32 @@ class JoinedFeatures(FeatureSet):
         return f"JoinedFeatures({list(self.sets)!r})"
 
     def __getitem__(self, index: SupportsIndex) -> Row:
-        """Row by number; negative numbers count from the end."""
+        """Return a row by number; negative numbers count from the end."""
         number = self._position(index)
         return self._row(number, [each[int(rows[number])] for each, rows in self._pairs()])
-
-    def __iter__(self) -> Iterator[Row]:
-        return (self[number] for number in range(len(self)))
 
     def prefetch(
         self, rows: Sequence[int], spans_s: Sequence[tuple[float, float] | None] | None = None
     ) -> None:
-        """Say which rows, or stretches of them, are read next; see `Features.prefetch`."""
+        """Name the rows, or spans of rows, that are read next; see `Features.prefetch`."""
         for each, places in self._pairs():
             each.prefetch([int(places[row]) for row in rows], spans_s)
 
-    def by_id(self, row_id: str) -> Row:
-        """Row by its id; KeyError where not all sets have it."""
-        return self[self.index_of(row_id)]
-
     def index_of(self, row_id: str) -> int:
-        """Position of a row id; KeyError where not all sets have it."""
+        """Return the position of a row id; KeyError if a set lacks it."""
         if row_id not in self._index:
             raise KeyError(f"expected a row that is good in {len(self.sets)} sets, got {row_id!r}")
         return self._index[row_id]
 
     def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
-        """The frames of a row in a stretch of time; see `Features.slice`."""
+        """Return the frames of a span of a row; see `Features.slice`."""
         number = self._position(index)
         found = [each.slice(int(rows[number]), start_s, stop_s) for each, rows in self._pairs()]
         return self._row(number, found)
 
     def provenance(self, index: SupportsIndex) -> dict[str, Any]:
-        """Where a row of the first set came from; see `Features.provenance`."""
+        """Return the origin of a row of the first set; see `Features.provenance`."""
         return self.sets[0].provenance(int(self._rows[0][self._position(index)]))
-
-    def close(self) -> None:
-        """Close what this process has open; reading again opens it anew."""
-        for each in self.sets:
-            each.close()
 
     def _pairs(self) -> Iterator[tuple[Features, np.ndarray]]:
         return zip(self.sets, self._rows, strict=True)
@@ -180,14 +149,6 @@ class JoinedFeatures(FeatureSet):
             first_frame={k: row.first_frame[name] for row, of in pairs for name, k in of.items()},
         )
 
-    def _position(self, index: SupportsIndex) -> int:
-        if isinstance(index, str):
-            raise TypeError(f"rows are numbered from 0, got {index!r}; use ds.by_id for row ids")
-        number = operator.index(index)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"row {number} of {len(self)} rows")
-        return number % len(self)
-
 
 def open_joined(
     uri: str | os.PathLike[str],
@@ -196,14 +157,15 @@ def open_joined(
     storage_options: Mapping[str, Any],
     open_set: Callable[[str, Which | None, list[str]], Features],
 ) -> JoinedFeatures:
-    """A set with its additions, as one snapshot of it names them.
+    """Open a set with its additions, as a snapshot of the set names them.
 
     Args:
-        streams: By the names they have here; None reads all.
-        open_set: Opens a set: place, snapshot, streams.
+        streams: Names of streams here; None reads all.
+        open_set: Opens a set by place, snapshot and streams.
     Raises:
-        OutputError: An addition has no such snapshot any more. CommitError: It is another one.
-        ValueError: A stream that there is not.
+        OutputError: An addition lacks the snapshot that is named.
+        CommitError: The snapshot of an addition has other bytes than the one that was added.
+        ValueError: A stream is unknown.
     """
     layout = Layout.open(os.fspath(uri), storage_options)
     catalog = load_catalog(layout, which)
@@ -230,7 +192,7 @@ def open_joined(
 
 
 def stream_names(sets: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Streams of each set, by the set's name, to what they are called side by side."""
+    """Return the name here of each stream of each set, given the streams by set."""
     taken = set[str]()
     found = []
     for name, streams in sets.items():

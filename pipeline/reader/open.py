@@ -1,7 +1,7 @@
-"""Open the feature set of a job, or several of them as one.
+"""Open the feature set of a job, or several sets as one.
 
-`open_features(uri)` trusts only what commits name, so it works on a finished set and on one that is
-still being written (it then shows the shards committed by now).
+`open_features(uri)` reads only what commits name. So it opens a closed dataset, and one that is
+still being written, of which it shows the shards that are committed.
 """
 
 from __future__ import annotations
@@ -85,32 +85,32 @@ def open_features(
     """Open the feature set at a local path or fsspec URI, or several as one.
 
     Args:
-        uri: One place, or a list of places whose sets have the same streams; their rows follow each
-            other.
-        additions: Read the streams that `earmill add-features` put beside the rows as well; of one
-            place. A stream whose name the set has already is called `<addition>.<stream>`.
-        snapshot: One of before: its number in `earmill log`, "previous", a date (datetime.date,
-            datetime or ISO 8601 text: what counted then), or its name. None takes the one that
-            counts. Of a list of places, each by itself.
-        format: One that the set is stored in; the values are the same. None takes Zarr where it is
-            there: it reads parts of rows.
-        streams: Which streams to read; None reads all. Others are never fetched.
+        uri: One place, or a list of places. The sets of a list have the same streams, and their
+            rows follow one another.
+        additions: True reads the streams that `earmill add-features` put beside the rows too, for
+            one place. A stream whose name is in use is called `<addition>.<stream>`.
+        snapshot: An earlier snapshot: its number in `earmill log`, "previous", a date
+            (datetime.date, datetime or ISO 8601 text), or its name. A date takes the snapshot that
+            was current then. None takes the current snapshot. It applies to each place of a list.
+        format: A stored format; values do not depend on it. None takes a format that reads parts of
+            rows, as Zarr, if there is one.
+        streams: Streams to read; None reads all. Other streams are never fetched.
         dtype: Type of the frames of every stream: float32 (None), float64 or float16. "stored"
-            takes for each stream the one that it is stored in (the widest of several sets), float32
-            where that has scales, as int8. Events are whole numbers; collates make float32 of them.
-        storage_options: For the filesystem: credentials, endpoint.
-        cache_bytes: Decoded blocks kept in each process, at most.
-        local_cache: Folder on a local disk, where parts of 4 MB of the features of a remote set are
-            kept as they are stored: of what was read once, nothing is fetched again. Processes and
-            sets may share it. None for none; sets on this machine need none and use none.
-        local_cache_bytes: Bytes of all files in that folder, at most; what was used longest ago
-            goes first.
+            takes the stored type of each stream (the widest of several sets), or float32 if the
+            stored type has scales, as int8. Events are whole numbers; collates make them float32.
+        storage_options: Options of the filesystem: credentials, endpoint.
+        cache_bytes: Maximum bytes of decoded blocks cached in each process.
+        local_cache: Folder on a local disk for stored parts (4 MB) of the features of remote sets,
+            which are then fetched once. Processes and sets may share it. None caches nothing on
+            disk. Sets on this machine do not use it.
+        local_cache_bytes: Maximum bytes of all files in that folder; the least recently used part
+            is removed first.
     Raises:
-        SourceError: No feature set there, or nothing committed yet.
-        OutputError: It has no such snapshot, or others may write into the local cache.
-        CommitError: A mix of specs, or an index without its commits.
-        ValueError: A format, stream or dtype that this set does not have.
-        TypeError: No path, and no list of paths.
+        SourceError: There is no feature set, or no shard is committed yet.
+        OutputError: The set has no such snapshot, or other users can write into the local cache.
+        CommitError: Shards have different specs, or the index does not match its commits.
+        ValueError: The set has no such format, stream or dtype.
+        TypeError: The uri is neither a path nor a list of paths.
     Example:
         ds = open_features("s3://bucket/features")
         row = ds[0]
@@ -145,7 +145,7 @@ def open_features(
     sets = [open_set(place, snapshot, streams) for place in uri]
     if any(each.dtypes != sets[0].dtypes for each in sets):
         of_sets = [each.dtypes for each in sets]
-        # Streams that a set lacks are refused below.
+        # `ConcatenatedFeatures` refuses sets that lack a stream.
         widest = {k: np.result_type(*(of[k] for of in of_sets if k in of)) for k in of_sets[0]}
         sets = [open_set(place, snapshot, streams, widest) for place in uri]
     return ConcatenatedFeatures(sets)
@@ -181,7 +181,7 @@ def _open(
 
 
 def _cache_place(folder: Uri | None, nbytes: int) -> CachePlace | None:
-    """Where remote parts are kept; absolute, as a worker may start in another folder."""
+    """Return folder and bytes of the local cache; absolute, as a worker may start elsewhere."""
     _check_bytes("local_cache_bytes", nbytes)
     if folder is None:
         return None

@@ -1,16 +1,15 @@
-"""Blocks that will be needed soon, fetched and decoded by threads of this process.
+"""Blocks that are needed soon, fetched and decoded ahead by threads of this process.
 
-Whoever knows the next rows says so; each call moves the window on. Rows become the blocks that hold
-them, blocks that lie close together one request. What is under way is bounded in bytes, and whoever
-needs a block that is under way waits for it and does not fetch it again. Nothing is told of what
-goes wrong here: the row itself is read in any case, and its error names it.
+The consumer names the next rows; each call moves the window on. Rows become the blocks that hold
+them, and blocks that lie close together become one request. Bytes in flight are bounded. A reader
+that needs a block in flight waits for it and does not fetch it again. Errors are dropped here: the
+row is read in any case, and its own error names it.
 
-A disk gives a block as fast as many, and the first is wanted soon: rows are taken a few at a time.
-A remote store makes every request wait and every request costs the client as much as a MB: rows are
-taken by the quarter of a window, and shards as a whole where they fit in it, so that requests are
-large and few; the shards they lie in are opened side by side, and the next ones before any of their
-rows is in the window, as it takes two to three round trips, one after the other, to know where rows
-lie.
+On a local disk, a block takes as long alone as with others, so rows are taken a few at a time. A
+request to a remote store costs a round trip, and the client as much time as 1 MB. So rows are taken
+by the quarter of a window, and shards as a whole if they fit, which makes few and large requests.
+Shards are opened concurrently. The next shards are opened before their rows are in the window,
+because it takes two to three round trips to learn where rows lie.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ import numpy as np
 
 from earmill.pipeline.formats.blocks import Block, BlockCache, BlockKey, ReadsAhead
 
-# A stretch of a row, s.
+# Begin and end of a span of a row, s.
 Span = tuple[float, float]
-# A row, and the stretch of it that is read; None for all of it.
+# A row, and the span of it that is read; None for the whole row.
 Wanted = tuple[int, Span | None]
 Spans = Sequence[Span | None]
-# A reader, the stream, and the blocks of it that hold a row.
+# A reader, a stream, and the blocks of the stream that hold a row.
 Needed = tuple[ReadsAhead, str, Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Pace:
+class ReadAheadPolicy:
     """How far and how hard to read ahead.
 
     Args:
-        threads: How many requests or decodings at once.
-        planners: Threads that turn rows into requests; 0 leaves that to those that carry them out.
-        max_bytes: Decoded bytes of rows ahead; a set's cache bounds it further.
-        rows_at_once: Rows whose blocks are asked for together; None for all of a shard.
+        threads: Threads that fetch and decode.
+        planners: Threads that turn rows into requests; 0 uses the threads that fetch.
+        max_bytes: Maximum decoded bytes of the window; the cache of a set bounds it further.
+        rows_at_once: Rows whose blocks are requested together; None for all rows of a shard.
         requests_at_once: Requests that a thread takes together.
-        share: Rows are taken when less than this share of the window is under way.
-        shards_ahead: Shards behind the window that are opened.
+        share: New rows are requested if less than this share of the window is in flight.
+        shards_ahead: Shards after the window that are opened.
     """
 
     threads: int
@@ -60,8 +59,9 @@ class Pace:
     shards_ahead: int
 
 
-# Decoding lets other threads run: two keep up with one that hands rows out. Requests wait.
-LOCAL = Pace(
+# Decoding releases the GIL, so two threads keep up with the thread that returns rows. Requests wait
+# for the store, so they need more threads.
+LOCAL = ReadAheadPolicy(
     threads=2,
     planners=0,
     max_bytes=64 * 2**20,
@@ -70,7 +70,7 @@ LOCAL = Pace(
     share=1.0,
     shards_ahead=0,
 )
-REMOTE = Pace(
+REMOTE = ReadAheadPolicy(
     threads=16,
     planners=8,
     max_bytes=192 * 2**20,
@@ -79,25 +79,25 @@ REMOTE = Pace(
     share=0.75,
     shards_ahead=4,
 )
-# Of the cache, what rows ahead may take.
+# Shares of the cache that the window may take.
 SHARE, IN_ORDER_SHARE = 0.5, 0.75
-# Small requests at once, and rows that are looked at for the shards that come next.
+# Threads for small requests, and rows that are searched for the next shards.
 FIRST_REQUESTS, ROWS_LOOKED_AT = 8, 64
-# Who reads in order says again what comes next when so much of the window was read, and after so
-# many rows at most: looking at all rows ahead takes as long as reading one.
+# A reader in order names rows again after this share of the window, and after at most so many rows:
+# going through all rows ahead takes as long as reading one row.
 STEP_SHARE, MAX_STEP = 0.125, 64
 
 
 class ReadAhead:
-    """Reads ahead of one consumer.
+    """Prefetch of blocks for one consumer.
 
     Args:
-        needed: The blocks of a row.
+        needed: Yields the blocks of a row.
         prepare: Opens the shard of a row that is read soon; makes small requests in the pool.
-        shard_of: The shard of a row.
-        nbytes: Decoded bytes of what is wanted of rows.
-        cache: Where blocks go.
-        pace: How far and how hard.
+        shard_of: Returns the shard of a row.
+        nbytes: Returns the decoded bytes of rows or spans.
+        cache: The cache for blocks.
+        pace: The policy.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ReadAhead:
         shard_of: Callable[[int], Any],
         nbytes: Callable[[Sequence[int], Spans | None], np.ndarray],
         cache: BlockCache,
-        pace: Pace,
+        pace: ReadAheadPolicy,
     ) -> None:
         self._needed, self._prepare = needed, prepare
         self._shard_of, self._nbytes = shard_of, nbytes
@@ -116,27 +116,28 @@ class ReadAhead:
         self._planners = self._pool
         if pace.planners:
             self._planners = ThreadPoolExecutor(pace.planners, "read-ahead-plan")
-        # Small requests do not stand behind large ones; threads begin with the first.
+        # Small requests have a pool of their own and do not queue after large requests.
         self._first = ThreadPoolExecutor(FIRST_REQUESTS, "read-ahead-first")
         self._lock = Lock()
         self._asked: set[Wanted] = set()
-        # Of rows that are being planned.
+        # Rows for which requests are being made.
         self._plans: dict[int, Future[None]] = {}
-        # Shards that were opened before their rows are wanted.
+        # Shards that were opened before their rows were in the window.
         self._prepared: set[Any] = set()
         self._planning = 0
 
     def want(
         self, rows: Sequence[int], spans: Spans | None = None, *, in_order: bool = False
     ) -> int:
-        """These come next, the first of them now; what an earlier call said is forgotten.
+        """Name the rows that come next, in order; this replaces the rows of earlier calls.
 
         Args:
-            spans: The stretch of each, None for all of all of them.
-            in_order: No block is needed again once the rows in it were read: more of the cache may
-                hold what comes.
+            rows: Numbers of rows.
+            spans: The span of each row; None for whole rows.
+            in_order: True if no block is needed again after its rows were read. The window may then
+                take a larger share of the cache.
         Returns:
-            After how many of them the next call is due, where they are read one after the other.
+            The number of rows after which the next call is due, if they are read one by one.
         """
         share = IN_ORDER_SHARE if in_order else SHARE
         most = min(self._pace.max_bytes, int(share * self._cache.max_bytes))
@@ -162,23 +163,28 @@ class ReadAhead:
         return min(max(1, step), MAX_STEP)
 
     def settle(self, position: int) -> None:
-        """Wait until the requests for a row are made, if somebody is about to make them: a second
-        one for the same bytes would come no earlier."""
+        """Wait until the requests for a row are made, if they are being made.
+
+        Otherwise the reader would request the same bytes a second time.
+        """
         plan = self._plans.get(position)
         if plan is not None:
             with suppress(Exception, CancelledError):
                 plan.result()
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Cancel all requests that have not begun."""
         with self._lock:
             self._asked.clear()
         for pool in (self._planners, self._first, self._pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _whole_shards(self, rows: Sequence[int], ends: np.ndarray, count: int, most: int) -> int:
-        """Of `count` rows that fit in the window those before a shard that does not fit behind
-        others, but would by itself: it is taken as a whole later."""
+        """Return the rows of the window without a last shard that does not fit as a whole.
+
+        Such a shard is left for a later window, if it fits into a window by itself and none of its
+        rows is requested yet.
+        """
         if count == len(rows):
             return count
         shard, begin, end = self._shard_of(rows[count]), count, count
@@ -193,10 +199,9 @@ class ReadAhead:
         return count if begun else begin
 
     def _prepare_next(self, rows: Sequence[int]) -> None:
-        """Open the shards of rows that are not wanted yet: round trips that they need not wait
-        for."""
+        """Open the shards of rows after the window, so that their rows need not wait for it."""
         soon: dict[Any, int] = {}
-        # Few of them are looked at: this is done for every few rows that are read.
+        # Only some rows are looked at, because this runs after every few rows that are read.
         for row in rows[:: 1 + len(rows) // ROWS_LOOKED_AT]:
             if len(soon) < self._pace.shards_ahead:
                 soon.setdefault(self._shard_of(row), row)
@@ -207,7 +212,7 @@ class ReadAhead:
                 self._planners.submit(self._prepare, row, self._first)
 
     def _parts(self, rows: Sequence[Wanted]) -> list[list[Wanted]]:
-        """Rows of a shard each, where shards are worth opening side by side."""
+        """Split rows by shard, if the policy opens shards concurrently."""
         if self._pace.rows_at_once is not None:
             return [[*rows]] if rows else []
         parts: dict[Any, list[Wanted]] = {}
@@ -237,7 +242,7 @@ class ReadAhead:
             self._planning += step
 
     def _plan(self, rows: Sequence[Wanted]) -> None:
-        """Turn rows into requests, a few at a time: the rest stands behind the first requests."""
+        """Make requests for the first rows, and queue the other rows after these requests."""
         with self._lock:
             left = [row for row in rows if row in self._asked]
         now = left[: self._pace.rows_at_once]
@@ -257,7 +262,7 @@ class ReadAhead:
             self._load(reader, [(stream, number) for _, stream, number in claimed])
 
     def _load(self, reader: ReadsAhead, blocks: Sequence[Block]) -> None:
-        """Fetch claimed blocks; each is given back whatever happens."""
+        """Fetch claimed blocks; every claim is released in any case."""
         left: set[BlockKey] = {(reader.rel, *block) for block in blocks}
         try:
             requests = reader.requests(blocks, self._first)

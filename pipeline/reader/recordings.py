@@ -1,8 +1,8 @@
 """Recordings that a job has cut into spans, read as one row each.
 
-Rows `<id>#span<k>of<n>` of a job with `audio.spans` are the spans of one recording; their frames,
-one after the other, are its frames. Any other row is a recording of its own, whatever it is called,
-and rows of two sets are two recordings.
+Rows `<id>#span<k>of<n>` of a job with `audio.spans` are the spans of one recording. The frames of
+the recording are the frames of its spans, one after the other. Any other row is a recording by
+itself, and rows of two sets are two recordings.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
     from earmill.pipeline.loader.rows import FeatureRows
 
-# Number of a set and what a recording of it is called.
+# Number of a set, and the id of a recording in it.
 Name = tuple[int, str]
-# Behind the ids of rows that are one of several channels.
+# End of the id of a row that is one of several channels.
 CHANNEL = re.compile(r"#ch[0-9]+\Z")
 
 
 class Recordings:
     """The recordings of a feature set, in the order of their first rows. A sequence of `Row`.
 
-    `Row.index` counts recordings; the columns of the source are those of the first span.
+    `Row.index` counts recordings. The columns of the source are taken from the first span.
 
     Args:
-        features: What `open_features` gives, of one set, of several, or with additions.
+        features: A set from `open_features`: one place, several places, or with additions.
 
     Example:
         >>> import earmill
@@ -62,9 +62,12 @@ class Recordings:
 
     @cached_property
     def incomplete(self) -> dict[str, list[int]]:
-        """Recordings of which spans are missing, because they are in quarantine or not computed
-        yet, to the numbers of those; they are left out. Of recordings without any row only those in
-        quarantine are known, which is read when this is asked for."""
+        """Recordings that lack spans, and the numbers of the missing spans.
+
+        A missing span is in quarantine or not computed yet. These recordings are left out of the
+        sequence. A recording without any row is known only if it is in quarantine, which is read at
+        the first access.
+        """
         known = {(number, self._ids[k]) for k, number in enumerate(self._sets)} | {*self._missing}
         found: dict[str, list[int]] = {}
         for (_, row_id), spans in (self._missing | _without_rows(self._features, known)).items():
@@ -73,7 +76,7 @@ class Recordings:
 
     @property
     def row_ids(self) -> list[str]:
-        """What the recordings are called, in order."""
+        """The ids of the recordings, in order."""
         return list(self._ids)
 
     def __len__(self) -> int:
@@ -83,7 +86,7 @@ class Recordings:
         return f"Recordings({self._features!r}, recordings={len(self)})"
 
     def __getitem__(self, index: SupportsIndex) -> Row:
-        """Recording by number, whole; negative numbers count from the end."""
+        """Return a recording by number; negative numbers count from the end."""
         number = self._position(index)
         return self._joined(number, [self._features[row] for row in self._rows[number]])
 
@@ -91,20 +94,20 @@ class Recordings:
         return (self[number] for number in range(len(self)))
 
     def seconds(self, index: SupportsIndex) -> float:
-        """Duration of a recording, without reading it."""
+        """Return the duration of a recording in seconds, without reading it."""
         return self._ends_s(self._position(index))[-1]
 
     def by_id(self, row_id: str) -> Row:
-        """Recording by its id.
+        """Return a recording by its id.
 
         Raises:
-            KeyError: There is none, or not all of it, or one in each of several sets.
-            TypeError: Not text.
+            KeyError: No recording has the id, its spans are not complete, or several sets have it.
+            TypeError: The id is not text.
         """
         return self[self.index_of(row_id)]
 
     def index_of(self, row_id: str) -> int:
-        """Position of a recording; raises as `by_id`."""
+        """Return the position of a recording; raises as `by_id`."""
         if not isinstance(row_id, str):
             raise TypeError(f"ids are text, got {row_id!r}; recordings by number are in brackets")
         places = self._places.get(row_id, [])
@@ -121,8 +124,7 @@ class Recordings:
         raise KeyError(f"no recording {row_id!r} among {len(self)}; ids are in `row_ids`")
 
     def slice(self, index: SupportsIndex, start_s: float, stop_s: float | None = None) -> Row:
-        """The frames of a recording that overlap [start_s, stop_s), fetching only what holds them;
-        as `Features.slice`."""
+        """Return the frames of a recording that overlap [start_s, stop_s); see `Features.slice`."""
         number = self._position(index)
         seconds = self.seconds(number)
         end_s = seconds if stop_s is None else min(stop_s, seconds)
@@ -151,11 +153,11 @@ class Recordings:
         return replace(whole, features=features, first_frame=first)
 
     def _ends_s(self, number: int) -> list[float]:
-        """Where the spans of a recording end in it."""
+        """Return the end of each span of a recording, s."""
         return list(accumulate(float(self._seconds[row]) for row in self._rows[number]))
 
     def _frames_before(self, begin_s: float) -> dict[str, int]:
-        """Frames of each stream before a span: spans begin at whole seconds and whole frames."""
+        """Return the frames of each stream before a span, which begins at a whole frame."""
         return {name: round(begin_s * info.frame_rate_hz) for name, info in self.streams.items()}
 
     def _joined(self, number: int, rows: Sequence[Row]) -> Row:
@@ -177,11 +179,11 @@ class Recordings:
 
 
 def _grouped(features: FeatureRows) -> tuple[dict[Name, list[int]], dict[Name, list[int]]]:
-    """Rows of each recording in order, and of those that are not whole the numbers that miss."""
+    """Return the rows of each complete recording, and the missing spans of all others."""
     has_spans = [_has_spans(each) for each in _sets_of(features)]
     table = features.table
     ids, planned = (table.column(name).to_pylist() for name in ("row_id", "plan_row_id"))
-    # Sets end to end have numbers; of sets side by side the first one names the rows.
+    # Sets end to end have numbers. Of sets side by side, the first names the rows.
     numbers = table.column("set").to_pylist() if "set" in table.column_names else [0] * len(ids)
     spans: dict[Name, dict[int, int]] = {}
     counts: dict[Name, int] = {}
@@ -204,7 +206,7 @@ def _grouped(features: FeatureRows) -> tuple[dict[Name, list[int]], dict[Name, l
 
 
 def _without_rows(features: FeatureRows, known: Collection[Name]) -> dict[Name, list[int]]:
-    """Recordings that are known from quarantine alone, to all of their spans."""
+    """Return the recordings that only quarantine knows, and the numbers of their spans."""
     sets_have_numbers = "set" in features.table.column_names
     recordings = {*known, *((number, CHANNEL.sub("", name)) for number, name in known)}
     found: dict[Name, list[int]] = {}
@@ -218,7 +220,7 @@ def _without_rows(features: FeatureRows, known: Collection[Name]) -> dict[Name, 
                 continue
             number = place if sets_have_numbers else 0
             name = span[1] + (channel[0] if channel else "")
-            # A row that failed before it had channels is missing in each, which are known.
+            # A row that failed before its channels were split is missing in each known channel.
             if (number, name) not in (known if channel else recordings):
                 found[number, name] = list(range(1, int(span[3]) + 1))
     return found
@@ -233,7 +235,7 @@ def _has_spans(features: Any) -> bool:
 
 
 def _end_to_end(parts: Sequence[Any]) -> Any:
-    """Frames or events of stretches that follow each other; steps count from the first one's."""
+    """Concatenate frames or events of consecutive spans; steps count from the first span."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
     at, placed = parts[0].first_frame, []
@@ -244,7 +246,7 @@ def _end_to_end(parts: Sequence[Any]) -> Any:
 
 
 def _moved(values: Any, steps: int) -> Any:
-    """Events so many steps later; frames have no place of their own."""
+    """Return events shifted by `steps`; frames hold no positions and stay."""
     if isinstance(values, np.ndarray):
         return values
     return replace(values, frame=values.frame + steps, first_frame=values.first_frame + steps)

@@ -13,14 +13,14 @@ __all__ = ["Item", "Source", "open_source"]
 
 
 def open_source(spec: SourceSection, array_rate_hz: int | None = None) -> Source:
-    """Return the source a job names.
+    """Return the source that a job names.
 
-    Cheap enough for every worker: rows are listed by `items()`, which is also where an empty source
-    shows.
+    Opening lists no rows, so every worker opens the source. An empty source is an error of
+    `items()`.
 
     Args:
         spec: The `source` section.
-        array_rate_hz: Rate of rows that are arrays without one: `audio.array_rate_hz`.
+        array_rate_hz: Rate of arrays without a rate: `audio.array_rate_hz`.
     Raises:
         SourceError: The source is missing or cannot be read.
     """

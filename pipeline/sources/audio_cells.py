@@ -3,9 +3,9 @@
     cell   = binary | string | array | struct<bytes?, path?, array?, sampling_rate?>
     array  = list of samples | list of channels, each a list of samples
 
-Arrays become WAV files of the same samples in memory, so that the decoder of files reads them. Full
-scale is the one of WAV files: 32768 of int16, 2^31 of int32, 128 of int8 and 1.0 of floats. Types
-without a known full scale (int64, unsigned) are refused before work starts.
+Arrays become WAV files of the same samples in memory, which the decoder of files reads. Full scale
+is as in WAV files: 32768 for int16, 2^31 for int32, 128 for int8 and 1.0 for floats. Types without
+a known full scale (int64, unsigned) are refused before work starts.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class AudioCell:
-    """The content of one cell; all fields are None where the cell is null.
+    """The content of one cell; all fields are None if the cell is null.
 
     Args:
         data: The bytes of a file.
         path: A path or uri.
         samples: A list scalar.
-        rate_hz: Of the samples, as the cell or the job says.
+        rate_hz: Rate of the samples, from the cell or the job.
     """
 
     data: pa.Buffer | None = None
@@ -59,7 +59,7 @@ class AudioCell:
         return WAV_HEADER.size + len(values) * _stored(values.type).itemsize
 
     def seconds(self) -> float | None:
-        """Duration of an array; None of all else, and where it has no rate."""
+        """Return the duration of an array; None for other cells, and without a rate."""
         if self.samples is None or not _is_rate(self.rate_hz):
             return None
         channels = len(self.samples.values) if _is_list(self.samples.values.type) else 1
@@ -70,10 +70,10 @@ NOTHING = AudioCell()
 
 
 def audio_cell(cell: pa.Scalar, array_rate_hz: int | None = None) -> AudioCell:
-    """Return what a cell holds.
+    """Return the content of a cell.
 
     Args:
-        cell: Of a type that `check_audio_type` takes.
+        cell: A cell of a type that `check_audio_type` accepts.
         array_rate_hz: Rate of arrays that have none.
     """
     if not cell.is_valid:
@@ -100,9 +100,9 @@ def check_audio_type(column: str, kind: pa.DataType, array_rate_hz: int | None) 
     """Raise SourceError for a column that `audio_cell` cannot read.
 
     Args:
-        column: Its name.
-        kind: Its type.
-        array_rate_hz: Of the job.
+        column: Name of the column.
+        kind: Type of the column.
+        array_rate_hz: The setting of the job.
     """
     advice = _advice(_plain(kind), array_rate_hz)
     if advice is not None:
@@ -114,7 +114,7 @@ def wav_of(samples: pa.Scalar, rate_hz: Any, uri: str) -> bytes:
 
     Args:
         samples: A list of samples, or of channels.
-        rate_hz: Their rate.
+        rate_hz: Rate of the samples.
         uri: The row, for messages.
     Raises:
         NotAudioError: Null samples, or lists that are no channels of equal length.

@@ -1,14 +1,17 @@
-"""What every source is: a list of items, and a way to open their bytes. Nothing else.
+"""The interface of sources, the uris of their items, and the retry policy of all of them.
 
-A source never decodes and never decides; it names rows, says what is known about them before
-reading, and hands out seekable byte streams. A row whose bytes cannot be had is handed out as a
-`RowError` in its place, so that one missing object costs one row. Whoever takes a stream closes it.
+A source lists items and opens their bytes. It names rows, gives what is known about them before
+reading, and returns seekable byte streams; it does not decode. If the bytes of a row cannot be
+read, the source returns a `RowError` in its place, so that a missing object costs one row. The
+caller closes the streams.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,12 +23,14 @@ from fsspec.implementations.local import LocalFileSystem
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.counts import SOURCE
 from earmill.pipeline.common.errors import (
+    AbsentError,
     EarmillError,
     ErrorKind,
     RowError,
     SourceError,
     SourceOutage,
     UnreadableError,
+    chain,
     classify,
     http_status,
 )
@@ -44,22 +49,31 @@ from earmill.pipeline.storage.filesystems import (
 __all__ = ["is_local", "local_path"]
 
 FILE = "file://"
-# How Python writes the bytes of a file name that are not UTF-8.
+# Python's characters for bytes of a file name that are not UTF-8.
 UNDECODED = re.compile("[\udc80-\udcff]")
 
 Scalar = str | int | float | bool | None
 
-# While listing: a store that answers "not now" is asked for so long, a silent one so often. The
-# latter is more likely a wrong address.
-OPEN_RETRIES = RetryPolicy(budget_s=75.0, what=SOURCE)
+# Retry policy of listings. Stores retry by themselves as well. A store that never answers is asked
+# fewer times, as its address is probably wrong.
+LISTING_RETRIES = RetryPolicy(budget_s=75.0, what=SOURCE)
 SILENT_TRIES = 4
+# Retry policy of reading objects. After it, the driver tries the whole shard again later.
+FETCH_RETRIES = RetryPolicy(budget_s=45.0, what=SOURCE)
+# An object stalls if no byte arrives for so long, plus the time at the lowest rate.
+STALL_S = 120.0
+SLOWEST_BYTES_PER_S = 100_000
+
+_waits: dict[int, float] = {}
 
 
 class EqualRow(NamedTuple):
     """A row of the same plan that has the same bytes.
 
     Args:
-        shard, row_id: The row. sha256: Of the bytes of both, when they were planned.
+        shard: Shard of that row.
+        row_id: Id of that row.
+        sha256: Checksum of the bytes of both rows, when they were planned.
     """
 
     shard: str
@@ -69,26 +83,25 @@ class EqualRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One row of a corpus, before anything of it was read.
+    """A row of a corpus, before it is read.
 
     Args:
         row_id: Unique and stable name of the row.
-        uri: Where its bytes are, without secrets: it is stored, printed and published. A source
-            whose uris hold secrets looks them up again when it fetches.
-        start_s: Start of the span in seconds; the beginning when None.
-        end_s: End of the span in seconds; the end when None.
-        etag: The store's own content tag, if it has one.
+        uri: Place of its bytes, without secrets, because it is stored and published. A source whose
+            uris hold secrets looks them up again when it fetches.
+        start_s: Start of the span in seconds; None for the beginning.
+        end_s: End of the span in seconds; None for the end.
+        etag: Content tag of the store, if it has one.
         size: Bytes, if known.
-        mtime: Modification time as seconds since the epoch, if known.
+        mtime: Modification time in seconds since the epoch, if known.
         seconds: Expected duration; for planning only.
-        estimated: Whether that was estimated from bytes, as against read in a header or a table.
-            Extraction finds the true one.
+        estimated: True if `seconds` was estimated from bytes, not read from a header or a table.
         extra: Columns carried through to the output.
-        position: Row number inside the source.
-        block: Rows of one number lie in one piece that is fetched whole, and should be one shard's.
-            Known while planning only.
-        part_of: Where this is a part of a long row (`planning.spans`): start and end of that row.
-        equal_to: The row that it copies, in a job that computes equal files once.
+        position: Row number in the source.
+        block: Number of the piece that holds the row and is fetched whole; its rows should share a
+            shard. Known while planning only.
+        part_of: For a part of a long row (`planning.spans`), start and end of the long row.
+        equal_to: The row that this row copies, in a job that computes equal files once.
     """
 
     row_id: str
@@ -111,31 +124,31 @@ Fetched = tuple[Item, BinaryIO | RowError]
 
 
 class Source(Protocol):
-    """A corpus."""
+    """The interface of a corpus."""
 
     def items(self) -> Iterator[Item]:
-        """Every row, in a stable order; SourceError when there is none."""
+        """Yield every row in a stable order; SourceError if there is none."""
 
     def columns(self) -> Columns:
-        """What is known of the columns in `Item.extra`.
+        """Return what is known about the columns in `Item.extra`.
 
-        The types by the time `items` gives its first row, all else after it ended.
+        Types are known when `items` yields its first row, everything else when it has ended.
         """
 
     def skipped(self) -> Mapping[str, int]:
-        """What `items` came across and left out, by kind; complete after it ended."""
+        """Return the counts of what `items` left out, by kind; complete when it has ended."""
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
-        """The items in their order, each with a seekable stream or its RowError."""
+        """Yield the items in order, each with a seekable stream or its RowError."""
 
     def describe(self) -> dict[str, Any]:
-        """Where the rows come from, for provenance; holds no credentials."""
+        """Return the origin of the rows for provenance, without credentials."""
 
 
 def filesystem(uri: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """Return the filesystem of a uri and the path inside it; names are taken literally.
+    """Return the filesystem of a uri and the path in it; names are taken literally.
 
-    Local places take no options: a table's options belong to its store.
+    Local places get no options, because the options of a table belong to its store.
     """
     path, odd = local_path(uri), _odd_path(uri)
     if path is not None:
@@ -154,9 +167,9 @@ def object_of(
     """Return `filesystem` of a uri that names one object.
 
     Args:
-        uri: The object, maybe with a version of its store.
-        storage_options: For the store.
-        versions: False for a name that was listed, whose `?versionId=` is a part of it.
+        uri: The object, possibly with a version.
+        storage_options: Options of the store.
+        versions: False for a listed name, in which `?versionId=` is a part of the name.
     Raises:
         UnreadableError: The store's client would ask for another object.
     """
@@ -174,9 +187,9 @@ def object_of(
 
 
 def public_uri(fs: Any, path: str) -> str:
-    """The uri other processes can open: absolute, and a plain path for local files.
+    """Return a uri that other processes can open: absolute, and a plain path for local files.
 
-    A local name that is not UTF-8 becomes a `file:` uri with its bytes escaped.
+    A local name that is not UTF-8 becomes a `file:` uri with escaped bytes.
     """
     if not isinstance(fs, LocalFileSystem):
         return str(fs.unstrip_protocol(path))
@@ -185,7 +198,7 @@ def public_uri(fs: Any, path: str) -> str:
 
 
 def as_text(name: str) -> str:
-    """A file name as text: bytes that are not UTF-8 become %XX, and then % itself %25."""
+    """Return a file name as text: bytes that are not UTF-8 become %XX, and then % becomes %25."""
     if not UNDECODED.search(name):
         return name
     return UNDECODED.sub(lambda match: f"%{ord(match[0]) - 0xDC00:02X}", name.replace("%", "%25"))
@@ -194,8 +207,8 @@ def as_text(name: str) -> str:
 def row_names(names: Sequence[str]) -> list[str]:
     """Return the row id of each path below the root of a source: unique text.
 
-    A name that is not UTF-8 is escaped. It gets `./` in front where another file has the escaped
-    name: no path below a root begins with `./`.
+    A name that is not UTF-8 is escaped. It gets `./` in front if another file has the escaped name,
+    as no path below a root begins with `./`.
     """
     texts = [as_text(name) for name in names]
     known = set(names)
@@ -206,7 +219,7 @@ def row_names(names: Sequence[str]) -> list[str]:
 
 
 def _odd_path(uri: str) -> str | None:
-    """The path in a uri that `public_uri` had to escape; None for all others."""
+    """Return the path in a uri that `public_uri` escaped; None for other uris."""
     if not uri.startswith(FILE):
         return None
     raw = unquote_to_bytes(uri.removeprefix(FILE))
@@ -219,9 +232,9 @@ def _odd_path(uri: str) -> str | None:
 
 @contextmanager
 def source_errors(uri: str) -> Iterator[None]:
-    """Turn whatever a filesystem raises into one SourceError line.
+    """Turn every exception of a filesystem into a SourceError of one line.
 
-    fsspec backends raise their own classes (botocore, aiohttp, asyncio), so all of them are caught.
+    fsspec backends raise classes of their own (botocore, aiohttp, asyncio), so all are caught.
     """
     try:
         yield
@@ -234,8 +247,8 @@ def source_errors(uri: str) -> Iterator[None]:
         raise kind(f"source {uri}: cannot be read: {named_line(error)}") from error
 
 
-def answered(work: Callable[[], T]) -> T:
-    """The value of `work`, a question to a store, asked again within bounds while it is away."""
+def retry_listing(work: Callable[[], T]) -> T:
+    """Return the value of `work`, which asks a store while a corpus is listed; retry an outage."""
     silent = 0
 
     def worth_it(error: Exception) -> bool:
@@ -243,11 +256,77 @@ def answered(work: Callable[[], T]) -> T:
         silent += http_status(error) is None
         return classify(error) is ErrorKind.OUTAGE and silent < SILENT_TRIES
 
-    return OPEN_RETRIES.run(work, worth_it)
+    return LISTING_RETRIES.run(work, worth_it)
+
+
+def retry_fetch(work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
+    """Return the value of `work`, which reads an object; retry within the time of a shard."""
+    return FETCH_RETRIES.run(work, worth_it)
+
+
+def retry_read(
+    work: Callable[[], T], worth_it: Callable[[Exception], bool] = lambda error: not is_final(error)
+) -> T:
+    """Return the value of `work`, for which the reader of rows waits; retry as `retry_fetch`."""
+    with source_wait():
+        return retry_fetch(work, worth_it)
+
+
+def longest_silence_s(nbytes: int) -> float:
+    """Return the time after which an object of this size stalls, if no byte arrives."""
+    return STALL_S + nbytes / SLOWEST_BYTES_PER_S
+
+
+@contextmanager
+def source_wait() -> Iterator[None]:
+    """Count the time in here as waiting for the source."""
+    me = threading.get_ident()
+    _waits[me] = time.monotonic()
+    try:
+        yield
+    finally:
+        del _waits[me]
+
+
+def longest_wait_s() -> float:
+    """Return how long a reader in this process has been waiting for the source, s."""
+    began = min(_waits.copy().values(), default=None)
+    return 0.0 if began is None else time.monotonic() - began
+
+
+def is_final(error: Exception) -> bool:
+    """Return True if the store refused the name, or the object is at fault: do not retry."""
+    return row_error_of("", error) is not None or classify(error) is ErrorKind.REFUSED
+
+
+def is_away(error: Exception) -> bool:
+    """Return True if the files of a dataset cannot be had; False if their content is at fault."""
+    if isinstance(error, ValueError | IndexError | KeyError) and http_status(error) is None:
+        return False  # a damaged or shorter file
+    return classify(error) in (ErrorKind.REFUSED, ErrorKind.OUTAGE)
+
+
+def row_error(uri: str, error: Exception) -> RowError:
+    """Return the row error of a refusal or a defect; raise SourceOutage for all other errors."""
+    if (found := row_error_of(uri, error)) is not None:
+        return found
+    if classify(error) is ErrorKind.REFUSED:
+        return AbsentError(f"{uri}: cannot be fetched: {named_line(error)}")
+    raise SourceOutage(f"{uri}: cannot be fetched: {named_line(error)}") from error
+
+
+def row_error_of(uri: str, error: Exception) -> RowError | None:
+    """Return the row error of an exception that the object itself causes; None for others."""
+    for each in chain(error):
+        if isinstance(each, RowError):
+            return each
+    if classify(error) is not ErrorKind.DEFECT:
+        return None
+    return UnreadableError(f"{uri}: cannot be read: {named_line(error, where=True)}")
 
 
 def stat_fields(info: Mapping[str, Any]) -> dict[str, Any]:
-    """etag, size and mtime out of an fsspec info mapping, whichever backend wrote it."""
+    """Return etag, size and mtime of an fsspec info mapping of any backend."""
     etag = info.get("ETag") or info.get("etag")
     modified = info.get("mtime") or info.get("LastModified") or info.get("updated")
     size = info.get("size")

@@ -1,6 +1,6 @@
-"""The kinds of source that come with earmill, as the entry points in pyproject.toml name them.
+"""The kinds of source that come with earmill; entry points in pyproject.toml name them.
 
-Each is imported when it is opened: `datasets` alone takes two seconds.
+A kind is imported when it is opened, because importing `datasets` takes two seconds.
 """
 
 from __future__ import annotations

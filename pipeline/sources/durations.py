@@ -1,8 +1,8 @@
-"""How long a clip is, cheaply and for planning only: from its header, else from its size.
+"""The duration of a clip for planning: from its header, else estimated from its size.
 
-A header read costs about 0.1 ms and is exact for everything but MP3 without a frame count.
-The guess by size uses typical speech-corpus bit rates and may be off by a factor of two or three;
-shards then hold more or less audio than planned, and nothing else depends on it.
+Reading a header costs about 0.1 ms and is exact for everything but MP3 without a frame count. The
+estimate by size uses typical bit rates of speech corpora and may be wrong by a factor of two or
+three. Shards then hold more or less audio than planned. Nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from earmill.pipeline.common.errors import NotRegularError
 from earmill.pipeline.sources.range_reads import Range, SparseFile
 from earmill.pipeline.storage.regular import open_regular
 
-# Bytes of one second: 16 kHz mono for wav (16 bit) and flac, usual speech bit rates for the rest.
+# Bytes of one second: 16 kHz mono for wav (16 bit) and flac, usual speech bit rates for others.
 BYTES_PER_SECOND = {"wav": 32000, "flac": 18000, "mp3": 8000, "ogg": 8000, "opus": 4000}
 for rate, names in {
     32000: "aif aifc aiff au bw64 bwf caf nist rf64 snd sph w64 wave",
@@ -43,17 +43,17 @@ DEFAULT_BYTES_PER_SECOND = 16000
 # First bytes of a container, for rows that have no file name.
 MAGIC = ((b"RIFF", "wav"), (b"fLaC", "flac"), (b"OggS", "ogg"), (b"ID3", "mp3"), (b"\xff", "mp3"))
 
-# A header that promises more audio per byte than this is wrong (silence in FLAC reaches 1/100).
+# A header that states fewer bytes per second is wrong (silence in FLAC reaches 1/100 of PCM).
 LEAST_BYTES_PER_SECOND = 20
 
 
 def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) -> float | None:
-    """Duration by the header of a local path or stream; None if it has none to be believed.
+    """Return the duration by the header of a local path or stream; None if it is not plausible.
 
-    A path must be that of a regular file, and a header has an end: nothing here waits or reads on.
+    The path must name a regular file. Only the header is read, so the call does not wait.
 
     Args:
-        behind: Look at what stands behind the samples, which shows that a header is wrong.
+        behind: True also reads what follows the samples, which can show that a header is wrong.
     """
     try:
         if isinstance(source, str):
@@ -68,13 +68,13 @@ def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) 
 
 
 def _declared_seconds(stream: BinaryIO, nbytes: int, *, behind: bool) -> float:
-    """Duration by the header; 0 where it says nothing, or is known to be wrong."""
+    """Return the duration by the header; 0 if it has none, or is known to be wrong."""
     probe = probe_header(stream, nbytes, behind=behind)
     if probe.damage is not None:
         return 0.0
     source = DecoderInput(stream)
     if probe.kind in GUESSED:
-        # libsndfile says what the header does; at which rate it would decode is no matter here.
+        # libsndfile gives the duration of the header. It may decode at another rate.
         file: Decoder = SndFile(source.window(probe.start, probe.stop), probe)
     else:
         file = open_decoder(source, probe)
@@ -86,23 +86,23 @@ def _declared_seconds(stream: BinaryIO, nbytes: int, *, behind: bool) -> float:
 
 
 def guess_seconds(name: str | None, nbytes: float, head: bytes = b"") -> float:
-    """Duration by size: the codec from the first bytes if given, else from the file name."""
+    """Estimate the duration by size; the codec comes from the first bytes, or the file name."""
     suffix = PurePosixPath(name or "").suffix.lower().lstrip(".")
     codec = next((codec for magic, codec in MAGIC if head.startswith(magic)), suffix)
     return nbytes / BYTES_PER_SECOND.get(codec, DEFAULT_BYTES_PER_SECOND)
 
 
-# Containers that say at their beginning how long they are.
+# Containers with the duration in their first bytes.
 EARLY = {b"RIFF": "wav", b"fLaC": "flac"}
 LEAST_CLIP_BYTES = 44
 
 
 def early_seconds(head: bytes, nbytes: int) -> float | None:
-    """Duration by the first bytes of a clip; None where its header is not there, or not to be had.
+    """Return the duration by the first bytes of a clip; None if they hold no complete header.
 
     Args:
-        head: A few hundred bytes will do.
-        nbytes: Of the whole clip.
+        head: The first bytes; a few hundred are enough.
+        nbytes: Bytes of the whole clip.
     """
     if head[:4] not in EARLY:
         return None
@@ -113,17 +113,18 @@ def early_seconds(head: bytes, nbytes: int) -> float | None:
 
 @dataclass(frozen=True)
 class ByteRate:
-    """Bytes of a second: as measured on one clip, else those of its codec.
+    """Bytes of a second, measured on one clip, else by codec.
 
     Args:
-        codec: Of the measured clip; empty where none was. bytes_per_s: Its rate.
+        codec: Codec of the measured clip; empty if none was measured.
+        bytes_per_s: Bytes per second of the measured clip.
     """
 
     codec: str = ""
     bytes_per_s: float = 0.0
 
     def seconds(self, name: str | None, nbytes: float) -> float:
-        """Duration of so many bytes; the codec from the file's name, if it says one."""
+        """Return the duration of `nbytes` bytes; the codec comes from the file name, if known."""
         suffix = PurePosixPath(name or "").suffix.lower().lstrip(".")
         if self.codec and (suffix == self.codec or suffix not in BYTES_PER_SECOND):
             return nbytes / self.bytes_per_s
@@ -131,12 +132,13 @@ class ByteRate:
 
     @classmethod
     def in_column(cls, head: bytes, nbytes: int) -> ByteRate | None:
-        """The rate of the first clip in the first bytes of a Parquet column; None if not seen.
+        """Return the rate of the first clip in the first bytes of a Parquet column, or None.
 
-        Plain and lightly compressed pages have a clip as it is, behind its length in four bytes.
+        Plain and lightly compressed pages hold a clip unchanged, after its length in four bytes.
 
         Args:
-            nbytes: Of the whole column chunk.
+            head: The first bytes.
+            nbytes: Bytes of the whole column chunk.
         """
         for magic, codec in EARLY.items():
             at = head.find(magic)

@@ -1,12 +1,12 @@
-"""Bytes of many objects, in order, a few ahead of the reader, in bounded memory.
+"""Bytes of many objects, in order and prefetched in bounded memory.
 
-Objects up to `MEMORY_BYTES` are read into memory, larger ones are opened in place (local) or copied
-to a temporary file (remote), so every stream is seekable and no decoder waits on the network.
-Neighbours with the same uri (spans of one recording) share one copy and one checksum.
+Objects up to `MEMORY_BYTES` are read into memory. Larger objects are opened in place (local) or
+copied to a temporary file (remote), so every stream is seekable and no decoder waits for the
+network. Neighbours with the same uri (spans of one recording) share one copy and one checksum.
 
-A store that is away is asked again for `RETRIES.budget_s`, then `SourceOutage` ends the reading: an
-outage is no property of a row. Only a clear no to one name, or a client that fails over the name or
-its content, becomes a RowError in its place.
+An outage of the store is retried by the policy in `sources.base`, and then ends the reading with
+`SourceOutage`: no row is at fault. If the store refuses one name, or its client fails because of
+the name or the content, that row becomes a RowError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, BinaryIO
 
@@ -30,41 +29,36 @@ from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.byte_streams import sha256_of
-from earmill.pipeline.common.counts import SOURCE
-from earmill.pipeline.common.errors import (
-    AbsentError,
-    ErrorKind,
-    RowError,
-    SourceOutage,
-    UnreadableError,
-    chain,
-    classify,
-)
-from earmill.pipeline.common.retries import RetryPolicy, T
+from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.common.timing import FETCH, carried
-from earmill.pipeline.sources.base import Fetched, Item, object_of
+from earmill.pipeline.sources.base import (
+    Fetched,
+    Item,
+    is_final,
+    longest_silence_s,
+    object_of,
+    retry_fetch,
+    row_error,
+    row_error_of,
+    source_wait,
+)
 from earmill.pipeline.storage.owned_folders import own_folder
 from earmill.pipeline.storage.regular import open_regular
 
-MEMORY_BYTES = 64 << 20  # objects above this are not held in memory
-MOST_BYTES = 64 << 30  # of an object whose size nobody says
-READ_AHEAD_BYTES = 256 << 20  # read ahead of the consumer at most this much
+MEMORY_BYTES = 64 << 20  # larger objects are not held in memory
+MOST_BYTES = 64 << 30  # limit for an object of unknown size
+READ_AHEAD_BYTES = 256 << 20  # limit of bytes read ahead of the consumer
 AHEAD_OBJECTS = 8
-# In one go; the driver tries the whole shard again later.
-RETRIES = RetryPolicy(budget_s=45.0, what=SOURCE)
-# Without a byte for so long, or slower than this on the whole, a read counts as stalled.
-STALL_S = 120.0
-SLOWEST_BYTES_PER_S = 100_000
 
 
 class Blob:
-    """The bytes of one object, in memory or in a file.
+    """The bytes of an object, in memory or in a file.
 
     Args:
         data: The bytes, or None.
         path: A local file holding them, or None.
-        temporary: Delete the file with the blob.
+        temporary: True deletes the file with the blob.
     """
 
     def __init__(
@@ -81,13 +75,13 @@ class Blob:
         return len(self._data) if self._data is not None else os.path.getsize(str(self._path))
 
     def open(self) -> BinaryIO:
-        """A new stream over the bytes, with a `digest` method beside the usual ones."""
+        """Return a new stream over the bytes, which also has a `digest` method."""
         if self._data is not None:
             return MemoryStream(self, self._data)
         return FileStream(self, str(self._path))
 
     def digest(self) -> str:
-        """sha256 of the bytes, computed once."""
+        """Return the sha256 of the bytes, computed once."""
         with self._lock:
             if self._digest is None:
                 with self.open() as stream:
@@ -96,7 +90,7 @@ class Blob:
 
 
 class MemoryStream(io.BytesIO):
-    """A stream over a blob in memory; shares the bytes until somebody writes."""
+    """A stream over a blob in memory; it shares the bytes until it is written."""
 
     def __init__(self, blob: Blob, data: bytes) -> None:
         super().__init__(data)
@@ -107,11 +101,11 @@ class MemoryStream(io.BytesIO):
 
 
 class FileStream(io.BufferedReader):
-    """A stream over a blob in a file; keeps the blob, and so a temporary file, alive.
+    """A stream over a blob in a file; it keeps the blob, and so a temporary file, alive.
 
     Attributes:
-        failure: What a read failed with. Decoders take a failed read for the end of the file; see
-            `check_arrived`.
+        failure: The error of a failed read. Decoders take a failed read for the end of the file;
+            see `check_arrived`.
     """
 
     def __init__(self, blob: Blob, path: str) -> None:
@@ -125,7 +119,7 @@ class FileStream(io.BufferedReader):
 
     @failure.setter
     def failure(self, error: OSError) -> None:
-        """A read of the same bytes failed in another process."""
+        """Set the error of a read of the same bytes in another process."""
         self._watched.failure = error
 
     def digest(self) -> str:
@@ -133,7 +127,7 @@ class FileStream(io.BufferedReader):
 
 
 class WatchedFile(io.RawIOBase):
-    """A raw file that remembers that a read failed."""
+    """A raw file that remembers the error of a failed read."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
@@ -167,10 +161,10 @@ class WatchedFile(io.RawIOBase):
 
 
 def check_arrived(stream: BinaryIO, uri: str) -> None:
-    """Raise what failed below a decoder, whatever the decoder made of it.
+    """Raise the error of a failed read below a decoder.
 
     Raises:
-        SourceOutage: Bytes could not be had.
+        SourceOutage: The bytes could not be read.
         RowError: The object itself is at fault.
     """
     failure = getattr(stream, "failure", None)
@@ -183,37 +177,17 @@ def check_arrived(stream: BinaryIO, uri: str) -> None:
 
 
 Options = Callable[[str], Mapping[str, Any]]
-# The bytes of an item, out of a filesystem of these options; called again while the store is away.
-# The function is to be called whenever bytes arrive.
+# Reads the bytes of an item with these filesystem options, and calls the function when bytes
+# arrive. A retry calls it again.
 Load = Callable[["Item", Mapping[str, Any], Callable[[], None]], Blob]
 
 
-_waits: dict[int, float] = {}
-
-
-@contextmanager
-def waited_for() -> Iterator[None]:
-    """Somebody can do nothing but wait for the source in here."""
-    me = threading.get_ident()
-    _waits[me] = time.monotonic()
-    try:
-        yield
-    finally:
-        del _waits[me]
-
-
-def longest_wait_s() -> float:
-    """For how long a reader in this process has been waiting for the source, s."""
-    began = min(_waits.copy().values(), default=None)
-    return 0.0 if began is None else time.monotonic() - began
-
-
 class _Task:
-    """One object on its way.
+    """An object that is being fetched.
 
     Attributes:
-        moved: When something last arrived or a new try began, on the clock of `RETRIES`.
-        abandoned: Nobody waits for it any more.
+        moved: Monotonic time at which bytes last arrived or a try began, s.
+        abandoned: True if the consumer has ended.
     """
 
     def __init__(self, group: list[Item]) -> None:
@@ -226,22 +200,22 @@ class _Task:
         self.moved = time.monotonic()
 
     def result(self) -> Blob | RowError:
-        """Wait for it, but not for ever."""
-        with waited_for():
+        """Wait for the object, until it stalls."""
+        with source_wait():
             return self._result()
 
     def _result(self) -> Blob | RowError:
-        patience_s = STALL_S + _memory_bytes(self.group[0]) / SLOWEST_BYTES_PER_S
+        limit_s = longest_silence_s(_memory_bytes(self.group[0]))
         while True:
-            left_s = self.moved + patience_s - time.monotonic()
+            left_s = self.moved + limit_s - time.monotonic()
             if wait_for([self.future], timeout=max(0.0, left_s)).done:
                 return self.future.result()
-            if time.monotonic() - self.moved >= patience_s:
-                raise SourceOutage(f"{self.group[0].uri}: no byte within {patience_s:.0f} s")
+            if time.monotonic() - self.moved >= limit_s:
+                raise SourceOutage(f"{self.group[0].uri}: no byte within {limit_s:.0f} s")
 
 
 def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
-    """The whole object that an item's uri names."""
+    """Read the whole object of an item."""
     fs, path = object_of(item.uri, options)
     return _load(fs, path, item.size, touch)
 
@@ -249,14 +223,14 @@ def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None
 def fetch_all(
     items: Sequence[Item], options: Options, load: Load = load_object
 ) -> Iterator[Fetched]:
-    """Every item in order with its stream or RowError; reads a few objects ahead.
+    """Yield every item in order with its stream or RowError; a few objects are read ahead.
 
     Args:
-        items: What to fetch; neighbours of one uri share one copy.
-        options: fsspec storage options of a uri.
-        load: How the bytes of an item are had; from several threads.
+        items: Items; neighbours of one uri share one copy.
+        options: Returns the fsspec storage options of a uri.
+        load: Reads the bytes of an item; called from several threads.
     Raises:
-        SourceOutage: At the first item that could not be asked for.
+        SourceOutage: The store was away for an item.
     """
     waiting = deque(list(group) for _, group in groupby(items, key=lambda item: item.uri))
     running: deque[_Task] = deque()
@@ -265,16 +239,16 @@ def fetch_all(
         while waiting or running:
             while waiting and _may_start(waiting[0], [task.group for task in running]):
                 running.append(_started(pool, waiting.popleft(), options, load))
-            # Left in the line while it is waited for: what ends this loop abandons it too.
+            # The task stays in the queue during the wait, so that an early end abandons it too.
             blob = running[0].result()
-            # With the task goes its reference to the bytes: the last one is the consumer's.
+            # Dropping the task drops its reference to the bytes; the consumer has the last one.
             for item in running.popleft().group:
                 yield item, _opened(item, blob)
             del blob
     finally:
         for task in running:
             task.abandoned = True
-        # A read that hangs must not hold up who gave up on it.
+        # A hanging read must not delay a consumer that has given up.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -292,7 +266,7 @@ def _may_start(group: list[Item], running: list[list[Item]]) -> bool:
 
 
 def _memory_bytes(item: Item) -> int:
-    # An unknown size counts as the most that is ever held in memory.
+    # An unknown size counts as the maximum that is held in memory.
     return MEMORY_BYTES if item.size is None else min(item.size, MEMORY_BYTES)
 
 
@@ -307,16 +281,16 @@ def _opened(item: Item, blob: Blob | RowError) -> BinaryIO | RowError:
             )
         return blob.open()
     except OSError as error:
-        return failed(item.uri, error)
+        return row_error(item.uri, error)
 
 
 def load_blob(
     item: Item, options: Options, task: _Task | None = None, load: Load = load_object
 ) -> Blob | RowError:
-    """The object behind an item, or the store's no to it.
+    """Return the object of an item, or the RowError of a refusal.
 
     Raises:
-        SourceOutage: Nobody answered, however often asked.
+        SourceOutage: The store was away for all tries.
     """
     task = task or _Task([item])
 
@@ -325,39 +299,10 @@ def load_blob(
         return load(item, options(item.uri), task.touch)
 
     try:
-        return patiently(attempt, lambda error: not (task.abandoned or is_final(error)))
+        return retry_fetch(attempt, lambda error: not (task.abandoned or is_final(error)))
     # Backends raise classes of their own (botocore, aiohttp); `classify` knows them.
     except Exception as error:
-        return failed(item.uri, error)
-
-
-def patiently(work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
-    """The value of `work`, tried again in what time a shard may wait; then its own exception."""
-    return RETRIES.run(work, worth_it)
-
-
-def is_final(error: Exception) -> bool:
-    """A clear no of the store, or a defect; asking again does not help."""
-    return row_error_of("", error) is not None or classify(error) is ErrorKind.REFUSED
-
-
-def failed(uri: str, error: Exception) -> RowError:
-    """The row error of a clear no or a defect; SourceOutage is raised for everything else."""
-    if (row_error := row_error_of(uri, error)) is not None:
-        return row_error
-    if classify(error) is ErrorKind.REFUSED:
-        return AbsentError(f"{uri}: cannot be fetched: {named_line(error)}")
-    raise SourceOutage(f"{uri}: cannot be fetched: {named_line(error)}") from error
-
-
-def row_error_of(uri: str, error: Exception) -> RowError | None:
-    """Return the row error behind an exception that the object itself causes; None for others."""
-    for one in chain(error):
-        if isinstance(one, RowError):
-            return one
-    if classify(error) is not ErrorKind.DEFECT:
-        return None
-    return UnreadableError(f"{uri}: cannot be read: {named_line(error, where=True)}")
+        return row_error(item.uri, error)
 
 
 def _load(fs: Any, path: str, size: int | None, touch: Callable[[], None]) -> Blob:
@@ -378,19 +323,19 @@ def _load(fs: Any, path: str, size: int | None, touch: Callable[[], None]) -> Bl
 
 
 def may_go_on(fs: Any) -> bool:
-    """Whether an answer can be longer than was said, or endless: a web server's, not a store's."""
+    """Return True if an answer can exceed the stated size or be endless, as from a web server."""
     return isinstance(fs, AbstractFileSystem) and not {"http", "https"}.isdisjoint(fs.protocol)
 
 
 def temporary_file() -> str:
-    """A new empty file for one object."""
+    """Return the name of a new empty file."""
     descriptor, name = tempfile.mkstemp(prefix="fetch-", dir=own_folder())
     os.close(descriptor)
     return name
 
 
 def _check_whole(fs: Any, path: str, nbytes: int) -> None:
-    """A connection that breaks can look like a short object: ask how long it is now."""
+    """Refuse a short read: a broken connection can look like a short object."""
     fs.invalidate_cache(path)
     now = fs.info(path).get("size")
     if now is not None and now != nbytes:
@@ -398,7 +343,7 @@ def _check_whole(fs: Any, path: str, nbytes: int) -> None:
 
 
 class _Progress(Callback):
-    """Tells that bytes arrive, and ends an answer that is longer than the object."""
+    """Notes that bytes arrive, and stops an answer that is longer than the object."""
 
     def __init__(self, touch: Callable[[], None], path: str, limit: int) -> None:
         super().__init__()
@@ -413,7 +358,7 @@ class _Progress(Callback):
 def _load_local(path: str) -> Blob:
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
-        # Never more than it held when it was opened: a file may grow without end.
+        # Read no more than the size at opening, as a file may grow without end.
         return Blob(path=path) if size > MEMORY_BYTES else Blob(data=stream.read(size))
 
 

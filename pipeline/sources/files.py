@@ -1,14 +1,14 @@
 """A folder, a bucket prefix or a glob of audio files, local or behind any fsspec URI.
 
-One recursive listing, filtered by glob and extension, sorted by path; what has another extension is
-counted. The row id is the path below the source root, so a corpus that moves keeps its ids; bytes
-that are no text are escaped. Durations come from local headers, or from sizes where a header would
-cost a request.
+One recursive listing is filtered by glob and extension and sorted by path. Files of other
+extensions are counted. The row id is the path below the root, so a corpus that moves keeps its ids;
+bytes that are not UTF-8 are escaped. Durations come from local headers, or from sizes if a header
+would cost a request.
 
-`Walk` lists every file below a folder once, without hidden ones. It follows links to folders. Local
-folders are walked here, because fsspec does not follow links to folders. Real folders come first; a
-link then adds what was not seen yet, so that a row is named by its real path where it has one. A
-link to a folder that holds the root would lead back here and out into everything else.
+`Walk` lists every file below a local folder once, without hidden files. It follows links to
+folders, which fsspec does not. Real folders come first, and a link adds files that were not seen
+yet. So a row has its real path as its name if it has one. A link to a folder that holds the root is
+not followed: it would lead back, and to everything outside.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,
-    answered,
     filesystem,
     object_of,
     public_uri,
+    retry_listing,
     row_names,
     source_errors,
     stat_fields,
@@ -45,7 +45,7 @@ from earmill.pipeline.storage.filesystems import MAGIC_CHARACTERS
 
 HIDDEN = "hidden"
 NO_EXTENSION = "no extension"
-# A row of a table; counted beside files.
+# A blank row of a table, counted like a skipped file.
 BLANK_ROW = "blank row"
 
 Entry = tuple[str, dict[str, Any]]
@@ -53,13 +53,13 @@ Identity = tuple[int, int]
 
 
 class Walk:
-    """One walk over a local folder; iterate once.
+    """A walk over a local folder; iterate once.
 
     Args:
-        root: Its path.
-        hidden: Take files and folders whose name begins with a dot as well.
+        root: Path of the folder.
+        hidden: True includes files and folders whose name begins with a dot.
     Attributes:
-        left_out: Hidden files and folders met on the way.
+        left_out: Number of hidden files and folders that were left out.
     """
 
     def __init__(self, root: str, *, hidden: bool = False) -> None:
@@ -69,7 +69,7 @@ class Walk:
         self.left_out = 0
 
     def __iter__(self) -> Iterator[Entry]:
-        """Path below the root and what is known of the file; `size` only of regular ones."""
+        """Yield the path below the root and `file_info` of each file."""
         yield from self._folder(self._root, "")
         while self._links:
             self._links.sort(reverse=True)
@@ -101,7 +101,7 @@ class Walk:
 
 
 def file_info(path: str) -> dict[str, Any]:
-    """Size and time of a file; empty for what is none, or a link to nowhere."""
+    """Return size and time of a regular file; empty for others, and for broken links."""
     try:
         found = os.stat(path)
     except OSError:
@@ -110,24 +110,24 @@ def file_info(path: str) -> dict[str, Any]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a part of a path below the root begins with a dot."""
+    """Return True if a part of a path below the root begins with a dot."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
 def by_extension(names: Iterator[str]) -> Counter[str]:
-    """How many files have which ending."""
+    """Count files by ending."""
     return Counter(PurePosixPath(name).suffix.lower() or NO_EXTENSION for name in names)
 
 
 def _is_folder(link: os.DirEntry[str]) -> bool:
     try:
         return link.is_dir()
-    except OSError:  # it leads to itself
+    except OSError:  # the link leads to itself
         return False
 
 
 def _ancestors(path: str) -> Iterator[Identity]:
-    """The folder itself and all that hold it."""
+    """Yield the folder and all folders above it."""
     path = os.path.realpath(path)
     while True:
         yield _identity(os.stat(path))
@@ -141,7 +141,7 @@ def _identity(found: os.stat_result) -> Identity:
     return found.st_dev, found.st_ino
 
 
-# Clients of some stores cut names at such characters, see `asks_for_another`.
+# Clients of some stores cut names at these characters, see `asks_for_another`.
 CUT_CHARACTERS = re.compile(r"[\x00-\x1f?#]|/$")
 UNREACHABLE = "unreachable name"
 
@@ -158,11 +158,11 @@ class FilesSource:
         with source_errors(spec.uri):
             self._fs, path = filesystem(spec.uri, spec.storage_options)
             self._single: Entry | None = None
-            self._root, self._glob = answered(lambda: self._split(path))
+            self._root, self._glob = retry_listing(lambda: self._split(path))
         self._found, self._skipped = 1, Counter[str]()
 
     def _split(self, path: str) -> tuple[str, str]:
-        """Root folder and glob below it; SourceError when there is no such root."""
+        """Return the root folder and the glob below it."""
         path = path.rstrip("/") or "/"
         self._fs.invalidate_cache()
         if self._fs.exists(path):
@@ -193,12 +193,12 @@ class FilesSource:
             yield item if seconds is None else replace(item, seconds=seconds, estimated=False)
 
     def listing(self) -> Iterator[Item]:
-        """The same rows with durations guessed from sizes; opens no file."""
+        """Yield the rows with durations estimated from sizes; no file is opened."""
         return (item for item, _ in self._listed())
 
     def _listed(self) -> Iterator[tuple[Item, str]]:
         with source_errors(self._spec.uri):
-            found = self._matching(answered(self._listing))
+            found = self._matching(retry_listing(self._listing))
         row_ids = row_names([name for name, _ in found])
         for position, (row_id, (name, info)) in enumerate(zip(row_ids, found, strict=True)):
             yield self._item(position, row_id, name, info)
@@ -207,12 +207,12 @@ class FilesSource:
         return Columns()
 
     def skipped(self) -> dict[str, int]:
-        """Files of the last listing that are no rows, by reason, the most frequent first."""
+        """Return the files of the last listing that are no rows: counts by reason, descending."""
         found = (entry for entry in self._skipped.items() if entry[1])
         return dict(sorted(found, key=lambda entry: (-entry[1], entry[0])))
 
     def _listing(self) -> list[Entry]:
-        """What matches the glob; hidden files only where it asks for them."""
+        """Return the entries that match the glob; hidden files only if the glob names them."""
         pattern = re.compile(glob_translate(self._glob))
         hidden = is_hidden(self._glob)
         if self._single is not None:
@@ -306,10 +306,10 @@ class FilesSource:
 
 
 def _without_empty_parts(name: str) -> str:
-    """Return a key as globs know paths: `a//b` is `a/b`."""
+    """Return a key without empty parts, as globs match it: `a//b` is `a/b`."""
     return "/".join(part for part in name.split("/") if part)
 
 
 def _literal(name: str) -> str:
-    """A glob that matches exactly `name`."""
+    """Return a glob that matches only `name`."""
     return MAGIC_CHARACTERS.sub(lambda match: f"[{match[0]}]", name)

@@ -1,10 +1,10 @@
-"""A Hugging Face dataset: a hub id, a `save_to_disk` folder or parquet, map-style or streaming.
+"""A Hugging Face dataset: a hub id, a `save_to_disk` folder or Parquet, map-style or streaming.
 
-The audio column is never decoded by `datasets`. We take the encoded bytes, the path or the array
-(`audio_cells`) and decode them ourselves, so a broken clip costs one row.
-Parquet that is streamed is planned from footers and fetched by row groups (`hf_parquet`). A stream
-of anything else is read once to plan it, unless `duration_column` is given; while fetching, each
-worker keeps its place in the stream, so shards in order cost one pass over the files they lie in.
+`datasets` never decodes the audio column. The encoded bytes, the path or the array (`audio_cells`)
+are decoded by `audio.decode`, so a broken clip costs one row. Streamed Parquet is planned from its
+footers and fetched by row groups (`hf_parquet`). Other streams are read once for planning, unless
+`duration_column` is given. While fetching, each worker keeps its position in the stream, so shards
+in order need one pass over their files.
 
 Columns are carried through in the types that the dataset names.
 """
@@ -40,19 +40,28 @@ from earmill.pipeline.sources.audio_cells import (
     check_audio_type,
     wav_of,
 )
-from earmill.pipeline.sources.base import Fetched, Item, filesystem, is_local, source_errors
-from earmill.pipeline.sources.confine import is_relative, resolved, suggestions
+from earmill.pipeline.sources.base import (
+    Fetched,
+    Item,
+    filesystem,
+    is_away,
+    is_local,
+    retry_read,
+    row_error_of,
+    source_errors,
+    source_wait,
+)
+from earmill.pipeline.sources.confinement import is_relative, resolved, suggestions
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import Blob, load_blob, patiently, row_error_of, waited_for
+from earmill.pipeline.sources.fetch import Blob, load_blob
 from earmill.pipeline.sources.hf_location import (
     AUDIO_FOLDER,
+    ParquetSet,
     Place,
     check_names,
     dataset_confinement,
     dataset_folder,
-    is_away,
     open_dataset,
-    parquet_files,
     public_dataset_uri,
     quiet,
 )
@@ -62,12 +71,10 @@ from earmill.pipeline.spec.source import HfSpec
 
 
 def features_of(spec: HfSpec, dataset: Any) -> Any:
-    """The dataset's features; SourceError when a column that the job names is missing."""
+    """Return the features of a dataset; SourceError if a column that the job names is missing."""
     features = dataset.features
-    if features is None:  # a stream without a schema: infer it from the first rows
-        features = datasets.Dataset.from_list(
-            list(dataset.with_format(None).take(SCHEMA_ROWS))
-        ).features
+    if features is None:  # some streams know them only from their rows
+        features = Dataset.from_list(list(dataset.take(FEATURE_ROWS))).features
     named = [spec.audio_column, spec.id_column, spec.duration_column]
     for name in [name for name in named if name is not None and name not in features]:
         raise SourceError(
@@ -126,15 +133,15 @@ def _labels(path: str, feature: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _name(feature: Any) -> str:
-    """What a user knows a feature as: Image, Array2D, binary."""
+    """Return the name of a feature for users: Image, Array2D, binary."""
     return feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__
 
 
 ID_DIGITS = 9
+# Rows from which the features of a stream are inferred.
+FEATURE_ROWS = 5
 PLAN_BATCH_ROWS = 256
 HEAD_BYTES = 4
-# Rows from which the schema of a stream without one is inferred.
-SCHEMA_ROWS = 5
 
 HfRow = Mapping[str, Any]
 
@@ -144,10 +151,10 @@ class HfSource:
 
     Args:
         spec: The `source` section of a job.
-        array_rate_hz: Rate of arrays of samples that have none.
+        array_rate_hz: Rate of arrays of samples without a rate.
     Attributes:
-        missing: Rows of the last listing whose local file is not there.
-        first_missing: The first of these files; empty where there is none.
+        missing: Rows of the last listing whose local file does not exist.
+        first_missing: The first of these files; empty if there is none.
     """
 
     _dataset: Dataset | IterableDataset
@@ -157,12 +164,10 @@ class HfSource:
         self.missing, self.first_missing = 0, ""
         with source_errors(spec.uri), quiet():
             check_names(spec)
-            files = parquet_files(spec) if spec.streaming else None
-            self._parquet = dataset = None
-            if files is not None:
-                self._parquet = ParquetRows(files, spec.audio_column, array_rate_hz)
-            else:
-                dataset = open_dataset(spec)
+            self._parquet, dataset = None, open_dataset(spec)
+            if isinstance(dataset, ParquetSet):
+                self._parquet = ParquetRows(dataset, spec.audio_column, array_rate_hz)
+                dataset = None
         features = features_of(spec, self._parquet if dataset is None else dataset)
         self._carried = carried(spec, features)
         self._texts = {name for name, kind in self._carried.types.items() if has_text(kind)}
@@ -174,7 +179,7 @@ class HfSource:
             self._dataset = selected(dataset, [spec.audio_column, *self._kept])
         self._uri = public_dataset_uri(spec)
         self._folder, self._inside = dataset_folder(spec), dataset_confinement(spec)
-        # A worker runs two shards at a time, each in its own thread and with its own place.
+        # A worker runs two shards at a time; each thread has its own position in the stream.
         self._places = threading.local()
 
     def items(self) -> Iterator[Item]:
@@ -193,12 +198,12 @@ class HfSource:
         return ((row.place, row.cells, _Clip.seen(row)) for row in seen)
 
     def _planned_columns(self) -> list[str]:
-        """Columns the plan needs: without the audio bytes if the durations are given."""
+        """Return the columns for planning; without the audio if durations are given."""
         audio = [] if self._spec.duration_column else [self._spec.audio_column]
         return [*self._kept, *audio]
 
     def _mapped(self) -> Iterator[tuple[Place, HfRow, _Clip]]:
-        """Rows of a map-style dataset, the audio as views into its memory map."""
+        """Yield the rows of a map-style dataset, with audio as views into its memory map."""
         columns = self._planned_columns()
         if not columns:
             return
@@ -226,13 +231,13 @@ class HfSource:
         try:
             return self._clip(self._scalar(values.get(self._spec.audio_column)))
         except (TypeError, ValueError, pa.ArrowException):
-            return _Clip()  # `fetch` will say what is wrong
+            return _Clip()  # `fetch` raises the error
 
     def _clip(self, cell: pa.Scalar) -> _Clip:
         return _Clip(audio_cell(cell, self._array_rate_hz))
 
     def _scalar(self, value: Any) -> pa.Scalar:
-        """Return a cell as Arrow has it."""
+        """Return a cell as an Arrow scalar."""
         if isinstance(value, pa.Scalar):
             return value
         return pa.array([value], self._audio_type)[0]
@@ -260,7 +265,7 @@ class HfSource:
             self.first_missing = self.first_missing or path
 
     def _confined(self, position: int, clip: _Clip) -> _Clip:
-        """The cell with its path resolved; SourceError where it leads elsewhere."""
+        """Return the cell with its path resolved; SourceError if the path is not allowed."""
         if not clip.cell.path or not clip.outside:
             return clip
         path = self._resolved(clip.cell.path)
@@ -277,7 +282,7 @@ class HfSource:
         return replace(clip, cell=replace(clip.cell, path=path))
 
     def _resolved(self, path: str) -> str | None:
-        """The path of a cell without bytes, relative to the dataset's folder if it has one."""
+        """Return the path of a cell; a relative path lies in the folder of the dataset."""
         if not is_relative(path):
             return resolved(path, LocalFileSystem(), "")
         if self._folder is None:
@@ -356,10 +361,9 @@ class HfSource:
     def _row(self, item: Item) -> HfRow:
         place = Place.of(item)
         try:
-            with waited_for():
-                return patiently(lambda: self._row_at(place), is_away)
-        # Readers of every file format stand behind a dataset: what they make of bytes that arrived
-        # costs one row. Bytes that do not arrive, a table that is gone too, are no row's fault.
+            return retry_read(lambda: self._row_at(place), is_away)
+        # A dataset may use any file reader. Its error on bytes that arrived costs one row. If bytes
+        # do not arrive, or a table is gone, no row is at fault.
         except Exception as error:
             if is_away(error):
                 raise SourceOutage(f"{item.uri}: cannot be read: {named_line(error)}") from error
@@ -384,7 +388,7 @@ class HfSource:
             raise UnreadableError(
                 f"{item.uri}: the row has neither audio bytes nor a path nor an array"
             )
-        with waited_for():
+        with source_wait():
             blob = load_blob(Item(row_id=item.row_id, uri=uri), self._inside.options)
         if isinstance(blob, RowError):
             raise type(blob)(f"{item.uri}: {blob}")
@@ -411,10 +415,10 @@ class HfSource:
 
 
 def selected(dataset: Any, columns: Sequence[str]) -> Any:
-    """Return a dataset with some of its columns; rows of a map-style one are Arrow tables.
+    """Return a dataset with some of its columns; a map-style dataset then gives Arrow tables.
 
-    A folder of files has no more than paths and labels, and rows without a label: `datasets` fails
-    where it is to select one.
+    A folder of audio files has only paths and labels and is returned as it is: `datasets` fails to
+    select a label that some rows lack.
     """
     if isinstance(dataset, IterableDataset) and dataset.info.builder_name == AUDIO_FOLDER:
         return dataset
@@ -423,14 +427,14 @@ def selected(dataset: Any, columns: Sequence[str]) -> Any:
 
 
 def part_of(dataset: IterableDataset, shard: int | None) -> IterableDataset:
-    """Return a file shard of a stream; None stands for all of it."""
+    """Return a file shard of a stream; None returns the whole stream."""
     if shard is None:
         return dataset
     return dataset.shard(dataset.num_shards, shard, contiguous=True)
 
 
 class _Cursor:
-    """A place in a streamed dataset that moves forward for free and backward by starting over.
+    """A position in a streamed dataset; going backward reads from the start of the shard.
 
     Args:
         dataset: The stream; its file shards are opened one at a time.
@@ -442,10 +446,10 @@ class _Cursor:
         self._next = Place(None, 0)
 
     def row(self, place: Place) -> HfRow:
-        """The row at `place`. After an exception the next call starts afresh behind the bad row."""
+        """Return the row at `place`. After an exception, the next call opens the stream again."""
         ahead = self._next.shard == place.shard and self._next.row <= place.row
         rows, at = (self._rows, self._next.row) if ahead else (None, 0)
-        self._rows = None  # an iterator that raised is finished for good
+        self._rows = None  # an iterator that raised cannot continue
         if rows is None:
             rows = iter(part_of(self._dataset, place.shard).skip(place.row))
             at = place.row
@@ -461,12 +465,14 @@ class _Cursor:
 
 @dataclass(frozen=True)
 class _Clip:
-    """One audio cell as the plan sees it.
+    """An audio cell for planning.
 
     Args:
-        cell: A view of it.
-        in_cell: Its audio is in the cell, or may be, whatever its path says.
-        estimated_s, block, stat: Of a row that was seen in a footer only.
+        cell: A view of the cell.
+        in_cell: True if the audio is or may be in the cell, whatever its path.
+        estimated_s: Estimated duration of a row that is known from a footer, s.
+        block: Number of the row group of such a row.
+        stat: etag and mtime of the file of such a row.
     """
 
     cell: AudioCell = NOTHING
@@ -482,7 +488,7 @@ class _Clip:
 
     @property
     def outside(self) -> bool:
-        """Return True if the path is where the audio is."""
+        """Return True if the audio is at the path."""
         return not self.in_cell and self.cell.data is None and self.cell.samples is None
 
     @property

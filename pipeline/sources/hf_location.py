@@ -1,4 +1,4 @@
-"""Where a Hugging Face dataset lies, how each kind is opened, and how uris name its rows.
+"""Where a Hugging Face dataset lies, how it is opened, and how uris name its rows.
 
 A dataset is a hub id, a saved folder or Parquet files.
 """
@@ -22,18 +22,15 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 
 from earmill.pipeline.common.errors import (
-    ErrorKind,
     MissingPackageError,
     NotRegularError,
     SourceError,
     UnreadableError,
     chain,
-    classify,
-    http_status,
 )
 from earmill.pipeline.common.text import named_line, nearest, one_line
 from earmill.pipeline.sources.base import Item, filesystem, is_local, public_uri
-from earmill.pipeline.sources.confine import Confinement, store_of
+from earmill.pipeline.sources.confinement import Confinement, store_of
 from earmill.pipeline.sources.files import Walk
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, HfSpec
 from earmill.pipeline.storage.filesystems import MAGIC_CHARACTERS, is_web
@@ -47,8 +44,36 @@ AUDIO_ENDINGS = tuple(f".{ending}" for ending in AUDIO_EXTENSIONS)
 AUDIO_LISTS = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
-def open_dataset(spec: HfSpec) -> Any:
-    """The split a job names, map-style or streaming, with audio cells as they are stored."""
+@dataclass(frozen=True)
+class ParquetSet:
+    """The Parquet files of one split.
+
+    Args:
+        spec: The dataset.
+        uris: Its files in order; any fsspec uri.
+        features: Features by the card of the dataset; None if only the files tell them.
+    """
+
+    spec: HfSpec
+    uris: tuple[str, ...]
+    features: Any
+
+    def options(self, uri: str) -> dict[str, Any]:
+        """Return the fsspec options of one of the files."""
+        own = dict(self.spec.storage_options)
+        if is_local(uri):
+            return {}
+        if uri.startswith("hf://") and not self.spec.uri.startswith("hf://"):
+            return {"token": own.get("token"), "endpoint": datasets.config.HF_ENDPOINT}
+        return own
+
+
+def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.IterableDataset:
+    """Open the split that a job names, with audio cells as they are stored.
+
+    With `streaming`, a split of plain Parquet files is returned as these files; none of them is
+    read.
+    """
     try:
         dataset = _opened(spec)
     except DataFilesNotFoundError as error:
@@ -69,7 +94,7 @@ def open_dataset(spec: HfSpec) -> Any:
 
 
 def _with_stored_audio(dataset: Any, column: str) -> Any:
-    """A stream whose audio is not decoded: `datasets` would need torchcodec even to hand it out."""
+    """Return the stream with undecoded audio; with decoding, `datasets` needs torchcodec."""
     if dataset.features is None or not isinstance(dataset.features.get(column), datasets.Audio):
         return dataset
     if dataset.info.builder_name == AUDIO_FOLDER:  # its cells are paths before `datasets` encodes
@@ -81,55 +106,32 @@ def _with_stored_audio(dataset: Any, column: str) -> Any:
 def _opened(spec: HfSpec) -> Any:
     if is_local(spec.uri) and not local_exists(spec.uri):
         check_hub_id(spec)
-        return _load(spec, spec.uri)
-    fs, path = filesystem(spec.uri, spec.storage_options)
-    if _is_saved(fs, path):
-        return _load_saved(spec)
-    name, options = _parquet_or_folder(spec, fs, path)
-    return _load(spec, name, **options)
-
-
-@dataclass(frozen=True)
-class ParquetSet:
-    """The Parquet files of one split.
-
-    Args:
-        spec: The dataset. uris: Its files in order; any fsspec uri.
-        features: What the dataset's card says they hold; None where the files say it.
-    """
-
-    spec: HfSpec
-    uris: tuple[str, ...]
-    features: Any
-
-    def options(self, uri: str) -> dict[str, Any]:
-        """fsspec options of one of the files."""
-        own = dict(self.spec.storage_options)
-        if is_local(uri):
-            return {}
-        if uri.startswith("hf://") and not self.spec.uri.startswith("hf://"):
-            return {"token": own.get("token"), "endpoint": datasets.config.HF_ENDPOINT}
-        return own
-
-
-def parquet_files(spec: HfSpec) -> ParquetSet | None:
-    """The split's files if it is nothing but plain Parquet files; None for all other datasets.
-
-    Nothing of them is read.
-    """
-    if is_local(spec.uri) and not local_exists(spec.uri):
-        check_hub_id(spec)
         name, options = spec.uri, dict[str, Any]()
     else:
         fs, path = filesystem(spec.uri, spec.storage_options)
         if _is_saved(fs, path):
-            return None
+            return _load_saved(spec)
         name, options = _parquet_or_folder(spec, fs, path)
-    builder = datasets.load_dataset_builder(name, **_arguments(spec, name, options))
+    options = _arguments(spec, name, options)
+    # The builder resolves the data files, which takes a listing. `load_dataset` would repeat it.
+    builder = datasets.load_dataset_builder(name, **options)
+    split = spec.split or _only(spec, [str(split) for split in builder.config.data_files or {}])
+    if spec.streaming and (files := _plain_parquet(spec, builder, split)) is not None:
+        return files
+    # Audio in a local folder is read in place: there is nothing to build.
+    if spec.streaming or (builder.name == AUDIO_FOLDER and os.path.isdir(name)):
+        return builder.as_streaming_dataset(split=split)
+    builder.download_and_prepare(
+        download_config=options.get("download_config"),
+        storage_options=options.get("storage_options"),
+    )
+    return builder.as_dataset(split=split)
+
+
+def _plain_parquet(spec: HfSpec, builder: Any, split: str) -> ParquetSet | None:
+    """Return the files of a split if they are plain Parquet files; None for other datasets."""
     config = builder.config
-    files = config.data_files or {}
-    split = spec.split or _only(spec, [str(name) for name in files])
-    uris = tuple(map(str, files.get(split, ())))
+    uris = tuple(map(str, (config.data_files or {}).get(split, ())))
     plain = builder.dataset_name is not None and isinstance(builder, Parquet)
     if not plain or not all(uri.endswith(".parquet") and "::" not in uri for uri in uris):
         return None
@@ -139,13 +141,13 @@ def parquet_files(spec: HfSpec) -> ParquetSet | None:
 
 
 def check_names(spec: HfSpec) -> None:
-    """Refuse names that `datasets` reads otherwise, and files that it would wait for.
+    """Refuse names that `datasets` misreads, and files on which it would hang.
 
-    `datasets` takes a path for a pattern, which may lead to another folder. It leaves out files
-    with `::` in their names without a word.
+    `datasets` reads a path as a pattern, which may match another folder. It leaves out files with
+    `::` in their names without a message.
 
     Raises:
-        SourceError: A place or a file of such a name, or one that is no regular file.
+        SourceError: A place or a file has such a name, or a file is not regular.
     """
     if is_web(spec.uri):
         return  # `?` begins a query there
@@ -171,7 +173,7 @@ def check_names(spec: HfSpec) -> None:
                 f"source {spec.uri}: `datasets` leaves out files with :: in their names, as "
                 f"{one_line(file)}; rename them, or take kind: files or manifest"
             )
-        # Audio files are opened by us, row by row.
+        # earmill opens audio files itself, row by row.
         if not is_audio and os.path.exists(file):
             try:
                 check_regular(file)
@@ -180,14 +182,14 @@ def check_names(spec: HfSpec) -> None:
 
 
 def _is_saved(fs: Any, path: str) -> bool:
-    """Whether `save_to_disk` wrote this folder."""
+    """Return True if `save_to_disk` wrote this folder."""
     return any(fs.exists(f"{path}/{name}") for name in ("dataset_dict.json", "state.json"))
 
 
 def _parquet_or_folder(spec: HfSpec, fs: Any, path: str) -> tuple[str, dict[str, Any]]:
-    """What `datasets` is asked for: a local folder as it is, else the Parquet files."""
+    """Return name and options for `datasets`: a local folder, else its Parquet files."""
     local = is_local(spec.uri)
-    is_file = path.endswith(".parquet")  # a web server's folder is asked for by reading it
+    is_file = path.endswith(".parquet")  # asking a web server for a folder reads it
     folder = not is_file and fs.isdir(path)
     if folder and local:
         return path, {}
@@ -196,27 +198,27 @@ def _parquet_or_folder(spec: HfSpec, fs: Any, path: str) -> tuple[str, dict[str,
 
 
 def check_hub_id(spec: HfSpec) -> None:
-    """Whether a uri that is nothing local is a dataset of the hub; decided here where that can be.
+    """Refuse a uri that is neither local nor a dataset of the hub.
 
-    A folder that is missing looks like a hub id. `datasets` would ask the hub six times for it, so
-    what lies below an existing folder is told at once, and anything else costs one request.
+    A missing folder looks like a hub id, for which `datasets` would ask the hub six times. A uri
+    below an existing folder is refused without a request, any other uri costs one request.
 
     Raises:
-        SourceError, FileNotFoundError: It is neither.
+        SourceError, FileNotFoundError: The hub has no such dataset.
     """
     below = spec.uri.partition("/")[0]
     if not HUB_ID.fullmatch(spec.uri) or ("/" in spec.uri and os.path.isdir(below)):
         raise FileNotFoundError(spec.uri)
     if datasets.config.HF_HUB_OFFLINE:
-        return  # the local cache decides, without a request
+        return  # loading looks into the local cache
     hub = HfApi(endpoint=datasets.config.HF_ENDPOINT, token=spec.storage_options.get("token"))
     try:
         hub.dataset_info(spec.uri, revision=spec.revision, timeout=HUB_TIMEOUT_S)
     except HfHubHTTPError as error:
         if error.response is not None and error.response.status_code >= 500:
-            return  # the hub is there and has trouble: loading tries for longer
+            return  # the hub has an outage: loading retries for longer
         raise _neither(spec, error) from error
-    except Exception as error:  # its HTTP library has its own roots: no route, no name, no answer
+    except Exception as error:  # its HTTP library raises classes of its own
         raise _neither(spec, error) from error
 
 
@@ -229,41 +231,24 @@ def _neither(spec: HfSpec, error: Exception) -> SourceError:
 
 
 def local_exists(uri: str) -> bool:
-    """Whether a local path or glob names anything."""
+    """Return True if a local path or glob names something."""
     fs, path = filesystem(uri)
     return bool(fs.exists(path) or fs.glob(path))
 
 
 def _arguments(spec: HfSpec, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `load_dataset`, beside the name."""
+    """Return the arguments of `load_dataset_builder`, without the name."""
     options = dict(options)
     if name != "parquet":
         options |= {"name": spec.config, "revision": spec.revision}
         options["token"] = spec.storage_options.get("token")
     elif not is_local(spec.uri):
         options["storage_options"] = dict(spec.storage_options)  # `datasets` writes into it
-        # Without etags a file that was replaced in the bucket would come from the old download.
+        # Without etags, a file that was replaced in the bucket would come from the cache.
         options["download_config"] = datasets.DownloadConfig(
             use_etag=True, storage_options=dict(spec.storage_options)
         )
     return options
-
-
-def _load(spec: HfSpec, name: str, **given: Any) -> Any:
-    """`load_dataset`, after finding the only split where none is named."""
-    options = _arguments(spec, name, given)
-    split = spec.split
-    # A folder of files on this machine is read where it is: there is nothing to build.
-    streaming = spec.streaming or (
-        name != "parquet"
-        and is_local(spec.uri)
-        and local_exists(spec.uri)
-        and datasets.load_dataset_builder(name, **options).name == AUDIO_FOLDER
-    )
-    if split is None:
-        # A stream of every split costs listings only; without it all splits would be downloaded.
-        split = _only(spec, list(datasets.load_dataset(name, streaming=True, **options)))
-    return datasets.load_dataset(name, split=split, streaming=streaming, **options)
 
 
 def _load_saved(spec: HfSpec) -> Any:
@@ -287,7 +272,7 @@ def _only(spec: HfSpec, splits: list[str]) -> str:
 
 
 def public_dataset_uri(spec: HfSpec) -> str:
-    """The dataset's uri as other processes see it: absolute for local paths."""
+    """Return the uri of the dataset for other processes: absolute for local paths."""
     if not is_local(spec.uri) or not local_exists(spec.uri):
         return spec.uri
     return public_uri(*filesystem(spec.uri))
@@ -295,7 +280,7 @@ def public_dataset_uri(spec: HfSpec) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars while loading: the job has its own."""
+    """Hide the progress bars of `datasets`; the job has its own."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
@@ -306,7 +291,7 @@ def quiet() -> Iterator[None]:
 
 
 def dataset_folder(spec: HfSpec) -> str | None:
-    """The folder or prefix that a dataset lies in; None for one of the hub."""
+    """Return the folder or prefix of a dataset; None for a dataset of the hub."""
     uri = public_dataset_uri(spec)
     if is_local(uri):
         if not local_exists(uri):
@@ -317,12 +302,12 @@ def dataset_folder(spec: HfSpec) -> str | None:
 
 
 def _before_magic(path: str) -> str:
-    """The folders in front of the first glob character and of the file's name."""
+    """Return the folders before the first glob character and the file name."""
     return posixpath.dirname(MAGIC_CHARACTERS.split(path, maxsplit=1)[0])
 
 
 def dataset_confinement(spec: HfSpec) -> Confinement:
-    """Audio cells without bytes may name what belongs to the dataset."""
+    """Return the places that audio cells may name: those of the dataset."""
     folder = dataset_folder(spec)
     if folder is None:
         hub = f"hf://datasets/{spec.uri}"
@@ -341,7 +326,7 @@ ROW_MARK = re.compile(r"#(?:shard=(\d+)&)?row=(\d+)$")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row is: its file shard when streaming, and its number there or in the dataset."""
+    """The file shard of a row when streaming, and its number in the shard or the dataset."""
 
     shard: int | None
     row: int
@@ -355,10 +340,3 @@ class Place:
         if found is None:
             raise UnreadableError(f"{item.uri}: expected a uri ending in #row=N")
         return cls(None if found[1] is None else int(found[1]), int(found[2]))
-
-
-def is_away(error: Exception) -> bool:
-    """Whether the dataset's files could not be had, as against what is in them."""
-    if isinstance(error, ValueError | IndexError | KeyError) and http_status(error) is None:
-        return False  # a damaged or shorter file
-    return classify(error) in (ErrorKind.REFUSED, ErrorKind.OUTAGE)

@@ -1,16 +1,16 @@
 """Parquet files of a streamed dataset: planned from footers, fetched by row groups.
 
-Planning reads of each file its footer and the columns beside the audio; of the first file, and of
-each large one, the beginning of a clip. How long a row is, is estimated from the bytes of its row
-group, and extraction finds out. A worker fetches the audio of a row group once, whatever it needs
-of it; `planning.shards.cut` cuts shards between row groups, so that each byte is fetched once in
-all. The tag or time of the file is asked for before a row group is read: rows of another file are
-never taken for the planned ones.
+Planning reads the footer of each file and the columns beside the audio. Of the first file and of
+each large file, it also reads the beginning of a clip. The duration of a row is estimated from the
+bytes of its row group. A worker fetches the audio of a row group once, even if it needs few rows.
+`planning.shards.cut` cuts shards between row groups, so that each byte is fetched once in all.
+Before a row group is read, the tag or time of the file is compared with the plan, so that rows of a
+replaced file are not taken for the planned rows.
 
     column chunks of row group 0 | of row group 1 | ... | footer | its length | PAR1
 
-The footer says where each column chunk lies and how large it is. So rows can be counted, their
-small columns read and their audio fetched a row group at a time, all by ranges.
+The footer holds place and size of each column chunk. So rows are counted, small columns are read
+and audio is fetched by row group, all with range requests.
 """
 
 from __future__ import annotations
@@ -35,10 +35,17 @@ from fsspec.implementations.local import LocalFileSystem
 from earmill.pipeline.common.errors import RowError, SourceError, SourceOutage, UnreadableError
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.audio_cells import RATE_NAMES, check_audio_type
-from earmill.pipeline.sources.base import Item, answered, object_of, stat_fields
+from earmill.pipeline.sources.base import (
+    Item,
+    is_away,
+    object_of,
+    retry_listing,
+    retry_read,
+    stat_fields,
+)
 from earmill.pipeline.sources.durations import ByteRate
-from earmill.pipeline.sources.fetch import Blob, check_arrived, fetch_all, patiently, waited_for
-from earmill.pipeline.sources.hf_location import ParquetSet, Place, is_away
+from earmill.pipeline.sources.fetch import Blob, check_arrived, fetch_all
+from earmill.pipeline.sources.hf_location import ParquetSet, Place
 from earmill.pipeline.sources.range_reads import (
     Range,
     SparseFile,
@@ -59,7 +66,9 @@ class Group:
     """One row group.
 
     Args:
-        number: In its file. first_row: Its first row there. rows: How many it has.
+        number: Number of the row group in its file.
+        first_row: Number of its first row in the file.
+        rows: Number of its rows.
     """
 
     number: int
@@ -68,10 +77,13 @@ class Group:
 
 
 class ParquetTable:
-    """One Parquet file of which the footer was read.
+    """A Parquet file whose footer was read.
 
     Args:
-        fs, path: Where it is. size: Its bytes. stat: etag and mtime when the footer was read.
+        fs: Filesystem of the file.
+        path: Path of the file.
+        size: Bytes of the file.
+        stat: etag and mtime when the footer was read.
         metadata: The footer.
     """
 
@@ -99,14 +111,14 @@ class ParquetTable:
         return int(self.metadata.num_rows)
 
     def group_of(self, row: int) -> Group:
-        """The row group that holds a row; IndexError where the file ends before it."""
+        """Return the row group that holds a row; IndexError if the file ends before it."""
         for group in self.groups:
             if group.first_row <= row < group.first_row + group.rows:
                 return group
         raise IndexError(f"{self.path}: ends before row {row}")
 
     def leaves(self, column: str) -> dict[str, int]:
-        """The leaves of a column: path below it (empty for the column itself) to number."""
+        """Return the leaves of a column: path below it (empty for the column) to number."""
         found = {}
         for number in range(self.metadata.num_columns):
             path = self.metadata.schema.column(number).path
@@ -115,12 +127,12 @@ class ParquetTable:
         return found
 
     def chunk(self, group: Group, leaf: str) -> pq.ColumnChunkMetaData:
-        """A column chunk, by the path of its leaf."""
+        """Return a column chunk by the path of its leaf."""
         (number,) = self.leaves(leaf).values()
         return self.metadata.row_group(group.number).column(number)
 
     def ranges(self, group: Group, columns: Sequence[str]) -> list[Range]:
-        """Where these columns (or single leaves, by their path) of a row group lie."""
+        """Return the ranges of columns (or of leaves, by path) of a row group."""
         found = [
             chunk_range(self.metadata.row_group(group.number).column(number))
             for column in columns
@@ -129,7 +141,7 @@ class ParquetTable:
         return merged(found)
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
-        """Some columns of a row group, of which all bytes are read now."""
+        """Read some columns of a row group at once."""
         ranges = self.ranges(group, columns)
         content = b"".join(read_range(self.fs, self.path, one) for one in ranges)
         batches = list(self.batches(group, columns, BytesIO(content), ranges, group.rows))
@@ -143,11 +155,10 @@ class ParquetTable:
         ranges: Sequence[Range] | None,
         batch_rows: int,
     ) -> Iterator[pa.RecordBatch]:
-        """Some columns of a row group, a few rows at a time.
+        """Yield some columns of a row group, a few rows at a time.
 
         Args:
-            stream: The bytes of `ranges` one behind the other; of the whole file where that is
-                None.
+            stream: The bytes of `ranges`, concatenated; of the whole file if `ranges` is None.
         """
         source: Any = stream if ranges is None else SparseFile(stream, ranges, self.size)
         file = pq.ParquetFile(
@@ -161,7 +172,7 @@ class ParquetTable:
         )
 
     def has(self, etag: str | None, mtime: float | None) -> bool:
-        """Whether the file is the one that had this tag or time; yes where nothing is known."""
+        """Return True unless the tag or the time of the file differs."""
         now = self.stat
         if etag is not None and now["etag"] is not None:
             return bool(etag == now["etag"])
@@ -169,10 +180,10 @@ class ParquetTable:
 
 
 def read_footer(fs: Any, path: str) -> ParquetTable:
-    """The footer of a Parquet file, by two ranges: its length, then itself and nothing more.
+    """Read the footer of a Parquet file by two ranges: its length, then the footer.
 
     Raises:
-        SourceError: It is no Parquet file, or its footer is damaged.
+        SourceError: The file is no Parquet file, or its footer is damaged.
     """
     stat = stat_fields(fs.info(path))
     size = stat.pop("size")
@@ -185,7 +196,7 @@ def read_footer(fs: Any, path: str) -> ParquetTable:
     if nbytes > min(size, MOST_FOOTER_BYTES):
         raise SourceError(f"{path}: damaged, its footer claims to have {nbytes:,} bytes")
     footer = read_range(fs, path, Range(size - nbytes, size - END_BYTES)) + end
-    try:  # Arrow reads footers 64 KB at a time, so it is shown a file of nothing else
+    try:  # Arrow reads the last 64 KB of a file, so it gets a file that is only the footer
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
     except (OSError, pa.ArrowException) as error:
         raise SourceError(f"{path}: its footer cannot be read: {error}") from error
@@ -193,7 +204,7 @@ def read_footer(fs: Any, path: str) -> ParquetTable:
 
 
 def chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
-    """Where a column chunk lies, its dictionary included."""
+    """Return the range of a column chunk with its dictionary."""
     start = chunk.data_page_offset
     if chunk.dictionary_page_offset is not None:
         start = min(start, chunk.dictionary_page_offset)
@@ -203,7 +214,7 @@ def chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
 LISTING_THREADS = 16
 TABLES_KEPT = 256
 ROWS_AT_ONCE = 16
-# The beginning of a clip is looked for in so many bytes at the beginning of its column.
+# First bytes of a column chunk in which the first clip is searched.
 HEAD_BYTES = 4096
 LARGE_BYTES = 1 << 20
 
@@ -213,13 +224,15 @@ Refused = tuple[Item, RowError]
 
 @dataclass(frozen=True)
 class Seen:
-    """What footer and small columns say of one row.
+    """A row as footer and small columns describe it.
 
     Args:
-        place: Where it is. block: Number of its row group in the dataset.
-        cells: Its small columns. path: Of its audio cell.
-        in_file: Whether its audio is in the file; None where that cannot be told.
-        seconds: Estimated from the bytes of its row group; None where they are elsewhere.
+        place: Position of the row.
+        block: Number of its row group in the dataset.
+        cells: Its small columns.
+        path: Path of its audio cell.
+        in_file: True if its audio is in the file; None if unknown.
+        seconds: Duration estimated from the bytes of its row group; None if they are elsewhere.
         stat: etag and mtime of the file.
     """
 
@@ -234,7 +247,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A row that is to be fetched, and the row group it is in."""
+    """A requested row and its row group."""
 
     item: Item
     shard: int
@@ -247,11 +260,11 @@ class ParquetRows:
     """The rows of one split of Parquet files.
 
     Args:
-        files: Which, and how they are opened.
+        files: The files of the split.
         audio_column: The column of clips, see `audio_cells`.
-        array_rate_hz: Rate of arrays that have none.
+        array_rate_hz: Rate of arrays without a rate.
     Attributes:
-        features: Those of the dataset.
+        features: Features of the dataset.
     """
 
     def __init__(
@@ -262,15 +275,15 @@ class ParquetRows:
         self._lock = threading.Lock()
         self.features: Any = files.features
         if self.features is None:
-            schema = answered(lambda: self._table(0)).schema
+            schema = retry_listing(lambda: self._table(0)).schema
             self.features = datasets.Features.from_arrow_schema(schema)
 
     def rows(self, columns: Sequence[str], *, paths: bool) -> Iterator[Seen]:
-        """Every row in order with these columns, and the paths of the audio cells if asked for."""
-        first = answered(lambda: self._rate(self._table(0), ByteRate()))
+        """Yield every row in order with these columns, and with the paths of audio cells."""
+        first = retry_listing(lambda: self._rate(self._table(0), ByteRate()))
 
         def listed(shard: int) -> list[Seen]:
-            return answered(lambda: list(self._rows_of(shard, columns, paths, first)))
+            return retry_listing(lambda: list(self._rows_of(shard, columns, paths, first)))
 
         block = 0
         for rows in ahead(listed, range(len(self._files.uris)), LISTING_THREADS):
@@ -315,7 +328,7 @@ class ParquetRows:
                 )
 
     def _check_columns(self, table: ParquetTable) -> None:
-        """As `datasets` does: a column that the first file lacks is not left out in silence."""
+        """Refuse a file with a column that the first file lacks, as `datasets` does."""
         foreign = [name for name in table.schema.names if name not in self.features]
         if foreign or not table.leaves(self._audio):
             raise SourceError(
@@ -344,7 +357,7 @@ class ParquetRows:
         return list(column.to_pylist())
 
     def _array_leaves(self, table: ParquetTable) -> tuple[str | None, str | None]:
-        """The leaf with the samples of arrays, and that with their rates; None without them."""
+        """Return the leaf of the samples of arrays, and the leaf of their rates, or None."""
         names = list(table.leaves(self._audio))
         kind = table.schema.field(self._audio).type
         beside = f"{self._audio}." if pa.types.is_struct(kind) else ""
@@ -358,7 +371,7 @@ class ParquetRows:
     def _array_rates(
         self, read: pa.Table | None, leaf: str | None, rows: int
     ) -> list[float | None]:
-        """The rates of the arrays of a row group; None where one is not said."""
+        """Return the rates of the arrays of a row group; None for unknown rates."""
         if read is None or leaf is None:
             return [self._array_rate_hz] * rows
         name = leaf.removeprefix(f"{self._audio}.")
@@ -366,7 +379,7 @@ class ParquetRows:
         return [hz if isinstance(hz, int | float) else self._array_rate_hz for hz in cells]
 
     def _leaf(self, table: ParquetTable, name: str) -> str | None:
-        """The audio's `bytes` or `path`, which may be the column itself; None without them."""
+        """Return the leaf of `bytes` or `path` of the audio, which may be the column, or None."""
         kind = table.schema.field(self._audio).type
         if pa.types.is_struct(kind):
             return f"{self._audio}.{name}" if name in table.leaves(self._audio) else None
@@ -376,7 +389,7 @@ class ParquetRows:
         return self._audio if is_text == (name == "path") else None
 
     def _audio_bytes(self, table: ParquetTable, group: Group) -> tuple[float, bool | None]:
-        """Bytes of a clip on average, and whether all rows of a row group have some, or none."""
+        """Return the mean bytes of a clip, and True (False) if all rows (no row) have bytes."""
         leaf = self._leaf(table, "bytes")
         if leaf is None:
             return 0.0, False
@@ -389,7 +402,7 @@ class ParquetRows:
         return mean, {0: False, group.rows: True}.get(held)
 
     def _rate(self, table: ParquetTable, otherwise: ByteRate) -> ByteRate:
-        """Bytes of a second as the header of the first clip has it: one small range."""
+        """Return the bytes of a second by the header of the first clip, read by a small range."""
         leaf = self._leaf(table, "bytes")
         if leaf is None or not table.groups:
             return otherwise
@@ -401,10 +414,10 @@ class ParquetRows:
     def fetch(
         self, items: Sequence[Item], columns: Sequence[str]
     ) -> Iterator[tuple[Item, Row | RowError]]:
-        """The audio cell and some columns of each item, in their order.
+        """Yield the audio cell and some columns of each item, in order.
 
         Raises:
-            SourceOutage: A row group cannot be had.
+            SourceOutage: A row group cannot be fetched.
         """
         columns = [self._audio, *columns]
         runs = _runs([self._asked(item) for item in items])
@@ -434,20 +447,19 @@ class ParquetRows:
         try:
             place = Place.of(item)
             shard = -1 if place.shard is None else place.shard
-            with waited_for():
-                table = patiently(lambda: self._table(shard), is_away)
+            table = retry_read(lambda: self._table(shard), is_away)
             if not table.has(item.etag, item.mtime):
                 raise UnreadableError(f"{item.uri}: {table.path} changed since it was planned")
             return _Asked(item, shard, table, table.group_of(place.row), place.row)
         except RowError as error:
             return item, error
-        except Exception as error:  # readers of files raise what they like
+        except Exception as error:  # file readers raise any class
             if is_away(error):
                 raise SourceOutage(f"{item.uri}: cannot be read: {named_line(error)}") from error
             return item, _unreadable(item, error)
 
     def _load(self, ask: _Asked, columns: Sequence[str], touch: Callable[[], None]) -> Blob:
-        """The bytes of a row group; of a local file the file itself."""
+        """Return the bytes of a row group, or a local file itself."""
         table = ask.table
         table.fs.invalidate_cache(table.path)
         now = stat_fields(table.fs.info(table.path))
@@ -462,7 +474,7 @@ class ParquetRows:
     def _decoded(
         self, run: Sequence[_Asked], columns: Sequence[str], stream: BinaryIO
     ) -> Iterator[tuple[Item, Row | RowError]]:
-        """The rows of one row group; where it is damaged, all that follow are bad."""
+        """Yield the rows of one row group; after damage, all later rows are bad."""
         table, group = run[0].table, run[0].group
         local = isinstance(table.fs, LocalFileSystem)
         ranges = None if local else table.ranges(group, columns)
@@ -486,7 +498,7 @@ class ParquetRows:
             ask = next(left, None)
 
     def _cell(self, item: Item, batch: pa.RecordBatch, row: int) -> Row | RowError:
-        """The audio as Arrow has it, the other cells as Python does."""
+        """Return the audio as an Arrow scalar, and the other cells as Python values."""
         others = [name for name in batch.schema.names if name != self._audio]
         try:
             cells = {
@@ -519,7 +531,7 @@ class ParquetRows:
 
 
 def _runs(asked: Sequence[_Asked | Refused]) -> list[list[_Asked | Refused]]:
-    """Neighbours that one pass over one row group gives; what cannot be had stands alone."""
+    """Group neighbours that one pass over a row group reads; refused rows stand alone."""
     runs: list[list[_Asked | Refused]] = []
     for ask in asked:
         if runs and _follows(ask, runs[-1][-1]):
@@ -536,7 +548,7 @@ def _follows(ask: _Asked | Refused, last: _Asked | Refused) -> bool:
 
 
 def _expected(ask: _Asked, columns: Sequence[str]) -> int | None:
-    """Bytes that a row group is fetched as; None where nothing is fetched."""
+    """Return the bytes that are fetched for a row group; None if nothing is fetched."""
     if isinstance(ask.table.fs, LocalFileSystem):
         return None
     return sum(one.nbytes for one in ask.table.ranges(ask.group, columns))

@@ -1,10 +1,10 @@
-"""The cache of an interrupted listing, from which the next one goes on.
+"""A cache of listings, so that an interrupted listing continues.
 
-A source whose listing takes long, a request a row, keeps what it learnt of each file by the file's
-own name and tag. A listing that is cut off is so repeated for the rest alone.
+A source whose listing takes a request for each file caches what it learnt of a file, by the name
+and the tag of the file. A listing that was interrupted is repeated for the other files only.
 
-`KeptListing` keeps it in the output that the listing was for. It lies in a folder that begins with
-a dot, as all unfinished work, until the plan is stored.
+`KeptListing` caches in the output of the job, in a folder that begins with a dot, until the plan is
+stored.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ MOST_BYTES = 1 << 28
 
 
 class Kept(Protocol):
-    """A place for small files under given names."""
+    """The interface of a place for small files, by name."""
 
     def get(self, name: str) -> bytes | None:
-        """The content; None where nothing is kept."""
+        """Return the content; None if nothing is cached."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep it, if that can be done."""
+        """Cache the content, if possible."""
 
 
 class NothingKept:
-    """Every listing begins at the beginning."""
+    """A cache that keeps nothing."""
 
     def get(self, name: str) -> bytes | None:
         return None
 
     def put(self, name: str, data: bytes) -> None:
-        """Forgotten at once."""
+        """Keep nothing."""
 
 
 def name_of(file: str, stat: Mapping[str, Any], *how: object) -> str | None:
-    """The name that what is known of a file is kept under; None where changes would not show.
+    """Return the name of the cache entry of a file; None if a change of the file cannot be seen.
 
     Args:
-        stat: As `stat_fields` gives it.
-        how: All else that the listing of the file depends on.
+        file: The file.
+        stat: Result of `stat_fields`.
+        how: Everything else that the listing of the file depends on.
     """
     if stat["etag"] is None and stat["mtime"] is None:
         return None
@@ -58,12 +59,12 @@ def name_of(file: str, stat: Mapping[str, Any], *how: object) -> str | None:
 
 
 def packed(value: Any) -> bytes:
-    """Plain values as bytes."""
+    """Compress plain values to bytes."""
     return zlib.compress(json.dumps(value).encode())
 
 
 def unpacked(data: bytes) -> Any:
-    """What `packed` packed; None for what is damaged."""
+    """Return the values of `packed`; None if the bytes are damaged."""
     try:
         unzip = zlib.decompressobj()
         text = unzip.decompress(data, MOST_BYTES)
@@ -77,11 +78,11 @@ FOLDER = ".listing"
 
 @dataclass(frozen=True)
 class KeptListing:
-    """Small files of a listing, in an output.
+    """Small files of a listing, cached in an output.
 
     Args:
-        layout: The output. One that cannot be written to keeps nothing; what it lacks is told when
-            the job writes to it.
+        layout: The output. If it cannot be written, nothing is cached; the error is raised when the
+            job writes to it.
     """
 
     layout: Layout
@@ -96,6 +97,6 @@ class KeptListing:
             self.layout.write_bytes(f"{FOLDER}/{name}", data)
 
     def forget(self) -> None:
-        """The plan is stored: nothing of it is needed any more."""
+        """Delete the cache, after the plan is stored."""
         with suppress(OSError, OutputError):
             self.layout.delete(FOLDER)

@@ -1,11 +1,10 @@
-"""A table that names clips: csv, tsv, jsonl or parquet; columns uri, and maybe id, start, end.
+"""A table of clips: csv, tsv, jsonl or parquet, with a column uri, and optionally id, start, end.
 
-start and end are seconds and select a span of the file; every other column is carried through.
-Tables with other names (NeMo: audio_filepath, offset, duration) are mapped by `source.columns`.
-Relative uris resolve against the table's own folder, so a corpus with its manifest can be moved.
-A malformed table, or one that leads where the source may not read (`sources.confine`), is
-an error before any work; a bad file behind a good line is one bad row. Items carry no secrets: a
-signed uri is looked up in the table again by whoever fetches it.
+start and end are seconds and select a span of the file. Every other column is carried through.
+`source.columns` maps other names (NeMo: audio_filepath, offset, duration). Relative uris lie in the
+folder of the table, so a corpus can be moved with its manifest. A malformed table, or a uri that
+the source may not read (`sources.confinement`), is an error before any work. A bad file is one bad
+row. Items hold no secrets: fetching looks up signed uris in the table again.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from earmill.pipeline.common.text import nearest, one_line
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,
-    answered,
     as_text,
     filesystem,
     is_local,
     local_path,
     object_of,
     public_uri,
+    retry_listing,
     source_errors,
     stat_fields,
 )
-from earmill.pipeline.sources.confine import (
+from earmill.pipeline.sources.confinement import (
     Confinement,
     is_relative,
     joined,
@@ -53,41 +52,41 @@ from earmill.pipeline.sources.range_reads import ahead, fetch_rows, open_ranged
 from earmill.pipeline.sources.tables import CHUNK_ROWS, RESERVED, Cells, public_value, read_table
 from earmill.pipeline.spec.source import ManifestSpec
 
-# What other tools call the uri; named in an error, never guessed.
+# Names of the uri in tables of other tools. An error suggests them; they are never assumed.
 FOREIGN_NAMES = (
     *("audio_filepath", "audio_path", "path", "file", "filename", "file_name", "filepath"),
     *("file_path", "wav", "url"),
 )
-# What other tables call the start of a span. Where one is there, "duration" is the span's length.
+# Names of the start of a span in other tables. Beside one of them, "duration" is the span's length.
 FOREIGN_STARTS = ("offset", "start_s", "start_time", "begin")
 FOREIGN_ENDS = ("end_s", "end_time", "stop")
-# How NeMo and its like spell a span.
+# Columns of a span in tables of NeMo.
 SPAN_ELSEWHERE = {"offset", "duration"}
 STAT_THREADS = 16
 
 Stat = Mapping[str, Any]
-# The facts of a local file that is not there.
+# `stat_fields` of a local file that does not exist.
 ABSENT: Stat = {}
-# A filesystem and a path of it; or None and a uri.
+# A filesystem and a path in it, or None and a uri.
 Folder = tuple[Any, str]
 
 
 @dataclass(slots=True)
 class _Row:
-    """One row of the table, counted from 0."""
+    """A row of the table, numbered from 0."""
 
     number: int
     cells: Mapping[str, Any]
 
 
 class ManifestSource:
-    """The clips a table names.
+    """The clips that a table names.
 
     Args:
         spec: The `source` section of a job.
     Attributes:
-        missing: Rows of the last listing whose local file is not there.
-        first_missing: The first of these files; empty where there is none.
+        missing: Rows of the last listing whose local file does not exist.
+        first_missing: The first of these files; empty if there is none.
     """
 
     def __init__(self, spec: ManifestSpec) -> None:
@@ -95,7 +94,7 @@ class ManifestSource:
         with source_errors(spec.uri):
             self._fs, self._path = filesystem(spec.uri, spec.storage_options)
             self._fs.invalidate_cache()
-            if not answered(lambda: self._fs.isfile(self._path)):
+            if not retry_listing(lambda: self._fs.isfile(self._path)):
                 raise FileNotFoundError(self._path)
             self._folder = _folder_of_paths(spec, self._fs, self._path)
             self._inside = _confinement(spec, self._fs, self._path, self._folder)
@@ -147,7 +146,7 @@ class ManifestSource:
 
     def _columns(self) -> dict[str, Cells]:
         try:
-            raw = answered(lambda: self._fs.cat_file(self._path))
+            raw = retry_listing(lambda: self._fs.cat_file(self._path))
             columns, self._carried = read_table(self._path, raw, self._untyped)
         except (ValueError, csv.Error) as error:
             raise SourceError(f"source {self._spec.uri}: {one_line(error)}") from error
@@ -162,7 +161,7 @@ class ManifestSource:
         return columns
 
     def _check_no_hidden_span(self, columns: Mapping[str, Cells]) -> None:
-        """Refuse a table whose spans would be taken for columns to carry through."""
+        """Refuse a table whose spans would be carried through as columns."""
         if self._spec.columns is None and SPAN_ELSEWHERE <= set(columns) and "start" not in columns:
             raise SourceError(
                 f"source {self._spec.uri}: the columns offset and duration look like a span, which "
@@ -172,7 +171,7 @@ class ManifestSource:
 
     @property
     def _untyped(self) -> set[str]:
-        """Columns of the table whose cells stay as they are: an id 1.50 is no number."""
+        """Columns whose cells stay text, because an id 1.50 is no number."""
         return {*RESERVED, *(self._spec.columns or {}).values()}
 
     @property
@@ -181,7 +180,7 @@ class ManifestSource:
         return {*RESERVED, *(self._spec.columns or {})}
 
     def _renamed(self, columns: dict[str, Cells]) -> dict[str, Cells]:
-        """The columns under our names."""
+        """Return the columns renamed by `source.columns`."""
         names = {theirs: ours for ours, theirs in (self._spec.columns or {}).items()}
         for theirs, ours in names.items():
             if theirs not in columns:
@@ -197,7 +196,7 @@ class ManifestSource:
         return {names.get(name, name): cells for name, cells in columns.items()}
 
     def _span(self, row: _Row) -> tuple[float | None, float | None, float | None]:
-        """Start and end of a row's span, and its length where the table states one."""
+        """Return start and end of the span of a row, and the length that the table states."""
         start_s, end_s = self._seconds(row, "start"), self._seconds(row, "end")
         if "duration" not in (self._spec.columns or {}):
             return start_s, end_s, None
@@ -215,7 +214,7 @@ class ManifestSource:
         return SourceError(f"source {self._spec.uri}: row {row + 1}: {problem}")
 
     def _uris(self, cells: Mapping[str, Cells], first: int) -> list[str]:
-        """The uris of a chunk whose first row is the table's row `first`."""
+        """Return the uris of a chunk that begins at row `first` of the table."""
         return [self._resolved(uri, row) for row, uri in enumerate(cells["uri"], start=first)]
 
     def _resolved(self, uri: Any, row: int) -> str:
@@ -231,11 +230,7 @@ class ManifestSource:
         return literal
 
     def _check_places(self, columns: Mapping[str, Cells]) -> int:
-        """Return how many rows are blank.
-
-        Raises:
-            SourceError: A row names what the source may not read: nothing of it is touched.
-        """
+        """Refuse places that the source may not read, before any is read; count blank rows."""
         refused: list[tuple[int, str, OutsideError]] = []
         blank_rows = 0
         for first, cells, blank in _chunks(columns, ["uri"]):
@@ -278,7 +273,7 @@ class ManifestSource:
         return f"{uri}#t={span}"
 
     def _stats(self, uris: Sequence[str]) -> dict[str, Stat]:
-        """etag, size and mtime of every distinct uri; nothing for those that cannot be had."""
+        """Return etag, size and mtime of every distinct uri; empty if they are unknown."""
         local = {uri: _local_stat(uri) for uri in uris if is_local(uri)}
         others = sorted({uri for uri in uris if local.get(uri) is None})
         found = dict(zip(others, ahead(self._stat, others, STAT_THREADS), strict=True))
@@ -288,7 +283,7 @@ class ManifestSource:
         try:
             fs, path = object_of(uri, self._inside.options(uri))
             return stat_fields(fs.info(path))
-        # Whatever a backend raises: the row stays in the plan, and its fetch says what is wrong.
+        # Backends raise any class. The row stays in the plan, and its fetch raises the error.
         except Exception:
             return {}
 
@@ -304,16 +299,16 @@ class ManifestSource:
         return open_ranged(real, self._inside.options(real.uri))
 
     def _real_uri(self, item: Item) -> str:
-        """The uri as the table has it, where the item's own is without its secrets."""
+        """Return the uri of the table, which may hold secrets that the item lacks."""
         if MASK not in item.uri:
             return item.uri
         real = self._signed.get(item.position, item.uri)
-        # Another table by now: what is left of the uri leads nowhere, and the fetch will say so.
+        # If the table has changed, the masked uri stays, and its fetch raises the error.
         return real if redact(real) == item.uri else item.uri
 
     @cached_property
     def _signed(self) -> dict[int, str]:
-        """The uris that hold secrets, by row."""
+        """The uris with secrets, by row."""
         with source_errors(self._spec.uri):
             return {
                 row: uri
@@ -334,9 +329,9 @@ class ManifestSource:
 
 
 def _folder_of_paths(spec: ManifestSpec, fs: Any, path: str) -> Folder:
-    """Return the folder that relative uris of the table lie in.
+    """Return the folder in which relative uris of the table lie.
 
-    The job may name any with `prefix`; what the table says never leaves it.
+    The job may name any folder with `prefix`. Uris of the table cannot leave it.
     """
     folder, prefix = posixpath.dirname(path), spec.prefix
     if prefix is None:
@@ -360,7 +355,7 @@ def _confinement(spec: ManifestSpec, fs: Any, path: str, folder: Folder) -> Conf
 
 
 def _other_readings(uri: str) -> list[str]:
-    """Return what a path may mean that is not there as it is written: blanks, \\ of Windows."""
+    """Return other readings of a path that does not exist: without blanks, with / for \\."""
     texts = (uri.strip(), uri.replace("\\", "/"), uri.strip().replace("\\", "/"))
     return [text for text in texts if text != uri]
 
@@ -368,10 +363,10 @@ def _other_readings(uri: str) -> list[str]:
 def _chunks(
     columns: Mapping[str, Cells], names: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, list[Any]], int]]:
-    """Yield some columns of the table some thousand rows at a time, without its blank rows.
+    """Yield columns of the table in chunks of rows, without blank rows.
 
-    Each chunk has the number of its first row, blank rows not counted, the cells by column, and how
-    many blank rows were left out.
+    A chunk has the number of its first row (without blank rows), the cells by column, and the
+    number of blank rows that were left out.
     """
     position = 0
     for first in range(0, len(columns["uri"]), CHUNK_ROWS):
@@ -394,12 +389,12 @@ def _is_blank(cell: Any) -> bool:
 
 
 def _local_stat(path: str) -> Stat | None:
-    """What `stat_fields` says of a regular file; None for all else, which is asked in full."""
+    """Return `stat_fields` of a local regular file; None for others, which need more calls."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
         return ABSENT
-    except (OSError, ValueError):  # a ValueError: a null byte in the name
+    except (OSError, ValueError):  # ValueError: a null byte in the name
         return {}
     if not stat.S_ISREG(found.st_mode):
         return None
@@ -409,7 +404,7 @@ def _local_stat(path: str) -> Stat | None:
 def _expected(
     uri: str, stat: Stat, start_s: float | None, end_s: float | None
 ) -> tuple[float | None, bool]:
-    """Seconds of a row, and whether they are estimated from its bytes."""
+    """Return the seconds of a row, and True if they are estimated from its bytes."""
     if end_s is not None:
         return max(0.0, end_s - (start_s or 0.0)), False
     size = stat.get("size")
@@ -422,8 +417,10 @@ def _expected(
 
 
 def _columns_hint(columns: Mapping[str, Cells]) -> str:
-    """What to write as `source.columns` for a table without uri: its spans with its paths, as a row
-    that lost its offset would be the whole file."""
+    """Return a `source.columns` for a table without uri.
+
+    It names spans too, because a row without its offset would be the whole file.
+    """
 
     def first(names: Sequence[str]) -> str | None:
         return next((name for name in names if name in columns), None)

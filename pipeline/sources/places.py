@@ -1,9 +1,9 @@
-"""Places that uris name, and HTTP connections that reach only the places they may.
+"""Places that uris name, and HTTP connections that check where they lead.
 
-A web server may redirect a request anywhere, so each hop is checked. Public hosts are allowed, as
-files are often moved to content networks. Any other host must be named by the job, with its path.
-The address is checked again where the socket is made, so that a name cannot change its address in
-between.
+A web server may redirect a request to any address, so each hop is checked. Public hosts are
+allowed, because files are often moved to content networks. Other hosts must be named by the job,
+with their path. The address is checked again when the socket is made, so that a name cannot change
+its address in between.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from urllib.parse import unquote, urlsplit
 from earmill.pipeline.common.errors import OutsideError
 from earmill.pipeline.storage.filesystems import local_path
 
-# Their authority is a bucket or container: the host is the store's, not the table's, to say.
+# The authority of these uris is a bucket or container; options of the store set the host.
 OBJECT_STORES = frozenset({"s3", "gs", "abfs", "az", "adl", "hf", "oss", "oci", "memory"})
 ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
 PORTS = {"http": 80, "https": 443}
 HF_REVISION = re.compile(r"^(/?datasets/[^/@]+/[^/@]+)@[^/]+")
 NOT_PUBLIC = "is no public address and not named in source.allow"
 ADVICE = "if a redirect leads there, name that address"
-# No host of ours needs them, and programs disagree about what they mean.
+# No valid host has these characters, and programs interpret them differently.
 ODD_CHARACTERS = re.compile(r"[\\\x00-\x20\x7f]")
 
 
 @dataclass(frozen=True)
 class Place:
-    """A uri taken apart; an empty authority stands for every host where `is_prefix_of` is asked.
+    """The parts of a uri. In a prefix, an empty authority stands for every host.
 
     Args:
         scheme: Lower case; `file` for local paths.
@@ -49,7 +49,7 @@ class Place:
 
     @classmethod
     def of(cls, uri: str) -> Place:
-        """Raises ValueError for what cannot be judged."""
+        """Parse a uri; ValueError if it is ambiguous."""
         if (path := local_path(uri)) is not None:
             return cls("file", "", posixpath.normpath(f"/{path.lstrip('/')}"))
         scheme, _, rest = uri.partition("://")
@@ -90,16 +90,16 @@ class Place:
         return self.authority.rpartition(":")[0] if self.scheme in PORTS else self.authority
 
 
-# True while this task sends a request to a place that the job names.
+# True while this task sends a request to a place that the job has named.
 _is_named: ContextVar[bool] = ContextVar("is_named", default=False)
 
 
 @dataclass(frozen=True)
 class CheckedClient:
-    """Opens aiohttp sessions, as fsspec's `get_client`, whose every hop is checked.
+    """Opens aiohttp sessions that check every hop; for `get_client` of fsspec.
 
     Args:
-        named: Places of the web that the job names: they need not be public.
+        named: Places of the web that the job names; their addresses need not be public.
     """
 
     named: tuple[Place, ...]
@@ -138,7 +138,7 @@ def _checked_socket(address_info: Any) -> socket.socket:
 
 @lru_cache(maxsize=4096)
 def is_public(host: str) -> bool:
-    """Whether every address of a host is one of the public internet; true if it has none."""
+    """Return True if every address of a host is public, or if it has no address."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

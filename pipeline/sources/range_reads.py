@@ -1,15 +1,16 @@
 """Ranges of a file, and spans of large recordings that are read by ranges.
 
-A range costs one request. What is asked for is what is read: nothing before, behind or between.
+A range costs one request, and exactly its bytes are read.
 
-A span of ten seconds does not fetch a recording of a day. Where a row is a span of a file above
-`MEMORY_BYTES` in a container that can be sought in (WAV, FLAC and their kin), its stream asks for
-what the decoder reads. The checksum of the whole file is then not known: its column is null, of
-local files too, and the store's tag says which object it was. That this has not changed is asked at
-the beginning and at the end.
+A span of ten seconds does not fetch a recording of a day. If a row is a span of a file above
+`MEMORY_BYTES` in a seekable container (such as WAV and FLAC), its stream requests only what the
+decoder reads. The checksum of the whole file is then unknown and its column is null, also for local
+files. The content tag of the store identifies the object. It is compared at the beginning and at
+the end.
 
-Spans of a long row (`planning.spans`) are read by different workers at different times: each asks
-whether the file is still the planned one, of any size, so that no recording is made of two.
+Spans of a long row (`planning.spans`) are read by different workers at different times. Each worker
+checks that the file is still the planned one, whatever its size, so no recording is read from two
+versions of a file.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from earmill.pipeline.common.errors import RowError, UnreadableError
 from earmill.pipeline.sources.base import (
     Fetched,
     Item,
-    answered,
     object_of,
+    retry_listing,
+    retry_read,
+    row_error,
     source_errors,
     stat_fields,
 )
@@ -41,14 +44,10 @@ from earmill.pipeline.sources.fetch import (
     MEMORY_BYTES,
     Blob,
     Options,
-    failed,
     fetch_all,
-    is_final,
     load_object,
     may_go_on,
-    patiently,
     temporary_file,
-    waited_for,
 )
 from earmill.pipeline.storage.filesystems import is_web
 from earmill.pipeline.storage.regular import open_regular
@@ -56,9 +55,9 @@ from earmill.pipeline.storage.regular import open_regular
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Of a long range at a time.
+# A long range is read in pieces of this size.
 PIECE_BYTES = 8 << 20
-# A jump of less costs less to read through, a long block at a time, than a request.
+# Reading over a smaller gap, in long blocks, costs less than a request.
 NEAR_BYTES, LONG_BLOCK_BYTES = 32 << 10, 1 << 20
 
 
@@ -74,7 +73,7 @@ class Range(NamedTuple):
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """The same bytes in the fewest ranges, in order."""
+    """Return the same bytes as the fewest ranges, in order."""
     found: list[Range] = []
     for one in sorted(ranges):
         if found and one.start <= found[-1].end:
@@ -85,10 +84,10 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def read_range(fs: Any, path: str, wanted: Range) -> bytes:
-    """The bytes of one range of a file.
+    """Return the bytes of one range of a file.
 
     Raises:
-        UnreadableError: The file ends before, or its server gives no ranges.
+        UnreadableError: The file ends before the range, or its server supports no ranges.
         ConnectionError: Fewer bytes arrived.
     """
     if isinstance(fs, LocalFileSystem):
@@ -109,17 +108,17 @@ def read_range(fs: Any, path: str, wanted: Range) -> bytes:
 
 
 def _from_web(fs: Any, path: str, wanted: Range) -> bytes:
-    """A range off a web server, never more of it than was asked for."""
-    try:  # the size is what keeps fsspec from asking for it
+    """Return a range from a web server; no more bytes are read."""
+    try:  # with a size, fsspec does not ask for it
         with fs.open(path, "rb", size=wanted.end, cache_type="none") as stream:
             stream.seek(wanted.start)
             return bytes(stream.read(wanted.nbytes))
-    except ValueError as error:  # what fsspec says of an answer with the whole file
+    except ValueError as error:  # fsspec raises it if the answer is the whole file
         raise UnreadableError(f"{path}: the server gives no ranges of files: {error}") from error
 
 
 def load_ranges(fs: Any, path: str, ranges: Sequence[Range], touch: Callable[[], None]) -> Blob:
-    """The bytes of some ranges one behind the other, in memory or, where they are many, in a file.
+    """Return the bytes of ranges, concatenated, in memory or in a file if they are large.
 
     Args:
         touch: Called whenever bytes arrive.
@@ -145,7 +144,7 @@ def _pieces(
 
 
 class _Ranged(SeekableFile):
-    """What is read into a buffer by `read`."""
+    """Base class of files whose `readinto` calls `read`."""
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
@@ -155,13 +154,15 @@ class _Ranged(SeekableFile):
 
 
 class RangedFile(_Ranged):
-    """A file read by ranges: a block wherever something is wanted, what lies between is skipped.
+    """A file that is read in blocks by range requests, only where it is used.
 
-    Where little is skipped, reading on costs less than asking again: blocks are long then.
+    After a small gap, reading on costs less than another request, so the blocks are long.
 
     Args:
-        fs, path: Which. size: Where it ends, or what is wanted of it.
-        block_bytes: Read at once after a jump.
+        fs: Filesystem of the file.
+        path: Path of the file.
+        size: Size of the file, or the end of the part that is used.
+        block_bytes: Bytes of a block after a jump.
     """
 
     def __init__(self, fs: Any, path: str, size: int, block_bytes: int) -> None:
@@ -180,7 +181,7 @@ class RangedFile(_Ranged):
         return data
 
     def _fill(self, wanted: int) -> None:
-        """Have `wanted` bytes from here on, and those behind them that a request is worth."""
+        """Fetch at least `wanted` bytes from here on."""
         behind = self._start + len(self._block)
         kept = self._block[self._at - self._start :] if self._start <= self._at < behind else b""
         near = bool(self._block) and 0 <= self._at - behind < NEAR_BYTES
@@ -191,17 +192,17 @@ class RangedFile(_Ranged):
         self._start = self._at
 
     def _long_block_bytes(self) -> int:
-        """To read at once where reading goes on."""
+        """Return the bytes of a block where reading goes on."""
         return LONG_BLOCK_BYTES
 
 
 class SparseFile(_Ranged):
-    """A file of which only some ranges are here.
+    """A file of which only some ranges are available.
 
     Args:
-        stream: The bytes of the ranges, one behind the other.
-        ranges: Which they are, in order.
-        size: Of the whole file.
+        stream: The bytes of the ranges, concatenated.
+        ranges: The ranges, in order.
+        size: Size of the whole file.
     """
 
     def __init__(self, stream: BinaryIO, ranges: Sequence[Range], size: int) -> None:
@@ -211,7 +212,7 @@ class SparseFile(_Ranged):
         self._offsets = [sum(one.nbytes for one in ranges[:n]) for n in range(len(ranges))]
 
     def read(self, size: int | None = -1) -> bytes:
-        """What is here from this place on; OSError where nothing is."""
+        """Return the available bytes from here on; OSError if there are none."""
         number = bisect_right(self._starts, self._at) - 1
         left = self._ranges[number].end - self._at if number >= 0 else 0
         wanted = self._size - self._at if size is None or size < 0 else size
@@ -224,7 +225,7 @@ class SparseFile(_Ranged):
 
 
 def ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """`map(work, items)` in threads, a few results early and never more."""
+    """Yield `map(work, items)`, computed by threads; at most `threads` results wait."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="list")
     running: deque[Future[R]] = deque()
     try:
@@ -234,19 +235,19 @@ def ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
-    finally:  # the first failure ends it
+    finally:  # the first failure ends the loop
         pool.shutdown(cancel_futures=True)
 
 
 SEEKABLE = frozenset(
     ".aif .aifc .aiff .au .bw64 .bwf .caf .flac .nist .rf64 .snd .sph .w64 .wav .wave".split()
 )
-# Read at once after a jump; libFLAC finds its place in jumps.
+# Bytes of a block after a jump; libFLAC seeks in jumps.
 BLOCK_BYTES = 64 << 10
 
 
 def fetch_rows(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
-    """`fetch_all` of files that rows are, or are spans of; raises as that."""
+    """Yield `fetch_all` for rows that are files or spans of files; raises as `fetch_all`."""
     with closing(fetch_all(items, options, load_span)) as fetched:  # type: ignore[type-var]
         for item, stream in fetched:
             if item.part_of is None or isinstance(stream, RowError):
@@ -259,8 +260,11 @@ def fetch_rows(items: Sequence[Item], options: Options) -> Iterator[Fetched]:
 
 
 def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
-    """What to say where the file of a row is another than was planned: by the store's tag, on this
-    machine by the time of its last change. Its size is looked at where it is opened."""
+    """Return an error if the file of a row has changed since it was planned.
+
+    The tag of the store is compared, or the time of change of a local file. The size is compared
+    when the file is opened.
+    """
     fs, path = object_of(item.uri, options)
     is_here = isinstance(fs, LocalFileSystem)
 
@@ -273,10 +277,9 @@ def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
     name = "mtime" if is_here else "etag"
     planned = getattr(item, name)
     try:
-        with waited_for():
-            now = patiently(asked, _is_worth_it)[name]
-    except Exception as error:  # stores raise their own
-        return failed(item.uri, error)
+        now = retry_read(asked)[name]
+    except Exception as error:  # stores raise classes of their own
+        return row_error(item.uri, error)
     if planned is None or now is None or planned == now:
         return None
     if is_here:
@@ -291,7 +294,7 @@ def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
 
 
 def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
-    """What a row needs: ranges of a large file that it is a span of, else the whole object."""
+    """Return what a row needs: a large object by ranges if the row is a span, else the object."""
     is_small = item.size is not None and item.size <= MEMORY_BYTES
     if (item.start_s, item.end_s) == (None, None) or not can_seek(item.uri) or is_small:
         return load_object(item, options, touch)
@@ -312,11 +315,13 @@ def load_span(item: Item, options: Mapping[str, Any], touch: Callable[[], None])
 
 
 def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
-    """A stream over a row's large object by ranges, to look at its header; None where the store
-    gives no ranges, or the object is gone.
+    """Return a stream over an object by ranges, to read its header.
+
+    The result is None if the store supports no ranges, or the object is gone.
 
     Raises:
-        SourceOutage: The store is away. SourceError: It cannot be asked.
+        SourceOutage: The store is away.
+        SourceError: The store cannot be asked.
     """
 
     def opened() -> BinaryIO | None:
@@ -327,18 +332,18 @@ def open_ranged(item: Item, options: Mapping[str, Any]) -> BinaryIO | None:
         return RangedObject(fs, path, found["size"], found["etag"]).open()
 
     with source_errors(item.uri), suppress(FileNotFoundError):
-        return answered(opened)
+        return retry_listing(opened)
     return None
 
 
 def can_seek(uri: str) -> bool:
-    """Whether a file of this name is in a container that can be sought in."""
+    """Return True if the name is that of a seekable container."""
     name = uri.partition("?")[0] if is_web(uri) else uri
     return splitext(name)[1].lower() in SEEKABLE
 
 
 def _has_ranges(fs: Any, path: str) -> bool:
-    """Web servers may answer with the whole file; only asking for what is not its start tells."""
+    """Return True if the store supports ranges. A web server may send the whole file instead."""
     try:
         return not may_go_on(fs) or bool(read_range(fs, path, Range(1, 2)))
     except UnreadableError:
@@ -346,17 +351,20 @@ def _has_ranges(fs: Any, path: str) -> bool:
 
 
 class UnhashedFile(Blob):
-    """A local file that is not read to its end for a checksum."""
+    """A local file without a checksum, because most of it is not read."""
 
     def digest(self) -> str:
         return ""
 
 
 class RangedObject(Blob):
-    """A remote object that is read where its streams read.
+    """A remote object that is read by ranges.
 
     Args:
-        size: Of the object. tag: What the store calls its content, None where it has no name.
+        fs: Filesystem of the object.
+        path: Path of the object.
+        size: Bytes of the object.
+        tag: Content tag of the store; None if it has none.
     """
 
     def __init__(self, fs: Any, path: str, size: int, tag: str | None) -> None:
@@ -372,10 +380,10 @@ class RangedObject(Blob):
 
 
 class RangedStream(RangedFile):
-    """A stream over a `RangedObject`, which waits for a store that is away.
+    """A stream over a `RangedObject`; outages of the store are retried.
 
     Attributes:
-        failure: What a read failed with, or that the object is another by now; see `check_arrived`.
+        failure: The error of a failed read, or of an object that was replaced; see `check_arrived`.
     """
 
     def __init__(self, fs: Any, path: str, size: int, tag: str | None) -> None:
@@ -394,32 +402,26 @@ class RangedStream(RangedFile):
         self._failure = error
 
     def digest(self) -> str:
-        """Nothing: most of the object is not read."""
+        """Return no checksum, because most of the object is not read."""
         return ""
 
     def read(self, size: int | None = -1) -> bytes:
         try:
-            with waited_for():
-                return patiently(lambda: super(RangedStream, self).read(size), _is_worth_it)
+            return retry_read(lambda: super(RangedStream, self).read(size))
         except OSError as error:
             self._failure = error
             raise
-        # Stores raise their own roots (botocore is no OSError), which would be lost in a decoder.
+        # Stores raise classes of their own (botocore's is no OSError), which a decoder would lose.
         except Exception as error:
             self._failure = OSError(errno.EIO, str(error))
             raise self._failure from error
 
     def _long_block_bytes(self) -> int:
-        """Twice as much each time: a span may end soon."""
+        """Return twice the bytes of the last block, as a span may end soon."""
         return min(2 * len(self._block), LONG_BLOCK_BYTES)
 
     def _is_unchanged(self) -> bool:
         self._fs.invalidate_cache(self._path)
-        with waited_for():
-            info = patiently(lambda: self._fs.info(self._path), _is_worth_it)
+        info = retry_read(lambda: self._fs.info(self._path))
         found = stat_fields(info)
         return (found["size"], found["etag"]) == (self._size, self._tag)
-
-
-def _is_worth_it(error: Exception) -> bool:
-    return not is_final(error)

@@ -1,16 +1,16 @@
-"""Tables that others wrote (csv, tsv, JSON lines, Parquet): bytes to columns of cells.
+"""Foreign tables (csv, tsv, JSON lines, Parquet): bytes to columns of cells.
 
-Parquet keeps its types; text tables get the ones that no text is lost by. A table that cannot be
-taken as it is raises ValueError or csv.Error. Columns of csv and Parquet lie packed: their cells
-become objects a slice at a time.
+Parquet keeps its types. Columns of text tables get a type if no text is lost. A table that cannot
+be read raises ValueError or csv.Error. Columns of csv and Parquet are held packed and become Python
+objects a slice at a time.
 
-Text is UTF-8, or UTF-16 with a byte order mark, and may be compressed. The header tells the
-delimiter of csv and tsv. A blank line is a row without values, which the caller counts. The index
-that pandas writes beside the columns is not carried through.
+Text is UTF-8, or UTF-16 with a byte order mark, and may be compressed. The header of csv and tsv
+tells the delimiter. A blank line is a row without values, which the caller counts. The index that
+pandas writes beside the columns is not carried through.
 
-A cell that is carried through becomes one of the types that Parquet and JSON share. Text stays
-text: a speaker "0042" must not become 42. A column of a csv becomes numbers only if all its cells
-look like numbers a program wrote. NaN and infinity become null: JSON has neither.
+A cell that is carried through gets a type that Parquet and JSON share. Text stays text: a speaker
+"0042" must not become 42. A csv column becomes numbers only if all cells look like numbers written
+by a program. NaN and infinity become null, because JSON has neither.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BOOLEANS = {"true": True, "false": False}
 
 
 def scalar(value: Any) -> Scalar:
-    """One cell: lists and mappings become JSON text, dates ISO text, bytes are refused (None)."""
+    """Convert a cell: lists and mappings to JSON text, dates to ISO text, bytes to None."""
     as_python = getattr(value, "item", None)
     if callable(as_python):  # numpy and arrow scalars
         value = as_python()
@@ -57,9 +57,9 @@ def scalar(value: Any) -> Scalar:
 
 
 def public_value(value: Any) -> Any:
-    """A cell as it may be published: what is secret in the uris of its texts is removed."""
+    """Return a cell for publication: secrets in the uris of its texts are removed."""
     if isinstance(value, str):
-        # JSON can escape what is no text.
+        # JSON can hold escaped surrogates, which are no valid text.
         return redact_uris(value).encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
         return {key: public_value(item) for key, item in value.items()}
@@ -69,8 +69,7 @@ def public_value(value: Any) -> Any:
 
 
 class TextKind:
-    """What the filled cells of a csv column have in common: integers, decimals, true/false, or
-    text; told as they come."""
+    """The common type of the filled cells of a csv column: integer, decimal, true/false or text."""
 
     def __init__(self) -> None:
         self._filled = False
@@ -81,13 +80,13 @@ class TextKind:
         ]
 
     def see(self, cells: Sequence[str]) -> None:
-        """Some more cells."""
+        """Narrow the type by more cells."""
         filled = [cell for cell in cells if cell]
         self._filled = self._filled or bool(filled)
         self._left = [kind for kind in self._left if all(map(kind[0], filled))]
 
     def typed(self, cells: Sequence[str]) -> list[Scalar]:
-        """Cells as what all that were seen are; empty ones are None."""
+        """Convert cells to the type of all cells seen; empty cells become None."""
         if not self._filled or not self._left:
             return [cell or None for cell in cells]
         convert = self._left[0][1]
@@ -95,14 +94,14 @@ class TextKind:
 
 
 def typed_column(cells: Sequence[str]) -> list[Scalar]:
-    """A csv column: integers, decimals or true/false if every filled cell is one, else text."""
+    """Convert a csv column to integers, decimals or true/false if all cells fit, else text."""
     kind = TextKind()
     kind.see(cells)
     return kind.typed(cells)
 
 
 def unified_column(cells: Sequence[Any]) -> list[Scalar]:
-    """A column of mixed cells with one type: numbers together are floats, any other mix is text."""
+    """Convert a column to one type: mixed numbers become floats, other mixes text."""
     values = [scalar(cell) for cell in cells]
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) <= 1:
@@ -124,7 +123,7 @@ RESERVED = ("uri", "id", "start", "end")
 # Rows of a text table that become Python objects at once.
 CHUNK_ROWS = 8192
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-# A few bytes can be compressed text without end.
+# A small compressed file can hold text without end.
 MOST_TEXT_BYTES = 4 << 30
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 DELIMITERS = ",\t;|"
@@ -137,7 +136,8 @@ class Column(Sequence[Any]):
     """The cells of a column; a slice of it is a list.
 
     Args:
-        packed: The cells. typed: Makes values of them.
+        packed: The cells.
+        typed: Converts a list of cells to values.
     """
 
     def __init__(
@@ -170,13 +170,13 @@ def read_csv(
     delimiter: str = ",",
     is_quoted: bool = True,
 ) -> dict[str, Cells]:
-    """A csv with a header line; columns get a type only where no text is lost by it.
+    """Read a csv with a header line. A column gets a type only if no text is lost.
 
     Args:
         raw: The file.
         untyped: Columns whose cells stay text.
-        delimiter: Of the cells, if the header has it; else the header tells.
-        is_quoted: Quotation marks surround cells, unless tabs separate them and this is False.
+        delimiter: Delimiter of cells, if it is in the header; else the header decides.
+        is_quoted: False takes quotation marks as text if tabs separate cells.
     """
     lines = _text(raw)
     first = next((line for line in lines if line.strip()), "")
@@ -211,12 +211,12 @@ def read_csv(
 
 
 def read_tsv(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cells]:
-    """The same with tabs; quotation marks are text, as in the tables of Common Voice."""
+    """Read a table with tabs; quotation marks are text, as in the tables of Common Voice."""
     return read_csv(raw, untyped, delimiter="\t", is_quoted=False)
 
 
 def _column_name(name: str, place: int) -> str:
-    """Return the name of a column without blanks around it; one without a name as pandas has it."""
+    """Return the name of a column without blanks around it; pandas' name if it has none."""
     return name.strip().strip("\ufeff").strip() or f"Unnamed: {place}"
 
 
@@ -228,7 +228,7 @@ def _whole_row(row: list[str], columns: int) -> list[str]:
 
 
 def read_jsonl(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cells]:
-    """One JSON object a line; a key missing from a line is null."""
+    """Read JSON lines, one object each; a missing key is null."""
     return _json_lines(_text(raw).read(), untyped)
 
 
@@ -249,7 +249,7 @@ def _json_lines(text: str, untyped: Collection[str]) -> dict[str, Cells]:
 
 
 def read_json(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cells]:
-    """JSON lines, or one list of objects."""
+    """Read JSON lines, or one list of objects."""
     text = _text(raw).read()
     if not text.lstrip().startswith("["):
         return _json_lines(text, untyped)
@@ -266,7 +266,7 @@ def read_json(raw: bytes, untyped: Collection[str] = RESERVED) -> dict[str, Cell
 def read_parquet(
     raw: bytes, untyped: Collection[str] = RESERVED
 ) -> tuple[dict[str, Cells], Columns]:
-    """A parquet file, read whole: cells in their types, and what is known of the columns."""
+    """Read a Parquet file: cells in their types, and what is known about the columns."""
     table = table_of(raw)
     types, dropped = {}, {}
     columns: dict[str, Cells] = {}
@@ -287,11 +287,11 @@ def read_table(name: str, raw: bytes, untyped: Collection[str]) -> tuple[dict[st
     """Read a table by the ending of its name.
 
     Args:
-        name: Of the file.
+        name: Name of the file.
         raw: The file.
-        untyped: Columns whose cells stay as they are.
+        untyped: Columns whose cells are not converted.
     Returns:
-        The columns, and what is known of those that are carried through.
+        The columns, and what is known about the columns that are carried through.
     """
     path = PurePosixPath(name.lower())
     compression = COMPRESSIONS.get(path.suffix)
@@ -316,8 +316,7 @@ def read_table(name: str, raw: bytes, untyped: Collection[str]) -> tuple[dict[st
 
 
 def _index_columns(columns: Mapping[str, Cells], untyped: Collection[str]) -> dict[str, str]:
-    """Return the columns that only count rows or are blank, as pandas leaves them, with the
-    reason."""
+    """Return the index and blank columns of pandas, with the reason for leaving them out."""
     found = {}
     for name, cells in columns.items():
         if INDEX.fullmatch(name) is None or name in untyped:
@@ -342,14 +341,14 @@ def _decompressed(raw: bytes, compression: str) -> bytes:
 
 
 def _text(raw: bytes) -> io.TextIOWrapper:
-    """Return the text of a file, without the line ends behind its last line."""
+    """Return the text of a file, without the line ends after its last line."""
     encoding = "utf-16" if raw.startswith(UTF_16) else "utf-8-sig"
     content = raw if encoding == "utf-16" else raw.rstrip(b"\r\n")
     return io.TextIOWrapper(io.BytesIO(content), encoding=encoding, newline="")
 
 
 def _columns_of(rows: Sequence[Mapping[str, Any]], untyped: Collection[str]) -> dict[str, Cells]:
-    """Return the columns of JSON objects, in the order in which their names come first."""
+    """Return the columns of JSON objects, in the order of first appearance."""
     columns: dict[str, Cells] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         cells = [row.get(name) for row in rows]
@@ -370,3 +369,7 @@ READERS: dict[str, Reader] = {
     ".json": _inferred(read_json),
     ".parquet": read_parquet,
 }
+TABLE_ENDINGS = (
+    *READERS,
+    *(ending + packed for ending in READERS if ending != ".parquet" for packed in COMPRESSIONS),
+)

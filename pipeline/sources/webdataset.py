@@ -1,14 +1,14 @@
 """WebDataset: tar files of samples, on local disks or behind any fsspec URI.
 
-To plan, the headers of each tar are read, and its small members; on a remote store by ranges, which
-skip what lies between. A row's uri names the tar and the range of its audio member, so that a
-worker reads that range and no more. The range begins at the member's header, which tells
-whether the tar is still the one that was planned.
+Planning reads the headers of each tar and its small members; on a remote store by range requests.
+The uri of a row names the tar and the range of its audio member, and a worker reads only this
+range. The range begins at the header of the member, which shows whether the tar has changed since
+planning.
 
-Members that follow each other and share a name up to the first dot are one sample. That is
-WebDataset's rule (`webdataset.tariterators`): `spk1/utt7.flac`, `spk1/utt7.json` are sample
-`spk1/utt7`. Nothing is ever unpacked to a path, so a member's name is a name and no more; links and
-devices are no samples.
+Neighbouring members that share a name up to the first dot are one sample, by the rule of WebDataset
+(`webdataset.tariterators`): `spk1/utt7.flac` and `spk1/utt7.json` are sample `spk1/utt7`. Nothing
+is unpacked to a path, so the name of a member cannot lead elsewhere. Links and devices are no
+samples.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from earmill.pipeline.sources.base import (
     Fetched,
     Item,
     Scalar,
-    answered,
     as_text,
     filesystem,
     object_of,
     public_uri,
+    retry_listing,
     row_names,
     source_errors,
     stat_fields,
@@ -78,15 +78,17 @@ Seconds = Callable[[str, BinaryIO, int], tuple[float, bool]]
 
 @dataclass(slots=True)
 class Sample:
-    """One sample as the headers describe it.
+    """A sample as the headers describe it.
 
     Args:
-        raw_key: The name its members share, as the tar has it.
-        key: The same as text.
-        columns: What its `json`, `cls` and `txt` members say.
-        audio: Suffix of each audio member to its header.
-        seconds: Expected duration of the first of these. estimated: From its bytes alone.
-        problem: Why it cannot be processed; None where it can.
+        raw_key: The common name of its members in the tar.
+        key: `raw_key` as text.
+        columns: Columns of its `json`, `cls` and `txt` members.
+        audio: Headers of audio members by suffix.
+        seconds: Expected duration of the first audio member.
+        estimated: True if `seconds` is estimated from bytes.
+        problem: Why it cannot be processed, or None.
+        suffixes: Suffixes of all members.
     """
 
     raw_key: str
@@ -102,7 +104,7 @@ class Sample:
         return as_text(self.raw_key)
 
     def chosen(self, suffix: str | None) -> tarfile.TarInfo | None:
-        """The audio member of this suffix, or the only one; None, with a problem, without it."""
+        """Return the audio member of a suffix, or the only one; None sets `problem`."""
         found = (
             self.audio if suffix is None else {k: v for k, v in self.audio.items() if k == suffix}
         )
@@ -119,13 +121,14 @@ class Samples:
 
     Args:
         stream: The tar, seekable.
-        name: How messages call it.
-        extensions: Which suffixes are audio.
-        seconds: Of an audio member by suffix, stream and bytes; and whether that is estimated.
+        name: Name of the tar in messages.
+        extensions: Suffixes of audio.
+        seconds: Returns the duration of an audio member by suffix, stream and bytes, and True if it
+            is estimated.
     Attributes:
-        skipped: Members that belong to no sample's audio or columns, by suffix.
+        skipped: Members that are neither audio nor columns, by suffix.
     Raises:
-        SourceError: The tar is damaged, or a key comes twice; while iterating.
+        SourceError: While iterating: the tar is damaged, or a key comes twice.
     """
 
     def __init__(
@@ -204,7 +207,7 @@ class Samples:
 
 
 def _columns(suffix: str, text: str) -> dict[str, Scalar]:
-    """The columns of one member: a JSON mapping's own, else one of the member's suffix."""
+    """Return the columns of a member: of a JSON mapping, else one named by the suffix."""
     if suffix == "json":
         found = loads_json(text)
         cells = found if isinstance(found, dict) else {suffix: found}
@@ -216,13 +219,13 @@ def _columns(suffix: str, text: str) -> dict[str, Scalar]:
 
 
 def key_of(member: tarfile.TarInfo) -> str | None:
-    """The key of the sample that a member belongs to."""
+    """Return the key of the sample of a member."""
     found = MEMBER.fullmatch(member.name.removeprefix("./"))
     return None if found is None else as_text(found[1])
 
 
 def _is_plain(member: tarfile.TarInfo) -> bool:
-    """Whether a member's bytes lie in the tar as they are."""
+    """Return True if the bytes of a member lie unchanged in the tar."""
     return member.isreg() and not member.issparse()
 
 
@@ -233,10 +236,10 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
 
 MAX_TARS = 1_000_000
 LISTING_THREADS = 16
-# Of what is kept of a listing.
+# Version of cached listings.
 LISTING_VERSION = 1
-# Of a remote tar at a time, while its headers are looked for: those of a sample with its columns,
-# the header of its audio, and what tarfile reads of that at once.
+# Bytes of a remote tar that are read at a time while planning. They hold the headers of a sample,
+# its columns, and the part of its audio that tarfile reads at once.
 BLOCK_BYTES = 9 << 10
 EARLY_BYTES = 1 << 10
 COPY_BYTES = MAX_HELD_BYTES
@@ -272,10 +275,13 @@ class WebDatasetSection(SourceSection):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row is: in which tar, and the bytes of its audio member, header included.
+    """The tar of a row, and the range of its audio member with the header.
 
     Args:
-        end: 0 where the row has no audio member that could be read.
+        tar: Uri of the tar.
+        key: Key of the sample.
+        start: First byte of the range.
+        end: End of the range; 0 if the row has no readable audio member.
     """
 
     tar: str
@@ -284,7 +290,7 @@ class Place:
     end: int = 0
 
     def uri(self) -> str:
-        """As `of` reads it."""
+        """Return the uri that `of` parses."""
         parts: dict[str, object] = {"sample": self.key}
         if self.end:
             parts |= {"start": self.start, "end": self.end}
@@ -312,7 +318,7 @@ class WebDatasetSource:
         self._beside: Counter[str] = Counter()
         with source_errors(section.uri):
             self._fs, self._path = filesystem(section.uri, section.storage_options)
-            self._tars, self._root = answered(self._find)
+            self._tars, self._root = retry_listing(self._find)
         below = [tar.removeprefix(self._root).removeprefix("/") for tar in self._tars]
         self._names = dict(zip(self._tars, row_names(below), strict=True))
         if not self._tars:
@@ -321,11 +327,11 @@ class WebDatasetSource:
         self._kept: Kept = NothingKept()
 
     def keep(self, kept: Kept) -> None:
-        """From now on, remember what the headers of each remote tar said."""
+        """Use a cache for the listings of remote tars."""
         self._kept = kept
 
     def _find(self) -> tuple[list[str], str]:
-        """The tars in the order of the pattern, and the folder that row ids start from."""
+        """Return the tars in the order of the pattern, and the folder to which row ids relate."""
         path = self._path.rstrip("/") or "/"
         self._fs.invalidate_cache()
         if self._fs.isfile(path):
@@ -353,7 +359,7 @@ class WebDatasetSource:
         return self._listed(self._header_seconds)
 
     def listing(self) -> Iterator[Item]:
-        """The same rows with durations guessed from sizes."""
+        """Yield the rows with durations estimated from sizes."""
         return self._listed(_guessed)
 
     def _listed(self, seconds: Seconds) -> Iterator[Item]:
@@ -370,7 +376,7 @@ class WebDatasetSource:
             raise SourceError(f"source {self._section.uri}: no samples in {len(self._tars)} tars")
 
     def _rows(self, tar: str, seconds: Seconds) -> tuple[list[dict[str, Any]], Counter[str]]:
-        """The fields of every row of a tar."""
+        """Return the fields of every row of a tar, and what was skipped."""
         public, name = public_uri(self._fs, tar), self._names[tar]
 
         def read() -> tuple[list[dict[str, Any]], Counter[str]]:
@@ -393,10 +399,10 @@ class WebDatasetSource:
             return rows, samples.skipped
 
         with source_errors(public):
-            return answered(read)
+            return retry_listing(read)
 
     def _key(self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds) -> str | None:
-        """What the listing of a tar is kept under; None for a local one, which is read as fast."""
+        """Return the cache key of the listing of a tar; None for a local tar, which is fast."""
         if isinstance(self._fs, LocalFileSystem):
             return None
         section = self._section
@@ -406,7 +412,7 @@ class WebDatasetSource:
     def _known(
         self, tar: str, name: str, stat: Mapping[str, Any], seconds: Seconds
     ) -> tuple[list[dict[str, Any]], Counter[str]] | None:
-        """What an earlier listing has found out of a tar that has not changed since."""
+        """Return the cached listing of a tar that has not changed, or None."""
         key = self._key(tar, name, stat, seconds)
         data = None if key is None else self._kept.get(key)
         found = None if data is None else unpacked(data)
@@ -436,7 +442,7 @@ class WebDatasetSource:
         return Columns()
 
     def skipped(self) -> dict[str, int]:
-        """Members that are neither audio nor columns, and files beside the tars, by reason."""
+        """Return counts of members that are neither audio nor columns, and of other files."""
         found = (entry for entry in self._skipped.items() if entry[1])
         return dict(sorted(found, key=lambda entry: (-entry[1], entry[0])))
 
@@ -452,7 +458,7 @@ class WebDatasetSource:
             return _audio(stream, item, place, touch)
 
     def _problem(self, fs: Any, path: str, place: Place) -> str:
-        """What was wrong with a row that has no audio member; its tar is looked through again."""
+        """Return why a row has no audio member; its tar is read again."""
         with _opened(fs, path) as stream:
             samples = Samples(stream, place.tar, self._section.extensions, _guessed)
             found = next((sample for sample in samples if sample.key == place.key), None)
@@ -477,7 +483,7 @@ def _guessed(suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
 
 @contextmanager
 def _readable_tar(uri: str, options: Mapping[str, Any]) -> Iterator[BinaryIO]:
-    """A tar while its headers are looked for; SourceError where it cannot be read as a file."""
+    """Open a tar for reading its headers; SourceError if it cannot be read as a file."""
     try:
         fs, path = object_of(uri, options)
         with _opened(fs, path) as stream:
@@ -487,7 +493,7 @@ def _readable_tar(uri: str, options: Mapping[str, Any]) -> Iterator[BinaryIO]:
 
 
 def _opened(fs: Any, path: str) -> AbstractContextManager[BinaryIO]:
-    """A tar to look for headers in."""
+    """Open a tar for reading its headers."""
     if isinstance(fs, LocalFileSystem):
         return open_regular(path)
     found: Any = RangedFile(fs, path, int(fs.size(path)), BLOCK_BYTES)
@@ -495,7 +501,7 @@ def _opened(fs: Any, path: str) -> AbstractContextManager[BinaryIO]:
 
 
 def _range(fs: Any, path: str, place: Place) -> AbstractContextManager[BinaryIO]:
-    """A stream whose position is the member's header."""
+    """Return a stream at the header of the member."""
     stream: Any
     if isinstance(fs, LocalFileSystem):
         stream = open_regular(path)
@@ -508,7 +514,7 @@ def _range(fs: Any, path: str, place: Place) -> AbstractContextManager[BinaryIO]
 
 
 def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]) -> Blob:
-    """The bytes of the member that begins here, in memory or, where they are many, in a file."""
+    """Return the bytes of the member that begins here, in memory or in a file if large."""
     try:
         bounded: Any = BoundedReads(stream)
         with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:

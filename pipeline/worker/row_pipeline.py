@@ -35,7 +35,7 @@ from earmill.pipeline.formats.dtypes import Caster, as_stored
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
 from earmill.pipeline.sources.base import Item, Source
 from earmill.pipeline.sources.fetch import check_arrived
-from earmill.pipeline.sources.witness import Witnesses, fetch_confirmed
+from earmill.pipeline.sources.source_probe import SourceProbes, fetch_confirmed
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.worker.device import Gpu
 from earmill.pipeline.worker.extraction import Window, extraction_on
@@ -96,7 +96,7 @@ class RowProcessor:
         cpu: CpuSeconds | None = None,
     ) -> None:
         self._source, self._extractors = source, tuple(extractors)
-        self._witnesses = Witnesses()
+        self._witnesses = SourceProbes()
         infos = [info for model in self._extractors for info in model.streams]
         self._cast = Caster(spec.output.dtype, as_stored(infos, spec.output.dtype))
         self._each = spec.audio.channels == "each"

@@ -51,7 +51,7 @@ from earmill.pipeline.formats.registry import (
 )
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, total
 from earmill.pipeline.sources import Item, open_source
-from earmill.pipeline.sources.fetch import longest_wait_s
+from earmill.pipeline.sources.base import longest_wait_s
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.owned_folders import own_folder, sweep
 from earmill.pipeline.storage.paths import commit_path

@@ -78,10 +78,10 @@ if TYPE_CHECKING:
     from earmill.pipeline.loader.stream import FeatureStream as FeatureStream
     from earmill.pipeline.planning.estimate import JobCost as JobCost
     from earmill.pipeline.reader.concat import ConcatenatedFeatures as ConcatenatedFeatures
+    from earmill.pipeline.reader.concat import MixedFeatures as MixedFeatures
+    from earmill.pipeline.reader.concat import mix as mix
     from earmill.pipeline.reader.features import Features as Features
     from earmill.pipeline.reader.joined import JoinedFeatures as JoinedFeatures
-    from earmill.pipeline.reader.mixing import MixedFeatures as MixedFeatures
-    from earmill.pipeline.reader.mixing import mix as mix
     from earmill.pipeline.reader.open import open_features as open_features
     from earmill.pipeline.reader.recordings import Recordings as Recordings
     from earmill.pipeline.spec.job import JobSpec as JobSpec

@@ -18,7 +18,6 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats import blocks
 from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, other_row, outside
 from earmill.pipeline.formats.format import Promise
-from earmill.pipeline.reader import open_shards
 from earmill.pipeline.reader.open_shards import OpenShards
 from earmill.pipeline.storage.layout import Layout
 from tests.waiting import DEADLINE_S
@@ -236,14 +235,13 @@ class Opened:
 
 class TestOpenShards:
     @pytest.fixture(autouse=True)
-    def _fake(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        opener = SimpleNamespace(open=Opened)
-        monkeypatch.setattr(open_shards, "format_of", lambda name: opener)
+    def _fake(self) -> None:
+        self.opener: Any = SimpleNamespace(open=Opened)
         self.shards = OpenShards(max_open=2, max_bytes=100)
 
     def get(self, rel: str) -> Any:
         layout = Layout.open("memory://nowhere")
-        return self.shards.get(layout, rel, "zarr", Promise(0, {}, {}, {}))
+        return self.shards.get(layout, rel, self.opener, Promise(0, {}, {}, {}))
 
     def test_the_least_recently_used_is_closed(self) -> None:
         a, b = self.get("a"), self.get("b")
@@ -267,17 +265,14 @@ class TestOpenShards:
         assert b.open
         assert self.shards.counts.shards_opened == 2
 
-    def test_two_are_opened_side_by_side_and_one_only_once(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_two_are_opened_side_by_side_and_one_only_once(self) -> None:
         both = Barrier(2)
 
         def open_slowly(layout: Layout, rel: str, *rest: Any) -> Opened:
             both.wait(DEADLINE_S)
             return Opened(layout, rel, *rest)
 
-        opener = SimpleNamespace(open=open_slowly)
-        monkeypatch.setattr(open_shards, "format_of", lambda name: opener)
+        self.opener.open = open_slowly
         with ThreadPoolExecutor(4) as pool:
             found = [*pool.map(self.get, "abab")]
         assert found[:2] == found[2:]

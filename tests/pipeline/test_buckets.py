@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earmill import Crop, FeatureLoader, Features, open_features
-from earmill.pipeline.loader.batches import BucketedBatches, FixedBatches, Plan, _fewer_lanes
+from earmill.pipeline.loader.batches import BucketedBatches, EpochPlan, FixedBatches, _fewer_lanes
 from earmill.pipeline.loader.epoch_order import Settings, block_order
 from tests.pipeline.reader_data import mixed_seconds, no_read_ahead, small_row_groups, write_set
 
@@ -30,13 +30,13 @@ def make(lengths: np.ndarray, **changes: Any) -> BucketedBatches:
     return BucketedBatches(Settings(**chosen), lengths, budget, max_rows, "batch_frames")
 
 
-def whole(batching: BucketedBatches, *, seed: int = 3, epoch: int = 0) -> Plan:
+def whole(batching: BucketedBatches, *, seed: int = 3, epoch: int = 0) -> EpochPlan:
     blocks = np.full(len(batching.lengths), 1, np.int64)
     rows = block_order(blocks, shuffle=batching.settings.shuffle, seed=seed, epoch=epoch)
     return batching.whole(rows, np.full(len(rows), epoch), seed=seed, epoch=epoch)
 
 
-def batches(plan: Plan) -> list[list[int]]:
+def batches(plan: EpochPlan) -> list[list[int]]:
     return [plan.batch(number)[0].tolist() for number in range(plan.n_batches)]
 
 

@@ -21,8 +21,14 @@ from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.snapshot import CommitRef, Current, Snapshot
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.reader.catalog import Catalog, load_catalog, read_quarantine
-from earmill.pipeline.reader.index_rows import SHOWN, fact_names, is_extra
+from earmill.pipeline.reader.catalog import (
+    SHOWN,
+    Catalog,
+    fact_names,
+    is_extra,
+    load_catalog,
+    read_quarantine,
+)
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (
@@ -148,8 +154,8 @@ class TestRows:
         early, late = catalog_of(tmp_path / "open"), catalog_of(closed)
         assert early.table.equals(late.table)
         assert early.fingerprint == late.fingerprint
-        assert set(early.paths) == set(SHARDS)
-        assert (late.paths, set(late.refs)) == ({}, set(SHARDS))
+        assert set(early.records) == set(SHARDS)
+        assert (late.records, set(late.refs)) == ({}, set(SHARDS))
 
     def test_starts_are_the_frames_before_in_the_shard(self, closed: Path) -> None:
         catalog = catalog_of(closed)
@@ -167,7 +173,7 @@ class TestRows:
 
     def test_facts_are_what_is_left_of_a_table_of_rows(self, closed: Path) -> None:
         catalog, layout = catalog_of(closed), Layout.open(str(closed))
-        table = read_table(layout, catalog.shard_paths(layout, "00000").rows)
+        table = read_table(layout, str(catalog.record(layout, "00000").path("rows")))
         names = fact_names(table, catalog.streams)
         assert {"uri", "rate_hz", "pcm_sha256", "gain_db", "calibration"} <= set(names)
         assert not {"row_id", "seconds", "modulation_start", "extra_label"} & set(names)
@@ -292,7 +298,7 @@ class TestRefused:
         close_with(copy, commits=lambda refs: refs.pop("00002") and None)
         layout = Layout.open(str(copy))
         with pytest.raises(CommitError, match=r"commits/00002\.json is missing"):
-            catalog_of(copy).shard_paths(layout, "00002")
+            catalog_of(copy).record(layout, "00002")
 
     @pytest.mark.parametrize("generation", [0, 3])
     def test_a_commit_of_another_attempt_or_generation(self, copy: Path, generation: int) -> None:
@@ -301,10 +307,10 @@ class TestRefused:
 
         close_with(copy, commits=other)
         catalog, layout = catalog_of(copy), Layout.open(str(copy))
-        catalog.shard_paths(layout, "00000")
+        catalog.record(layout, "00000")
         text = "expected attempt ffffffff" if generation == 0 else r"00001\.r3\.json is missing"
         with pytest.raises(CommitError, match=text):
-            catalog.shard_paths(layout, "00001")
+            catalog.record(layout, "00001")
 
     def test_a_commit_without_a_stream_of_the_dataset(self, copy: Path) -> None:
         path = copy / "commits/00001.json"
@@ -312,7 +318,7 @@ class TestRefused:
         del record["frames"]["loudness"]
         path.write_text(json.dumps(record))
         with pytest.raises(CommitError, match=r"shard '00001' does not belong .*'loudness'"):
-            catalog_of(copy).shard_paths(Layout.open(str(copy)), "00001")
+            catalog_of(copy).record(Layout.open(str(copy)), "00001")
 
 
 class TestQuarantine:

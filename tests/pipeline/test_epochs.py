@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from earmill import Crop, FeatureLoader, Features, collate, open_features
-from earmill.pipeline.loader.epoch_place import EpochPlace
+from earmill.pipeline.loader.stream import EpochPlace
 from tests.pipeline.reader_data import forks, ids, no_process_stays, write_set
 
 __all__ = ["no_process_stays"]

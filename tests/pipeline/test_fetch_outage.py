@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.common.errors import AbsentError, SourceOutage, UnreadableError
+from earmill.pipeline.sources import base as sources_base
 from earmill.pipeline.sources import fetch as fetch_module
 from earmill.pipeline.sources.base import Fetched, Item
-from earmill.pipeline.sources.fetch import Blob, fetch_all, load_blob, longest_wait_s
-from earmill.pipeline.sources.witness import Witnesses, fetch_confirmed
+from earmill.pipeline.sources.fetch import Blob, fetch_all, load_blob
+from earmill.pipeline.sources.source_probe import SourceProbes, fetch_confirmed
 from tests.pipeline.outages import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(fetch_module, "RETRIES", clock.retries())
+    monkeypatch.setattr(sources_base, "FETCH_RETRIES", clock.retries())
     return clock
 
 
@@ -101,18 +102,18 @@ def test_a_read_that_hangs_is_an_outage_and_holds_nobody_up(
     release, waits = threading.Event(), []
 
     def hang(*_: object) -> Blob:
-        waits.append(longest_wait_s())
+        waits.append(sources_base.longest_wait_s())
         release.wait()
         return Blob(data=b"late")
 
     monkeypatch.setattr(fetch_module, "_load", hang)
-    monkeypatch.setattr(fetch_module, "STALL_S", 0.05)
+    monkeypatch.setattr(sources_base, "STALL_S", 0.05)
     try:
         with pytest.raises(SourceOutage, match="no byte within"):
             list(fetch_all([Item("a", "/a", size=0), Item("b", "/b", size=0)], lambda uri: {}))
     finally:
         release.set()
-    assert longest_wait_s() == 0.0
+    assert sources_base.longest_wait_s() == 0.0
 
 
 class Rows:
@@ -148,7 +149,7 @@ def rows(*names: str, folder: str = "s3://b/f") -> list[Item]:
 
 def test_a_missing_row_is_missing_while_a_witness_stands() -> None:
     source = Rows({"b"})
-    found = list(fetch_confirmed(source, rows("a", "b", "c"), Witnesses()))
+    found = list(fetch_confirmed(source, rows("a", "b", "c"), SourceProbes()))
     assert [isinstance(entry, AbsentError) for _, entry in found] == [False, True, False]
     # All rows, a witness, and a second look.
     assert source.asked[:3] == ["a", "b", "c"] and source.asked[3] in ("a", "c")
@@ -157,12 +158,12 @@ def test_a_missing_row_is_missing_while_a_witness_stands() -> None:
 
 def test_without_a_witness_nothing_is_called_missing() -> None:
     with pytest.raises(SourceOutage, match=r"3 of 3 rows .* is it still there") as caught:
-        list(fetch_confirmed(Rows({"a", "b", "c"}), rows("a", "b", "c"), Witnesses()))
+        list(fetch_confirmed(Rows({"a", "b", "c"}), rows("a", "b", "c"), SourceProbes()))
     assert caught.value.kind == "missing"
 
 
 def test_a_witness_that_is_gone_too_speaks_for_the_rows() -> None:
-    known = Witnesses()
+    known = SourceProbes()
     known.add(rows("w")[0])
     with pytest.raises(SourceOutage, match="nor can s3://b/f/w, which was read before") as caught:
         list(fetch_confirmed(Rows({"a", "w"}), rows("a"), known))
@@ -172,16 +173,16 @@ def test_a_witness_that_is_gone_too_speaks_for_the_rows() -> None:
 def test_a_row_that_comes_back_was_never_missing() -> None:
     source = Rows({"b"}, back={"b"})
     with pytest.raises(SourceOutage, match="b: was missing for a moment"):
-        list(fetch_confirmed(source, rows("a", "b"), Witnesses()))
+        list(fetch_confirmed(source, rows("a", "b"), SourceProbes()))
 
 
 def test_a_witness_from_elsewhere_is_as_good() -> None:
-    found = list(fetch_confirmed(Rows({"a"}), rows("a"), Witnesses(), rows("w")))
+    found = list(fetch_confirmed(Rows({"a"}), rows("a"), SourceProbes(), rows("w")))
     assert isinstance(found[0][1], AbsentError)
 
 
 def test_the_nearest_and_smallest_witness_is_asked() -> None:
-    known = Witnesses()
+    known = SourceProbes()
     for item in [*rows("long-name", "w"), *rows("x", folder="s3://other/f")]:
         known.add(item)
     assert [item.row_id for item in known.near("s3://b/f/a")] == ["w", "x"]

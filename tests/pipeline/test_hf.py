@@ -5,16 +5,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from datasets import DatasetDict, IterableDataset
+from datasets import DatasetDict, IterableDataset, load_dataset_builder
 
-from earmill.pipeline.common.errors import (
-    RowError,
-    SourceError,
-    UnreadableError,
-)
+from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.hf import features_of
@@ -75,6 +72,26 @@ def test_every_place_gives_the_same_rows(kind: str, streaming: bool, tmp_path: P
         expected = {"text": f"sentence {i}", "key": f"utt-{i:03d}", "n": i, "snr": 0.5 * i}
         assert item.extra == expected | {"clean": i % 2 == 0, "embedding": [1.0, 2.0]}
     assert contents(opened, items) == data
+
+
+@BOTH
+@pytest.mark.parametrize("split", [None, "train"])
+def test_data_files_are_resolved_once(
+    split: str | None, streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table().remove_columns("audio").to_json(str(tmp_path / "rows.jsonl"))
+    made = []
+
+    def counted(*arguments: object, **options: object) -> object:
+        made.append(arguments)
+        return load_dataset_builder(*arguments, **options)
+
+    for module in (datasets, datasets.load):
+        monkeypatch.setattr(module, "load_dataset_builder", counted)
+    open_source(
+        HfSpec(kind="hf", uri=str(tmp_path), audio_column="key", split=split, streaming=streaming)
+    )
+    assert len(made) == 1
 
 
 @BOTH

@@ -25,7 +25,7 @@ from earmill.pipeline.common.errors import (
     SourceOutage,
     UnreadableError,
 )
-from earmill.pipeline.sources import fetch as fetch_module
+from earmill.pipeline.sources import base as sources_base
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.hf_data import (
     BOTH,
@@ -211,7 +211,7 @@ def test_files_of_a_dataset_that_are_away_are_no_property_of_a_row(
     streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(fetch_module, "RETRIES", clock.retries())
+    monkeypatch.setattr(sources_base, "FETCH_RETRIES", clock.retries())
     table().save_to_disk(tmp_path / "saved")  # streamed row by row
     opened = source(tmp_path / "saved", streaming=streaming)
     items = list(opened.items())

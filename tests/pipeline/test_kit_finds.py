@@ -11,7 +11,7 @@ import pytest
 
 from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.common.retries import RetryPolicy
-from earmill.pipeline.sources import fetch
+from earmill.pipeline.sources import base as sources_base
 from earmill.testing.formats import sample_rows
 from tests.pipeline import test_strangers as strangers
 from tests.pipeline.test_strangers import FILES, forget, put
@@ -130,7 +130,7 @@ def test_a_mistake_of_a_source(
 ) -> None:
     texts = changed("zipped_clips", old, new)
     monkeypatch.syspath_prepend(str(put(tmp_path / "site", **texts)))
-    monkeypatch.setattr(fetch, "RETRIES", RetryPolicy(budget_s=0.0))
+    monkeypatch.setattr(sources_base, "FETCH_RETRIES", RetryPolicy(budget_s=0.0))
     suite = strangers.TestZipped()
     given = {"made": suite.make(tmp_path), "tmp_path": tmp_path, "monkeypatch": monkeypatch}
     if test is None:  # no mistake

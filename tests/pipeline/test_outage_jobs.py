@@ -51,7 +51,7 @@ def _stay_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(fetch_module, "RETRIES", clock.retries())
+    monkeypatch.setattr(sources_base, "FETCH_RETRIES", clock.retries())
     return clock
 
 
@@ -267,7 +267,7 @@ def test_a_bucket_that_says_slow_down_while_it_is_listed_is_asked_again(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sources_base, "OPEN_RETRIES", clock.retries(75.0))
+    monkeypatch.setattr(sources_base, "LISTING_RETRIES", clock.retries(75.0))
     store.fault = lambda path: AWAY if clock() < 60.0 else None
     job = s3_job(tmp_path, bucket[1])
     assert job.plan.rows == CLIPS and clock() >= 60.0

@@ -34,8 +34,7 @@ def place(tmp_path: Path) -> Path:
 def shard_of(place: Path) -> ParquetShard:
     """The first one."""
     ds = open_features(place)
-    process, paths = ds._here(), ds._catalog.shard_paths(ds._here().layout, "00000")
-    found = process.reader(paths, "parquet")
+    found = ds._here().reader("00000")
     assert isinstance(found, ParquetShard)
     return found
 

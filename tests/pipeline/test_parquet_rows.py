@@ -13,7 +13,7 @@ from earmill.pipeline.common.errors import RowError, SourceError, SourceOutage, 
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.shards import cut
 from earmill.pipeline.sources import Item, open_source
-from earmill.pipeline.sources import fetch as fetch_module
+from earmill.pipeline.sources import base as sources_base
 from earmill.pipeline.sources.durations import ByteRate
 from earmill.pipeline.sources.hf_parquet import ParquetRows
 from earmill.pipeline.spec.job import JobSpec
@@ -97,7 +97,7 @@ class TestOverTheWeb:
 
     def test_an_outage_is_waited_for_and_then_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = Clock()
-        monkeypatch.setattr(fetch_module, "RETRIES", clock.retries())
+        monkeypatch.setattr(sources_base, "FETCH_RETRIES", clock.retries())
         with served() as (store, url):
             store.put("a.parquet", parquet(range(4)))
             opened = source(f"{url}/a.parquet", streaming=True)

@@ -16,7 +16,7 @@ from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import BlockCache, IoCounts
 from earmill.pipeline.reader import features
-from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, Pace, ReadAhead
+from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, ReadAhead, ReadAheadPolicy
 from tests.pipeline.reader_data import (
     check_row,
     chunked_seconds,
@@ -103,7 +103,7 @@ def test_who_needs_a_block_waits_for_it() -> None:
 
 
 def planned(
-    pace: Pace,
+    pace: ReadAheadPolicy,
     windows: Sequence[Iterable[int]],
     cache_bytes: int = 10_000,
     *,

@@ -14,7 +14,7 @@ from earmill.pipeline.formats.parquet import read as parquet_read
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.zarr import arrays as zarr_arrays
 from earmill.pipeline.formats.zarr import read as zarr_read
-from earmill.pipeline.reader.row_places import RowPlaces
+from earmill.pipeline.reader.catalog import RowLocations
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.stored_file import StoredFile
 from tests.pipeline.reader_data import (
@@ -204,7 +204,7 @@ def test_what_the_index_says_wrongly_is_not_believed(
     others = table.column(column).take([1, 0, *range(2, 8)])
     table = table.set_column(table.column_names.index(column), column, others)
     ds._catalog = replace(ds._catalog, table=table)
-    ds._places = RowPlaces(ds._catalog, ds._names, format_of(ds.format))
+    ds._places = RowLocations(ds._catalog, ds._names, format_of(ds.format))
     with pytest.raises(CommitError, match=r"the index has row|the index expects"):
         ds[0]
     assert vectors(asked)

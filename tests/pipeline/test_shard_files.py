@@ -18,6 +18,7 @@ import earmill.pipeline.formats.zarr.write as zarr_sink
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.blocks import BlockCache, FrameSpan, IoCounts, ShardReader
 from earmill.pipeline.formats.parquet.read import ParquetShard
+from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.zarr.read import ZarrShard
 from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.storage.layout import Layout
@@ -45,8 +46,8 @@ class Opened:
 
     def __init__(self, root: Path, fmt: str, max_bytes: int = 1 << 20) -> None:
         self.layout = Layout.open(str(root))
-        paths = load_catalog(self.layout).paths["00000"]
-        self.rel, self.promise = paths.data[fmt], paths.promises[fmt]
+        catalog = load_catalog(self.layout)
+        self.rel, self.promise = catalog.shard_file(self.layout, "00000", fmt, format_of(fmt))
         self.counts = IoCounts()
         self.cache = BlockCache(max_bytes, self.counts)
         kind = {"zarr": ZarrShard, "parquet": ParquetShard}[fmt]

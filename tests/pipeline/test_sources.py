@@ -15,6 +15,7 @@ import pytest
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.sources import Item
+from earmill.pipeline.sources import base as sources_base
 from earmill.pipeline.sources import fetch as fetch_module
 from earmill.pipeline.sources import files as files_module
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
@@ -230,7 +231,9 @@ class TestFetching:
             return fetch_module.Blob(data=b"good")
 
         monkeypatch.setattr(fetch_module, "_load", flaky)
-        monkeypatch.setattr(fetch_module, "RETRIES", RetryPolicy(60.0, sleep=lambda seconds: None))
+        monkeypatch.setattr(
+            sources_base, "FETCH_RETRIES", RetryPolicy(60.0, sleep=lambda seconds: None)
+        )
         blob = fetch_module.load_blob(Item("a", "/a"), lambda uri: {})
         assert isinstance(blob, fetch_module.Blob)
         assert (blob.nbytes, len(calls)) == (4, 3)

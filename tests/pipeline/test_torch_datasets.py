@@ -15,7 +15,7 @@ from hypothesis import settings
 from torch.utils.data import DataLoader
 
 import earmill.pipeline.formats.parquet.write as parquet_sink
-from earmill import Crop, FeatureLoader, Features, open_features
+from earmill import Crop, FeatureLoader, Features, JoinedFeatures, open_features
 from earmill.pipeline.loader.collate import collate_jagged, collate_packed, collate_padded
 from earmill.pipeline.loader.stream import AHEAD_BATCHES
 from tests.pipeline.reader_data import (
@@ -272,6 +272,17 @@ def test_a_copied_set_reads_in_workers(small: Path, tmp_path: Path) -> None:
     """The index travels in the pickle, files are opened where they are read."""
     copy = shutil.copytree(small, tmp_path / "copy")
     loader = FeatureLoader(open_features(copy).iterable(batch_size=13), num_workers=1)
+    assert sorted(n for batch in loaded(loader) for n in batch) == list(range(N_ROWS))
+
+
+@forks
+def test_joined_sets_read_in_as_many_workers_as_there_are_cores(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = [open_features(small), open_features(small)]
+    names = [{name: lead + name for name in sets[0].streams} for lead in ("", "other.")]
+    monkeypatch.setattr("earmill.pipeline.loader.stream.cores", lambda: 1)
+    loader = FeatureLoader(JoinedFeatures(sets, names).iterable(batch_size=13), num_workers=1)
     assert sorted(n for batch in loaded(loader) for n in batch) == list(range(N_ROWS))
 
 

@@ -13,7 +13,7 @@ import pytest
 from earmill.pipeline.common.errors import RowError, SourceOutage
 from earmill.pipeline.common.retries import RetryPolicy
 from earmill.pipeline.planning.make_plan import make_plan
-from earmill.pipeline.sources import Item, Source, fetch, open_source
+from earmill.pipeline.sources import Item, Source, base, open_source
 from earmill.pipeline.spec.job import JobSpec
 
 Section = Mapping[str, Any]
@@ -61,7 +61,7 @@ class SourceConformance:
     @pytest.fixture(autouse=True)
     def no_waiting(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """Ask a store that does not answer only once."""
-        monkeypatch.setattr(fetch, "RETRIES", RetryPolicy(budget_s=0.0))
+        monkeypatch.setattr(base, "FETCH_RETRIES", RetryPolicy(budget_s=0.0))
         yield
 
     def test_the_section_is_a_part_of_the_job(

@@ -1,13 +1,13 @@
-"""Whether a missing row is missing, or the place it should be in.
+"""Rows that were read before tell a missing row from a missing source.
 
-A mount that is gone, a renamed folder and credentials that ran out all look like one missing file
-after another. So a no to one name counts only while a witness stands: a row whose bytes were had
-before is read again, and only then, and after a second look, is the missing one called missing.
+If a mount is gone, a folder is renamed or credentials have expired, every file looks missing. So a
+missing row counts only if a probe, a row that was read before, can be read again now, and if a
+second look does not find the missing row either.
 
-    rows --> fetch --> bytes: remember the row       no: a doubt
+    rows --> fetch --> bytes: remember the row       missing: a doubt
                                                       |  at the end of the shard
-              witness cannot be had, or there is none -+- witness stands, second look
-              SourceOutage: nothing is blamed             still no: the rows stay bad
+                 no probe can be read, or there is none -+- a probe is read, second look
+                 SourceOutage: no row is blamed              still missing: the rows are bad
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ FOLDERS_KEPT = 64
 WITNESSES_ASKED = 4
 
 
-class Witnesses:
-    """Rows whose bytes were had in this process, the smallest of each of the last folders."""
+class SourceProbes:
+    """Rows that this process has read: the smallest row of each of the last folders."""
 
     def __init__(self) -> None:
         self._rows: OrderedDict[str, Item] = OrderedDict()
         self._lock = threading.Lock()
 
     def add(self, item: Item) -> None:
-        """These bytes were had."""
+        """Note that a row was read."""
         folder = item.uri.rpartition("/")[0]
         with self._lock:
             known = self._rows.pop(folder, item)
@@ -42,7 +42,7 @@ class Witnesses:
                 self._rows.popitem(last=False)
 
     def near(self, uri: str, others: Sequence[Item] = ()) -> list[Item]:
-        """Those that share most of the way to `uri`, best first."""
+        """Return the rows that share the longest path with `uri`, best first."""
         with self._lock:
             rows = [*reversed(self._rows.values()), *others]
         rows.sort(key=lambda item: -_shared(item.uri, uri))
@@ -50,15 +50,15 @@ class Witnesses:
 
 
 def fetch_confirmed(
-    source: Source, items: Sequence[Item], known: Witnesses, given: Sequence[Item] = ()
+    source: Source, items: Sequence[Item], known: SourceProbes, given: Sequence[Item] = ()
 ) -> Iterator[Fetched]:
-    """`source.fetch`, its missing rows confirmed before the last one is handed out.
+    """Yield `source.fetch`, and confirm missing rows before it ends.
 
     Args:
-        known: What this process has read; grows here.
+        known: Rows that this process has read; rows are added here.
         given: Rows that another process has read, for a process that has read nothing yet.
     Raises:
-        SourceOutage: Rows are missing, and it cannot be told from the whole source being away.
+        SourceOutage: Rows are missing, and the whole source may be missing.
     """
     doubts: list[tuple[Item, AbsentError]] = []
     for item, stream in source.fetch(items):
@@ -105,7 +105,7 @@ def _close(stream: BinaryIO | RowError) -> None:
 
 
 def _shared(one: str, other: str) -> int:
-    """Leading parts that two uris have in common."""
+    """Return the number of leading parts that two uris share."""
     pairs = zip(one.split("/"), other.split("/"), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 

@@ -1,10 +1,10 @@
-"""Which places a table may send us to, and who is given the credentials.
+"""The places that a table may name, and the stores that get the credentials.
 
-A manifest and the path cells of a dataset are data, often somebody else's. They may name what lies
-beside them: files below the table's own folder, objects in its own bucket or on its own host.
-Everything else must be under a prefix that the job itself names in `source.allow`. Addresses that
-are not public are reached only where the job names their host. `storage_options` go to the source's
-own store and to no other host. See docs/security.md for what this does not defend against.
+A manifest and the path cells of a dataset are data, often from other people. They may name files
+below the folder of the table, and objects in the same bucket or on the same host. All other places
+must be under a prefix in the job's `source.allow`. Addresses that are not public are reached only
+if the job names their host. `storage_options` go to the source's own store and to no other host.
+See docs/security.md for what this does not protect against.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from earmill.pipeline.sources.places import (
 )
 from earmill.pipeline.storage.filesystems import is_chain, is_web, local_path
 
-# fsspec protocols that only unpack or keep what the link behind them names.
+# fsspec protocols that only unpack or cache the next link of a chain.
 WRAPPERS = frozenset({"zip", "tar", "simplecache"})
 NAMED = 5
 
 
 class Confinement:
-    """What one source may read.
+    """The places that a source may read.
 
     Args:
-        own: The folder that relative uris must stay in, and further places of the source itself.
+        own: The folder in which relative uris must stay, then other places of the source itself.
         allow: Prefixes that the job names.
-        storage_options: For the source's own store.
-        store: The uri whose store the options belong to; None where the source is local, which
-            gives them to the first store that `allow` names.
+        storage_options: Options of the source's own store.
+        store: The uri whose store the options belong to. None for a local source: the options then
+            belong to the first store in `allow`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Confinement:
         """Raise OutsideError unless the uri may be read.
 
         Args:
-            relative: The uri was written relative to the table, and must stay in its folder.
+            relative: True if the table holds a relative uri, which must stay in its folder.
         """
         try:
             place = _target(uri)
@@ -77,14 +77,14 @@ class Confinement:
             raise OutsideError(f"{uri}: {place.host} {NOT_PUBLIC}")
 
     def options(self, uri: str) -> dict[str, Any]:
-        """fsspec options for a uri; OutsideError unless it may be read."""
+        """Return fsspec options for a uri; raise OutsideError unless it may be read."""
         self.check(uri)
         place = _target(uri)
         if place.scheme == "file":
             return {}
         options = dict(self._options) if self._is_own_store(place) else {}
         if place.scheme in PORTS:
-            # Redirects and names that change their address are stopped where they connect.
+            # The client checks redirects, and names whose address changes, when it connects.
             options.setdefault("get_client", self._client)
         return _for_target(uri, options)
 
@@ -94,17 +94,17 @@ class Confinement:
             return False
         if store.authority == place.authority:
             return True
-        # Buckets of one service that the job itself names share its endpoint and keys.
+        # Buckets of one service share endpoint and keys, if the job names them.
         buckets = [root for root in self._allow if root.authority]
         return place.scheme in OBJECT_STORES and any(root.is_prefix_of(place) for root in buckets)
 
 
 def resolved(uri: str, fs: Any, folder: str) -> str:
-    """Return a uri as other processes can open it.
+    """Return a uri that other processes can open.
 
     Args:
-        uri: Of a table; a relative one lies in the folder.
-        fs: The filesystem of the folder; None where the folder is a uri.
+        uri: A uri of a table; a relative uri lies in the folder.
+        fs: The filesystem of the folder; None if the folder is a uri.
         folder: A path of the filesystem, or a uri.
     """
     if not is_relative(uri):
@@ -115,11 +115,11 @@ def resolved(uri: str, fs: Any, folder: str) -> str:
 
 
 def joined(folder: str, path: str) -> str:
-    """Join two paths without dots in between; empty parts stay, as keys of a bucket have them."""
+    """Join two paths and resolve dots. Empty parts stay, because keys of a bucket may have them."""
     if folder.startswith("/"):
         return posixpath.normpath(posixpath.join(folder, path))
     if is_web(folder):
-        path = path.replace("#", "%23")  # no server is told what comes behind it
+        path = path.replace("#", "%23")  # clients do not send what follows #
     parts = folder.split("/")
     for part in path.split("/"):
         if part == "..":
@@ -130,18 +130,18 @@ def joined(folder: str, path: str) -> str:
 
 
 def is_relative(uri: str) -> bool:
-    """Whether a uri is a path below the table's folder."""
+    """Return True if a uri is a path below the folder of the table."""
     return is_local(uri) and not uri.startswith("/")
 
 
 def store_of(uri: str) -> str:
-    """The bucket or host of a uri, as a prefix."""
+    """Return the bucket or host of a uri, as a prefix."""
     place = _target(uri)
     return f"{place.scheme}://{place.authority}/"
 
 
 def _target(uri: str) -> Place:
-    """The place that is really read; ValueError for chains that do more than unpack."""
+    """Return the place that is read; ValueError for chains that do more than unpack."""
     *wrappers, last = uri.split("::") if is_chain(uri) else [uri]
     for name in (link.partition("://")[0] for link in wrappers):
         if name not in WRAPPERS:
@@ -153,14 +153,14 @@ def _target(uri: str) -> Place:
 
 
 def _for_target(uri: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a chained uri go to its last link, by the protocol's name."""
+    """Return options for a chained uri: the last link gets them, by the name of its protocol."""
     if not is_chain(uri) or not options:
         return options
     return {uri.rpartition("::")[2].partition("://")[0]: options}
 
 
 def suggestions(uris: Iterable[str]) -> list[str]:
-    """Prefixes that would let uris in: the stores, and the folder that local files share."""
+    """Return prefixes that would allow uris: stores, and the common folder of local files."""
     places = []
     for uri in uris:
         with suppress(ValueError):
