@@ -28,10 +28,10 @@ from earmill.pipeline.formats.dtypes import as_stored
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec, RunSpec
+from earmill.pipeline.worker.extraction import Turn, free_turn
 from earmill.pipeline.worker.messages import Lost, Outcome, WorkerInfo
 from earmill.pipeline.worker.row_pipeline import ShardRows
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
-from earmill.pipeline.worker.turns import Turn, free_turn
 
 FRAMES = 5
 PROCESSES = 4

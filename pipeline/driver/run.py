@@ -47,7 +47,7 @@ from earmill.pipeline.spec.models import validate_models
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 from earmill.pipeline.storage.store_calls import patient
-from earmill.pipeline.worker.kernels import compiling
+from earmill.pipeline.worker.models import compiling
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor

@@ -21,7 +21,7 @@ from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_tracker import Committed, Ledger
 from earmill.pipeline.driver.sharing import Supply
 from earmill.pipeline.driver.stop_request import StopRequest
-from earmill.pipeline.worker.launch_batches import shards_in_flight
+from earmill.pipeline.worker.batches import shards_in_flight
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Runner
 from earmill.pipeline.worker.shard_runner import WorkerJob
 

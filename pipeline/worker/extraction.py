@@ -8,9 +8,10 @@ the clips of the second while the last ones of the first are still at it.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.counts import counts
@@ -25,16 +26,65 @@ from earmill.pipeline.common.timing import (
     doing,
 )
 from earmill.pipeline.formats.dtypes import Caster
-from earmill.pipeline.worker.batching import form_batches
+from earmill.pipeline.worker.batches import LaunchBatcher, form_batches
 from earmill.pipeline.worker.device import DeviceInput, Gpu, as_array, device_errors
 from earmill.pipeline.worker.feature_values import Made, Stored, as_row_errors, extracted, spill
-from earmill.pipeline.worker.launch_batches import LaunchBatcher
-from earmill.pipeline.worker.own_frames import OwnFrames
 from earmill.pipeline.worker.prefetch import prefetched
-from earmill.pipeline.worker.prepare import Clip, LongClip
+from earmill.pipeline.worker.prepare import Clip, LongClip, OwnFrames
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
+
+
+class Turn:
+    """A place in a line."""
+
+    def __init__(self, line: deque[Turn], changed: threading.Condition) -> None:
+        self._line, self._changed = line, changed
+        with changed:
+            line.append(self)
+
+    def wait(self) -> None:
+        """Returns when everyone who lined up before has left."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._line[0] is self)
+
+    def over(self) -> None:
+        """Leave the line; again is no harm."""
+        with self._changed:
+            if self in self._line:
+                self._line.remove(self)
+                self._changed.notify_all()
+
+
+class Turns:
+    """One caller at a time, in the order of arrival, for a part of what they do.
+
+    Example:
+        >>> turns = Turns()
+        >>> with turns.line_up() as turn:
+        ...     turn.wait()  # returns when everyone who lined up before has left
+        ...     turn.over()  # the next one may begin; the end of the block says so too
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._line: deque[Turn] = deque()
+
+    @contextmanager
+    def line_up(self) -> Iterator[Turn]:
+        """A place in the line, until it says that it is over or the block ends."""
+        turn = Turn(self._line, self._changed)
+        try:
+            yield turn
+        finally:
+            turn.over()
+
+
+def free_turn() -> Turn:
+    """A turn that nobody else waits for."""
+    return Turn(deque(), threading.Condition())
+
 
 # A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
 BATCH_S = 160.0

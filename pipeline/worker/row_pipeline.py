@@ -38,13 +38,11 @@ from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.sources.witness import Witnesses, fetch_confirmed
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.worker.device import Gpu
-from earmill.pipeline.worker.extraction import Window, extraction_on
+from earmill.pipeline.worker.extraction import Turn, Window, extraction_on, free_turn
 from earmill.pipeline.worker.feature_values import Made, Stored, stored
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
-from earmill.pipeline.worker.own_frames import own_frames
 from earmill.pipeline.worker.prefetch import prefetched
-from earmill.pipeline.worker.prepare import LONG_S, Clip, LongClip, Preparer, Target
-from earmill.pipeline.worker.turns import Turn, free_turn
+from earmill.pipeline.worker.prepare import LONG_S, Clip, LongClip, Preparer, Target, own_frames
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor

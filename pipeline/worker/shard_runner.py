@@ -57,6 +57,7 @@ from earmill.pipeline.storage.owned_folders import own_folder, sweep
 from earmill.pipeline.storage.paths import commit_path
 from earmill.pipeline.storage.scratch import private_scratch, shared_scratch
 from earmill.pipeline.storage.store_calls import longest_call_s, patient
+from earmill.pipeline.worker.extraction import Turn, Turns, free_turn
 from earmill.pipeline.worker.feature_values import stored
 from earmill.pipeline.worker.messages import (
     CONCURRENT_SHARDS,
@@ -69,7 +70,6 @@ from earmill.pipeline.worker.messages import (
 )
 from earmill.pipeline.worker.models import WarmModels, warm_models
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows, quarantined
-from earmill.pipeline.worker.turns import Turn, Turns, free_turn
 
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo

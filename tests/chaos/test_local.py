@@ -59,5 +59,5 @@ def workers_of(pid: int) -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process(pid).children(recursive=True)
-        if any("pipeline.worker.process" in part for part in child.cmdline())
+        if any("pipeline.worker.worker_process" in part for part in child.cmdline())
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earmill.pipeline.worker.batching import BUCKET_RATIO, bucket_end, bucket_of, form_batches
+from earmill.pipeline.worker.batches import BUCKET_RATIO, bucket_end, bucket_of, form_batches
 
 lengths_lists = st.lists(st.integers(1, 10_000_000), max_size=60)
 

@@ -40,7 +40,7 @@ from earmill.pipeline.driver.summary import summarise
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import Lost, Outcome, PublishError, ShardOrder, WorkerInfo
-from earmill.pipeline.worker.shard_worker import ShardWorker, is_permanent
+from earmill.pipeline.worker.worker_process import ShardWorker, is_permanent
 from tests.pipeline.runners import shard
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from earmill.pipeline.worker.extraction import Turns, free_turn
 from earmill.pipeline.worker.prefetch import prefetched
-from earmill.pipeline.worker.turns import Turns, free_turn
 from tests.waiting import DEADLINE_S
 
 

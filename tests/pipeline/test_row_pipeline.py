@@ -31,10 +31,10 @@ from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.worker import extraction
 from earmill.pipeline.worker import row_pipeline as process_rows
+from earmill.pipeline.worker.extraction import Turn, Turns
 from earmill.pipeline.worker.models import build_extractors
 from earmill.pipeline.worker.prepare import Clip, LongClip
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows
-from earmill.pipeline.worker.turns import Turn, Turns
 from tests.compare import Tolerance, assert_close
 from tests.pipeline import audio_factory
 from tests.waiting import DEADLINE_S

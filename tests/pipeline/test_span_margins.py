@@ -17,7 +17,7 @@ from earmill.pipeline.common.errors import (
     TruncatedError,
 )
 from earmill.pipeline.sources import Item
-from earmill.pipeline.worker.own_frames import Margins, OwnFrames, margins_of
+from earmill.pipeline.worker.prepare import Margins, OwnFrames, margins_of
 from tests.pipeline import audio_factory
 from tests.pipeline.outputs import stream
 

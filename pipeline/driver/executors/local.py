@@ -40,7 +40,7 @@ HERE = "this machine"
 # once the worker is warm.
 COMMAND = (
     "import gc, sys; gc.disable(); sys.path[:] = sys.argv[2:]; "
-    "from earmill.pipeline.worker.process import serve; serve(int(sys.argv[1]))"
+    "from earmill.pipeline.worker.worker_process import serve; serve(int(sys.argv[1]))"
 )
 # What a process says on standard error is kept for its last words only.
 LAST_WORDS_BYTES = 4096

@@ -1,18 +1,30 @@
-"""What a worker process answers to: it runs shards, several at a time, and says how they went.
+"""A worker: it runs shards, several at a time, and answers calls of its driver over a pipe.
 
-It knows neither audio nor what carries its calls: the work is a `Runner`, built inside the process
-by a factory, so that warm-up is a call that can be repeated and a failing constructor cannot end
-the process for good. An exception becomes an `Outcome` here; only the death of the process reaches
-the executor. Whether a shard is done is read from its commit record, never from an outcome.
+`ShardWorker` knows neither audio nor what carries its calls. The work is a `Runner`, built inside
+the process by a factory, so a failed warm-up can be repeated and does not end the process. An
+exception becomes an `Outcome` here. Only the death of the process reaches the executor. Whether a
+shard is done is read from its commit record, never from an outcome.
+
+`serve` puts it behind a pipe. The first message says what to build, each later one is a call with
+its number, and an answer carries the number back. The process ends with the pipe: no driver, no
+worker. It ignores Ctrl-C and the SIGTERM that a batch system sends to every process: the driver
+handles them, and lets its workers finish what they have.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import pickle
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.counts import counts
@@ -31,12 +43,7 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.machine import what_is_made_stays
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
-from earmill.pipeline.worker.messages import (
-    Outcome,
-    PublishError,
-    Runner,
-    ShardOrder,
-)
+from earmill.pipeline.worker.messages import Outcome, PublishError, Runner, ShardOrder
 
 if TYPE_CHECKING:
     from earmill.pipeline.sources.base import Item
@@ -166,3 +173,53 @@ def outage_of(stage: str, error: BaseException) -> str:
 def is_permanent(error: BaseException) -> bool:
     """Whether an I/O error will come back whatever we do: no space, no right, read-only."""
     return any(isinstance(one, OSError) and one.errno in PERMANENT_ERRNOS for one in chain(error))
+
+
+# Where memory runs out, the system takes a worker, which is started again, before its driver.
+OOM_SCORE_ADJ = "500"
+
+
+def serve(descriptor: int) -> None:
+    """Answer calls until the driver is gone.
+
+    Args:
+        descriptor: Of this side of the pipe.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE_ADJ)
+    os.set_inheritable(descriptor, False)
+    connection: Connection[Any, Any] = Connection(descriptor)
+    try:
+        _serve(connection)
+    except (EOFError, OSError):
+        # Shards in flight are worth nothing without a driver, and their threads would wait on.
+        os._exit(0)
+
+
+def _serve(connection: Connection[Any, Any]) -> None:
+    make_runner, shards = connection.recv()
+
+    def build() -> Runner:
+        # What it needs is imported now, where a failure is an answer.
+        made: Callable[[], Runner] = pickle.loads(make_runner)
+        return made()
+
+    worker = ShardWorker(build)
+    lock = threading.Lock()
+
+    def answer(number: int, call: Callable[..., Outcome], args: bytes) -> None:
+        try:
+            outcome = call(*pickle.loads(args))
+        except Exception as error:  # the worker answers for what it does itself
+            outcome = Outcome(ok=False, stage="rows", message=named_line(error))
+        with lock, suppress(OSError):
+            connection.send((number, outcome))
+
+    # A question is answered while shards run.
+    work, control = ThreadPoolExecutor(shards, "shards"), ThreadPoolExecutor(1, "control")
+    while True:
+        number, kind, args = connection.recv()
+        threads = control if kind == "status" else work
+        threads.submit(answer, number, getattr(worker, kind), args)

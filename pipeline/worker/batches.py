@@ -1,15 +1,21 @@
-"""One launch for the clips of many shards: a GPU is filled by more clips than a shard has.
+"""Clips that are computed together: batches for a CPU, launches for a GPU.
+
+Features do not depend on the clips beside them; batches and launches decide speed and memory alone.
+
+A batch has clips of one length bucket from a fixed geometric grid. So padding stays below one step
+of the grid, and a compiled kernel meets a bounded number of shapes.
+
+A launch has the clips of many shards, because one shard does not fill a GPU:
 
     shard's thread --clips--> queue --launch--> launch threads --features--> shard's thread
 
-A launch begins when enough clips wait, or all shards inside wait, or the oldest clip has waited for
-LINGER_S, say beside a shard whose source is slow. Two launches are under way at once, so that the
-copies of one overlap the kernels of the other. What a clip becomes does not depend on its company,
-so which clips meet is a matter of speed alone.
+A launch begins when enough clips wait, when all shards inside wait, or when the oldest clip has
+waited for LINGER_S, for example beside a shard whose source is slow. Two launches are under way at
+once, so that the copies of one overlap the kernels of the other.
 
-A launch that does not fit into the device's memory is halved, down to one clip, and no later one is
-larger. One that fails otherwise is tried again shard by shard: an error reaches the shard whose
-clips it is about, and no other. A device that is lost fails all that wait and all that come.
+A launch that does not fit into the device's memory is halved, down to one clip, and no later launch
+is larger. A launch that fails otherwise is tried again shard by shard: an error reaches only the
+shard whose clips cause it. A device that is lost fails all clips that wait and all that come.
 """
 
 from __future__ import annotations
@@ -24,6 +30,53 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from earmill.pipeline.common.errors import DeviceLost
+
+# Upper ends of the buckets: 1000 * 1.5^k samples.
+FIRST_BUCKET_SAMPLES = 1000
+BUCKET_RATIO = 1.5
+
+
+def bucket_of(n_samples: int) -> int:
+    """Index of the bucket for a clip length; bucket k holds lengths up to 1000 * 1.5^k."""
+    if n_samples <= FIRST_BUCKET_SAMPLES:
+        return 0
+    k = math.ceil(math.log(n_samples / FIRST_BUCKET_SAMPLES, BUCKET_RATIO))
+    # The logarithm may be off by a rounding error at the exact ends.
+    while bucket_end(k - 1) >= n_samples:
+        k -= 1
+    while bucket_end(k) < n_samples:
+        k += 1
+    return k
+
+
+def bucket_end(k: int) -> int:
+    """Longest clip of bucket k, in samples."""
+    return math.floor(FIRST_BUCKET_SAMPLES * BUCKET_RATIO**k)
+
+
+def form_batches(lengths: Sequence[int], max_samples: int) -> list[list[int]]:
+    """Split clips into batches.
+
+    Args:
+        lengths: Samples of each clip. max_samples: Most samples in a batch of more than one clip.
+    Returns:
+        Lists of positions in `lengths`; each position in exactly one of them, one bucket a list,
+        clips of a bucket in their given order.
+    """
+    by_bucket: dict[int, list[int]] = {}
+    for position, length in enumerate(lengths):
+        by_bucket.setdefault(bucket_of(length), []).append(position)
+    batches: list[list[int]] = []
+    for _, members in sorted(by_bucket.items()):
+        size = 0
+        for position in members:
+            if not size or size + lengths[position] > max_samples:
+                batches.append([])
+                size = 0
+            batches[-1].append(position)
+            size += lengths[position]
+    return batches
+
 
 # Warps enough for every multiprocessor of a large GPU, and a queue behind them.
 LAUNCH_CLIPS = 1500
