@@ -50,7 +50,7 @@ def worker(file: str, fmt: str, folder: str, whole: bool) -> dict[str, Any]:
     Args:
         whole: Hold the clip in memory and call the model once, as for short ones.
     """
-    from earmill.pipeline.dataset.publish import read_commit
+    from earmill.pipeline.dataset.commit_record import read_commit
     from earmill.pipeline.planning.make_plan import make_plan
     from earmill.pipeline.sources import open_source
     from earmill.pipeline.spec.job import JobSpec

@@ -40,7 +40,7 @@ from earmill.pipeline.common.timing import (
     PARTS,
     RESAMPLE,
 )
-from earmill.pipeline.dataset.shard_facts import ShardFacts
+from earmill.pipeline.dataset.watch import ShardFacts
 
 # A longer time without work is no part of the axis.
 LONGEST_PAUSE_S = 3600.0

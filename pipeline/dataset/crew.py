@@ -7,7 +7,8 @@ of the same block, which again one only can create. Claims save work and nothing
 exactly once without them, and a member that was frozen and wakes among the others goes on.
 
 A command that needs the output for itself removes the memberships of members that gave no sign of
-life. The file is a member's fence (see `dataset.lease`): it is never written again once it is gone.
+life. The file is a member's fence (see `dataset.driver_lock`): it is never written again once it is
+gone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from contextlib import suppress
 
 from earmill.pipeline.common.errors import LockedError, StorageError
 from earmill.pipeline.dataset.commit_record import committed_shards
-from earmill.pipeline.dataset.lease import (
+from earmill.pipeline.dataset.driver_lock import (
     HEARTBEAT_S,
     UNFENCED,
     Fence,

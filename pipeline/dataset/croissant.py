@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.description import DatasetFile
-from earmill.pipeline.dataset.publish import CommitRecord
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import OutFile

@@ -49,7 +49,7 @@ class Change(Strict):
         plans: Ids of the plans before, whose commits are still part of it.
         dropped: Committed shards that are not part of it any more.
         next_shard: The lowest number that no shard ever had.
-        carried: Table of the rows that are copied, see `dataset.carry`; None where none is.
+        carried: Table of the rows that are copied, see `dataset.revision`; None where none is.
         created: ISO 8601 time, UTC.
     """
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError, OutputError, OvertakenError
-from earmill.pipeline.dataset.card import cards_of
-from earmill.pipeline.dataset.card_files import (
+from earmill.pipeline.dataset.card import (
+    cards_of,
     put_cards_back,
     read_cards,
     read_if_there,
@@ -25,8 +25,8 @@ from earmill.pipeline.dataset.card_files import (
 )
 from earmill.pipeline.dataset.commit_record import StoredCommit, reading_pool, stored_commits
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.history import compare_snapshots, known_snapshots, next_entry
-from earmill.pipeline.dataset.lease import UNFENCED, Fence
 from earmill.pipeline.dataset.lineage import lineage_of
 from earmill.pipeline.dataset.row_coverage import some
 from earmill.pipeline.dataset.row_index import STATUS_OK, IndexPart, build_index, index_part

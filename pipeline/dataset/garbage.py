@@ -18,12 +18,12 @@ from datetime import datetime, timedelta
 
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.text import Shown, bytes_text
-from earmill.pipeline.dataset.carry import carried_rows
 from earmill.pipeline.dataset.commit_record import all_generations, read_commit
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.driver_lock import held
 from earmill.pipeline.dataset.finalise import closed_by_another
-from earmill.pipeline.dataset.lease import held
 from earmill.pipeline.dataset.orphans import PUBLISHED, part_of
+from earmill.pipeline.dataset.revision import carried_rows
 from earmill.pipeline.dataset.snapshot import Current, LogEntry, Past, read_current, read_snapshot
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import CommitRecord, all_generations, read_commit
 from earmill.pipeline.dataset.description import require_dataset
-from earmill.pipeline.dataset.lease import held
+from earmill.pipeline.dataset.driver_lock import held
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 

@@ -8,6 +8,10 @@ here, and two attempts on the same rows write equal bytes.
 On a local disk each step is durable before the next begins, so that a power cut leaves no less:
 the content of every part, then the names of all parts, then the content of the record, then its
 name. That is one flush a file and one a folder, `data`, `rows`, `quarantine` and `commits`.
+
+A commit that replaces another must not lose its good rows. They come out of the same audio once
+more. Where they do not, because the source is away or has changed, the earlier record stays and an
+error says why.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
 
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
@@ -42,26 +48,20 @@ from earmill.pipeline.common.timing import (
 from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
     CommitRecord,
-    commits,
-    committed_shards,
+    generations,
     read_commit,
 )
 from earmill.pipeline.dataset.description import read_dataset
-from earmill.pipeline.dataset.lease import UNFENCED, Fence
-from earmill.pipeline.dataset.replace import check_replacement
-from earmill.pipeline.dataset.row_coverage import check_rows, in_plan_order, plan_rows_covered
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
+from earmill.pipeline.dataset.row_coverage import check_rows, in_plan_order, plan_rows_covered, some
 from earmill.pipeline.formats.digest import ShardDigest, digest_rows
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.moments import shard_moments
-from earmill.pipeline.formats.registry import (
-    Encoding,
-    format_of,
-    row_table,
-    write_table,
-)
+from earmill.pipeline.formats.registry import Encoding, format_of, row_table, write_table
 from earmill.pipeline.formats.row_table import quarantine_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
 from earmill.pipeline.storage import paths
+from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_files import files_below, remove
 from earmill.pipeline.storage.scratch import private_scratch
@@ -69,16 +69,65 @@ from earmill.pipeline.storage.scratch import private_scratch
 if TYPE_CHECKING:
     from amtcore.features.base import StreamInfo
 
+AUDIO = "pcm_sha256"
+
+
+def check_replacement(
+    layout: Layout, shard_id: str, generation: int, rows: Sequence[FeatureRow]
+) -> str | None:
+    """Refuse good rows that would replace better ones; the attempt that is replaced, if known.
+
+    Args:
+        generation: Of the record to be written, 1 or more.
+
+    Raises:
+        CommitError: There is nothing to replace, a good row is not good any more, or its audio is
+            another.
+    """
+    if generation - 1 not in generations(layout).get(shard_id, ()):
+        raise CommitError(
+            f"expected {paths.commit_path(shard_id, generation - 1)}, which this attempt is to "
+            "replace, got none; run `earmill extract` with --resume"
+        )
+    try:
+        before = read_commit(layout, shard_id, generation - 1)
+    except CommitError:
+        before = None
+    if before is None:
+        return None
+    audio = _good_audio(layout, before)
+    if audio is None:
+        if len(rows) < before.rows_ok:
+            raise CommitError(
+                f"{before.rows_ok} rows were good, now {len(rows)} are; the commit stays as it is"
+            )
+        return before.attempt
+    now = {row.row_id: row.facts.get(AUDIO) for row in rows}
+    if lost := set(audio) - set(now):
+        raise CommitError(
+            f"good before, not any more: {some(lost)}; the commit stays as it is: make the source "
+            "readable and run this again"
+        )
+    if changed := [row_id for row_id, was in audio.items() if was and now[row_id] != was]:
+        raise CommitError(
+            f"the audio has changed since: {some(changed)}; the commit stays as it is: restore the "
+            "source, or extract it into another output"
+        )
+    return before.attempt
+
+
+def _good_audio(layout: Layout, record: CommitRecord) -> dict[str, str | None] | None:
+    """Row id to the hash of its audio, or None where the table of rows is damaged as well."""
+    try:
+        table = read_table(layout, str(record.path("rows")), ["row_id", AUDIO])
+        pairs = zip(table["row_id"].to_pylist(), table[AUDIO].to_pylist(), strict=True)
+    except (OSError, KeyError, pa.ArrowException):
+        return None
+    return dict(pairs)
+
+
 T = TypeVar("T")
 
-__all__ = [
-    "CommitRecord",
-    "commits",
-    "committed_shards",
-    "publish_shard",
-    "read_commit",
-    "shard_attrs",
-]
 
 _NO_SPACE = {
     errno.ENOSPC: "no space left on the device",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
-from earmill.pipeline.dataset.carry import carry_over
 from earmill.pipeline.dataset.commit_record import BAD_BY_CLASS, CommitRecord, commits_as
 from earmill.pipeline.dataset.description import (
     DatasetFile,
@@ -21,10 +20,10 @@ from earmill.pipeline.dataset.description import (
     open_dataset,
     read_dataset,
 )
-from earmill.pipeline.dataset.lease import UNFENCED, Fence
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import run_provenance
 from earmill.pipeline.dataset.recompute import Again, Chooser, open_again
-from earmill.pipeline.dataset.revision import look_again
+from earmill.pipeline.dataset.revision import carry_over, look_again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.shard_tracker import WITNESSES, Committed, smallest
 from earmill.pipeline.driver.source_changes import update_hint

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
-from earmill.pipeline.dataset.carry import copy_equal
 from earmill.pipeline.dataset.commit_record import commits_as
 from earmill.pipeline.dataset.crew import CrewMember
 from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Heartbeat, overtaken
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import UNFENCED, Heartbeat, overtaken
 from earmill.pipeline.dataset.recompute import Chooser
+from earmill.pipeline.dataset.revision import copy_equal
 from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.executors import executor_of

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from earmill.pipeline.common.errors import LockedError
 from earmill.pipeline.dataset.crew import Claims, clear_claims, start_of
 from earmill.pipeline.dataset.description import DatasetFile, check_same, read_dataset
+from earmill.pipeline.dataset.driver_lock import UNFENCED, DriverLock, Fence
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import UNFENCED, DriverLock, Fence
 from earmill.pipeline.dataset.revision import restate_licenses
 from earmill.pipeline.dataset.snapshot import Attempt, is_closed
 from earmill.pipeline.driver.shard_tracker import Ledger

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from earmill.pipeline.dataset.lease import Heartbeat
-from earmill.pipeline.dataset.publish import read_commit
+from earmill.pipeline.dataset.commit_record import read_commit
+from earmill.pipeline.dataset.driver_lock import Heartbeat
 from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.commit_reader import CommitReader

@@ -35,7 +35,7 @@ from earmill.pipeline.common.timing import (
     doing,
     library_threads,
 )
-from earmill.pipeline.dataset.lease import UNFENCED, Fence
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
 from earmill.pipeline.dataset.recompute import Again

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from earmill.pipeline.dataset.publish import committed_shards
+from earmill.pipeline.dataset.commit_record import committed_shards
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

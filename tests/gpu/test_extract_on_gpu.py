@@ -14,7 +14,7 @@ from amtcore.features.build import build_extractor
 from amtcore.features.registry import BUILT_IN
 from earmill.jobs.doctor.gpu import WITH_TRANSFORMS, as_array, noise
 from earmill.pipeline.audio.resample import ON_DEVICES
-from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.driver.run import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout

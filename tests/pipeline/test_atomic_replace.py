@@ -15,9 +15,9 @@ from botocore.exceptions import ClientError
 from earmill.pipeline.common.errors import LockedError, OutputError
 from earmill.pipeline.dataset import finalise as closing
 from earmill.pipeline.dataset import garbage
+from earmill.pipeline.dataset.driver_lock import DriverLock, read_holder
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.garbage import collect_garbage
-from earmill.pipeline.dataset.lease import DriverLock, read_holder
 from earmill.pipeline.dataset.snapshot import Current, Past
 from earmill.pipeline.storage import atomic_replace
 from earmill.pipeline.storage.layout import Layout

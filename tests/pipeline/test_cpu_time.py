@@ -23,7 +23,7 @@ from earmill.pipeline.common.timing import (
     doing,
     in_order,
 )
-from earmill.pipeline.dataset.publish import commits
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.driver.cpu_account import CpuAccount
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source

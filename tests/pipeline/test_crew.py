@@ -13,11 +13,11 @@ import pytest
 
 from earmill.pipeline.common.errors import LockedError
 from earmill.pipeline.dataset import crew
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.crew import Claims, CrewMember, clear_claims
 from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.dataset.driver_lock import STALE_S, DriverLock, Holder, as_seen_now, live_crew
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.lease import STALE_S, DriverLock, Holder, as_seen_now, live_crew
-from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.driver import sharing
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, commit_path

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from earmill.pipeline.common.errors import SourceOutage
-from earmill.pipeline.dataset.publish import read_commit
+from earmill.pipeline.dataset.commit_record import read_commit
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.shard_tracker import Committed, Result
 from earmill.pipeline.planning.make_plan import make_plan

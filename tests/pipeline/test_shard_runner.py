@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.dataset.publish import CommitRecord, committed_shards, read_commit
+from earmill.pipeline.dataset.commit_record import CommitRecord, committed_shards, read_commit
 from earmill.pipeline.formats.format import Format
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.rows import FeatureRow

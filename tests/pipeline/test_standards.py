@@ -13,9 +13,9 @@ from rdflib import Graph
 
 import earmill
 from earmill.jobs.cli import run
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.publish import commits
 from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.storage.layout import Layout

@@ -21,7 +21,7 @@ import pytest
 
 from earmill.pipeline.common.errors import LockedError, OvertakenError
 from earmill.pipeline.dataset.crew import CrewMember
-from earmill.pipeline.dataset.lease import (
+from earmill.pipeline.dataset.driver_lock import (
     STALE_S,
     UNFENCED,
     DriverLock,
@@ -38,7 +38,7 @@ from tests.waiting import DEADLINE_S, wait_until
 HOLDING = """
 import sys
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.dataset.lease import DriverLock
+from earmill.pipeline.dataset.driver_lock import DriverLock
 
 with DriverLock(Layout.open(sys.argv[1]), run_id="other", heartbeat_s=0.05):
     print("held", flush=True)
