@@ -23,7 +23,7 @@ from earmill.pipeline.formats.format import format_name
 from earmill.pipeline.formats.moments import StoredMoments
 from earmill.pipeline.formats.registry import format_of
 from earmill.pipeline.formats.row_table import quarantine_table
-from earmill.pipeline.formats.rows import OutFile
+from earmill.pipeline.formats.rows import OutFile, QuarantineRow
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.arrow_tables import read_table
 from earmill.pipeline.storage.layout import Layout
@@ -114,6 +114,19 @@ class CommitRecord(Strict):
             CommitError: Not JSON, a field is missing or of another type, or another version.
         """
         return parsed_json(cls, text, "a commit record")
+
+
+@dataclass(frozen=True)
+class Recommit:
+    """How a shard is committed again.
+
+    Args:
+        generation: Number of the new record; 0 where the shard has no record yet.
+        keep: Quarantined rows that are not tried again and stay as they are.
+    """
+
+    generation: int = 0
+    keep: tuple[QuarantineRow, ...] = ()
 
 
 def parsed_json(kind: type[T], text: str | bytes, what: str) -> T:

@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from earmill.pipeline.dataset.commit_record import read_commit
+from earmill.pipeline.dataset.commit_record import Recommit, read_commit
 from earmill.pipeline.dataset.driver_lock import Heartbeat
-from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.commit_reader import CommitReader
 from earmill.pipeline.driver.deadlines import Deadlines
@@ -95,7 +94,7 @@ def scheduler_of(
 
 
 def _committed(job: OpenJob, shard_id: str) -> Committed | None:
-    known = job.again.get(shard_id, Again())
+    known = job.again.get(shard_id, Recommit())
     record = read_commit(job.layout, shard_id, known.generation)
     return None if record is None else committed_of(record)
 

@@ -35,10 +35,10 @@ from earmill.pipeline.common.timing import (
     doing,
     library_threads,
 )
+from earmill.pipeline.dataset.commit_record import Recommit
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
 from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
-from earmill.pipeline.dataset.recompute import Again
 from earmill.pipeline.formats.dtypes import Caster
 from earmill.pipeline.formats.format import BINARY
 from earmill.pipeline.formats.registry import (
@@ -109,7 +109,7 @@ class WorkerJob:
     parquet_form: str = BINARY
     streams: Sequence[Mapping[str, Any]] = ()
     extra_types: Mapping[str, Any] = field(default_factory=dict)
-    again: Mapping[str, Again] = field(default_factory=dict)
+    again: Mapping[str, Recommit] = field(default_factory=dict)
     scratch: str = "workers"
     fence: Fence = UNFENCED
 
@@ -190,9 +190,9 @@ class ShardRunner:
             with self._lock:
                 self._in_flight.pop(order.attempt, None)
 
-    def _again(self, order: ShardOrder) -> Again:
+    def _again(self, order: ShardOrder) -> Recommit:
         """How the shard is committed; as generation 0 where it is for the first time."""
-        return self._job.again.get(order.shard.shard_id, Again())
+        return self._job.again.get(order.shard.shard_id, Recommit())
 
     def probe(self, items: Sequence[Item]) -> None:
         """Process and encode rows and forget them: either may be what kills the worker."""
