@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock, Semaphore
 from typing import Any
@@ -28,7 +28,6 @@ from earmill.pipeline.formats.dtypes import as_stored
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec, RunSpec
-from earmill.pipeline.worker.extraction import Turn, free_turn
 from earmill.pipeline.worker.messages import Lost, Outcome, WorkerInfo
 from earmill.pipeline.worker.row_pipeline import ShardRows
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
@@ -80,9 +79,6 @@ class WritingRunner(ShardRunner):
         """Ready, as soon as the first worker that asks has made it so."""
         with self._begin:
             return super().warm_up()
-
-    def _line(self) -> AbstractContextManager[Turn]:
-        return nullcontext(free_turn())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common.counts import counts
@@ -36,80 +37,59 @@ if TYPE_CHECKING:
     from amtcore.features.base import Extractor
 
 
-class Turn:
-    """A place in a line."""
-
-    def __init__(self, line: deque[Turn], changed: threading.Condition) -> None:
-        self._line, self._changed = line, changed
-        with changed:
-            line.append(self)
-
-    def wait(self) -> None:
-        """Returns when everyone who lined up before has left."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._line[0] is self)
-
-    def over(self) -> None:
-        """Leave the line; again is no harm."""
-        with self._changed:
-            if self in self._line:
-                self._line.remove(self)
-                self._changed.notify_all()
-
-
-class Turns:
-    """One caller at a time, in the order of arrival, for a part of what they do.
-
-    Example:
-        >>> turns = Turns()
-        >>> with turns.line_up() as turn:
-        ...     turn.wait()  # returns when everyone who lined up before has left
-        ...     turn.over()  # the next one may begin; the end of the block says so too
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._line: deque[Turn] = deque()
-
-    @contextmanager
-    def line_up(self) -> Iterator[Turn]:
-        """A place in the line, until it says that it is over or the block ends."""
-        turn = Turn(self._line, self._changed)
-        try:
-            yield turn
-        finally:
-            turn.over()
-
-
-def free_turn() -> Turn:
-    """A turn that nobody else waits for."""
-    return Turn(deque(), threading.Condition())
-
-
 # A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
 BATCH_S = 160.0
 # Calls of models that may be used by several callers: one computes, the next one stands behind it.
 CALLERS = 2
 
-Batch = Sequence[int]
+# Positions of clips that are computed together, and per clip stream name -> (frames, width), or
+# events.
+Batch = tuple[Sequence[int], Future[list[Made]]]
 
 
-class Window:
-    """Some clips of a shard on their way through the models, in batches."""
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """A shard's place in the queue for the models."""
 
-    def __init__(self, batches: Sequence[tuple[Batch, Future[list[Made]]]]) -> None:
-        self._batches = batches
+    queue: ModelQueue
 
-    def results(self) -> Iterator[tuple[Batch, list[Made]]]:
-        """The clips' positions, and per clip stream name -> (frames, width), or events; waits for
-        each batch."""
-        for batch, made in self._batches:
-            yield batch, made.result()
+    def wait(self) -> None:
+        """Return when all shards that lined up before have given their tickets back."""
+        with self.queue.changed:
+            self.queue.changed.wait_for(lambda: self.queue.tickets[0] is self)
 
-    def cancel(self) -> None:
-        """Nobody wants the batches that have not begun."""
-        for _, made in self._batches:
-            made.cancel()
+    def give_back(self) -> None:
+        """Let the next shard use the models; repeating it does no harm."""
+        with self.queue.changed:
+            if self in self.queue.tickets:
+                self.queue.tickets.remove(self)
+                self.queue.changed.notify_all()
+
+
+class ModelQueue:
+    """First-in, first-out access of shards to the models.
+
+    Example:
+        >>> queue = ModelQueue()
+        >>> with queue.ticket() as ticket:
+        ...     ticket.wait()  # returns when the shards that lined up before are done
+        ...     ticket.give_back()  # the next shard may begin; the end of the block does it too
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.tickets: deque[Ticket] = deque()
+
+    @contextmanager
+    def ticket(self) -> Iterator[Ticket]:
+        """Hold a place in the queue until it is given back or the block ends."""
+        ticket = Ticket(self)
+        with self.changed:
+            self.tickets.append(ticket)
+        try:
+            yield ticket
+        finally:
+            ticket.give_back()
 
 
 class Extraction:
@@ -138,27 +118,26 @@ class Extraction:
         self._extractors = tuple(extractors)
         self._cast, self._pool, self._spill_folder = cast, pool, spill_folder
         self._ahead_bytes = ahead_bytes
+        # Models that one caller at a time may use, beside others that several use; by number.
+        self._one_caller: dict[int, threading.Lock] = {}
         callers = CALLERS if all(each.takes_several_callers for each in extractors) else 1
-        # First come, first served.
         self._callers = ThreadPoolExecutor(callers, thread_name_prefix="model")
+        self._queue = ModelQueue()
 
-    def shard(self) -> AbstractContextManager[None]:
-        """Inside, a shard's clips come."""
-        return nullcontext()
+    def shard(self) -> AbstractContextManager[Ticket]:
+        """Return a context for the clips of one shard, with its ticket for the models."""
+        return self._queue.ticket()
 
-    def begin(self, clips: Sequence[Clip]) -> Window:
-        """Start on a shard's next clips."""
+    def begin(self, clips: Sequence[Clip]) -> list[Batch]:
+        """Start the extraction of a shard's next clips."""
         lengths = [clip.signals[0].shape[-1] for clip in clips]
-        batches = form_batches(lengths, round(BATCH_S * self._extractors[0].fs_hz))
-        for batch in batches:
-            counts.batch([lengths[position] for position in batch])
         extract = carried(MODEL, self._extract)
-        return Window(
-            [
-                (batch, self._callers.submit(extract, [clips[position] for position in batch]))
-                for batch in batches
-            ]
-        )
+        begun: list[Batch] = []
+        for batch in form_batches(lengths, round(BATCH_S * self._extractors[0].fs_hz)):
+            counts.batch([lengths[position] for position in batch])
+            made = self._callers.submit(extract, [clips[position] for position in batch])
+            begun.append((batch, made))
+        return begun
 
     def long(self, clip: LongClip) -> list[Stored]:
         """Features of a long clip, channel by channel, in memory that does not grow with it.
@@ -205,16 +184,15 @@ class Extraction:
         return self._through([[c.signals[k] for c in clips] for k in range(len(self._extractors))])
 
     def _through(self, by_model: Sequence[Sequence[Any]]) -> list[Made]:
-        """Every model's features of its signals, clip by clip."""
+        """Return every model's features of its signals, clip by clip."""
         features: list[dict[str, Any]] = [{} for _ in by_model[0]]
         for index, signals in enumerate(by_model):
-            for row, streams in zip(features, self._model(index, signals), strict=True):
+            lock = self._one_caller.get(index, nullcontext())
+            with lock, doing(MODEL, libraries=FOR_MODELS):
+                made = extracted(self._extractors[index], signals)
+            for row, streams in zip(features, made, strict=True):
                 row |= streams
         return [*features]
-
-    def _model(self, index: int, signals: Sequence[Any]) -> Sequence[Made]:
-        with doing(MODEL, libraries=FOR_MODELS):
-            return extracted(self._extractors[index], signals)
 
     def _spill(
         self, whole: Stored, made: Made, own: OwnFrames | None, *, last: bool = False
@@ -253,13 +231,16 @@ class GpuExtraction(Extraction):
         }
         self._launches = LaunchBatcher[Clip, Made](self._extract, most_bytes=gpu.launch_bytes())
 
-    def shard(self) -> AbstractContextManager[None]:
-        return self._launches.shard()
+    @contextmanager
+    def shard(self) -> Iterator[Ticket]:
+        # Shards share launches, so none waits for another.
+        with self._launches.shard(), ModelQueue().ticket() as ticket:
+            yield ticket
 
-    def begin(self, clips: Sequence[Clip]) -> Window:
+    def begin(self, clips: Sequence[Clip]) -> list[Batch]:
         made = Future[list[Made]]()
         made.set_result(self._launches.extract(clips))
-        return Window([(range(len(clips)), made)])
+        return [(range(len(clips)), made)]
 
     def long(self, clip: LongClip) -> list[Stored]:
         # No launch waits for a shard that is busy with an hour of audio.
@@ -284,13 +265,10 @@ class GpuExtraction(Extraction):
             self._input.stream(),
             device_errors(f"a launch of {count}"),
         ):
-            return self._through(self._input.signals(clips))
-
-    def _model(self, index: int, signals: Sequence[Any]) -> Sequence[Made]:
-        if index not in self._one_caller:
-            return super()._model(index, signals)
-        with self._one_caller[index]:
-            return super()._model(index, [as_array(signal) for signal in signals])
+            by_model = self._input.signals(clips)
+            for index in self._one_caller:
+                by_model[index] = [as_array(signal) for signal in by_model[index]]
+            return self._through(by_model)
 
 
 def extraction_on(

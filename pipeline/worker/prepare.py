@@ -13,7 +13,7 @@ Around a planned span more is read, and the frames of that are dropped again:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -34,7 +34,6 @@ from earmill.pipeline.worker.feature_values import Made
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
-    from amtcore.units import Calibration
     from earmill.pipeline.spec.job import AudioSpec
 
 
@@ -50,11 +49,6 @@ class Margins:
     lead_s: int = 0
     tail_s: int = 0
     own_s: int | None = None
-
-    @property
-    def both_s(self) -> tuple[int, int]:
-        """Lead and tail."""
-        return self.lead_s, self.tail_s
 
 
 def margins_of(item: Item, warm_up_s: int) -> Margins | None:
@@ -116,10 +110,8 @@ class OwnFrames:
         return _events_between(values, first, stop)
 
 
-def own_frames(made: Made, margins: Margins | None, streams: Iterable[StreamInfo]) -> Made:
-    """Of what models made of a whole clip, what is the row's; all of it without margins."""
-    if margins is None:
-        return made
+def own_frames(made: Made, margins: Margins, streams: Iterable[StreamInfo]) -> Made:
+    """Return the span's own frames of what models made of a whole clip."""
     own = OwnFrames(margins, streams)
     kept = own.take(made)
     own.check()
@@ -206,7 +198,6 @@ class Clip:
         return sum({id(signal): signal.nbytes for signal in self.signals}.values())
 
 
-@dataclass(frozen=True, slots=True)
 class Preparer:
     """Turns streams into clips.
 
@@ -219,12 +210,22 @@ class Preparer:
         warm_up_s: Seconds that the models hear before a planned span.
     """
 
-    audio: AudioSpec
-    targets: tuple[Target, ...]
-    long_s: float = LONG_S
-    on_device: bool = False
-    children: DecodingChildren | None = None
-    warm_up_s: int = 0
+    def __init__(
+        self,
+        audio: AudioSpec,
+        targets: tuple[Target, ...],
+        long_s: float = LONG_S,
+        on_device: bool = False,
+        children: DecodingChildren | None = None,
+        warm_up_s: int = 0,
+    ) -> None:
+        from amtcore.units import Calibration  # loads torch, which only workers need
+
+        self.targets, self.long_s, self.warm_up_s = targets, long_s, warm_up_s
+        self.channels, self.resampler = audio.channels, audio.resampler
+        self.calibration = Calibration.from_dict(audio.calibration.to_dict())
+        self._limits, self._on_device = audio.limits(), on_device
+        self._open: Callable[..., Blocks] = open_blocks if children is None else children.open
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
         """Decode a row: its clips, one a channel, or a long clip that is still to be read.
@@ -245,29 +246,12 @@ class Preparer:
         waveform = np.concatenate(blocks, axis=1)
         return [
             self._clip(item, channel, waveform[rows], reader.facts)
-            for channel, rows in self.clips_of_channels(reader)
+            for channel, rows in clips_of_channels(self.channels, reader.channel_ids)
         ]
-
-    def clips_of_channels(self, reader: Blocks) -> list[tuple[int, slice]]:
-        """The clips in what a reader yields: source channel and rows."""
-        return clips_of_channels(self.audio.channels, reader.channel_ids)
 
     def gains(self, rms: float) -> tuple[float, ...]:
         """Linear gain for each target, for a clip of this RMS."""
-        calibration = self.calibration
-        return tuple(calibration.gain_for_rms(rms, target.unit) for target in self.targets)
-
-    @property
-    def calibration(self) -> Calibration:
-        """What the samples mean."""
-        # Drags in torch, which the driver must not wait for before it has checked the job.
-        from amtcore.units import Calibration
-
-        return Calibration.from_dict(self.audio.calibration.to_dict())
-
-    def resampler(self, from_hz: float, to_hz: float) -> AudioResampler:
-        """The job's resampler for one pair of rates."""
-        return AudioResampler(from_hz, to_hz, self.audio.resampler)
+        return tuple(self.calibration.gain_for_rms(rms, each.unit) for each in self.targets)
 
     def facts(self, item: Item, audio: AudioFacts, gains: Sequence[float]) -> dict[str, Scalar]:
         """Provenance of a row; `gain_db` is the gain into the first model's unit."""
@@ -292,30 +276,24 @@ class Preparer:
             "header_size": audio.header_size,
             "unterminated": audio.unterminated,
             "span_short_s": audio.span_short_s,
-            "resampler": self.audio.resampler if resampled else None,
+            "resampler": self.resampler if resampled else None,
             "resampled_from_hz": float(audio.rate_hz) if resampled else None,
             # Digital silence at a normalised level has no gain.
             "gain_db": 20 * math.log10(gains[0]) if gains[0] > 0 else None,
         }
 
-    def margins(self, item: Item) -> Margins | None:
-        """What is read around a row, if it is a planned span."""
-        return margins_of(item, self.warm_up_s)
-
     def read(self, item: Item, stream: BinaryIO) -> Blocks:
-        """A fresh reader of the row's blocks."""
-        wanted: dict[str, Any] = {
-            "uri": item.uri,
-            "start_s": item.start_s,
-            "end_s": item.end_s,
-            "channels": self.audio.channels,
-            "limits": self.audio.limits(),
-        }
-        if (margins := self.margins(item)) is not None:
-            wanted["margins_s"] = margins.both_s
-        if self.children is not None:
-            return self.children.open(stream, **wanted)
-        return open_blocks(stream, **wanted)
+        """Open a fresh reader of the row's blocks."""
+        margins = margins_of(item, self.warm_up_s) or Margins()
+        return self._open(
+            stream,
+            uri=item.uri,
+            start_s=item.start_s,
+            end_s=item.end_s,
+            channels=self.channels,
+            limits=self._limits,
+            margins_s=(margins.lead_s, margins.tail_s),
+        )
 
     def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
         """Each target's signal from (ear, time) at its rate; equal targets share one array.
@@ -331,8 +309,11 @@ class Preparer:
         return tuple(made[target] for target in self.targets)
 
     def _clip(self, item: Item, channel: int, ears: Signal, audio: AudioFacts) -> Clip:
-        gains = self.gains(_rms(ears) if self.calibration.needs_whole_clip else 1.0)
-        make = self._for_device if self.on_device else self._resampled
+        rms = 1.0
+        if self.calibration.needs_whole_clip:
+            rms = math.sqrt(float(np.square(ears, dtype=np.float64).sum()) / ears.size)
+        gains = self.gains(rms)
+        make = self._for_device if self._on_device else self._resampled
         return Clip(
             item=item,
             channel=channel,
@@ -346,10 +327,10 @@ class Preparer:
     ) -> tuple[Signal, ...]:
         by_rate = {}
         for fs_hz in {target.fs_hz for target in self.targets}:
-            resampler = self.resampler(rate_hz, fs_hz)
-            if resampler.is_identity:
+            if fs_hz == rate_hz:
                 by_rate[fs_hz] = ears
                 continue
+            resampler = AudioResampler(rate_hz, fs_hz, self.resampler)
             with doing(RESAMPLE):
                 length = resampled_length(ears.shape[1], rate_hz, fs_hz)
                 by_rate[fs_hz] = np.empty((len(ears), length), np.float32)
@@ -361,7 +342,8 @@ class Preparer:
         self, ears: Signal, rate_hz: float, gains: Sequence[float]
     ) -> tuple[Unresampled, ...]:
         for fs_hz in {target.fs_hz for target in self.targets}:
-            self.resampler(rate_hz, fs_hz).stream()  # refuses what the device could not do
+            # Refuses rates that the device cannot convert.
+            AudioResampler(rate_hz, fs_hz, self.resampler).stream()
         return tuple(
             Unresampled(ears, float(rate_hz), target.fs_hz, target.ears, gain)
             for target, gain in zip(self.targets, gains, strict=True)
@@ -385,7 +367,7 @@ class LongClip:
         remaining: Iterator[Signal],
     ) -> None:
         self.item = item
-        self._clips = preparer.clips_of_channels(reader)
+        self._clips = clips_of_channels(preparer.channels, reader.channel_ids)
         self.channels = tuple(channel for channel, _ in self._clips)
         self._preparer, self.stream, self._reader = preparer, stream, reader
         self._blocks, self._remaining = blocks, remaining
@@ -393,7 +375,7 @@ class LongClip:
 
     def own_frames(self, streams: Iterable[StreamInfo]) -> OwnFrames | None:
         """Picks the frames of a channel that are the row's, where it is a planned span."""
-        margins = self._preparer.margins(self.item)
+        margins = margins_of(self.item, self._preparer.warm_up_s)
         return None if margins is None else OwnFrames(margins, streams)
 
     @property
@@ -465,7 +447,8 @@ class LongClip:
         rates = {target.fs_hz for target in self._preparer.targets}
         from_hz, ears = self._reader.rate_hz, range(rows.start, rows.stop)
         return {
-            rate: [self._preparer.resampler(from_hz, rate).stream() for _ in ears] for rate in rates
+            rate: [AudioResampler(from_hz, rate, self._preparer.resampler).stream() for _ in ears]
+            for rate in rates
         }
 
     def _push(
@@ -494,7 +477,3 @@ def scaled(signal: Signal, gain: float, *, in_place: bool = False) -> Signal:
     if gain == 1.0:
         return signal
     return np.multiply(signal, np.float32(gain), out=signal if in_place else None)
-
-
-def _rms(ears: Signal) -> float:
-    return math.sqrt(float(np.square(ears, dtype=np.float64).sum()) / ears.size)

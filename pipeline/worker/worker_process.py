@@ -43,7 +43,7 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.machine import what_is_made_stays
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
-from earmill.pipeline.worker.messages import Outcome, PublishError, Runner, ShardOrder
+from earmill.pipeline.worker.messages import Outcome, PublishError, Runner, ShardNotes, ShardOrder
 
 if TYPE_CHECKING:
     from earmill.pipeline.sources.base import Item
@@ -82,47 +82,37 @@ class ShardWorker:
 
     def run(self, order: ShardOrder) -> Outcome:
         """Run and publish one shard."""
-
-        def work(runner: Runner) -> Outcome:
-            return Outcome(ok=True, notes=runner.run(order))
-
-        return self._guard(work)
+        return self._guard(lambda runner: runner.run(order))
 
     def probe(self, items: Sequence[Item]) -> Outcome:
         """Run rows without publishing them; the process may die of it."""
-
-        def work(runner: Runner) -> Outcome:
-            runner.probe(items)
-            return Outcome(ok=True)
-
-        return self._guard(work)
+        return self._guard(lambda runner: runner.probe(items))
 
     def status(self) -> Outcome:
         """Audio seconds done in running shards; has its own thread, so it answers at once."""
-        runner = self._runner
-        if runner is None:
+        if (runner := self._runner) is None:
             return Outcome(ok=True)
-        outcome = Outcome(ok=True, value=runner.seconds_in_flight(), outage=runner.waits_for())
-        return replace(outcome, **_so_far(runner))
+        return Outcome(
+            ok=True,
+            value=runner.seconds_in_flight(),
+            outage=runner.waits_for(),
+            cpu_s=runner.cpu_s(),
+            counts=counts.snapshot(),
+        )
 
-    def _guard(self, work: Callable[[Runner], Outcome]) -> Outcome:
+    def _guard(self, work: Callable[[Runner], ShardNotes | None]) -> Outcome:
         if self._runner is None:
             # The process was restarted behind the driver's back.
             warm = self.warm_up()
             if not warm.ok or self._runner is None:
                 return warm
         try:
-            outcome = work(self._runner)
+            outcome = Outcome(ok=True, notes=work(self._runner))
         except PublishError as error:
             outcome = _failed("publish", error.__cause__ or error)
         except Exception as error:
             outcome = _failed("rows", error)
-        return replace(outcome, **_so_far(self._runner))
-
-
-def _so_far(runner: Runner) -> dict[str, Any]:
-    """What the process has spent and counted."""
-    return {"cpu_s": runner.cpu_s(), "counts": counts.snapshot()}
+        return replace(outcome, cpu_s=self._runner.cpu_s(), counts=counts.snapshot())
 
 
 def _failed(stage: str, error: BaseException) -> Outcome:
