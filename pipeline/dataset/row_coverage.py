@@ -70,8 +70,22 @@ def check_rows(
     plan_rows: Sequence[str] | None,
 ) -> None:
     """Refuse rows that do not add up or do not fit their streams, before anything is written."""
+    layouts = [layout_of(info) for info in streams]
+    named = {layout.name for layout in layouts}
+    counted = {layout.name for layout in layouts if layout.row_counts}
     for row in rows:
-        _check_streams(row, streams, dtype)
+        if set(row.streams) != named:
+            raise CommitError(
+                f"row {row.row_id!r}: expected the streams {sorted(named)}, got "
+                f"{sorted(row.streams)}"
+            )
+        if set(row.steps) != counted:
+            raise CommitError(
+                f"row {row.row_id!r}: expected the steps of {sorted(counted)}, got those of "
+                f"{sorted(row.steps)}"
+            )
+        for layout in layouts:
+            layout.check(row, dtype)
     if plan_rows is None:
         planned = frozenset(row.plan_row_id for row in rows)
         plan_rows = sorted(planned | {plan_row_of(row.row_id, planned) for row in bad})
@@ -79,23 +93,6 @@ def check_rows(
     problems = row_problems(pairs, [row.row_id for row in bad], plan_rows)
     if problems:
         raise CommitError("; ".join(problems))
-
-
-def _check_streams(row: FeatureRow, streams: Sequence[StreamInfo], dtype: str) -> None:
-    if set(row.streams) != {info.name for info in streams}:
-        raise CommitError(
-            f"row {row.row_id!r}: expected the streams {sorted(info.name for info in streams)}, "
-            f"got {sorted(row.streams)}"
-        )
-    layouts = [layout_of(info) for info in streams]
-    counted = {layout.name for layout in layouts if layout.row_counts}
-    if set(row.steps) != counted:
-        raise CommitError(
-            f"row {row.row_id!r}: expected the steps of {sorted(counted)}, got those of "
-            f"{sorted(row.steps)}"
-        )
-    for layout in layouts:
-        layout.check(row, dtype)
 
 
 def plan_rows_covered(
