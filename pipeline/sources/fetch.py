@@ -226,24 +226,39 @@ class _Task:
         self.moved = time.monotonic()
 
     def result(self) -> Blob | RowError:
-        """Wait for it, but not for ever."""
-        with waited_for():
-            return self._result()
-
-    def _result(self) -> Blob | RowError:
+        """Wait for the object until no byte has arrived for so long that the read counts as
+        stalled."""
         patience_s = STALL_S + _memory_bytes(self.group[0]) / SLOWEST_BYTES_PER_S
-        while True:
-            left_s = self.moved + patience_s - time.monotonic()
-            if wait_for([self.future], timeout=max(0.0, left_s)).done:
-                return self.future.result()
-            if time.monotonic() - self.moved >= patience_s:
-                raise SourceOutage(f"{self.group[0].uri}: no byte within {patience_s:.0f} s")
+        with waited_for():
+            while True:
+                left_s = self.moved + patience_s - time.monotonic()
+                if wait_for([self.future], timeout=max(0.0, left_s)).done:
+                    return self.future.result()
+                if time.monotonic() - self.moved >= patience_s:
+                    raise SourceOutage(f"{self.group[0].uri}: no byte within {patience_s:.0f} s")
 
 
 def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None]) -> Blob:
-    """The whole object that an item's uri names."""
+    """Load the whole object that an item's uri names."""
     fs, path = object_of(item.uri, options)
-    return _load(fs, path, item.size, touch)
+    size = item.size
+    if isinstance(fs, LocalFileSystem):
+        with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            # Never more than the file held when it was opened: it may grow without end.
+            return Blob(path=path) if size > MEMORY_BYTES else Blob(data=stream.read(size))
+    if size is None:
+        size = fs.info(path).get("size")
+    if size is not None and size <= MEMORY_BYTES and not may_go_on(fs):
+        blob = Blob(data=fs.cat_file(path))
+    else:
+        name = temporary_file()
+        blob = Blob(path=name, temporary=True)
+        limit = MOST_BYTES if size is None else size
+        fs.get_file(path, name, callback=_Progress(touch, path, limit))
+    if blob.nbytes != size:
+        _check_whole(fs, path, blob.nbytes)
+    return blob
 
 
 def fetch_all(
@@ -325,7 +340,7 @@ def load_blob(
         return load(item, options(item.uri), task.touch)
 
     try:
-        return patiently(attempt, lambda error: not (task.abandoned or is_final(error)))
+        return RETRIES.run(attempt, lambda error: not (task.abandoned or is_final(error)))
     # Backends raise classes of their own (botocore, aiohttp); `fault_of` knows them.
     except Exception as error:
         return failed(item.uri, error)
@@ -360,23 +375,6 @@ def row_error_of(uri: str, error: Exception) -> RowError | None:
     return UnreadableError(f"{uri}: cannot be read: {named_line(error, where=True)}")
 
 
-def _load(fs: Any, path: str, size: int | None, touch: Callable[[], None]) -> Blob:
-    if isinstance(fs, LocalFileSystem):
-        return _load_local(path)
-    if size is None:
-        size = fs.info(path).get("size")
-    if size is not None and size <= MEMORY_BYTES and not may_go_on(fs):
-        blob = Blob(data=fs.cat_file(path))
-    else:
-        name = temporary_file()
-        blob = Blob(path=name, temporary=True)
-        limit = MOST_BYTES if size is None else size
-        fs.get_file(path, name, callback=_Progress(touch, path, limit))
-    if blob.nbytes != size:
-        _check_whole(fs, path, blob.nbytes)
-    return blob
-
-
 def may_go_on(fs: Any) -> bool:
     """Whether an answer can be longer than was said, or endless: a web server's, not a store's."""
     return isinstance(fs, AbstractFileSystem) and not {"http", "https"}.isdisjoint(fs.protocol)
@@ -408,13 +406,6 @@ class _Progress(Callback):
         self._touch()
         if self.value > self._limit:
             raise UnreadableError(f"{self._path}: expected {self._limit} bytes, got more")
-
-
-def _load_local(path: str) -> Blob:
-    with open_regular(path) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        # Never more than it held when it was opened: a file may grow without end.
-        return Blob(path=path) if size > MEMORY_BYTES else Blob(data=stream.read(size))
 
 
 def _unlink(path: str) -> None:
