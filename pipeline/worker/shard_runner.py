@@ -217,6 +217,10 @@ class ShardRunner:
             return "source"
         return "output" if longest_call_s() > SLOW_CALL_S else ""
 
+    def close(self) -> None:
+        """End the threads of the row pipeline."""
+        self._ready.rows.close()
+
     @cached_property
     def _ready(self) -> _Ready:
         """Everything that shards use, built and run once."""

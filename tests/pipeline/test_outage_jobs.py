@@ -45,7 +45,7 @@ def _stay_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(Path.cwd())
     yield
     while _opened:
-        _opened.pop().runner._processor.close()
+        _opened.pop().runner.close()
 
 
 @pytest.fixture

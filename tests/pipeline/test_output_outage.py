@@ -55,7 +55,7 @@ def commit_all(job: Path) -> Path:
     runner.warm_up()
     for number, shard in enumerate(plan.shards):
         runner.run(ShardOrder(shard, f"{number:08x}"))
-    runner._processor.close()
+    runner.close()
     return job
 
 
