@@ -141,13 +141,14 @@ def carried(part: str, work: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def counted(part: str, items: Iterable[T]) -> Iterator[T]:
-    """The items, the making of each counted as a part of what this thread counts for, wherever they
-    are taken. Closed with it."""
-    return _counted(part, items, current())
+def counted(part: str, items: Iterable[T], tally: CpuTally | None) -> Iterator[T]:
+    """Yield the items; making each counts as a part of a tally, whichever thread takes the item.
 
-
-def _counted(part: str, items: Iterable[T], tally: CpuTally | None) -> Iterator[T]:
+    Args:
+        part: One of PARTS.
+        items: Closed with this iterator.
+        tally: Gets the CPU seconds; see `current`.
+    """
     made = iter(items)
     try:
         while True:
@@ -187,24 +188,19 @@ class LibraryThreads:
         Two callers at a time share what there is: none of it is counted twice.
         """
         with self._lock:
-            self._look(what)
+            # List the threads where there are more or fewer than at the last call. Where one has
+            # ended and another begun, the new one is found with the next that begins or ends; its
+            # clock then tells all that it has spent since, or since `begin`.
+            count = _thread_count()
+            if count != self._listed or not count:
+                self._listed = count
+                self._works_for = {t: self._works_for.get(t, what) for t in _threads()}
             ours = [t for t, its in self._works_for.items() if its == what and t not in _known]
             now_s = {thread: _thread_time(thread) for thread in ours}
             before_s = {thread: self._read_s.get(thread, 0.0) for thread in ours}
             self._read_s = {t: s for t, s in self._read_s.items() if t in self._works_for} | now_s
         # A thread of another one's number that ended begins at nothing again.
         return sum(max(0.0, now_s[thread] - before_s[thread]) for thread in ours)
-
-    def _look(self, what: str) -> None:
-        """List the threads where there are more or fewer than at the last look.
-
-        Where one has ended and another begun, the new one is found with the next that begins or
-        ends; its clock then tells all that it has spent since, or since `begin`.
-        """
-        count = _thread_count()
-        if count != self._listed or not count:
-            self._listed = count
-            self._works_for = {thread: self._works_for.get(thread, what) for thread in _threads()}
 
 
 def count_process(part: str, pid: int, before_s: float) -> float:

@@ -141,9 +141,9 @@ class Fence:
         """
         if not self.name:
             return
-        holder = read_holder(layout, self.name)
-        if holder is None or holder.run_id != self.run_id:
-            raise overtaken(layout, holder)
+        found = stored_holder(layout, self.name)
+        if found is None or found[0].run_id != self.run_id:
+            raise overtaken(layout, None if found is None else found[0])
 
     @contextmanager
     def says_why(self, layout: Layout) -> Iterator[None]:

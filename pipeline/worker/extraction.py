@@ -24,6 +24,7 @@ from earmill.pipeline.common.timing import (
     CpuTally,
     carried,
     counted,
+    current,
     doing,
 )
 from earmill.pipeline.formats.dtypes import Caster
@@ -157,7 +158,7 @@ class Extraction:
         infos = [info for model in self._extractors for info in model.streams]
         owns = [clip.own_frames(infos) for _ in range(channels)]
         pieces = prefetched(
-            counted(DECODE, clip.pieces()),
+            counted(DECODE, clip.pieces(), current()),
             lambda piece: piece,
             pool=self._pool,
             nbytes=lambda piece: sum(s.nbytes for signals in piece for s in signals),

@@ -31,6 +31,7 @@ from earmill.pipeline.common.timing import (
     Stages,
     carried,
     counted,
+    current,
 )
 from earmill.pipeline.formats.dtypes import Caster, as_stored
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow, Scalar
@@ -235,7 +236,7 @@ class RowProcessor:
 
         fetched = fetch_confirmed(self._source, items, self._witnesses, witnesses)
         return prefetched(
-            stages.during(FETCH, counted(FETCH, fetched)),
+            stages.during(FETCH, counted(FETCH, fetched, current())),
             carried(DECODE, work),
             pool=self._pool,
             nbytes=_nbytes,
