@@ -28,7 +28,7 @@ from earmill.pipeline.formats.dtypes import as_stored
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.sources import Item
 from earmill.pipeline.spec.job import JobSpec, RunSpec
-from earmill.pipeline.worker.messages import Lost, Outcome, WorkerInfo
+from earmill.pipeline.worker.messages import LostCall, Outcome, WorkerInfo
 from earmill.pipeline.worker.row_pipeline import ShardRows
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 
@@ -129,7 +129,7 @@ class Crowd(LocalWorkers):
 
     def ended(
         self, calls: Collection[LocalCall], timeout_s: float
-    ) -> Iterator[tuple[LocalCall, Outcome | Lost]]:
+    ) -> Iterator[tuple[LocalCall, Outcome | LostCall]]:
         """Calls whose answers have come."""
         while self._asleep and self._asleep[0][0] <= time.monotonic():
             _, _, worker, args, call = heapq.heappop(self._asleep)

@@ -28,7 +28,7 @@ from earmill.pipeline.dataset.driver_lock import (
     UNFENCED,
     Fence,
     Heartbeat,
-    Holder,
+    LockHolder,
     as_seen_now,
     live_crew,
     read_holder,
@@ -44,7 +44,7 @@ LOOK_EVERY_S = 5.0
 _CLAIM = re.compile(r"(\d+)\.(\d+)\.json")
 
 
-class CrewMember(Heartbeat):
+class DriverMembership(Heartbeat):
     """Membership of an output's crew until `leave` or the end of a `with`.
 
     Args:
@@ -57,7 +57,7 @@ class CrewMember(Heartbeat):
     def __init__(
         self, layout: Layout, *, run_id: str | None = None, heartbeat_s: float = HEARTBEAT_S
     ) -> None:
-        holder = Holder.here(run_id, shares=True)
+        holder = LockHolder.here(run_id, shares=True)
         super().__init__(layout, f"{CREW}/{holder.run_id}.json", holder, heartbeat_s)
         layout.write_bytes(self.fence.name, as_seen_now(holder))
         # In this order: who takes the lock for itself looks for members after that.
@@ -77,14 +77,14 @@ class CrewMember(Heartbeat):
             with suppress(OSError):  # not empty: others go on
                 os.rmdir(self._layout.path(CREW))
 
-    def __enter__(self) -> CrewMember:
+    def __enter__(self) -> DriverMembership:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.leave()
 
 
-class Claims:
+class BlockClaims:
     """One member's view of who does which shards; asked by one thread.
 
     Args:

@@ -33,8 +33,8 @@ from earmill.pipeline.dataset.row_index import STATUS_OK, IndexPart, build_index
 from earmill.pipeline.dataset.snapshot import (
     CommitRef,
     Current,
+    EarlierSnapshot,
     LogEntry,
-    Past,
     Snapshot,
     described,
     moments_of,
@@ -119,7 +119,9 @@ def finalise(
         fence.check(layout)
         raise closed_by_another(layout)
     cards = cards_of(layout, dataset, list(records.values()), index, file)
-    cards |= lineage_of(layout, dataset, list(records.values()), history, Past(snapshot, entry))
+    cards |= lineage_of(
+        layout, dataset, list(records.values()), history, EarlierSnapshot(snapshot, entry)
+    )
     named = tuple(described(name, content) for name, content in cards.items())
     current = Current(snapshot, named, entry, history)
     try:
@@ -251,7 +253,7 @@ def _store_snapshot(
     index: pa.Table,
     add: Mapping[str, OutFile],
     fence: Fence,
-) -> tuple[OutFile, LogEntry, tuple[Past, ...]]:
+) -> tuple[OutFile, LogEntry, tuple[EarlierSnapshot, ...]]:
     """Write a snapshot with its entry in the log, unless the one that counts is the same.
 
     Returns:
@@ -272,7 +274,9 @@ def _store_snapshot(
     return _put_named(layout, file.path, content, fence), entry, known
 
 
-def _additions(layout: Layout, made: Snapshot, known: Sequence[Past]) -> Mapping[str, OutFile]:
+def _additions(
+    layout: Layout, made: Snapshot, known: Sequence[EarlierSnapshot]
+) -> Mapping[str, OutFile]:
     """Sets beside the rows of before, if these are the same: features of another audio under the
     same name would be read as this one's."""
     try:
@@ -284,7 +288,7 @@ def _additions(layout: Layout, made: Snapshot, known: Sequence[Past]) -> Mapping
     return before.additions
 
 
-def _why(known: Sequence[Past], dataset: DatasetFile) -> tuple[str, int]:
+def _why(known: Sequence[EarlierSnapshot], dataset: DatasetFile) -> tuple[str, int]:
     """What kind of run a new snapshot is of, and of which revision it is."""
     change = dataset.change
     if change is not None and (not known or known[-1].entry.revision != change.number):

@@ -24,7 +24,13 @@ from earmill.pipeline.dataset.driver_lock import held
 from earmill.pipeline.dataset.finalise import closed_by_another
 from earmill.pipeline.dataset.orphans import PUBLISHED, part_of
 from earmill.pipeline.dataset.revision import carried_rows
-from earmill.pipeline.dataset.snapshot import Current, LogEntry, Past, read_current, read_snapshot
+from earmill.pipeline.dataset.snapshot import (
+    Current,
+    EarlierSnapshot,
+    LogEntry,
+    read_current,
+    read_snapshot,
+)
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CURRENT_FILE
@@ -141,7 +147,7 @@ def _closed(layout: Layout) -> tuple[DatasetFile, Current]:
 
 def _expired(
     current: Current, keep: int | None, older_than: timedelta | None, now_s: float
-) -> list[Past]:
+) -> list[EarlierSnapshot]:
     if keep is None and older_than is None:
         return []
     newest = keep - 1 if keep is not None else 0

@@ -19,7 +19,7 @@ from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.dataset.commit_record import CommitRecord, read_commit
 from earmill.pipeline.dataset.description import DatasetFile, read_description
 from earmill.pipeline.dataset.snapshot import (
-    Past,
+    EarlierSnapshot,
     read_checked,
     read_current,
     read_snapshot,
@@ -47,8 +47,8 @@ def lineage_of(
     layout: Layout,
     dataset: DatasetFile,
     records: Sequence[CommitRecord],
-    past: Sequence[Past],
-    now: Past,
+    past: Sequence[EarlierSnapshot],
+    now: EarlierSnapshot,
 ) -> dict[str, bytes]:
     """Return the content of the file, with all snapshots up to the one that is about to count.
 
@@ -68,7 +68,7 @@ def lineage_of(
 
 def provenance(
     dataset: DatasetFile,
-    snapshots: Sequence[Past],
+    snapshots: Sequence[EarlierSnapshot],
     software: Mapping[str, Sequence[str]],
     begun: Mapping[int, str | None],
 ) -> Node:
@@ -81,7 +81,7 @@ def provenance(
     """
     agents = sorted({version for versions in software.values() for version in versions})
     nodes = [*_things(dataset), *(_agent(version, dataset) for version in agents)]
-    before: Past | None = None
+    before: EarlierSnapshot | None = None
     for one in snapshots:
         nodes.append(_snapshot(one, before))
         first = before is None or before.entry.revision != one.entry.revision
@@ -145,7 +145,7 @@ def _agent_id(version: str) -> str:
     return f"#earmill-{''.join(c if c.isalnum() or c in '.-_' else '-' for c in version)}"
 
 
-def _snapshot(one: Past, before: Past | None) -> Node:
+def _snapshot(one: EarlierSnapshot, before: EarlierSnapshot | None) -> Node:
     entry = one.entry
     return {
         "@id": one.snapshot.path,
@@ -162,11 +162,13 @@ def _snapshot(one: Past, before: Past | None) -> Node:
     }
 
 
-def _run_id(one: Past) -> str:
+def _run_id(one: EarlierSnapshot) -> str:
     return f"#run-{PurePosixPath(one.snapshot.path).stem}"
 
 
-def _run(dataset: DatasetFile, one: Past, versions: Iterable[str], begun: str | None) -> Node:
+def _run(
+    dataset: DatasetFile, one: EarlierSnapshot, versions: Iterable[str], begun: str | None
+) -> Node:
     agents = [{"@id": _agent_id(version)} for version in versions]
     entry = one.entry
     return {
@@ -211,7 +213,7 @@ def _known_software(layout: Layout) -> dict[str, list[str]]:
         return {}
 
 
-def _records_of(layout: Layout, one: Past) -> list[CommitRecord]:
+def _records_of(layout: Layout, one: EarlierSnapshot) -> list[CommitRecord]:
     """The commits of an older snapshot, as far as they are still there."""
     try:
         refs = read_snapshot(layout, one).commits

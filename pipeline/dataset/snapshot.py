@@ -123,7 +123,7 @@ class Snapshot(Strict):
 
 
 @dataclass(frozen=True)
-class Past(Strict):
+class EarlierSnapshot(Strict):
     """A snapshot that counted before, and its entry in the log."""
 
     snapshot: OutFile
@@ -144,7 +144,7 @@ class Current(Strict):
     snapshot: OutFile
     cards: tuple[OutFile, ...]
     entry: LogEntry = LogEntry()
-    history: tuple[Past, ...] = ()
+    history: tuple[EarlierSnapshot, ...] = ()
     layout_version: int = LAYOUT_VERSION
     sha256: str = field(default="", compare=False)
 
@@ -157,9 +157,9 @@ class Current(Strict):
         return _canonical({**data, "sha256": _sha256(_canonical(data).encode())})
 
     @property
-    def all_snapshots(self) -> tuple[Past, ...]:
+    def all_snapshots(self) -> tuple[EarlierSnapshot, ...]:
         """Every one that can be read, the oldest first, the one that counts last."""
-        return (*self.history, Past(self.snapshot, self.entry))
+        return (*self.history, EarlierSnapshot(self.snapshot, self.entry))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Current:
@@ -229,7 +229,7 @@ def read_current(layout: Layout) -> Current | None:
         raise CommitError(f"{layout.url(CURRENT_FILE)}: {err}; {CLOSE_AGAIN}") from err
 
 
-def read_snapshot(layout: Layout, named: Current | Past) -> Snapshot:
+def read_snapshot(layout: Layout, named: Current | EarlierSnapshot) -> Snapshot:
     """The snapshot that counts, or one of before; CommitError where it is missing or damaged."""
     return Snapshot.from_json(read_checked(layout, named.snapshot))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
 from earmill.pipeline.dataset.commit_record import commits_as
-from earmill.pipeline.dataset.crew import CrewMember
+from earmill.pipeline.dataset.crew import DriverMembership
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Heartbeat, overtaken
 from earmill.pipeline.dataset.finalise import finalise
@@ -196,7 +196,7 @@ def _open(
     spec, layout = request.spec, checked.layout
     member = None
     if sharing.joins and sharing.works:
-        member = stack.enter_context(CrewMember(layout))
+        member = stack.enter_context(DriverMembership(layout))
     with ExitStack() as until_open:
         held = until_open if sharing.joins else stack
         lock = held.enter_context(opening(layout, sharing, shares=request.again is None))
@@ -305,7 +305,11 @@ def _supply(
     """What begins to claim shards; nothing is shared of a run that may do shards again."""
     if not shares:
         return lambda ahead: None
-    member = lease if isinstance(lease, CrewMember) else stack.enter_context(CrewMember(job.layout))
+    member = (
+        lease
+        if isinstance(lease, DriverMembership)
+        else stack.enter_context(DriverMembership(job.layout))
+    )
     claims = claims_of(
         job.layout,
         job.plan.plan_id,

@@ -30,9 +30,15 @@ from earmill.pipeline.common.timing import (
 from earmill.pipeline.formats.dtypes import Caster
 from earmill.pipeline.worker.batches import LaunchBatcher, form_batches
 from earmill.pipeline.worker.device import DeviceInput, Gpu, as_array, device_errors
-from earmill.pipeline.worker.feature_values import Made, Stored, as_row_errors, extracted, spill
+from earmill.pipeline.worker.feature_values import (
+    CastFeatures,
+    ModelOutput,
+    as_row_errors,
+    extracted,
+    spill,
+)
 from earmill.pipeline.worker.prefetch import prefetched
-from earmill.pipeline.worker.prepare import Clip, LongClip, OwnFrames
+from earmill.pipeline.worker.prepare import Clip, FrameTrim, LongClip
 
 if TYPE_CHECKING:
     from amtcore.features.base import Extractor
@@ -45,7 +51,7 @@ CALLERS = 2
 
 # Positions of clips that are computed together, and per clip stream name -> (frames, width), or
 # events.
-Batch = tuple[Sequence[int], Future[list[Made]]]
+Batch = tuple[Sequence[int], Future[list[ModelOutput]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +146,7 @@ class Extraction:
             begun.append((batch, made))
         return begun
 
-    def long(self, clip: LongClip) -> list[Stored]:
+    def long(self, clip: LongClip) -> list[CastFeatures]:
         """Features of a long clip, channel by channel, in memory that does not grow with it.
 
         They are cast at once and go to files.
@@ -151,12 +157,12 @@ class Extraction:
         """End what runs beside the callers."""
         self._callers.shutdown(wait=True, cancel_futures=True)
 
-    def _long(self, clip: LongClip) -> list[Stored]:
+    def _long(self, clip: LongClip) -> list[CastFeatures]:
         channels = len(clip.channels)
         streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
-        wholes = [Stored() for _ in range(channels)]
+        wholes = [CastFeatures() for _ in range(channels)]
         infos = [info for model in self._extractors for info in model.streams]
-        owns = [clip.own_frames(infos) for _ in range(channels)]
+        owns = [clip.trim_frames(infos) for _ in range(channels)]
         pieces = prefetched(
             counted(DECODE, clip.pieces(), current()),
             lambda piece: piece,
@@ -181,10 +187,10 @@ class Extraction:
                     own.check()
         return wholes
 
-    def _extract(self, clips: Sequence[Clip]) -> list[Made]:
+    def _extract(self, clips: Sequence[Clip]) -> list[ModelOutput]:
         return self._through([[c.signals[k] for c in clips] for k in range(len(self._extractors))])
 
-    def _through(self, by_model: Sequence[Sequence[Any]]) -> list[Made]:
+    def _through(self, by_model: Sequence[Sequence[Any]]) -> list[ModelOutput]:
         """Return every model's features of its signals, clip by clip."""
         features: list[dict[str, Any]] = [{} for _ in by_model[0]]
         for index, signals in enumerate(by_model):
@@ -196,7 +202,7 @@ class Extraction:
         return [*features]
 
     def _spill(
-        self, whole: Stored, made: Made, own: OwnFrames | None, *, last: bool = False
+        self, whole: CastFeatures, made: ModelOutput, own: FrameTrim | None, *, last: bool = False
     ) -> None:
         with doing(ENCODE):
             kept = made if own is None else own.take(made)
@@ -230,7 +236,9 @@ class GpuExtraction(Extraction):
             for index, extractor in enumerate(self._extractors)
             if extractor.backend.name == "cpu"
         }
-        self._launches = LaunchBatcher[Clip, Made](self._extract, most_bytes=gpu.launch_bytes())
+        self._launches = LaunchBatcher[Clip, ModelOutput](
+            self._extract, most_bytes=gpu.launch_bytes()
+        )
 
     @contextmanager
     def shard(self) -> Iterator[Ticket]:
@@ -239,11 +247,11 @@ class GpuExtraction(Extraction):
             yield ticket
 
     def begin(self, clips: Sequence[Clip]) -> list[Batch]:
-        made = Future[list[Made]]()
+        made = Future[list[ModelOutput]]()
         made.set_result(self._launches.extract(clips))
         return [(range(len(clips)), made)]
 
-    def long(self, clip: LongClip) -> list[Stored]:
+    def long(self, clip: LongClip) -> list[CastFeatures]:
         # No launch waits for a shard that is busy with an hour of audio.
         with ExitStack() as inside:
             inside.enter_context(self._launches.away())
@@ -258,7 +266,7 @@ class GpuExtraction(Extraction):
         super().close()
         self._launches.close()
 
-    def _extract(self, clips: Sequence[Clip]) -> list[Made]:
+    def _extract(self, clips: Sequence[Clip]) -> list[ModelOutput]:
         count = "one clip" if len(clips) == 1 else f"{len(clips)} clips"
         counts.batch([clip.signals[0].shape[-1] for clip in clips])
         with (

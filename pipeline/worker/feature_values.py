@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from amtcore.features.base import Extractor
 
 # Stream name to frames, or to the events of a stretch.
-Made = Mapping[str, Any]
+ModelOutput = Mapping[str, Any]
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def extracted(extractor: Extractor, signals: Sequence[Frames]) -> list[dict[str,
 
 
 @dataclass(frozen=True)
-class Stored:
+class CastFeatures:
     """What a row holds.
 
     Args:
@@ -95,16 +95,16 @@ class Stored:
         return held[:due]
 
 
-def stored(made: Made, cast: Caster) -> Stored:
+def stored(made: ModelOutput, cast: Caster) -> CastFeatures:
     """What a model made of a clip, as its row holds it."""
-    whole = Stored()
+    whole = CastFeatures()
     for name, values in made.items():
         whole.streams[name] = whole.take(name, values, cast, last=True)
     return whole
 
 
 def spill(
-    whole: Stored, made: Made, cast: Caster, folder: str | None, *, last: bool = False
+    whole: CastFeatures, made: ModelOutput, cast: Caster, folder: str | None, *, last: bool = False
 ) -> None:
     """Add the next stretch of a long clip to what is stored of it, in files in `folder`.
 

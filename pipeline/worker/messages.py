@@ -119,7 +119,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostCall:
     """The worker did not answer: its process is gone, unreachable or was killed for hanging.
 
     Args:

@@ -30,7 +30,7 @@ from earmill.pipeline.common.timing import RESAMPLE, doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.spec.spans import TAIL_S
-from earmill.pipeline.worker.feature_values import Made
+from earmill.pipeline.worker.feature_values import ModelOutput
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Margins:
+class SpanContext:
     """What is read around a row.
 
     Args:
@@ -51,7 +51,7 @@ class Margins:
     own_s: int | None = None
 
 
-def margins_of(item: Item, warm_up_s: int) -> Margins | None:
+def span_context(item: Item, warm_up_s: int) -> SpanContext | None:
     """What is read around a planned span; None for any other row.
 
     Args:
@@ -62,18 +62,18 @@ def margins_of(item: Item, warm_up_s: int) -> Margins | None:
     whole_start_s, whole_end_s = item.part_of
     lead_s = min(warm_up_s, round(item.start_s - whole_start_s))
     if item.end_s is None or item.end_s == whole_end_s:
-        return Margins(lead_s)
-    return Margins(lead_s, TAIL_S, round(item.end_s - item.start_s))
+        return SpanContext(lead_s)
+    return SpanContext(lead_s, TAIL_S, round(item.end_s - item.start_s))
 
 
-class OwnFrames:
+class FrameTrim:
     """Takes what models make of a span and what is around it, and lets through the span's own.
 
     Args:
         margins: What is around it. streams: Of all models.
     """
 
-    def __init__(self, margins: Margins, streams: Iterable[StreamInfo]) -> None:
+    def __init__(self, margins: SpanContext, streams: Iterable[StreamInfo]) -> None:
         own_s, self._ends = margins.own_s, dict[str, tuple[int, int | None]]()
         for info in streams:
             rate_hz, stop = info.frame_rate_hz, None
@@ -82,7 +82,7 @@ class OwnFrames:
             self._ends[info.name] = round(margins.lead_s * rate_hz), stop
         self._seen = dict.fromkeys(self._ends, 0)
 
-    def take(self, made: Made) -> dict[str, Any]:
+    def take(self, made: ModelOutput) -> dict[str, Any]:
         """Of the next stretch of some streams, what is the span's own; errors pass as they are."""
         return {name: self._own(name, values) for name, values in made.items()}
 
@@ -110,9 +110,11 @@ class OwnFrames:
         return _events_between(values, first, stop)
 
 
-def own_frames(made: Made, margins: Margins, streams: Iterable[StreamInfo]) -> Made:
+def trim_frames(
+    made: ModelOutput, margins: SpanContext, streams: Iterable[StreamInfo]
+) -> ModelOutput:
     """Return the span's own frames of what models made of a whole clip."""
-    own = OwnFrames(margins, streams)
+    own = FrameTrim(margins, streams)
     kept = own.take(made)
     own.check()
     return kept
@@ -284,7 +286,7 @@ class Preparer:
 
     def read(self, item: Item, stream: BinaryIO) -> Blocks:
         """Open a fresh reader of the row's blocks."""
-        margins = margins_of(item, self.warm_up_s) or Margins()
+        margins = span_context(item, self.warm_up_s) or SpanContext()
         return self._open(
             stream,
             uri=item.uri,
@@ -373,10 +375,10 @@ class LongClip:
         self._blocks, self._remaining = blocks, remaining
         self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self._clips]
 
-    def own_frames(self, streams: Iterable[StreamInfo]) -> OwnFrames | None:
+    def trim_frames(self, streams: Iterable[StreamInfo]) -> FrameTrim | None:
         """Picks the frames of a channel that are the row's, where it is a planned span."""
-        margins = margins_of(self.item, self._preparer.warm_up_s)
-        return None if margins is None else OwnFrames(margins, streams)
+        margins = span_context(self.item, self._preparer.warm_up_s)
+        return None if margins is None else FrameTrim(margins, streams)
 
     @property
     def nbytes(self) -> int:

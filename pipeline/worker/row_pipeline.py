@@ -41,7 +41,7 @@ from earmill.pipeline.sources.witness import Witnesses, fetch_confirmed
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.worker.device import Gpu
 from earmill.pipeline.worker.extraction import Batch, Ticket, extraction_on
-from earmill.pipeline.worker.feature_values import Made, Stored, stored
+from earmill.pipeline.worker.feature_values import CastFeatures, ModelOutput, stored
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import (
@@ -50,8 +50,8 @@ from earmill.pipeline.worker.prepare import (
     LongClip,
     Preparer,
     Target,
-    margins_of,
-    own_frames,
+    span_context,
+    trim_frames,
 )
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class RowProcessor:
 
     def _extracted(
         self, windows: Iterable[Window], ticket: Ticket, attempts: int, stages: Stages
-    ) -> Iterator[tuple[Place, Clip | QuarantineRow, Made | Stored]]:
+    ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
         """Extract the features of every clip; of a shard's windows the oldest is finished first.
 
         The ticket is waited for before the models are first used. It is given back once all clips
@@ -255,7 +255,7 @@ class RowProcessor:
         """
         under_way: deque[tuple[list[tuple[Place, Clip]], Sequence[Batch]]] = deque()
 
-        def finished(left: int) -> Iterator[tuple[Place, Clip, Made]]:
+        def finished(left: int) -> Iterator[tuple[Place, Clip, ModelOutput]]:
             """Wait for the oldest windows until `left` of them are under way."""
             while len(under_way) > left:
                 window, batches = under_way[0]
@@ -287,7 +287,7 @@ class RowProcessor:
 
     def _long(
         self, place: Place, clip: LongClip, attempts: int, stages: Stages
-    ) -> Iterator[tuple[Place, Clip | QuarantineRow, Made | Stored]]:
+    ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
         """Extract the features of a long clip, channel by channel."""
         item = clip.item
         try:
@@ -310,16 +310,16 @@ class RowProcessor:
         channel: int,
         seconds: float,
         facts: dict[str, Scalar],
-        features: Made | Stored,
+        features: ModelOutput | CastFeatures,
         attempts: int,
     ) -> Row:
         """Return a finished row, or its quarantine row where the features cannot be stored."""
         row_id = f"{item.row_id}#ch{channel}" if self._each else item.row_id
         try:
-            if not isinstance(features, Stored):
-                margins = margins_of(item, self._preparer.warm_up_s)
+            if not isinstance(features, CastFeatures):
+                margins = span_context(item, self._preparer.warm_up_s)
                 if margins is not None:
-                    features = own_frames(features, margins, self._infos)
+                    features = trim_frames(features, margins, self._infos)
                 features = stored(features, self._cast)
         except RowError as error:
             return quarantined(row_id, item, error, attempts)
