@@ -1,8 +1,8 @@
 """Clips through a job's models: in batches of similar lengths on a CPU, in launches on a GPU.
 
-What a clip becomes depends on neither. A long clip goes through chunk by chunk, its features into
-files. On a CPU two calls are under way where the models allow it: the kernels' threads begin with
-the clips of the second while the last ones of the first are still at it.
+A clip's features depend on neither. A long clip goes through chunk by chunk, its features into
+files. On a CPU two calls are under way where the models allow it, so that the kernels' threads do
+not idle at the end of a call.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # A batch is at most this long; fused kernels hold no full-rate output, so this bounds only inputs.
 BATCH_S = 160.0
-# Calls of models that may be used by several callers: one computes, the next one stands behind it.
+# Callers of models that several callers may use: one computes, the next one is ready.
 CALLERS = 2
 
 # Positions of clips that are computed together, and per clip stream name -> (frames, width), or
@@ -103,12 +103,14 @@ class Extraction:
     """The models of a job.
 
     Attributes:
-        windows_ahead: How many of a shard's windows may be under way while the next is filled.
+        windows_ahead: Windows of a shard that may be under way while the next is filled.
 
     Args:
         extractors: One a model of the spec, in its order.
-        cast: For the frames of long clips. spill_folder: Where their files lie.
-        pool: Reads long clips ahead, within `ahead_bytes`.
+        cast: Casts the frames of long clips.
+        spill_folder: Folder of their files.
+        pool: Threads that read long clips ahead.
+        ahead_bytes: Most bytes that are read ahead.
     """
 
     windows_ahead = 1
@@ -147,14 +149,14 @@ class Extraction:
         return begun
 
     def long(self, clip: LongClip) -> list[CastFeatures]:
-        """Features of a long clip, channel by channel, in memory that does not grow with it.
+        """Return the features of a long clip, channel by channel.
 
-        They are cast at once and go to files.
+        They are cast at once and go to files, so memory does not grow with the clip.
         """
         return self._callers.submit(carried(MODEL, self._long), clip).result()
 
     def close(self) -> None:
-        """End what runs beside the callers."""
+        """End the threads."""
         self._callers.shutdown(wait=True, cancel_futures=True)
 
     def _long(self, clip: LongClip) -> list[CastFeatures]:
@@ -162,7 +164,7 @@ class Extraction:
         streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
         wholes = [CastFeatures() for _ in range(channels)]
         infos = [info for model in self._extractors for info in model.streams]
-        owns = [clip.trim_frames(infos) for _ in range(channels)]
+        owns = [clip.frame_trim(infos) for _ in range(channels)]
         pieces = prefetched(
             counted(DECODE, clip.pieces(), current()),
             lambda piece: piece,
@@ -210,10 +212,10 @@ class Extraction:
 
 
 class GpuExtraction(Extraction):
-    """The same on a GPU, for the clips of all shards in flight at once.
+    """The models of a job on a GPU, for the clips of all shards in flight at once.
 
     Args:
-        gpu: The one that the extractors were built for.
+        gpu: The GPU that the extractors were built for.
         cpu: Gets the launches' CPU time.
     """
 
@@ -230,7 +232,7 @@ class GpuExtraction(Extraction):
         super().__init__(extractors, **options)
         self._cpu = cpu
         self._input = DeviceInput(gpu)
-        # Models without kernels for GPUs stay on the processor, where one caller may use them.
+        # Models without kernels for GPUs run on the processor, where one caller may use them.
         self._one_caller = {
             index: threading.Lock()
             for index, extractor in enumerate(self._extractors)
@@ -283,7 +285,7 @@ class GpuExtraction(Extraction):
 def extraction_on(
     gpu: Gpu | None, extractors: Sequence[Extractor], cpu: CpuTally | None, **options: Any
 ) -> Extraction:
-    """The models on what they were built for."""
+    """Return the extraction for the device that the models were built for."""
     if gpu is None:
         return Extraction(extractors, **options)
     return GpuExtraction(extractors, gpu, cpu, **options)

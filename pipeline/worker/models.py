@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from amtcore.features.base import Extractor
     from earmill.pipeline.spec.job import JobSpec
 
-# Enough signal to compile and load every kernel: a second, and two odd lengths after it.
+# Lengths that compile and load every kernel: a second, and two odd lengths after it.
 WARM_UP_SAMPLES = (44100, 30001, 777)
 
 
@@ -51,9 +51,10 @@ class WarmModels:
 
     Args:
         extractors: One a model of the spec, in its order.
-        gpu: Where they compute; None for this process's CPU. note: Why it is that, if it is news.
-        device: What provenance records of it.
-        features: Of a second of noise, by stream.
+        gpu: GPU of the extractors; None for this process's CPU.
+        note: Why they run on the CPU where the job allows a GPU; else empty.
+        device: Provenance record of the device.
+        features: Features of a second of noise, by stream.
     """
 
     extractors: Sequence[Extractor]
@@ -67,15 +68,15 @@ def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
     """Build the models and run each once.
 
     Args:
-        threads: For kernels on the CPU. wanted: The worker's device: cpu, cuda, or auto for a GPU
-            where one works.
+        threads: Threads of kernels on the CPU.
+        wanted: The worker's device: cpu, cuda, or auto for a GPU where one works.
     Raises:
-        GpuUnusable: No GPU that can run them where one must.
-        DeviceError: One that computes other values.
-        DeviceLost: It failed here and now.
+        GpuUnusable: No GPU can run the models, and `wanted` is cuda.
+        DeviceError: The GPU computes other values than the CPU.
+        DeviceLost: The GPU failed during warm-up.
     """
     gpu, note = choose_gpu(wanted)
-    # The driver compiles the models' kernels meanwhile, see `compiling`.
+    # The driver compiles the models' kernels at the same time, see `compiling`.
     exercise_casts()
     if gpu is not None:
         try:
@@ -109,7 +110,7 @@ def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
 
 
 def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -> list[Extractor]:
-    """The job's models, warm-up not included."""
+    """Build the job's models, without warming them up."""
     from amtcore.features.build import build_extractor
 
     return [
@@ -126,7 +127,10 @@ def build_extractors(spec: JobSpec, threads: int | None, backend: str = "cpu") -
 
 
 def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
-    """Run every model once, which compiles or loads its kernels; features of a second of noise."""
+    """Run every model once, which compiles or loads its kernels.
+
+    Returns:
+        Features of a second of noise, by stream."""
     features: dict[str, Any] = {}
     for extractor in extractors:
         features |= _exercise(extractor)
@@ -134,14 +138,13 @@ def exercised(extractors: Sequence[Extractor]) -> dict[str, Any]:
 
 
 def exercise_casts() -> None:
-    """Frames through the casts and the statistics of a shard, which compiles or loads their
-    kernels."""
+    """Run casts and statistics of a shard once, which compiles or loads their kernels."""
     halves, _ = halved(np.zeros((1, 2), np.float32), 1.0)
     Summing(halves.shape[1]).add(halves)
 
 
 def _exercise(extractor: Extractor) -> dict[str, Any]:
-    """Run a model once in both of its ways; the features of a second of noise."""
+    """Run a model once, streaming and whole; return the features of a second of noise."""
     rng = np.random.default_rng(0)
     noise = [rng.standard_normal(n).astype(np.float32) * 0.01 for n in WARM_UP_SAMPLES]
     if extractor.can_stream:
@@ -153,14 +156,16 @@ def _exercise(extractor: Extractor) -> dict[str, Any]:
     return extractor.extract(noise)[0]
 
 
-#: What one spike a second of an input unit is does not change a kernel; some models need a value.
+#: Some models need a gain for spikes; its value does not change a kernel.
 _OPTIONS: Mapping[str, dict[str, Any]] = {"spikes": {"gain": 1.0}}
 
 
 @contextmanager
 def compiling(extractors: Sequence[Extractor]) -> Iterator[None]:
-    """Compile the models' kernels in a thread meanwhile: a worker that starts in the block finds
-    them on disk, or waits for them. What goes wrong is the worker's to tell."""
+    """Compile the models' kernels in a thread beside the block.
+
+    A worker that starts in the block finds them on disk, or waits for them. An error is ignored
+    here, because the worker meets and reports it."""
 
     with Threads(1, "kernels") as thread:
         thread.submit(exercised, extractors)
@@ -168,7 +173,7 @@ def compiling(extractors: Sequence[Extractor]) -> Iterator[None]:
 
 
 def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
-    """What a job's models are built from."""
+    """Return the arguments of `build_extractor` for a job's models."""
     return [
         {"model": each.model, "fs_hz": each.fs_hz, "params": each.params, "streams": each.streams}
         for each in spec.extract
@@ -176,7 +181,7 @@ def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def entries_of_all() -> list[dict[str, Any]]:
-    """Every model of this package with all its streams."""
+    """Return `build_extractor`'s arguments for every model of this package, with all streams."""
     from amtcore.features.registry import BUILT_IN, get_model
 
     return [

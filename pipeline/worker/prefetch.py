@@ -1,4 +1,4 @@
-"""Work done ahead of its consumer: in order, in threads, and never more than so many bytes early.
+"""Work done ahead of its consumer, in order, in threads, within a budget of bytes.
 
     items --feeder thread--> pool --> finished, waiting --> consumer
                 |  at most `in_flight` |  about `budget_bytes`  |

@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpanContext:
-    """What is read around a row.
+    """Audio that is read around a planned span.
 
     Args:
-        lead_s, tail_s: Whole seconds before and after it.
-        own_s: Seconds of the row; None where it ends what it is a part of, and keeps all to there.
+        lead_s: Whole seconds before the span.
+        tail_s: Whole seconds after the span.
+        own_s: Seconds of the span; None where it ends its recording and keeps all to the end.
     """
 
     lead_s: int = 0
@@ -52,10 +53,10 @@ class SpanContext:
 
 
 def span_context(item: Item, warm_up_s: int) -> SpanContext | None:
-    """What is read around a planned span; None for any other row.
+    """Return the context of a planned span; None for any other row.
 
     Args:
-        warm_up_s: What the models take, see `spec.spans`.
+        warm_up_s: Seconds that the models need before a span, see `spec.spans`.
     """
     if item.part_of is None or item.start_s is None:
         return None
@@ -67,10 +68,11 @@ def span_context(item: Item, warm_up_s: int) -> SpanContext | None:
 
 
 class FrameTrim:
-    """Takes what models make of a span and what is around it, and lets through the span's own.
+    """Drops the frames of a span's context, stretch by stretch.
 
     Args:
-        margins: What is around it. streams: Of all models.
+        margins: Audio that was read around the span.
+        streams: Streams of all models.
     """
 
     def __init__(self, margins: SpanContext, streams: Iterable[StreamInfo]) -> None:
@@ -83,7 +85,7 @@ class FrameTrim:
         self._seen = dict.fromkeys(self._ends, 0)
 
     def take(self, made: ModelOutput) -> dict[str, Any]:
-        """Of the next stretch of some streams, what is the span's own; errors pass as they are."""
+        """Return the span's frames in the next stretch of some streams; errors pass unchanged."""
         return {name: self._own(name, values) for name, values in made.items()}
 
     def check(self) -> None:
@@ -113,7 +115,7 @@ class FrameTrim:
 def trim_frames(
     made: ModelOutput, margins: SpanContext, streams: Iterable[StreamInfo]
 ) -> ModelOutput:
-    """Return the span's own frames of what models made of a whole clip."""
+    """Return the span's frames in the features of a whole clip."""
     own = FrameTrim(margins, streams)
     kept = own.take(made)
     own.check()
@@ -121,7 +123,7 @@ def trim_frames(
 
 
 def _events_between(events: Any, first: int, stop: int | None) -> Any:
-    """Events of steps from `first` up to `stop`, counted from `first`."""
+    """Return events of steps from `first` up to `stop`, counted from `first`."""
     begin, last = max(first, events.first_frame), events.first_frame + events.n_frames
     if stop is not None:
         begin, last = min(begin, stop), min(last, stop)
@@ -145,7 +147,7 @@ LONG_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one model wants its input to be: a sample rate, a unit, and for how many ears."""
+    """The input of one model: sample rate, unit and number of ears."""
 
     fs_hz: float
     unit: str
@@ -154,10 +156,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unresampled:
-    """A signal that a device will make: samples at their own rate, and what is to become of them.
+    """A signal that a device will resample and scale.
 
     Args:
-        ears: (ear, time). ears_of_model: As `Target.ears`. gain: Linear, the last step.
+        ears: Samples at the file's rate, (ear, time).
+        from_hz: The file's rate.
+        to_hz: The model's rate.
+        ears_of_model: As `Target.ears`.
+        gain: Linear gain, applied last.
     """
 
     ears: Signal
@@ -168,13 +174,13 @@ class Unresampled:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the finished signal."""
+        """Shape of the finished signal."""
         time = (resampled_length(self.ears.shape[-1], self.from_hz, self.to_hz),)
         return (len(self.ears), *time) if len(self.ears) == self.ears_of_model == EARS else time
 
     @property
     def nbytes(self) -> int:
-        """Of the samples, before or after, whichever is more."""
+        """Bytes of the samples before or after resampling, whichever is more."""
         return max(self.ears.nbytes, len(self.ears) * self.shape[-1] * self.ears.itemsize)
 
 
@@ -205,7 +211,7 @@ class Preparer:
 
     Args:
         audio: Channel policy, calibration, resampler and limits of the job.
-        targets: What the models want.
+        targets: Inputs of the models.
         long_s: Clips above this are streamed.
         on_device: Leave the resampling of whole clips to a device.
         children: Decode in them.
@@ -230,7 +236,7 @@ class Preparer:
         self._open: Callable[..., Blocks] = open_blocks if children is None else children.open
 
     def open(self, item: Item, stream: BinaryIO) -> list[Clip] | LongClip:
-        """Decode a row: its clips, one a channel, or a long clip that is still to be read.
+        """Decode a row: return its clips, one a channel, or a long clip that is not read yet.
 
         The stream is closed here, or by the long clip. Raises a RowError for bad input.
         """
@@ -252,11 +258,11 @@ class Preparer:
         ]
 
     def gains(self, rms: float) -> tuple[float, ...]:
-        """Linear gain for each target, for a clip of this RMS."""
+        """Return the linear gain for each target, for a clip of this RMS."""
         return tuple(self.calibration.gain_for_rms(rms, each.unit) for each in self.targets)
 
     def facts(self, item: Item, audio: AudioFacts, gains: Sequence[float]) -> dict[str, Scalar]:
-        """Provenance of a row; `gain_db` is the gain into the first model's unit."""
+        """Return a row's provenance; `gain_db` is the gain into the first model's unit."""
         resampled = any(target.fs_hz != audio.rate_hz for target in self.targets)
         return {
             "uri": item.uri,
@@ -298,10 +304,10 @@ class Preparer:
         )
 
     def ready(self, by_rate: Mapping[float, Signal], gains: Sequence[float]) -> tuple[Signal, ...]:
-        """Each target's signal from (ear, time) at its rate; equal targets share one array.
+        """Return each target's signal from (ear, time) at its rate; equal targets share one array.
 
         Args:
-            by_rate: Ours: the signal of a single target is scaled where it lies.
+            by_rate: May be overwritten: the signal of a single target is scaled in place.
         """
         alone = len(self.targets) == 1
         made = {
@@ -356,7 +362,7 @@ class LongClip:
     """A row too long to hold: read it once with `pieces`, then ask for `seconds` and `facts`.
 
     Args:
-        blocks: What was decoded before the length was known; `remaining` continues there.
+        blocks: Blocks decoded before the length was known; `remaining` continues there.
     """
 
     def __init__(
@@ -375,14 +381,14 @@ class LongClip:
         self._blocks, self._remaining = blocks, remaining
         self._gains: list[tuple[float, ...]] = [preparer.gains(1.0) for _ in self._clips]
 
-    def trim_frames(self, streams: Iterable[StreamInfo]) -> FrameTrim | None:
-        """Picks the frames of a channel that are the row's, where it is a planned span."""
+    def frame_trim(self, streams: Iterable[StreamInfo]) -> FrameTrim | None:
+        """Return the trim of one channel of a planned span; None for any other row."""
         margins = span_context(self.item, self._preparer.warm_up_s)
         return None if margins is None else FrameTrim(margins, streams)
 
     @property
     def nbytes(self) -> int:
-        """Samples held right now."""
+        """Bytes of the samples that are held now."""
         return sum(block.nbytes for block in self._blocks)
 
     @property
@@ -391,12 +397,12 @@ class LongClip:
         return self._reader.facts.seconds
 
     def facts(self, position: int) -> dict[str, Scalar]:
-        """Provenance of the row of one of `channels`; known after the last piece."""
+        """Return the provenance of one of `channels`; known after the last piece."""
         gains = self._gains[position]
         return self._preparer.facts(self.item, self._reader.facts, gains)
 
     def pieces(self) -> Iterator[list[tuple[Signal, ...]]]:
-        """The clip piece by piece: per entry of `channels`, one signal per target.
+        """Yield the clip piece by piece: per entry of `channels`, one signal per target.
 
         Targets get pieces of their own lengths, some of them empty. Closes the stream at the end.
         Raises a RowError where the damage is, maybe after many good pieces.
@@ -431,7 +437,7 @@ class LongClip:
         yield from self._remaining
 
     def _measure(self) -> None:
-        """The first of two passes: the level of each clip, over both ears where there are two."""
+        """Measure each clip's level in the first of two passes, over both ears where it has two."""
         squares, frames = np.zeros(len(self._reader.channel_ids)), 0
         for block in self._undelivered():
             squares += np.square(block, dtype=np.float64).sum(axis=1)
@@ -445,7 +451,7 @@ class LongClip:
         self._remaining = iter(self._reader)
 
     def _resamplers(self, rows: slice) -> dict[float, list[ResampleStream]]:
-        """By rate, a resampler for each ear."""
+        """Return by rate a resampler for each ear."""
         rates = {target.fs_hz for target in self._preparer.targets}
         from_hz, ears = self._reader.rate_hz, range(rows.start, rows.stop)
         return {
@@ -475,7 +481,7 @@ class LongClip:
 
 
 def scaled(signal: Signal, gain: float, *, in_place: bool = False) -> Signal:
-    """The signal times a gain, in float32."""
+    """Multiply a signal by a gain, in float32."""
     if gain == 1.0:
         return signal
     return np.multiply(signal, np.float32(gain), out=signal if in_place else None)

@@ -69,7 +69,7 @@ Window = list[tuple[Place, Clip]] | tuple[Place, LongClip] | tuple[Place, Quaran
 PREFETCH_BYTES = 64 * 2**20
 # Clips are sorted into batches, or put into launches, within a window of this much signal.
 WINDOW_BYTES = 32 * 2**20
-# Where many shards are in flight they share this for what waits.
+# Decoded samples that may wait for the model, of all shards in flight.
 ALL_PREFETCH_BYTES = 2**30
 
 
@@ -82,16 +82,17 @@ class ShardRows:
 
 
 class RowProcessor:
-    """A job's row pipeline; holds the decode threads and the warm models.
+    """A job's row pipeline, with its decode threads and warm models.
 
     Args:
-        spec: The job. source: Hands out the bytes; asked by one thread per shard in flight.
+        spec: The job.
+        source: Yields the bytes of rows; used by one thread per shard in flight.
         extractors: One a model of the spec, in its order; on a CPU used by one caller at a time.
         decode_threads: Threads that decode, resample, check and cast.
         long_s: Clips above this are streamed through decoder and model, their features into files.
-        spill_folder: Where these files lie; None takes the system's folder for temporary files.
-        gpu: What the extractors were built for, where that is not the CPU.
-        shards: How many may be in flight.
+        spill_folder: Folder of these files; None takes the system's folder for temporary files.
+        gpu: GPU that the extractors were built for; None for the CPU.
+        shards: Most shards in flight.
         cpu: Gets the CPU time of launches, which several shards share.
     """
 
@@ -125,7 +126,7 @@ class RowProcessor:
         self._infos = infos
         self._decode_threads = decode_threads
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
-        # Lasting threads, because a streamed source keeps its place per thread; one a shard.
+        # Lasting threads, one a shard, because a streamed source keeps its place per thread.
         self._feeders = ThreadPoolExecutor(shards, thread_name_prefix="feed")
         self._ahead_bytes = min(PREFETCH_BYTES, ALL_PREFETCH_BYTES // shards)
         self.extraction = extraction_on(
@@ -375,7 +376,7 @@ def check_streamable(extractors: Sequence[Extractor], long_s: float, item: Item)
 
 
 def quarantined(row_id: str, item: Item, error: RowError, attempts: int) -> QuarantineRow:
-    """The quarantine row of an error."""
+    """Return the quarantine row of an error."""
     message = one_line(error)
     return QuarantineRow(row_id, item.uri, error.stage, error.error_class, message, attempts)
 

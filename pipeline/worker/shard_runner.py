@@ -1,10 +1,9 @@
-"""The real work behind a worker: warm models, process a shard's rows, publish it.
+"""The runner of a worker: warm models, process a shard's rows, publish the shard.
 
-Several shards may be inside at once. On a CPU there are two: while one uses the models, the other
-is decoded or written, and the models are taken in the order in which shards arrived; the next one
-takes over while the last clips are under way, so that no core waits. On a GPU there are as many as
-fill its launches, and they share these. What ends up in files is the same whatever
-overlaps: a shard's rows depend on nothing but its items and the spec.
+Several shards may be in flight. On a CPU there are two: while one uses the models, the other is
+decoded or written. Shards get the models in the order of their arrival. On a GPU as many shards are
+in flight as fill its launches. Files do not depend on the overlap: a shard's rows depend on its
+items and the spec alone.
 """
 
 from __future__ import annotations
@@ -73,28 +72,28 @@ if TYPE_CHECKING:
     from amtcore.features.base import Extractor, StreamInfo
     from earmill.pipeline.spec.job import JobSpec
 
-# What keeps a shard waiting for longer may be what it will be killed for: a read of the source, or
-# a call to the output.
+# A read of the source, or a call to the output, that takes longer is named as the reason when the
+# shard is killed for hanging.
 SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """All a worker needs to know; travels to it once.
+    """A job as it is sent to a worker, once.
 
     Args:
         spec: The job, storage options included.
-        plan_id: Goes into commit records.
+        plan_id: Stored in commit records.
         threads: Kernel threads of this worker.
         folder: The driver's working folder, against which the spec's relative paths resolve.
         device: `cpu`; `cuda`, or `auto` for a GPU where one works.
-        shards: How many may be in flight on a GPU.
-        parquet_form: What a cell of a stream is in the dataset's Parquet files.
+        shards: Most shards in flight on a GPU.
+        parquet_form: Form of a stream's cells in the dataset's Parquet files.
         streams: The dataset's streams, as dataset.json describes them: an earlier release may have
             begun it, and all of its shards are stored alike. Empty for those of a new dataset.
         extra_types: Types of carried-through columns over the whole plan.
         again: Shards whose commit is to be replaced.
-        scratch: Name of the run's folder for what is written before it is published.
+        scratch: Name of the run's folder for files that are not published yet.
         fence: The run's right to write to the output.
     """
 
@@ -139,7 +138,7 @@ class ShardRunner:
     """Processes and publishes shards.
 
     Args:
-        job: What to do.
+        job: The job.
         make_rows: Builds the row pipeline; RowProcessor unless a caller extends it.
     """
 
@@ -152,7 +151,7 @@ class ShardRunner:
         self._job, self._make_rows = job, make_rows
         self._spec = job.spec
         self._layout = Layout.open(job.spec.output.uri, job.spec.output.storage_options)
-        # Tables are as large as features: no more shards are written at a time than have a core.
+        # Tables are as large as features, so no more shards are written at a time than cores allow.
         self._writers = threading.Semaphore(max(CONCURRENT_SHARDS, job.threads))
         self._in_flight: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -186,7 +185,7 @@ class ShardRunner:
             return ShardNotes(order.attempt, won, stages.stretches(), bad)
 
     def probe(self, items: Sequence[Item]) -> None:
-        """Process and encode rows and forget them: either may be what kills the worker."""
+        """Process and encode rows without publishing them, as either may kill the worker."""
         with doing(OTHER, self._cpu):
             try:
                 rows = self._ready.rows.process(items)
@@ -225,7 +224,7 @@ class ShardRunner:
     def _ready(self) -> _Ready:
         """Everything that shards use, built and run once."""
         spec, job = self._spec, self._job
-        sweep()  # what workers that were killed on this machine have left
+        sweep()  # files of workers that were killed on this machine
         source = open_source(spec.source, spec.audio.array_rate_hz)
         # A library's threads count for the part of the work that starts them.
         with doing(MODEL, CpuTally(), libraries=FOR_MODELS):
@@ -335,7 +334,7 @@ class ShardRunner:
         return stored_streams(infos, self._spec.output.dtype, self._spec.output.formats)
 
     def _exercise_writers(self, models: WarmModels, streams: Sequence[StreamInfo]) -> None:
-        """Encode a row and read it back: what the writers import costs seconds the first time."""
+        """Encode a row and read it back: the writers' imports cost seconds the first time."""
         held = stored(models.features, Caster(self._spec.output.dtype, streams))
         row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, held.streams, held.steps)
         with tempfile.TemporaryDirectory(prefix="warm-up-", dir=own_folder()) as name:
@@ -360,7 +359,7 @@ class ShardRunner:
 
 
 def _whereabouts() -> dict[str, Any]:
-    """Host, process and, inside Ray, the node."""
+    """Return host, process and, inside Ray, the node."""
     found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
@@ -370,7 +369,7 @@ def _whereabouts() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def value_versions() -> dict[str, str]:
-    """Versions of the packages that can change a feature, without looking at all the others."""
+    """Return versions of the packages that can change a feature."""
     found = {}
     for name in VALUE_PACKAGES:
         try:

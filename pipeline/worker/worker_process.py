@@ -2,8 +2,8 @@
 
 `ShardWorker` knows neither audio nor what carries its calls. The work is a `Runner`, built inside
 the process by a factory, so a failed warm-up can be repeated and does not end the process. An
-exception becomes an `Outcome` here. Only the death of the process reaches the executor. Whether a
-shard is done is read from its commit record, never from an outcome.
+exception becomes an `Outcome` here. Only the death of the process reaches the executor. The commit
+record says whether a shard is done, never an outcome.
 
 `serve` puts it behind a pipe. The first message says what to build, each later one is a call with
 its number, and an answer carries the number back. The process ends with the pipe: no driver, no
@@ -55,7 +55,7 @@ PERMANENT_ERRNOS = frozenset(
 
 
 class ShardWorker:
-    """A Runner behind remote calls; `status` is called in a thread of its own.
+    """A Runner behind remote calls. `status` is called in a thread of its own.
 
     Args:
         make_runner: Builds the runner; called once, by the first warm-up.
@@ -102,7 +102,7 @@ class ShardWorker:
 
     def _guard(self, work: Callable[[Runner], ShardNotes | None]) -> Outcome:
         if self._runner is None:
-            # The process was restarted behind the driver's back.
+            # Ray restarted the process without telling the driver.
             warm = self.warm_up()
             if not warm.ok or self._runner is None:
                 return warm
@@ -116,7 +116,7 @@ class ShardWorker:
 
 
 def _failed(stage: str, error: BaseException) -> Outcome:
-    """What an exception says: of the shard, of the world around it, or that it is hopeless."""
+    """Classify an exception: a fault of the shard, an outage, or permanent."""
     if any(isinstance(one, OvertakenError) for one in chain(error)):
         return Outcome(ok=False, stage="overtaken", message=one_line(error), permanent=True)
     if any(isinstance(one, DeviceLost) for one in chain(error)):
@@ -139,7 +139,7 @@ def _failed(stage: str, error: BaseException) -> Outcome:
 
 
 def _full_place(error: BaseException) -> str:
-    """Where a full disk is to be looked for, when the system did not say: most likely there."""
+    """Return a hint at the temporary folder where the system did not name the full disk."""
     full = (one for one in chain(error) if isinstance(one, OSError) and one.errno == errno.ENOSPC)
     if any(one.filename is None for one in full):
         return f" (temporary files are in {tempfile.gettempdir()}, TMPDIR says where)"
@@ -147,25 +147,25 @@ def _full_place(error: BaseException) -> str:
 
 
 def outage_of(stage: str, error: BaseException) -> str:
-    """The kind of outage behind an exception; empty where it speaks of the shard or the program."""
+    """Return the kind of outage behind an exception; empty for a fault of the shard or program."""
     for one in chain(error):
         if isinstance(one, SourceOutage):
             return one.kind
         if isinstance(one, StorageError):
             return "output"
     if stage == "publish":
-        # Too little memory for a shard's tables may well be the shard's doing.
+        # The shard itself may be too large for memory.
         short = is_out_of_memory(error)
         return "output" if fault_of(error) is Fault.OUTAGE and not short else ""
     return "machine" if is_machine_fault(error) else ""
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether an I/O error will come back whatever we do: no space, no right, read-only."""
+    """Return True if an I/O error will come back: no space, no right, read-only."""
     return any(isinstance(one, OSError) and one.errno in PERMANENT_ERRNOS for one in chain(error))
 
 
-# Where memory runs out, the system takes a worker, which is started again, before its driver.
+# Where memory runs out, the system kills a worker, which is started again, before its driver.
 OOM_SCORE_ADJ = "500"
 
 
@@ -173,7 +173,7 @@ def serve(descriptor: int) -> None:
     """Answer calls until the driver is gone.
 
     Args:
-        descriptor: Of this side of the pipe.
+        descriptor: File descriptor of this side of the pipe.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -192,7 +192,7 @@ def _serve(connection: Connection[Any, Any]) -> None:
     make_runner, shards = connection.recv()
 
     def build() -> Runner:
-        # What it needs is imported now, where a failure is an answer.
+        # Unpickling imports the runner's modules here, where a failure becomes an answer.
         made: Callable[[], Runner] = pickle.loads(make_runner)
         return made()
 
@@ -207,7 +207,7 @@ def _serve(connection: Connection[Any, Any]) -> None:
         with lock, suppress(OSError):
             connection.send((number, outcome))
 
-    # A question is answered while shards run.
+    # Status calls are answered while shards run.
     work, control = ThreadPoolExecutor(shards, "shards"), ThreadPoolExecutor(1, "control")
     while True:
         number, kind, args = connection.recv()
