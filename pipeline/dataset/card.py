@@ -1,14 +1,12 @@
 """The dataset's own description: README.md for people, croissant.json for machines.
 
-Written at finalise from dataset.json, the commits and the index, so it states what is there and not
-what was wanted; equal datasets give equal cards. Croissant 1.1 with array shapes and PROV-O lineage
-is in `earmill.pipeline.dataset.croissant`.
+Cards are made at finalise from dataset.json, the commits and the index, so they describe the stored
+data, not the job. Equal datasets give equal cards. Croissant 1.1 with array shapes and PROV-O
+lineage is in `earmill.pipeline.dataset.croissant`.
 
-The cards as files: README.md, croissant.json and provenance.jsonld, which go with a snapshot.
-
-The names are fixed, so a driver that was stopped while it closed a dataset could lay its cards over
-the cards of a later snapshot. Each card is therefore replaced only while its content is as it was
-when the closing began.
+Card files (README.md, croissant.json, provenance.jsonld) go with a snapshot. Their names are fixed,
+so a driver that was stopped while it closed a dataset could overwrite the cards of a later snapshot.
+Each card is therefore replaced only while its content is as it was when the closing began.
 """
 
 from __future__ import annotations
@@ -179,7 +177,7 @@ def _summary(dataset: DatasetFile) -> str:
 
 
 def _licenses(dataset: DatasetFile) -> str:
-    """As the job states them; nothing is concluded where it does not."""
+    """Return the licences that the job states, as a table."""
     stated = stored_licenses(dataset.licenses)
     rows = [
         (what, one.title if one else "not stated", (one.url or "") if one else "")
@@ -264,7 +262,7 @@ def _scales(streams: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cast_errors(records: Sequence[CommitRecord]) -> str:
-    """What the cast to float16 cost, from what the shards counted."""
+    """Return the cast errors of the streams, summed over the commit records."""
     parts = [record.info.get("cast_errors") or {} for record in records]
     whole = total({k: CastError(**v) for k, v in part.items()} for part in parts)
     if not whole:
@@ -329,7 +327,7 @@ def _bad_rows(index: pa.Table) -> str:
 
 
 def _devices(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
-    """What computed the shards, each once."""
+    """Return the names of the devices that computed the shards."""
     of_shards = [record.info.get("device") for record in records]
     known = [device for device in of_shards if isinstance(device, Mapping)]
     names = {device["name"] for device in known if isinstance(device.get("name"), str)}

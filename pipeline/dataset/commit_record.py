@@ -33,7 +33,7 @@ from earmill.pipeline.storage.typed_json import Strict, UnreadableVersionError, 
 T = TypeVar("T")
 
 READ_THREADS = 16
-# Of those on a disk, as many small files are worth a thread.
+# On a disk, one more thread pays for this number of small files.
 FILES_A_THREAD = 64
 # In `CommitRecord.info`; records of earlier releases have none.
 BAD_BY_CLASS = "bad_by_class"
@@ -42,13 +42,17 @@ COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes th
 
 @dataclass(frozen=True)
 class CommitRecord(Strict):
-    """What one shard consists of; the content of `commits/<shard>.json`.
+    """The files and totals of one shard; the content of `commits/<shard>.json`.
 
     Args:
-        shard: Shard id. attempt: The attempt that won. plan_id: The plan it belongs to.
+        shard: Shard id.
+        attempt: The attempt that won.
+        plan_id: Plan of the shard.
         spec_sha256: Hash of the job spec.
-        formats: Of the feature files. dtype: Of the values.
-        rows_ok: Rows with features. rows_bad: Rows in quarantine.
+        formats: Formats of the feature files.
+        dtype: Dtype of the values.
+        rows_ok: Rows with features.
+        rows_bad: Rows in quarantine.
         plan_rows: Rows of the plan that are covered, good or bad; differs from the sum of the two
             where channels are rows of their own.
         seconds: Audio behind the good rows, s.
@@ -159,7 +163,7 @@ def generations(layout: Layout) -> dict[str, list[int]]:
 
 
 def all_generations(layout: Layout) -> dict[str, list[int]]:
-    """The same of every shard, also of those that only older snapshots have."""
+    """Return the generations of all shards, shards of older snapshots included."""
     found: dict[str, list[int]] = {}
     for name in layout.list("commits"):
         parsed = paths.parse_commit_path(name)

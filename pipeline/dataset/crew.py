@@ -36,10 +36,10 @@ from earmill.pipeline.dataset.driver_lock import (
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CLAIMS, CREW, claim_path
 
-# At most so many claims for a plan, where a block is not larger than the second number.
+# Most blocks of a plan, unless a block would hold more than `LARGEST_BLOCK` shards.
 BLOCKS = 1024
 LARGEST_BLOCK = 64
-# While others hold what is left, commits and members are looked at so often.
+# While other drivers hold the remaining shards, commits and members are read at this interval, s.
 LOOK_EVERY_S = 5.0
 _CLAIM = re.compile(r"(\d+)\.(\d+)\.json")
 
@@ -162,7 +162,7 @@ class BlockClaims:
         return got
 
     def _abandoned(self, blocks: Sequence[int]) -> Iterator[int]:
-        """Those whose members are gone."""
+        """Yield the blocks whose members are gone."""
         self._numbers = self._claimed()
         living = live_crew(self._layout)
         for block in blocks:

@@ -2,8 +2,8 @@
 
 A holder counts as gone when its process no longer exists on this machine, or after 60 s without a
 heartbeat (clocks of the hosts should agree to within that). A heartbeat further than that in the
-future says nothing of its age, so it is watched for as long. Taking over is itself done under a
-lock, named after the dead holder, so that of several drivers that find it dead one gets it.
+future says nothing of its age, so it is watched for as long. A driver takes over
+under a second lock, named after the dead holder, so only one of several drivers succeeds.
 
 Drivers that share an output (`dataset.crew`) do without the lock, but not beside a holder that
 needs the output for itself. The lock is refused to such a holder while a member lives; members that
@@ -44,7 +44,7 @@ _CREATED_TOLERANCE_S = 2.0
 
 @dataclass(frozen=True)
 class LockHolder(Strict):
-    """Who drives, as stored in driver.json.
+    """A driver, as stored in driver.json.
 
     Args:
         run_id: Random name of this run.
@@ -327,7 +327,7 @@ def held(layout: Layout) -> Iterator[Fence]:
 
 
 def as_seen_now(holder: LockHolder) -> bytes:
-    """What is stored of a holder that gives a sign of life."""
+    """Return the stored form of a holder that gives a sign of life."""
     return stored_text(replace(holder, heartbeat_unix_s=time.time()))
 
 

@@ -176,7 +176,7 @@ def _refuse(problems: Sequence[str]) -> None:
 def _refuse_changed(
     layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
 ) -> None:
-    """What was damaged or lost since the last closing must not be approved by a new one.
+    """Refuse to close a dataset whose files were damaged or lost since the last closing.
 
     Where a replacing record is gone, the one it replaced would count again.
     """
@@ -218,7 +218,7 @@ def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
 def _store(layout: Layout, index: pa.Table, fence: Fence) -> OutFile:
     """Write the index unless an equal one is there.
 
-    Equality is that of the table: another pyarrow may encode the same rows into other bytes.
+    Tables are compared, because another pyarrow may encode the same rows into other bytes.
     """
     for path in layout.list("index"):
         content = layout.read_bytes(path)
@@ -254,10 +254,10 @@ def _store_snapshot(
     add: Mapping[str, OutFile],
     fence: Fence,
 ) -> tuple[OutFile, LogEntry, tuple[EarlierSnapshot, ...]]:
-    """Write a snapshot with its entry in the log, unless the one that counts is the same.
+    """Write a snapshot with its log entry, unless the current snapshot is the same.
 
     Returns:
-        Its file, its entry, and those that counted before.
+        Its file, its entry, and the earlier snapshots.
     """
     known = known_snapshots(layout)
     made = replace(made, additions={**_additions(layout, made, known), **add})
@@ -289,7 +289,7 @@ def _additions(
 
 
 def _why(known: Sequence[EarlierSnapshot], dataset: DatasetFile) -> tuple[str, int]:
-    """What kind of run a new snapshot is of, and of which revision it is."""
+    """Return the kind of run that closes a snapshot, and the snapshot's revision."""
     change = dataset.change
     if change is not None and (not known or known[-1].entry.revision != change.number):
         return change.why, change.number

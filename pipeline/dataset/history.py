@@ -136,8 +136,9 @@ def next_entry(
 
 
 def known_snapshots(layout: Layout) -> tuple[EarlierSnapshot, ...]:
-    """Those that counted so far, the oldest first; found by their files where `current.json` is
-    damaged or lost."""
+    """Return all snapshots that were current, the oldest first.
+
+    They are found by their files where `current.json` is damaged or lost."""
     try:
         current = read_current(layout)
         if current is not None:
@@ -207,7 +208,7 @@ def _other_audio(
 
 
 def _audio(layout: Layout, refs: Mapping[str, CommitRef]) -> dict[str, tuple[object, ...]]:
-    """What tells the audio of every good row of some commits."""
+    """Return the identity of the audio of every good row of some commits."""
 
     def of_shard(named: tuple[str, CommitRef]) -> Iterator[tuple[str, tuple[object, ...]]]:
         shard, ref = named

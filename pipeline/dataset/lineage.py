@@ -50,10 +50,12 @@ def lineage_of(
     past: Sequence[EarlierSnapshot],
     now: EarlierSnapshot,
 ) -> dict[str, bytes]:
-    """Return the content of the file, with all snapshots up to the one that is about to count.
+    """Return the content of the file, with all snapshots up to the one that becomes current.
 
     Args:
-        past: Those that counted before, the oldest first. now: That one. records: Its commits.
+        past: Earlier snapshots, the oldest first.
+        now: The snapshot that becomes current.
+        records: Its commits.
     """
     known = _known_software(layout)
     software = {now.snapshot.path: _software(records)}
@@ -188,13 +190,15 @@ def _run(
 
 
 def _software(records: Iterable[CommitRecord]) -> list[str]:
-    """The releases that computed these rows; those of copied shards computed what was copied."""
+    """Return the releases that computed rows; copied rows keep their release."""
     found = {(record.info.get("versions") or {}).get("earmill") for record in records}
     return sorted(version for version in found if isinstance(version, str))
 
 
 def _known_software(layout: Layout) -> dict[str, list[str]]:
-    """What the file said so far of each snapshot, unless it is damaged or of an older release."""
+    """Return the releases of each snapshot in the stored file.
+
+    They are empty where the file is damaged or of an older release."""
     try:
         current = read_current(layout)
         cards = current.cards if current else ()

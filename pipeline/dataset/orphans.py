@@ -19,16 +19,17 @@ from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 
 PUBLISHED = ("data", "rows", "quarantine")
-# Of any format, installed here or not.
+# A part of any format, installed here or not.
 _PART = re.compile(r"(?:data|rows|quarantine)/([0-9]{5,})-([0-9a-f]{8})\.[^/]+")
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What went and what stays.
+    """Orphans that were removed, and orphans that were kept.
 
     Args:
-        parts: Files and stores that were removed. kept: Orphans that were left, file by file.
+        parts: Files and stores that were removed.
+        kept: Orphans that were left, file by file.
     """
 
     parts: list[str]

@@ -1,13 +1,13 @@
 """Publish one shard exactly once: encode, check, upload, then create the commit record if absent.
 
-The record is the only thing that makes files part of the dataset. It is written last, whole, and
-only where none exists, so that of any number of attempts on a shard one wins and a crash at any
-moment leaves either a complete shard or garbage. Files hold no attempt, time or host: those are
-here, and two attempts on the same rows write equal bytes.
+Only the record makes files part of the dataset. It is written last, whole, and only where no record
+exists. So one of several attempts on a shard wins, and a crash leaves either a complete shard or
+garbage. The record has attempt, time and host; the files have none of them, so two attempts on the
+same rows write equal bytes.
 
-On a local disk each step is durable before the next begins, so that a power cut leaves no less:
-the content of every part, then the names of all parts, then the content of the record, then its
-name. That is one flush a file and one a folder, `data`, `rows`, `quarantine` and `commits`.
+On a local disk each step is durable before the next begins, so a power cut loses no committed
+shard: the content of every part, the names of all parts, the content of the record, its name. This
+costs one flush a file and one a folder: `data`, `rows`, `quarantine` and `commits`.
 
 A commit that replaces another must not lose its good rows. They come out of the same audio once
 more. Where they do not, because the source is away or has changed, the earlier record stays and an
@@ -225,7 +225,7 @@ def publish_shard(
 
 
 def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
-    """What every data file of a dataset says of its job; the same for every attempt.
+    """Return the attributes of a job in its data files; they are the same for every attempt.
 
     Args:
         spec: `JobSpec.canonical()`.
@@ -240,8 +240,8 @@ def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
 class _Shard:
     """One attempt to publish: the parts that it has written, and how long each step took.
 
-    Of a job's last shard every step is waited for while the other cores idle. So the steps that
-    need only the rows or a finished part run in one thread beside the encoding.
+    The other cores idle while the last shard of a job is published. So steps that need only the
+    rows or a finished part run in one thread beside the encoding.
     """
 
     def __init__(
@@ -353,7 +353,7 @@ class _Shard:
         info = {
             **record.info,
             "timings_s": {**record.info.get("timings_s", {}), **self.timings_s},
-            # Of the attempt, up to its record.
+            # CPU seconds of the attempt, up to its record.
             **({} if tally is None else {"cpu_s": in_order(tally.seconds())}),
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
@@ -381,8 +381,8 @@ class _Shard:
         return False
 
     def _take_back(self, record: CommitRecord) -> None:
-        """Take back the record of a process that was stopped just before it created the record, if
-        the record names missing files or is foreign to the dataset that is there now.
+        """Delete the record of an overtaken run, if its files are missing or the dataset is another
+        one now.
 
         A record whose files are whole stays: it is as good as any, and another command may have
         counted it already.

@@ -105,8 +105,8 @@ def quarantined(chosen: RowFilter) -> Chooser:
 
 
 def was_cut_off(layout: Layout) -> bool:
-    """Whether commits were replaced or a revision was begun, but the run that did it ended before
-    it closed the dataset."""
+    """Return True if a run replaced commits or began a revision, and ended before it closed the
+    dataset."""
     records, dataset = commits(layout), read_dataset(layout)
     begun = dataset is not None and dataset.change is not None
     again = begun or any(record.generation for record in records.values())

@@ -1,7 +1,7 @@
 """Begin a revision: other rows, or the same in other shards, with all that can stay as it is.
 
-What it needs is written first (plan, table of copied rows), then its description, put-if-absent;
-from then on the dataset is that revision, not closed yet. Shards of new rows are computed by the
+Plan and table of copied rows are written first, then the description, put-if-absent. From then
+on the dataset is that revision, not closed yet. Shards of new rows are computed by the
 next run, copies made before that; a run that is killed goes on with what has no commit. Until the
 dataset is closed again, the snapshot of before counts.
 
@@ -53,7 +53,7 @@ THREADS = 2
 # How often copying says how far it is.
 PROGRESS_S = 5.0
 Tell = Callable[[str], None]
-# What a row's provenance says of where its bytes lie.
+# Provenance columns that say where a row's bytes lie.
 PLACE = ("uri", "etag", "size", "mtime")
 
 
@@ -115,10 +115,10 @@ def carry_over(
     on_step: Tell = lambda text: None,
     fence: Fence = UNFENCED,
 ) -> int:
-    """Publish the shards of a revision that are copies, those that have no commit; how many.
+    """Publish the copied shards of a revision that have no commit; return how many.
 
     Args:
-        on_step: Told what takes a while, and now and then how far it is.
+        on_step: Called with a line about long steps and their progress.
         fence: The run's right to write here.
     Raises:
         OvertakenError: Another command has taken the output over.
@@ -255,9 +255,9 @@ def _renamed(row: FeatureRow, item: Item) -> FeatureRow:
 
 
 def _is_as_planned(row: FeatureRow, shard: str, item: Item) -> bool:
-    """Whether a stored row, if it is the one that an item was planned as a copy of, has its bytes.
+    """Return False if an item was planned as a copy of a stored row that has other bytes.
 
-    Any other is the item's own, which a later revision takes along.
+    Any other stored row is the item's own, carried over by a later revision.
     """
     one = item.equal_to
     if one is None or (one.shard, one.row_id) != (shard, row.plan_row_id):
@@ -319,7 +319,7 @@ class NewShard:
 
 
 def is_finished(layout: Layout, plan: Plan) -> bool:
-    """Whether the dataset is closed as it is described now, with every shard of its plan."""
+    """Return True if the dataset is closed as it is described now, with every shard of its plan."""
     records = commits(layout)
     return records.keys() == {s.shard_id for s in plan.shards} and is_closed(layout, records)
 
@@ -416,9 +416,9 @@ def look_again(layout: Layout, made: DatasetFile, fence: Fence) -> None:
 def restate_licenses(
     layout: Layout, wanted: Mapping[str, Mapping[str, str]], fence: Fence = UNFENCED
 ) -> bool:
-    """Close a finished dataset again with other licences in description and cards; whether it was.
+    """Close a finished dataset again with other licences; return False where they are the same.
 
-    What is not in `wanted` stays. Call it with the driver's lock, whose fence it takes.
+    Licences that are not in `wanted` stay. Call this with the driver's lock, whose fence it takes.
     """
     dataset = read_dataset(layout)
     if dataset is None or {**dataset.licenses, **wanted} == dict(dataset.licenses):

@@ -2,8 +2,8 @@
 
 Reads only; every problem is one line that names the shard or file. Without hashes it looks at
 listings and the small files, with them it reads every byte. Files that no commit names are reported
-apart: they are harmless leftovers of crashed attempts. So are those that only replaced commits
-name: readers of an older index may still need them, and nobody answers for them any more.
+apart: they are harmless leftovers of crashed attempts. Files that only replaced commits name are
+reported apart too, because readers of an older index may need them.
 
 Index, snapshot, cards and `current.json` are compared with the commits. All of them are small, so
 they are hashed even where `verify` looks at sizes only. A dataset of layout version 1 names no
@@ -47,7 +47,7 @@ from earmill.pipeline.storage.paths import CURRENT_FILE, commit_path
 
 @dataclass
 class Closing:
-    """What is wrong with it, and which shards a changed commit record makes doubtful."""
+    """Problems of the closing, and shards whose commit record has changed."""
 
     problems: list[str] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)
@@ -168,7 +168,7 @@ HASH_THREADS = 8
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """What `verify` found.
+    """The result of `verify`.
 
     Args:
         problems: One readable line each; empty where the dataset is whole.
@@ -241,7 +241,7 @@ def read_tables(layout: Layout, record: CommitRecord) -> ShardTables:
 
 
 def table_problems(tables: ShardTables, plan_rows: list[str]) -> list[str]:
-    """What is wrong between a commit, its tables and its part of the plan."""
+    """Find contradictions between a commit, its tables and its part of the plan."""
     record, rows, bad = tables.record, tables.rows, tables.bad
     bad_ids = bad.column("row_id").to_pylist() if bad is not None else []
     ids = zip(
@@ -268,7 +268,7 @@ def table_problems(tables: ShardTables, plan_rows: list[str]) -> list[str]:
 def commit_problems(
     dataset: DatasetFile, plan: Mapping[str, list[str]], records: Mapping[str, CommitRecord]
 ) -> list[str]:
-    """What is wrong between the set of commits, the plan and dataset.json."""
+    """Find contradictions between the commits, the plan and dataset.json."""
     missing, extra = set(plan) - set(records), set(records) - set(plan)
     found = []
     if missing:
@@ -371,7 +371,7 @@ class _Check:
                 self.damaged.add(shard)
 
     def _read_commits(self) -> tuple[dict[str, StoredCommit], list[CommitRecord]]:
-        """The records that count, and those that they replaced; what is neither is a problem."""
+        """Return the current records and the replaced ones; any other file is a problem."""
         names = self._layout.list("commits")
         parsed = {name: paths.parse_commit_path(name) for name in names}
         good = {name: key for name, key in parsed.items() if key is not None}
@@ -424,7 +424,7 @@ class _Check:
 
 
 def _belongs(dataset: DatasetFile, shard: str, record: CommitRecord) -> bool:
-    """Whether a record found under a shard's name is that of this shard of this job."""
+    """Return True if the record under a shard's name belongs to this shard of this job."""
     same = (record.shard, record.spec_sha256) == (shard, dataset.spec_sha256)
     return same and record.plan_id in dataset.plan_ids
 
@@ -432,7 +432,7 @@ def _belongs(dataset: DatasetFile, shard: str, record: CommitRecord) -> bool:
 def _unnamed_parts(record: CommitRecord) -> list[str]:
     """Parts that the record must have but does not list."""
     listed = {file.path for file in record.files}
-    # Of a format that is not installed here, the name of its part is unknown, its files are not.
+    # The part of a format that is not installed here has no known name, but its files are listed.
     kinds = (*installed(record.formats), "rows", "quarantine")
     wanted = [record.path(kind) for kind in kinds]
     return [

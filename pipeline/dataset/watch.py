@@ -60,7 +60,9 @@ class ShardFacts:
 
 
 def shard_facts(layout: Layout, record: CommitRecord) -> ShardFacts:
-    """Of one record; its quarantine table is read where an earlier release did not count reasons.
+    """Return the facts of one record.
+
+    Its quarantine table is read where an earlier release did not count reasons.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: `record.info` is none of ours.
@@ -104,13 +106,13 @@ def count_reasons(facts: Iterable[ShardFacts]) -> dict[str, int]:
     return dict(found.most_common())
 
 
-# Rates are those of this time, and of so many commits where they are rarer.
+# Rates are averaged over this time, s, and over this number of commits where commits are rarer.
 WINDOW_S, WINDOW_COMMITS = 300.0, 10
 # A longer pause between commits is no part of the work: the job was stopped.
 LONGEST_GAP_S = 3600.0
 # A gap of more than this many usual gaps, and usual times of a shard, is a pause.
 PAUSE_GAPS = 3.0
-# Nothing was committed for long: for this time, for so many usual gaps, and so many usual shards.
+# A job is quiet after this time, s, this number of usual gaps and of usual shards.
 QUIET_S, QUIET_GAPS, QUIET_SHARDS = 120.0, 10.0, 3.0
 # Records that one look reads at most.
 READ_AT_ONCE = 2000
@@ -203,7 +205,7 @@ class JobWatch:
 
     @property
     def facts(self) -> dict[str, ShardFacts]:
-        """What the records say that counted at the last look and are read, by shard."""
+        """Return the facts of the current records that were read, by shard."""
         found = ((shard, self._seen.get((shard, n))) for shard, n in self._newest.items())
         return {shard: one for shard, one in found if one is not None}
 
@@ -293,10 +295,11 @@ def wait_for_job(watch: JobWatch, url: str, *, pause_s: float, wait: bool) -> Jo
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """What the last commits say.
+    """The pace of the last commits.
 
     Args:
-        last_s: When the last one came, seconds since 1970. quiet_s: How long it may be still.
+        last_s: Time of the last commit, seconds since 1970.
+        quiet_s: Seconds without a commit that are usual.
     """
 
     last_s: float | None = None
