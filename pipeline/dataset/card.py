@@ -5,8 +5,8 @@ data, not the job. Equal datasets give equal cards. Croissant 1.1 with array sha
 lineage is in `earmill.pipeline.dataset.croissant`.
 
 Card files (README.md, croissant.json, provenance.jsonld) go with a snapshot. Their names are fixed,
-so a driver that was stopped while it closed a dataset could overwrite the cards of a later snapshot.
-Each card is therefore replaced only while its content is as it was when the closing began.
+so a driver that was stopped while it closed a dataset could overwrite the cards of a later
+snapshot. Each card is therefore replaced only while its content is as it was when the closing began.
 """
 
 from __future__ import annotations
