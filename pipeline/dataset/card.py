@@ -6,7 +6,7 @@ lineage is in `earmill.pipeline.dataset.croissant`.
 
 Card files (README.md, croissant.json, provenance.jsonld) go with a snapshot. Their names are fixed,
 so a driver that was stopped while it closed a dataset could overwrite the cards of a later
-snapshot. Each card is therefore replaced only while its content is as it was when the closing began.
+snapshot. So each card is replaced only while its content is as it was when the closing began.
 """
 
 from __future__ import annotations

@@ -365,14 +365,13 @@ def check_length(extractor: Extractor, n_samples: int, item: Item) -> None:
 
 def check_streamable(extractors: Sequence[Extractor], long_s: float, item: Item) -> None:
     """Raise TooLongError where a long clip meets a stream that cannot go chunk by chunk."""
-    whole = [stream.model for each in extractors if not each.can_stream for stream in each.streams]
-    if whole:
-        king = ", or set phase_insens to none and leave subfs out"
-        raise TooLongError(
-            f"{item.uri}: expected at most {long_s:g} s for {whole[0]}, whose streams need whole "
-            f"clips, got more; cut it into spans with a manifest"
-            f"{king if whole[0] == 'king2019' else ''}"
-        )
+    for extractor in extractors:
+        if not extractor.can_stream:
+            advice = f", or {extractor.streaming_advice}" if extractor.streaming_advice else ""
+            raise TooLongError(
+                f"{item.uri}: expected at most {long_s:g} s for {extractor.model}, whose streams "
+                f"need whole clips, got more; cut it into spans with a manifest{advice}"
+            )
 
 
 def quarantined(row_id: str, item: Item, error: RowError, attempts: int) -> QuarantineRow:

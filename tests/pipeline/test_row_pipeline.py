@@ -288,6 +288,27 @@ def test_casting_checks_every_value() -> None:
                 Caster(dtype)("s", frames)
 
 
+@pytest.mark.parametrize(
+    ("params", "advice"),
+    [
+        ({}, "manifest, or set phase_insens to none and leave subfs out"),
+        ({"phase_insens": "none"}, ""),
+    ],
+)
+def test_a_long_clip_of_a_model_of_whole_clips_is_refused_with_the_model_s_own_advice(
+    corpus: Path, params: dict[str, str], advice: str
+) -> None:
+    spec = make_spec(corpus, extract=[{"model": "king2019", "fs_hz": FS_HZ, "params": params}])
+    job = Job(spec, long_s=0.5)
+    rows = job.rows.process([item for item in job.items if item.row_id == "07_flac.flac"])
+    if not advice:
+        assert rows.bad == []
+        return
+    (bad,) = rows.bad
+    assert bad.error_class == "too_long" and bad.message.endswith(advice)
+    assert "for king2019, whose streams need whole clips" in bad.message
+
+
 class Faulty(RowProcessor):
     """A row pipeline with a bug that one row brings out."""
 
